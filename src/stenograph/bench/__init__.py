@@ -1,0 +1,1 @@
+"""Measurements of Stenograph, reproducible and comparable."""

@@ -1,0 +1,1 @@
+"""Values, errors, settings and time: what every other room may know, and which knows none of them."""

@@ -1,0 +1,222 @@
+"""The one tree of errors that reach a client, split by who broke it.
+
+    StenographError
+    ├── CallerError           the request is at fault; the same request fails again
+    │   ├── InvalidJson, InvalidRequest, HistoryMismatch, UnrenderableMessage, ContextLengthExceeded      400
+    │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, MethodNotAllowed 405
+    │   ├── TruncatedGeneration 409, BodyTooLarge 413, SamplesInconsistent 422
+    ├── UpstreamError         the engine is at fault: UpstreamInvalid 502, UpstreamUnreachable 502, UpstreamTimeout 504
+    ├── InternalError         we are at fault: SessionInvariant, TokenizationFailed                       500
+    └── NobodyError           try again: SessionBusy 409, LimitExceeded 429, Draining 503, EngineUnavailable 503
+
+Each class fixes `code` (wire-stable, SPEC 13), `status`, `retryable` and OpenAI's `type`; `param` is the JSON pointer
+of the field to blame. How an error is written on a wire is the protocol's business. docs/errors.md lists them all.
+"""
+
+from typing import ClassVar
+
+
+class StenographError(Exception):
+    """Anything that a client is told. Raise a leaf, never this."""
+
+    code: ClassVar[str]
+    status: ClassVar[int]
+    retryable: ClassVar[bool]
+    type: ClassVar[str]
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class CallerError(StenographError):
+    """The caller broke it; the same request will fail again."""
+
+    retryable = False
+    type = "invalid_request_error"
+
+
+class InvalidJson(CallerError):
+    """The body is not JSON, or not UTF-8."""
+
+    code, status = "invalid_json", 400
+
+
+class InvalidRequest(CallerError):
+    """A field is missing, of a wrong type, out of range, unknown, or refused; `param` says which."""
+
+    code, status = "invalid_request", 400
+
+
+class HistoryMismatch(CallerError):
+    """The request's messages are not a continuation of the session's history, nor of it without its last turn."""
+
+    code, status = "history_mismatch", 400
+
+
+class UnrenderableMessage(CallerError):
+    """The model's chat template has no way to show this message, role or tool list."""
+
+    code, status = "unrenderable_message", 400
+
+
+class ContextLengthExceeded(CallerError):
+    """Prompt, or prompt and completion, do not fit the model's context."""
+
+    code, status = "context_length_exceeded", 400
+
+    def __init__(self, *, num_prompt_tokens: int, max_tokens: int | None, max_context_tokens: int) -> None:
+        wanted = "" if max_tokens is None else f" and {max_tokens} for the completion"
+        super().__init__(
+            f"This model's maximum context length is {max_context_tokens} tokens, but the request needs"
+            f" {num_prompt_tokens} tokens for the prompt{wanted}.",
+            param="/messages" if max_tokens is None else "/max_tokens",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_context_tokens = max_context_tokens
+
+
+class Unauthorized(CallerError):
+    """No key, or a wrong one, where the server asks for one."""
+
+    code, status, type = "unauthorized", 401, "authentication_error"
+
+
+class Forbidden(CallerError):
+    """The route is not on the proxy's allow-list."""
+
+    code, status, type = "forbidden", 403, "permission_error"
+
+
+class SessionNotFound(CallerError):
+    """No such session, or one that is being deleted."""
+
+    code, status, type = "session_not_found", 404, "not_found_error"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"There is no session {session_id[:64]!r}. POST /sessions opens one.")
+
+
+class RouteNotFound(CallerError):
+    """No such route."""
+
+    code, status, type = "route_not_found", 404, "not_found_error"
+
+
+class MethodNotAllowed(CallerError):
+    """The route exists, for another method."""
+
+    code, status = "method_not_allowed", 405
+
+
+class TruncatedGeneration(CallerError):
+    """The history's last turn ended by length or abort: it can be regenerated, not extended."""
+
+    code, status, type = "truncated_generation", 409, "conflict_error"
+
+
+class BodyTooLarge(CallerError):
+    """The body has more bytes than the server takes."""
+
+    code, status = "body_too_large", 413
+
+
+class SamplesInconsistent(CallerError):
+    """The session's turns cannot be joined into one sample; the message says where they disagree."""
+
+    code, status = "samples_inconsistent", 422
+
+
+class UpstreamError(StenographError):
+    """The engine broke it. Nothing was committed."""
+
+    retryable = True
+    type = "upstream_error"
+
+
+class UpstreamInvalid(UpstreamError):
+    """The engine answered 200, but the reply breaks a law; the message says which. Nothing of it is recorded."""
+
+    code, status = "upstream_invalid", 502
+
+
+class UpstreamUnreachable(UpstreamError):
+    """The engine could not be reached, or the connection broke before the reply was whole."""
+
+    code, status = "upstream_unreachable", 502
+
+
+class UpstreamTimeout(UpstreamError):
+    """The turn's deadline passed before the engine was done."""
+
+    code, status = "upstream_timeout", 504
+
+
+class InternalError(StenographError):
+    """We broke it; it is logged with a traceback. Nothing was committed."""
+
+    retryable = False
+    type = "server_error"
+
+
+class SessionInvariant(InternalError):
+    """A session's state is not what our own code guarantees."""
+
+    code, status = "session_invariant", 500
+
+
+class TokenizationFailed(InternalError):
+    """The tokenizer failed on a text that passed every check."""
+
+    code, status = "tokenization", 500
+
+
+class UnexpectedFailure(InternalError):
+    """Any other failure of ours."""
+
+    code, status = "internal_error", 500
+
+
+class NobodyError(StenographError):
+    """Nobody is to blame: the same request may succeed later."""
+
+    retryable = True
+    type = "overloaded_error"
+
+
+class SessionBusy(NobodyError):
+    """A linear session runs one turn at a time, and one is running. SDKs must not retry this by themselves."""
+
+    code, status, retryable, type = "session_busy", 409, False, "conflict_error"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This session is generating another turn; a linear session takes one chat at a time."
+        )
+
+
+class LimitExceeded(NobodyError):
+    """A limit of the server or of the session is reached."""
+
+    code, status, type = "limit_exceeded", 429, "rate_limit_error"
+
+
+class Draining(NobodyError):
+    """The server is shutting down and takes no new turns."""
+
+    code, status = "draining", 503
+
+
+class EngineUnavailable(NobodyError):
+    """No engine can take the turn: it is starting, has died, or is full."""
+
+    code, status = "engine_unavailable", 503
+
+
+class StartupError(Exception):
+    """Something that stops the start: a bad setting, a missing model, a port in use. The message is one line.
+
+    Not a `StenographError`: no client ever sees it; the command line prints it and exits with 2.
+    """

@@ -1,0 +1,273 @@
+"""The values that travel between the rooms: prompts, sampling parameters, chunks, sampled turns.
+
+All are frozen, and an invalid one cannot be made. Token ids are `array('i')` (int32): a prompt of 300k ids takes
+1.2 MB and compares in microseconds (measured: docs/dependencies.md). Arrays are mutable; nobody but the function
+that built one may change it.
+"""
+
+import enum
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NewType
+
+SessionId = NewType("SessionId", str)
+RequestId = NewType("RequestId", str)
+
+ID_TYPECODE = "i"
+"""`array` type code of token ids: a C int, 32 bits on every platform that CPython supports."""
+
+
+def token_ids(ids: Iterable[int] = ()) -> "array[int]":
+    """Make an id array. Raises OverflowError or TypeError for what is not an int32."""
+    return array(ID_TYPECODE, ids)
+
+
+class GrammarKind(enum.StrEnum):
+    """What language `Grammar.source` is written in."""
+
+    JSON_OBJECT = "json_object"
+    """Any JSON object; `source` is empty."""
+    JSON_SCHEMA = "json_schema"
+    """`source` is a JSON Schema as JSON text."""
+    REGEX = "regex"
+    """`source` is a regular expression that the whole output must match."""
+    CHOICE = "choice"
+    """`source` is a JSON list of strings, one of which is the output."""
+    LARK = "lark"
+    """`source` is a grammar in llguidance's Lark dialect (EBNF)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """A constraint on the sampled text. Equal grammars compile to the same automaton, so it may be a cache key."""
+
+    kind: GrammarKind
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to draw tokens. Defaults sample from the model's own distribution, to the end of the context.
+
+    `temperature` 0 is greedy; `top_k` 0 is off; `logit_bias` pairs are `(id, bias in nats)`; `num_top_logprobs`
+    asks for that many alternatives per position. `max_tokens` None means as far as the context allows.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
+    num_top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        _require(0.0 <= self.temperature <= 100.0, "temperature", "in [0, 100]", self.temperature)
+        _require(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]", self.top_p)
+        _require(0 <= self.top_k < 2**31, "top_k", "in [0, 2^31)", self.top_k)
+        _require(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]", self.min_p)
+        _require(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer", self.seed)
+        _require(
+            self.max_tokens is None or 1 <= self.max_tokens < 2**31,
+            "max_tokens",
+            "at least 1",
+            self.max_tokens,
+        )
+        _require(all(self.stop), "stop", "non-empty strings", self.stop)
+        _require(
+            -2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]", self.presence_penalty
+        )
+        _require(
+            -2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]", self.frequency_penalty
+        )
+        _require(
+            0.0 < self.repetition_penalty <= 100.0,
+            "repetition_penalty",
+            "in (0, 100]",
+            self.repetition_penalty,
+        )
+        _require(0 <= self.num_top_logprobs <= 20, "top_logprobs", "in [0, 20]", self.num_top_logprobs)
+        _require(
+            all(-100.0 <= bias <= 100.0 for _, bias in self.logit_bias),
+            "logit_bias",
+            "in [-100, 100]",
+            "a bias outside",
+        )
+
+
+class ParamOutOfRange(ValueError):
+    """A sampling parameter is outside its range. `name` is the field's name as clients write it."""
+
+    def __init__(self, *, name: str, expected: str, actual: object) -> None:
+        super().__init__(f"{name} must be {expected}, got {actual!r}")
+        self.name = name
+
+
+def _require(holds: bool, name: str, expected: str, actual: object) -> None:
+    if not holds:
+        raise ParamOutOfRange(name=name, expected=expected, actual=actual)
+
+
+class FinishReason(enum.StrEnum):
+    """Why a turn ended, in OpenAI's words. `tool_calls` is a view that the protocol makes of `STOP`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Why a turn ended, and on what: the stop token's id, the stop string, or nothing."""
+
+    reason: FinishReason
+    matched: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopLogprob:
+    """One alternative at a position: `logprob` is ln p(id) in nats under the model's raw distribution."""
+
+    id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSpan:
+    """Sampled tokens `[start, end)` of a turn were drawn by weights `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """When the engine did what, in seconds of the machine's monotonic clock (one zero for all processes)."""
+
+    submitted: float
+    admitted: float
+    first_token: float
+    finished: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A step of a generation: the ids that were drawn since the last chunk, in order.
+
+    `logprobs[i]` is ln p(ids[i]) in nats under the model's raw distribution (softmax of the logits, before
+    temperature, penalties, truncation and grammar): what a teacher-forced pass gives.
+    `sampling_logprobs[i]` is the same under the distribution that ids[i] was really drawn from; None where the
+    engine does not tell. `finish` is set in the last chunk of a generation, and only there.
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    sampling_logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None = None
+    finish: Finish | None = None
+    num_cached_tokens: int = 0
+    times: EngineTimes | None = None
+    weight_version: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
+        if self.sampling_logprobs is not None and len(self.sampling_logprobs) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} ids but {len(self.sampling_logprobs)} sampling logprobs")
+        if self.top_logprobs is not None and len(self.top_logprobs) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} ids but {len(self.top_logprobs)} rows of top logprobs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTurn:
+    """What an engine drew for one turn, checked. See `Chunk` for what the logprobs are.
+
+    `ids` [T] int32, `logprobs` [T] float64 in nats, `sampling_logprobs` [T] or None.
+    """
+
+    ids: "array[int]"
+    logprobs: "array[float]"
+    sampling_logprobs: "array[float] | None"
+    top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None
+    finish: Finish
+    weights: tuple[WeightSpan, ...]
+    num_cached_tokens: int
+    times: EngineTimes | None
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
+        if not all(map(math.isfinite, self.logprobs)):
+            raise ValueError("a logprob is not finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """Ids that go to the engine: `ids[:num_kept]` are the parent node's, untouched; the rest is new."""
+
+    ids: "array[int]"
+    num_kept: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.ids:
+            raise ValueError("a prompt has at least one token")
+        if not 0 <= self.num_kept <= len(self.ids):
+            raise ValueError(f"{self.num_kept} kept of {len(self.ids)} ids")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one turn, as OpenAI counts them: `num_cached` of `num_prompt` were not computed again."""
+
+    num_prompt: int
+    num_completion: int
+    num_cached: int = 0
+    num_reasoning: int = 0
+
+
+class Stage(enum.StrEnum):
+    """A named, timed part of a turn (SPEC 10), in the order in which they are passed."""
+
+    RECEIVE = "receive"
+    ADMIT = "admit"
+    DECODE = "decode"
+    RENDER = "render"
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE_TOKENS = "decode_tokens"
+    VALIDATE = "validate"
+    COMMIT = "commit"
+    REPLY = "reply"
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """When each stage of one turn ended, in monotonic seconds; grown as the turn goes on, by its owner alone."""
+
+    start: float
+    ends: dict[Stage, float] = field(default_factory=dict)
+
+    def mark(self, stage: Stage, now: float) -> None:
+        """Say that `stage` ended at `now`."""
+        self.ends[stage] = now
+
+    def durations_s(self) -> dict[Stage, float]:
+        """Seconds that each stage took: the time since the stage marked before it, in the order of `Stage`."""
+        durations: dict[Stage, float] = {}
+        before = self.start
+        for stage in Stage:
+            if (end := self.ends.get(stage)) is not None:
+                durations[stage] = max(0.0, end - before)
+                before = end
+        return durations

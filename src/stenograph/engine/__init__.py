@@ -1,0 +1,1 @@
+"""Whatever samples tokens, behind one small interface."""

@@ -1,0 +1,87 @@
+"""What an engine is: one small interface, and the laws that every engine keeps.
+
+Laws, which `stenograph.testing.check_engine` tests:
+
+1. `generate` yields chunks; joined, their ids are all the tokens that were drawn, stop token included, each with its
+   logprob. Exactly the last chunk carries `finish`.
+2. The prompt's ids reach the model as they are. Nothing is added, dropped or tokenized again.
+3. Leaving the iterator early (`aclose`, cancellation) stops the generation at the engine.
+4. `abort` ends a running generation soon, with `finish.reason == ABORT` and the ids drawn so far, maybe none.
+5. Failures are `UpstreamError`s, `EngineUnavailable`, or a `CallerError` where the engine blames the request.
+   After an error nothing more is yielded.
+6. A text that a stop string ends still has all its ids, those of the stop string included.
+"""
+
+import enum
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from stenograph.core.types import Chunk, GrammarKind, Prompt, RequestId, SamplingParams
+
+
+class EngineState(enum.StrEnum):
+    """Whether an engine takes requests."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHealth:
+    """An engine's state and, where it is not ready, why in one line."""
+
+    state: EngineState
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do. `max_context_tokens` counts prompt and completion together."""
+
+    engine: str
+    model: str
+    vocab_size: int
+    max_context_tokens: int
+    grammars: frozenset[GrammarKind]
+    streams: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One generation: ids in, under a request id that we chose and by which it can be aborted."""
+
+    request_id: RequestId
+    prompt: Prompt
+    params: SamplingParams
+
+
+class Engine(Protocol):
+    """Whatever samples tokens."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Known once `start` has returned."""
+        ...
+
+    async def start(self) -> None:
+        """Make the engine usable. Raises StartupError where it cannot be."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Draw tokens; see the laws above. The iterator is an async generator: close it, or exhaust it."""
+        ...
+
+    async def abort(self, request_id: RequestId) -> bool:
+        """Ask that a generation end soon. Returns whether it was running; unknown ids are no error."""
+        ...
+
+    def health(self) -> EngineHealth:
+        """What is known now, without waiting."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop everything this engine runs; generations under way end with EngineUnavailable."""
+        ...

@@ -1,0 +1,1 @@
+"""Committed turns to training samples."""

@@ -1,0 +1,1 @@
+"""Sockets to turns and back; app.py wires everything."""

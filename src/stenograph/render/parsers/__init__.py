@@ -1,0 +1,1 @@
+"""Sampled text to content, reasoning and tool calls."""

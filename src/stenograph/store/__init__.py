@@ -1,0 +1,1 @@
+"""How committed turns survive the process."""

@@ -1,0 +1,1 @@
+"""Complete stand-ins and suites for the tests of Stenograph and of those who extend it."""
