@@ -192,9 +192,7 @@ class SessionBusy(NobodyError):
     code, status, retryable, type = "session_busy", 409, False, "conflict_error"
 
     def __init__(self) -> None:
-        super().__init__(
-            "This session is generating another turn; a linear session takes one chat at a time."
-        )
+        super().__init__("This session is generating another turn; a linear session takes one chat at a time.")
 
 
 class LimitExceeded(NobodyError):

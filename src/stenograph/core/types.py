@@ -84,12 +84,8 @@ class SamplingParams:
             self.max_tokens,
         )
         _require(all(self.stop), "stop", "non-empty strings", self.stop)
-        _require(
-            -2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]", self.presence_penalty
-        )
-        _require(
-            -2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]", self.frequency_penalty
-        )
+        _require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]", self.presence_penalty)
+        _require(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
         _require(
             0.0 < self.repetition_penalty <= 100.0,
             "repetition_penalty",
