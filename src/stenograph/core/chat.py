@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stenograph.core.types import SamplingParams
+from stenograph.core.types import Chunk, Prompt, SampledTurn, SamplingParams, Stage, Usage
 
 
 class Role(enum.StrEnum):
@@ -104,7 +104,6 @@ class ChatRequest:
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     params: SamplingParams = SamplingParams()
-    max_tokens_is_hard: bool = False
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     reply: ReplyOptions = ReplyOptions()
     recorded: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -153,3 +152,28 @@ class ReplyDelta:
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPiece:
+    """What a reader of a stream is given at once: text that became certain, and the chunks that were drawn.
+
+    Text lags the ids: what could still become a marker or a stop string is held back, its ids are not.
+    """
+
+    delta: ReplyDelta
+    chunks: tuple[Chunk, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReply:
+    """A finished turn as its client is told of it, in any dialect. `created` is in whole seconds of the epoch."""
+
+    id: str
+    created: int
+    model: str
+    prompt: Prompt
+    parsed: ParsedReply
+    sampled: SampledTurn
+    usage: Usage
+    stages_s: Mapping[Stage, float] = field(default_factory=dict[Stage, float])

@@ -259,11 +259,10 @@ class StageTimes:
         self.ends[stage] = now
 
     def durations_s(self) -> dict[Stage, float]:
-        """Seconds that each stage took: the time since the stage marked before it, in the order of `Stage`."""
+        """Seconds that each stage took: from the end of the stage that ended before it, in order of time."""
         durations: dict[Stage, float] = {}
         before = self.start
-        for stage in Stage:
-            if (end := self.ends.get(stage)) is not None:
-                durations[stage] = max(0.0, end - before)
-                before = end
+        for stage, end in sorted(self.ends.items(), key=lambda item: item[1]):
+            durations[stage] = max(0.0, end - before)
+            before = max(before, end)
         return durations

@@ -1,0 +1,81 @@
+"""Chunks of an engine to a `SampledTurn`, or which law they broke. Pure. An engine's word is not trusted."""
+
+import math
+from array import array
+
+from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.types import Chunk, Finish, FinishReason, SampledTurn, TopLogprob, WeightSpan, token_ids
+
+
+class TurnCollector:
+    """Gathers the chunks of one generation and checks each as it comes."""
+
+    def __init__(self, *, vocab_size: int, max_tokens: int | None) -> None:
+        self._vocab_size = vocab_size
+        self._max_tokens = max_tokens
+        self._ids = token_ids()
+        self._logprobs = array("d")
+        self._sampling_logprobs: array[float] | None = array("d")
+        self._top_logprobs: list[tuple[TopLogprob, ...]] = []
+        self._weights: list[WeightSpan] = []
+        self._last: Chunk | None = None
+
+    def __repr__(self) -> str:
+        return f"<TurnCollector {len(self._ids)} ids>"
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why the generation ended; None while it runs."""
+        return None if self._last is None else self._last.finish
+
+    def add(self, chunk: Chunk) -> None:
+        """Take the next chunk. Raises UpstreamInvalid, naming the law, and keeps nothing of a bad chunk."""
+        if self.finish is not None:
+            raise UpstreamInvalid("finish_is_last: the engine went on after the chunk that ended the generation")
+        for id_ in chunk.ids:
+            if type(id_) is not int or not 0 <= id_ < self._vocab_size:
+                raise UpstreamInvalid(f"id_in_vocab: {id_!r} is no token id of a vocabulary of {self._vocab_size}")
+        for logprob in (*chunk.logprobs, *(chunk.sampling_logprobs or ())):
+            if type(logprob) is not float or not math.isfinite(logprob):
+                raise UpstreamInvalid(f"logprob_is_finite: {logprob!r} is not a finite number")
+        if self._max_tokens is not None and len(self._ids) + len(chunk.ids) > self._max_tokens:
+            raise UpstreamInvalid(f"max_tokens: the engine drew more than the {self._max_tokens} tokens asked for")
+        self._take(chunk)
+
+    def result(self) -> SampledTurn:
+        """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one."""
+        if self._last is None or self._last.finish is None:
+            raise UpstreamInvalid("has_finish: the engine's reply ended without a finish reason")
+        if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
+            raise UpstreamInvalid("has_tokens: the engine drew no token, and does not say that it was aborted")
+        top = tuple(self._top_logprobs) if len(self._top_logprobs) == len(self._ids) else None
+        return SampledTurn(
+            ids=self._ids,
+            logprobs=self._logprobs,
+            sampling_logprobs=self._sampling_logprobs,
+            top_logprobs=top or None,
+            finish=self._last.finish,
+            weights=tuple(self._weights),
+            num_cached_tokens=self._last.num_cached_tokens,
+            times=self._last.times,
+        )
+
+    def _take(self, chunk: Chunk) -> None:
+        start = len(self._ids)
+        self._ids.extend(chunk.ids)
+        self._logprobs.extend(chunk.logprobs)
+        if chunk.sampling_logprobs is None:
+            self._sampling_logprobs = None if chunk.ids else self._sampling_logprobs
+        elif self._sampling_logprobs is not None:
+            self._sampling_logprobs.extend(chunk.sampling_logprobs)
+        self._top_logprobs.extend(chunk.top_logprobs or ())
+        self._add_weights(chunk, start)
+        self._last = chunk
+
+    def _add_weights(self, chunk: Chunk, start: int) -> None:
+        if chunk.weight_version is None or not chunk.ids:
+            return
+        last = self._weights[-1] if self._weights else None
+        if last is not None and last.version == chunk.weight_version and last.end == start:
+            start = self._weights.pop().start
+        self._weights.append(WeightSpan(version=chunk.weight_version, start=start, end=len(self._ids)))

@@ -1,0 +1,200 @@
+"""The only place that wires things together: settings in, a running server out."""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import re
+import signal
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stenograph.core.clock import Clock, SystemClock
+from stenograph.core.errors import MethodNotAllowed, StartupError
+from stenograph.core.settings import Settings
+from stenograph.embedded.fetch import resolve_model
+from stenograph.engine.base import Engine
+from stenograph.engine.local import EmbeddedEngine
+from stenograph.http.auth import Doorman
+from stenograph.http.chat_route import ChatRoute
+from stenograph.http.control_routes import ControlRoutes
+from stenograph.http.wire import send_error
+from stenograph.offload.pool import CpuPool
+from stenograph.protocol.openai_chat import UnknownFields
+from stenograph.render.families import family_for
+from stenograph.render.model_files import ModelFiles, load_model_files
+from stenograph.render.renderer import Renderer
+from stenograph.render.template import ChatTemplate
+from stenograph.render.tokenizer import Tokenizer
+from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.turn import TurnServices
+
+log = logging.getLogger(__name__)
+
+_CHAT_PATH = re.compile(r"^(?:/sessions/(?P<id>[^/]+))?/v1/chat/completions/?$")
+
+
+class App:
+    """The ASGI application: chats go straight to their route, everything else through Starlette."""
+
+    def __init__(self, *, chat: ChatRoute, control: ASGIApp) -> None:
+        self._chat = chat
+        self._control = control
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._control(scope, receive, send)
+        match = _CHAT_PATH.match(scope["path"])
+        if match is None:
+            return await self._control(scope, receive, send)
+        if scope["method"] != "POST":
+            return await send_error(send, MethodNotAllowed(f"{scope['method']} is not a method of {scope['path']}."))
+        return await self._chat.handle(scope, receive, send, session_id=match["id"])
+
+
+def make_renderer(files: ModelFiles, family_name: str) -> Renderer:
+    """Tokenizer, template and family of a model. Raises StartupError where they do not fit."""
+    family = family_for(files, family_name)
+    source = family.template_source or files.chat_template
+    if source is None:
+        raise StartupError(f"{files.path} has no chat template, and the family {family.name} brings none")
+    template = ChatTemplate(source, bos_token=files.bos_token, eos_token=files.eos_token)
+    return Renderer(Tokenizer(files.tokenizer_json), template, family)
+
+
+def make_app(
+    settings: Settings, *, engine: Engine, renderer: Renderer, pool: CpuPool, model: str, clock: Clock
+) -> tuple[App, SessionManager]:
+    """The application around a started engine, and the manager that has to be drained at its end."""
+    services = TurnServices(
+        engine=engine, renderer=renderer, pool=pool, clock=clock, timeout_s=settings.request_timeout_s
+    )
+    limits = Limits(max_sessions=settings.max_sessions, max_in_flight=settings.max_in_flight)
+    manager = SessionManager(services=services, limits=limits)
+    doorman = Doorman(api_keys=settings.api_key, manager=manager)
+    chat = ChatRoute(
+        manager=manager,
+        doorman=doorman,
+        clock=clock,
+        token_text=renderer.tokenizer.token_text,
+        model=model,
+        max_body_bytes=settings.max_body_bytes,
+        unknown_fields=UnknownFields(settings.unknown_fields),
+    )
+    control = ControlRoutes(
+        manager=manager,
+        doorman=doorman,
+        engine=engine,
+        tokenizer=renderer.tokenizer,
+        pool=pool,
+        model=model,
+        started_at=int(clock.wall()),
+        instance_id=uuid.uuid4().hex,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    return App(chat=chat, control=control.app()), manager
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our signals (drain, then exit 0) and our ready line."""
+
+    def __init__(self, config: uvicorn.Config, *, manager: SessionManager, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._manager = manager
+        self._on_ready = on_ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Drain on SIGTERM and SIGINT; a second one ends the drain. uvicorn would raise the signal again at the end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        drain_s = float(self.config.timeout_graceful_shutdown or 0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(super().shutdown(sockets=sockets))
+            tasks.create_task(self._manager.drain(timeout_s=drain_s))
+
+    def _on_signal(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._manager.refuse_new()
+
+
+async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
+    """Run the server until SIGTERM or SIGINT. `announce` gets progress, and one line when the server is ready.
+
+    Raises StartupError for whatever stops the start: the port first, so that it is known before anything is loaded.
+    """
+    clock = SystemClock()
+    with _listen(settings.host, settings.port) as listener:
+        path = await asyncio.to_thread(resolve_model, settings.model, cache_dir=settings.cache_dir, progress=announce)
+        files = await asyncio.to_thread(load_model_files, path)
+        renderer = await asyncio.to_thread(make_renderer, files, settings.family)
+        engine = EmbeddedEngine(
+            path,
+            clock=clock,
+            threads=settings.engine_threads,
+            max_batch=settings.max_batch,
+            kv_tokens=settings.kv_tokens,
+        )
+        pool = CpuPool(settings.cpu_workers)
+        try:
+            await engine.start()
+            app, manager = make_app(
+                settings, engine=engine, renderer=renderer, pool=pool, model=files.name, clock=clock
+            )
+            await _run_uvicorn(settings, app, manager, listener, announce)
+        finally:
+            await engine.aclose()
+            pool.close()
+
+
+async def _run_uvicorn(
+    settings: Settings, app: App, manager: SessionManager, listener: socket.socket, announce: Callable[[str], None]
+) -> None:
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        server_header=False,
+        headers=[("server", "stenograph")],
+        timeout_graceful_shutdown=int(settings.drain_timeout_s) or 1,
+    )
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+
+    def ready() -> None:
+        gc.collect()
+        gc.freeze()
+        announce(f"stenograph ready at http://{shown}:{port} (model {settings.model}, engine {settings.engine})")
+
+    await Server(config, manager=manager, on_ready=ready).serve(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before anything else. Raises StartupError, in a line, if that cannot be done."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise StartupError(f"port {port} on {host} is in use; choose another with --port") from error
+        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -1,0 +1,40 @@
+"""The bounded pool of threads for CPU work that releases the GIL: tokenization, above all.
+
+Owns its threads. Gives no order and no fairness beyond a queue. Only stateless work belongs here; session state
+changes on the loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+INLINE_BELOW_BYTES = 2048
+"""Work on less input than this runs on the loop: a hop to a thread and back costs more (docs/LOG.md, 2026-11-21)."""
+
+
+class CpuPool:
+    """Runs functions on at most `num_workers` threads. Close it with `close`."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="stenograph-cpu")
+        self._num_workers = num_workers
+
+    def __repr__(self) -> str:
+        return f"<CpuPool {self._num_workers} workers>"
+
+    async def run(self, work: Callable[[], T], *, num_bytes: int) -> T:
+        """Call `work`, inline if its input is small, else on a thread; return or raise what it does.
+
+        The result must be complete: nothing lazy may leave the worker. If the caller is cancelled, work that has
+        begun runs to its end and its result is dropped.
+        """
+        if num_bytes < INLINE_BELOW_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def close(self) -> None:
+        """Drop what has not begun and let the threads end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,294 @@
+"""OpenAI chat completions, requests: bytes to `ChatRequest`. Pure.
+
+Every field is honoured, recorded or refused (openai_chat_fields.py); nothing is accepted and ignored. Whoever is to
+blame is named by a JSON pointer. Replies are openai_chat_reply.py's.
+"""
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from stenograph.core.chat import (
+    ChatRequest,
+    Message,
+    ReplyOptions,
+    Role,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+)
+from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
+from stenograph.protocol.json_errors import decode_json, nearest
+from stenograph.protocol.openai_chat_fields import (
+    FIELD_NAMES,
+    RECORDED,
+    REFUSED,
+    TextPart,
+    WireChatRequest,
+    WireMessage,
+    WireNamedChoice,
+    WireResponseFormat,
+    WireTool,
+)
+
+
+class UnknownFields(enum.StrEnum):
+    """What is done with a top-level field that nobody knows."""
+
+    REFUSE = "refuse"
+    RECORD = "record"
+
+
+_REQUEST = msgspec.json.Decoder(WireChatRequest)
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+_ROLES = {str(role): role for role in Role}
+_MAX_STOPS = 64
+
+
+def decode_chat(body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
+    """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer."""
+    extra: dict[str, str] = {}
+    if unknown_fields is UnknownFields.RECORD:
+        body, extra = _without_unknown(body)
+    wire = decode_json(body, _REQUEST, known=FIELD_NAMES)
+    _check_refused(wire)
+    if not wire.messages:
+        raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
+    tools = tuple(_tool(tool, index) for index, tool in enumerate(wire.tools or ()))
+    return ChatRequest(
+        messages=tuple(_message(message, f"/messages/{index}") for index, message in enumerate(wire.messages)),
+        model=wire.model,
+        tools=tools,
+        tool_choice=_tool_choice(wire.tool_choice, tools),
+        parallel_tool_calls=wire.parallel_tool_calls is not False,
+        params=_params(wire),
+        template_kwargs=_template_kwargs(wire),
+        reply=_reply_options(wire),
+        recorded={**_recorded(wire), **extra},
+    )
+
+
+def request_json(request: ChatRequest) -> bytes:
+    """What of a request is kept in its record beside messages and tools, as JSON."""
+    params = request.params
+    kept: dict[str, object] = {
+        "model": request.model,
+        "sampling_params": msgspec.to_builtins(params),
+        "tool_choice": msgspec.to_builtins(request.tool_choice),
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "chat_template_kwargs": request.template_kwargs,
+        "recorded": {name: Raw(text.encode()) for name, text in request.recorded.items()},
+    }
+    return msgspec.json.encode(kept)
+
+
+def _without_unknown(body: bytes) -> tuple[bytes, dict[str, str]]:
+    fields = decode_json(body, _OBJECT)
+    known = {name: raw for name, raw in fields.items() if name in FIELD_NAMES}
+    extra = {name: bytes(raw).decode() for name, raw in fields.items() if name not in FIELD_NAMES}
+    return (msgspec.json.encode(known), extra) if extra else (body, extra)
+
+
+def _check_refused(wire: WireChatRequest) -> None:
+    for name, why in REFUSED.items():
+        if _given(getattr(wire, name)):
+            raise InvalidRequest(f"Field {name!r} is refused: {why}.", param=f"/{name}")
+    if wire.n not in (None, 1):
+        raise InvalidRequest(f"n must be 1, got {wire.n}: a turn has one reply.", param="/n")
+
+
+def _given(value: object) -> bool:
+    """Whether a field that is not looked into was sent; `null` means absent."""
+    return value is not UNSET and not (isinstance(value, Raw) and bytes(value) == b"null")
+
+
+def _recorded(wire: WireChatRequest) -> dict[str, str]:
+    values = {name: getattr(wire, name) for name in RECORDED}
+    return {name: bytes(value).decode() for name, value in values.items() if _given(value)}
+
+
+def _message(wire: WireMessage, at: str) -> Message:
+    role = _ROLES.get(wire.role)
+    if role is None:
+        raise InvalidRequest(
+            f"Unknown role {wire.role!r}; known are {', '.join(_ROLES)}.{nearest(wire.role, _ROLES)}",
+            param=f"{at}/role",
+        )
+    if role is not Role.ASSISTANT:
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(wire, name):
+                raise InvalidRequest(f"A {role} message has no {name}.", param=f"{at}/{name}")
+    if role is Role.TOOL and not wire.tool_call_id:
+        raise InvalidRequest("A tool message needs the tool_call_id that it answers.", param=f"{at}/tool_call_id")
+    if role is not Role.TOOL and wire.tool_call_id:
+        raise InvalidRequest(f"A {role} message has no tool_call_id.", param=f"{at}/tool_call_id")
+    content = _content(wire.content, f"{at}/content")
+    if content is None and role is not Role.ASSISTANT:
+        raise InvalidRequest(f"A {role} message needs content.", param=f"{at}/content")
+    for index, call in enumerate(wire.tool_calls or ()):
+        if call.type != "function":
+            raise UnrenderableMessage(
+                f"A tool call of type {call.type!r} cannot be shown to the model.",
+                param=f"{at}/tool_calls/{index}/type",
+            )
+    return Message(
+        role=role,
+        content=content,
+        reasoning=(wire.reasoning_content or wire.reasoning or None) if role is Role.ASSISTANT else None,
+        tool_calls=tuple(
+            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in wire.tool_calls or ()
+        ),
+        tool_call_id=wire.tool_call_id or None,
+        name=wire.name,
+    )
+
+
+def _content(content: str | list[TextPart] | None, at: str) -> str | None:
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        if part.type != "text":
+            raise UnrenderableMessage(
+                f"A content part of type {part.type!r} cannot be shown to the model; only text can.",
+                param=f"{at}/{index}/type",
+            )
+        if part.text is None:
+            raise InvalidRequest("A text part needs its text.", param=f"{at}/{index}/text")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _tool(wire: WireTool, index: int) -> Tool:
+    at = f"/tools/{index}"
+    if wire.type != "function":
+        raise UnrenderableMessage(
+            f"A tool of type {wire.type!r} cannot be shown to the model; only functions can.", param=f"{at}/type"
+        )
+    if wire.function is None:
+        raise InvalidRequest("A tool of type 'function' needs its function.", param=f"{at}/function")
+    function: dict[str, object] = {"name": wire.function.name}
+    if wire.function.description is not None:
+        function["description"] = wire.function.description
+    if wire.function.parameters is not None:
+        function["parameters"] = wire.function.parameters
+    if wire.function.strict is not None:
+        function["strict"] = wire.function.strict
+    return Tool(
+        name=wire.function.name,
+        json=msgspec.json.encode({"type": "function", "function": function}).decode(),
+        parameters_json=msgspec.json.encode(wire.function.parameters or {"type": "object"}).decode(),
+    )
+
+
+def _tool_choice(wire: str | WireNamedChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    at = "/tool_choice"
+    if isinstance(wire, WireNamedChoice):
+        if wire.type != "function":
+            raise InvalidRequest(f"tool_choice.type must be 'function', got {wire.type!r}.", param=f"{at}/type")
+        if wire.function.name not in {tool.name for tool in tools}:
+            raise InvalidRequest(f"There is no tool {wire.function.name!r}.", param=f"{at}/function/name")
+        return ToolChoice(mode=ToolMode.NAMED, name=wire.function.name)
+    if wire is None:
+        return ToolChoice()
+    if wire not in ("auto", "none", "required"):
+        raise InvalidRequest(f"tool_choice must be auto, none, required or a function, got {wire!r}.", param=at)
+    if wire == "required" and not tools:
+        raise InvalidRequest("tool_choice 'required' needs tools.", param=at)
+    return ToolChoice(mode=ToolMode(wire))
+
+
+def _params(wire: WireChatRequest) -> SamplingParams:
+    given: dict[str, object] = {
+        name: value
+        for name in (
+            "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos",
+            "presence_penalty", "frequency_penalty", "repetition_penalty",
+        )
+        if (value := getattr(wire, name)) is not None
+    }  # fmt: skip
+    if wire.top_k == -1:
+        given["top_k"] = 0
+    try:
+        return SamplingParams(
+            **given,  # type: ignore[arg-type]  # typed by the wire struct, under the same names
+            max_tokens=_max_tokens(wire),
+            stop=_stop(wire.stop),
+            stop_token_ids=tuple(wire.stop_token_ids or ()),
+            logit_bias=_logit_bias(wire.logit_bias or {}),
+            grammar=_grammar(wire.response_format),
+            num_top_logprobs=_num_top_logprobs(wire),
+        )
+    except ParamOutOfRange as error:
+        raise InvalidRequest(f"{error}.", param=f"/{error.name}") from error
+
+
+def _max_tokens(wire: WireChatRequest) -> int | None:
+    if wire.max_tokens is not None and wire.max_completion_tokens not in (None, wire.max_tokens):
+        raise InvalidRequest("max_tokens and max_completion_tokens disagree; send one.", param="/max_completion_tokens")
+    return wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
+
+
+def _num_top_logprobs(wire: WireChatRequest) -> int:
+    if wire.top_logprobs and not wire.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true.", param="/top_logprobs")
+    return wire.top_logprobs or 0
+
+
+def _stop(wire: str | list[str] | None) -> tuple[str, ...]:
+    stops = (wire,) if isinstance(wire, str) else tuple(wire or ())
+    if len(stops) > _MAX_STOPS:
+        raise InvalidRequest(f"At most {_MAX_STOPS} stop strings, got {len(stops)}.", param="/stop")
+    return stops
+
+
+def _logit_bias(wire: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    pairs: list[tuple[int, float]] = []
+    for key, bias in wire.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 9):
+            raise InvalidRequest(f"A key of logit_bias is a token id, got {key!r}.", param="/logit_bias")
+        pairs.append((int(key), bias))
+    return tuple(sorted(pairs))
+
+
+def _grammar(wire: WireResponseFormat | None) -> Grammar | None:
+    if wire is None or wire.type == "text":
+        return None
+    if wire.type == "json_object":
+        return Grammar(kind=GrammarKind.JSON_OBJECT)
+    if wire.type != "json_schema":
+        raise InvalidRequest(
+            f"response_format.type must be text, json_object or json_schema, got {wire.type!r}.",
+            param="/response_format/type",
+        )
+    if wire.json_schema is None:
+        raise InvalidRequest("response_format needs its json_schema.", param="/response_format/json_schema")
+    source = msgspec.json.encode(wire.json_schema.schema).decode()
+    return Grammar(kind=GrammarKind.JSON_SCHEMA, source=source)
+
+
+def _template_kwargs(wire: WireChatRequest) -> Mapping[str, object]:
+    kwargs = dict(wire.chat_template_kwargs or {})
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in kwargs:
+            raise InvalidRequest(f"The server alone sets {name!r}.", param=f"/chat_template_kwargs/{name}")
+    if wire.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
+    return kwargs
+
+
+def _reply_options(wire: WireChatRequest) -> ReplyOptions:
+    options = wire.stream_options
+    if options is not None and not wire.stream:
+        raise InvalidRequest("stream_options needs stream: true.", param="/stream_options")
+    return ReplyOptions(
+        stream=bool(wire.stream),
+        include_usage=options is not None and bool(options.include_usage),
+        logprobs=bool(wire.logprobs),
+        return_token_ids=bool(wire.return_token_ids),
+    )

@@ -1,0 +1,157 @@
+"""OpenAI chat completions, replies: `ChatReply` and stream pieces to bytes. Pure.
+
+The ids and logprobs of a reply are in vLLM's places: `prompt_token_ids` at the top, `token_ids` in the choice.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from stenograph.core.chat import ChatReply, Message, ReplyDelta, ReplyOptions, StreamPiece
+from stenograph.core.types import FinishReason, TopLogprob, Usage
+from stenograph.protocol.sse import DONE, data_event
+
+TokenText = Callable[[int], str]
+"""One token as text, for a person; bytes that are no UTF-8 by themselves are U+FFFD."""
+
+
+class _Drawn(Protocol):
+    """What logprobs are written from: a chunk or a whole turn."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def top_logprobs(self) -> tuple[tuple[TopLogprob, ...], ...] | None: ...
+
+
+def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText) -> bytes:
+    """The body of a reply that is not streamed."""
+    choice: dict[str, object] = {
+        "index": 0,
+        "message": _message(reply.parsed.message),
+        "logprobs": {"content": _logprobs(reply.sampled, token_text)} if options.logprobs else None,
+        "finish_reason": _finish_reason(reply),
+        "stop_reason": reply.sampled.finish.matched,
+    }
+    body: dict[str, object] = {
+        "id": reply.id,
+        "object": "chat.completion",
+        "created": reply.created,
+        "model": reply.model,
+        "choices": [choice],
+        "usage": _usage(reply.usage),
+    }
+    if options.return_token_ids:
+        choice["token_ids"] = list(reply.sampled.ids)
+        body["prompt_token_ids"] = list(reply.prompt.ids)
+    return msgspec.json.encode(body)
+
+
+class StreamEncoder:
+    """Writes one streamed reply: `start`, any number of `piece`, then `end` after the commit, or nothing."""
+
+    def __init__(
+        self, *, reply_id: str, created: int, model: str, options: ReplyOptions, token_text: TokenText
+    ) -> None:
+        self._head = {"id": reply_id, "object": "chat.completion.chunk", "created": created, "model": model}
+        self._options = options
+        self._token_text = token_text
+
+    def start(self) -> bytes:
+        """The first event: the role."""
+        return self._event({"role": "assistant", "content": ""})
+
+    def piece(self, piece: StreamPiece) -> bytes:
+        """Everything that one piece holds, in one event; nothing if the client would see nothing new."""
+        extra: dict[str, object] = {}
+        if self._options.logprobs and piece.chunks:
+            extra["logprobs"] = {
+                "content": [row for chunk in piece.chunks for row in _logprobs(chunk, self._token_text)]
+            }
+        if self._options.return_token_ids and piece.chunks:
+            extra["token_ids"] = [id_ for chunk in piece.chunks for id_ in chunk.ids]
+        if not piece.delta and not extra:
+            return b""
+        return self._event(_delta(piece.delta), **extra)
+
+    def end(self, reply: ChatReply) -> bytes:
+        """The finish reason, the usage if it was asked for, and the terminal event. Send only after the commit."""
+        extra: dict[str, object] = {"finish_reason": _finish_reason(reply), "stop_reason": reply.sampled.finish.matched}
+        body = self._event({}, **extra)
+        if self._options.include_usage:
+            body += data_event(msgspec.json.encode({**self._head, "choices": [], "usage": _usage(reply.usage)}))
+        return body + DONE
+
+    def _event(self, delta: dict[str, object], **extra: object) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **extra}
+        return data_event(msgspec.json.encode({**self._head, "choices": [choice]}))
+
+
+def _delta(delta: ReplyDelta) -> dict[str, object]:
+    body: dict[str, object] = {}
+    if delta.content:
+        body["content"] = delta.content
+    if delta.reasoning:
+        body["reasoning_content"] = delta.reasoning
+    if delta.tool_calls:
+        body["tool_calls"] = [
+            {
+                "index": call.index,
+                **({"id": call.id, "type": "function"} if call.id is not None else {}),
+                "function": {**({"name": call.name} if call.name is not None else {}), "arguments": call.arguments},
+            }
+            for call in delta.tool_calls
+        ]
+    return body
+
+
+def _message(message: Message) -> dict[str, object]:
+    body: dict[str, object] = {"role": "assistant", "content": message.content}
+    if message.reasoning is not None:
+        body["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return body
+
+
+def _finish_reason(reply: ChatReply) -> str:
+    reason = reply.sampled.finish.reason
+    if reason is FinishReason.STOP and reply.parsed.message.tool_calls:
+        return "tool_calls"
+    return str(reason)
+
+
+def _usage(usage: Usage) -> dict[str, object]:
+    return {
+        "prompt_tokens": usage.num_prompt,
+        "completion_tokens": usage.num_completion,
+        "total_tokens": usage.num_prompt + usage.num_completion,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.num_reasoning},
+    }
+
+
+def _logprobs(drawn: _Drawn, token_text: TokenText) -> list[dict[str, object]]:
+    tops = drawn.top_logprobs or ((),) * len(drawn.ids)
+    return [
+        {
+            **_token(id_, logprob, token_text),
+            "top_logprobs": [_token(top.id, top.logprob, token_text) for top in row],
+        }
+        for id_, logprob, row in zip(drawn.ids, drawn.logprobs, tops, strict=True)
+    ]
+
+
+def _token(id_: int, logprob: float, token_text: TokenText) -> dict[str, object]:
+    text = token_text(id_)
+    return {
+        "token": text,
+        "logprob": logprob,
+        "bytes": None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode()),
+    }

@@ -1,0 +1,103 @@
+"""The session routes' bodies: what opens a session, what asks for samples. Pure.
+
+Replies are dictionaries that the routes encode; the shapes of a session and its records are the miles session server's,
+with more in them (docs/http-api.md).
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from stenograph.core.errors import InvalidRequest
+from stenograph.protocol.json_errors import decode_json
+
+
+class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /sessions`. All optional; `null` means absent."""
+
+    history: str | None = None
+    matcher: str | None = None
+    metadata: dict[str, object] | None = None
+    max_turns: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    max_total_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+
+
+class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /sessions/{id}/samples`."""
+
+    max_seq_len: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    metadata: dict[str, object] | None = None
+    format: str | None = None
+    token_texts: bool | None = None
+
+
+class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /abort_request`."""
+
+    abort_all: bool
+
+
+class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /tokenize`; special tokens in the text are recognized, as engines do."""
+
+    prompt: str
+    model: str | None = None
+
+
+class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /detokenize`."""
+
+    tokens: list[Annotated[int, Meta(ge=0, lt=2**31)]]
+    model: str | None = None
+
+
+_CREATE = msgspec.json.Decoder(CreateSession)
+_SAMPLES = msgspec.json.Decoder(SamplesRequest)
+_ABORT = msgspec.json.Decoder(AbortRequest)
+_TOKENIZE = msgspec.json.Decoder(Tokenize)
+_DETOKENIZE = msgspec.json.Decoder(Detokenize)
+
+SAMPLE_FORMATS = ("safetensors", "json")
+
+
+def decode_create(body: bytes) -> CreateSession:
+    """Read the optional body of `POST /sessions`. Raises InvalidJson or InvalidRequest."""
+    wire = decode_json(body, _CREATE, known=CreateSession.__struct_fields__) if body.strip() else CreateSession()
+    if wire.history not in (None, "linear"):
+        known = " Tree histories are not built yet." if wire.history == "tree" else ""
+        raise InvalidRequest(f"history must be 'linear', got {wire.history!r}.{known}", param="/history")
+    return wire
+
+
+def decode_samples(body: bytes) -> SamplesRequest:
+    """Read the optional body of the samples route. Raises InvalidJson or InvalidRequest."""
+    wire = decode_json(body, _SAMPLES, known=SamplesRequest.__struct_fields__) if body.strip() else SamplesRequest()
+    if wire.format is not None and wire.format not in SAMPLE_FORMATS:
+        raise InvalidRequest(
+            f"format must be one of {', '.join(SAMPLE_FORMATS)}, got {wire.format!r}.", param="/format"
+        )
+    if wire.token_texts and wire.format != "json":
+        raise InvalidRequest("token_texts needs format 'json'.", param="/token_texts")
+    return wire
+
+
+def decode_abort(body: bytes) -> AbortRequest:
+    """Read the body of `POST /abort_request`. Raises InvalidJson or InvalidRequest."""
+    wire = decode_json(body, _ABORT)
+    if not wire.abort_all:
+        raise InvalidRequest(
+            "abort_all must be true here; POST /sessions/{id}/abort ends one session's turn.", param="/abort_all"
+        )
+    return wire
+
+
+def decode_tokenize(body: bytes) -> Tokenize:
+    """Read the body of `POST /tokenize`. Raises InvalidJson or InvalidRequest."""
+    return decode_json(body, _TOKENIZE)
+
+
+def decode_detokenize(body: bytes) -> Detokenize:
+    """Read the body of `POST /detokenize`. Raises InvalidJson or InvalidRequest."""
+    return decode_json(body, _DETOKENIZE)

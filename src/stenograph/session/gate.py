@@ -1,0 +1,61 @@
+"""Who may run a turn on a session, and whether any still may. Owns that one bit of state; every method is synchronous.
+
+Laws: one lease at a time; whoever is refused holds nothing and so releases nothing; closing beats busy.
+"""
+
+from stenograph.core.errors import SessionBusy, SessionNotFound
+from stenograph.core.types import SessionId
+
+
+class Lease:
+    """The right to run a turn. Release it on every exit; releasing twice is harmless."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, gate: "Gate") -> None:
+        self._gate: Gate | None = gate
+
+    def release(self) -> None:
+        """Give the right back."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate._end(self)
+
+
+class Gate:
+    """Admits one turn at a time, until it is closed for good."""
+
+    def __init__(self, session_id: SessionId) -> None:
+        self._session_id = session_id
+        self._lease: Lease | None = None
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<Gate busy={self.is_busy} closing={self._closing}>"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn runs."""
+        return self._lease is not None
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the session is being deleted; nothing is committed from then on."""
+        return self._closing
+
+    def lease(self) -> Lease:
+        """Take the right to run a turn. Raises SessionNotFound when closing, SessionBusy while another runs."""
+        if self._closing:
+            raise SessionNotFound(self._session_id)
+        if self._lease is not None:
+            raise SessionBusy
+        self._lease = Lease(self)
+        return self._lease
+
+    def close(self) -> None:
+        """Refuse every turn from now on. The one that runs keeps its lease until it ends."""
+        self._closing = True
+
+    def _end(self, lease: Lease) -> None:
+        assert self._lease is lease, "a lease ended that the gate did not give"
+        self._lease = None

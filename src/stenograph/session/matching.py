@@ -1,0 +1,114 @@
+"""When a message that a client sends back is the one that is stored. Pure.
+
+Clients reserialize, trim and decorate what they replay (docs/http-api.md lists how). A matcher says which of that is
+still the same message. On a match the stored spelling and the stored tokens win.
+"""
+
+import enum
+import json
+from typing import Protocol
+
+from stenograph.core.chat import Message, ToolCall
+
+
+class Matcher(Protocol):
+    """Whether a message of a request is the stored one."""
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        """Compare one stored message with one that a request gives in its place."""
+        ...
+
+
+class MatcherName(enum.StrEnum):
+    """What a session may be created with."""
+
+    HARNESS = "harness"
+    STRICT = "strict"
+    LOOSE_TOOL_CALL = "loose_tool_call"
+    ROLE_CONTENT = "role_content"
+
+
+class HarnessMatcher:
+    """Same for a real client: role; text, outer whitespace aside; tool calls by id, name, order and count, with
+    arguments equal as JSON; reasoning only where the client sends it back."""
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        return (
+            stored.role is given.role
+            and stored.tool_call_id == given.tool_call_id
+            and (stored.content or "").strip() == (given.content or "").strip()
+            and (not given.reasoning or (stored.reasoning or "").strip() == given.reasoning.strip())
+            and _same_calls(stored.tool_calls, given.tool_calls)
+        )
+
+
+class StrictMatcher:
+    """Role, content, reasoning and tool calls as spelled; None is "" is no list."""
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        return _same_texts(stored, given) and stored.tool_calls == given.tool_calls
+
+
+class LooseToolCallMatcher:
+    """`StrictMatcher`, but arguments are equal as JSON."""
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        return _same_texts(stored, given) and _same_calls(stored.tool_calls, given.tool_calls)
+
+
+class RoleContentMatcher:
+    """Role and content, nothing else."""
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        return stored.role is given.role and (stored.content or "") == (given.content or "")
+
+
+MATCHERS: dict[MatcherName, Matcher] = {
+    MatcherName.HARNESS: HarnessMatcher(),
+    MatcherName.STRICT: StrictMatcher(),
+    MatcherName.LOOSE_TOOL_CALL: LooseToolCallMatcher(),
+    MatcherName.ROLE_CONTENT: RoleContentMatcher(),
+}
+
+
+def _same_texts(stored: Message, given: Message) -> bool:
+    return (
+        stored.role is given.role
+        and stored.tool_call_id == given.tool_call_id
+        and (stored.content or "") == (given.content or "")
+        and (stored.reasoning or "") == (given.reasoning or "")
+    )
+
+
+def _same_calls(stored: tuple[ToolCall, ...], given: tuple[ToolCall, ...]) -> bool:
+    return len(stored) == len(given) and all(
+        a.id == b.id and a.name == b.name and same_json(a.arguments, b.arguments)
+        for a, b in zip(stored, given, strict=True)
+    )
+
+
+def same_json(one: str, other: str) -> bool:
+    """Whether two texts are the same JSON value; texts that are not JSON are the same if they are equal.
+
+    Unlike Python's `==`, keeps `true` and `1` apart; like JSON, takes `1` and `1.0` as one number.
+    """
+    if one == other:
+        return True
+    try:
+        return _canonical_text(one) == _canonical_text(other)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _canonical_text(text: str) -> str:
+    return json.dumps(_canonical(json.loads(text)), sort_keys=True)
+
+
+def _canonical(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

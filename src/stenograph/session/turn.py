@@ -1,0 +1,206 @@
+"""START READING HERE. One turn, from an admitted request to a committed reply.
+
+    admit -> decode -> position -> render -> sample -> validate -> parse -> commit -> reply
+
+`TurnRun.run` is that line, top to bottom: each step is one call, and says what it may fail with. Admission and decoding
+come before (manager.py), because they refuse without making a turn; the reply is written by whoever watches (http/).
+
+Laws kept here. The only thing held across an await is the session's lease. Nothing is committed unless everything
+before it succeeded; the commit is one synchronous step. However this ends, the engine has stopped by then: leaving the
+chunk iterator stops it. Cancelling the task is how a turn is abandoned; after the commit there is nothing to cancel.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, ToolMode
+from stenograph.core.clock import Clock
+from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, UpstreamTimeout
+from stenograph.core.types import (
+    EngineTimes,
+    Prompt,
+    RequestId,
+    SampledTurn,
+    SamplingParams,
+    Stage,
+    StageTimes,
+    Usage,
+)
+from stenograph.engine.base import Engine, GenerateRequest
+from stenograph.engine.validate import TurnCollector
+from stenograph.offload.pool import CpuPool
+from stenograph.render.renderer import Renderer
+from stenograph.session.history import Attachment, CommittedTurn, LinearHistory, PromptContext, TurnStatus
+from stenograph.session.reply_buffer import ReplyBuffer
+
+TAIL_TOKENS = 64
+"""How many of a line's last ids a bridge is shown: more than any template writes between two messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnServices:
+    """What a turn works with; shared by all turns. `timeout_s` is the deadline of sampling, None for none."""
+
+    engine: Engine
+    renderer: Renderer
+    pool: CpuPool
+    clock: Clock
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOutcome:
+    """How a turn ended that did end: the reply, and whether the session keeps it."""
+
+    reply: ChatReply
+    committed: bool
+
+
+class TurnRun:
+    """One generation on one session. Made by the manager, run once, watched through `buffer`."""
+
+    def __init__(
+        self,
+        *,
+        request_id: RequestId,
+        request: ChatRequest,
+        request_json: bytes,
+        history: LinearHistory,
+        may_commit: Callable[[], bool],
+        stages: StageTimes,
+        services: TurnServices,
+    ) -> None:
+        self.request_id = request_id
+        self.request = request
+        self.buffer = ReplyBuffer()
+        self.stages = stages
+        self._request_json = request_json
+        self._history = history
+        self._may_commit = may_commit
+        self._services = services
+        self._requested_at = services.clock.wall()
+
+    def __repr__(self) -> str:
+        return f"<TurnRun {self.request_id}>"
+
+    async def run(self) -> TurnOutcome:
+        """The turn. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
+        try:
+            context = PromptContext(tools=self.request.tools, template_kwargs=self.request.template_kwargs)
+            self._services.renderer.check_messages(self.request.messages)
+            attachment = self._history.position(self.request.messages, context)
+            prompt = await self._render(attachment, context)
+            params = self._effective_params(prompt)
+            sampled, parsed = await self._sample(prompt, params)
+            return self._commit(attachment, context, prompt, sampled, parsed)
+        finally:
+            self.buffer.close()
+
+    async def _render(self, attachment: Attachment, context: PromptContext) -> Prompt:
+        """Ids of this turn's prompt: the line's, untouched, and the bridge; or the whole conversation at first."""
+        renderer, new, tools = self._services.renderer, attachment.new_messages, context.tools
+        kwargs = context.template_kwargs
+        num_bytes = sum(len(message.content or "") for message in new) + sum(len(tool.json) for tool in tools)
+        kept = self._history.line_ids(attachment.num_turns)
+        if attachment.num_turns == 0:
+            work: Callable[[], array[int]] = lambda: renderer.render(new, tools, kwargs)  # noqa: E731
+        else:
+            reply = self._history.turns[attachment.num_turns - 1].reply.message
+            work = lambda: renderer.bridge(kept[-TAIL_TOKENS:], reply, new, tools, kwargs)  # noqa: E731
+        added = await self._services.pool.run(work, num_bytes=num_bytes)
+        self._mark(Stage.RENDER)
+        return Prompt(ids=kept + added, num_kept=len(kept))
+
+    def _effective_params(self, prompt: Prompt) -> SamplingParams:
+        """The request's parameters with the tool grammar and the room that the context leaves."""
+        request, capabilities = self.request, self._services.engine.capabilities
+        params, room = request.params, capabilities.max_context_tokens - len(prompt.ids)
+        if room < 1 or (params.max_tokens or 1) > room:
+            raise ContextLengthExceeded(
+                num_prompt_tokens=len(prompt.ids),
+                max_tokens=params.max_tokens,
+                max_context_tokens=capabilities.max_context_tokens,
+            )
+        grammar = self._services.renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
+        if grammar is not None and params.grammar is not None:
+            raise InvalidRequest(
+                "response_format cannot be held together with a forced tool call", param="/tool_choice"
+            )
+        grammar = grammar or params.grammar
+        if grammar is not None and grammar.kind not in capabilities.grammars:
+            raise InvalidRequest(f"the engine {capabilities.engine} has no {grammar.kind} grammars")
+        return replace(params, grammar=grammar, max_tokens=params.max_tokens or room)
+
+    async def _sample(self, prompt: Prompt, params: SamplingParams) -> tuple[SampledTurn, ParsedReply]:
+        """Draw, validate and parse chunk by chunk, feeding the watcher. Raises UpstreamError and its kin."""
+        services = self._services
+        collector = TurnCollector(vocab_size=services.engine.capabilities.vocab_size, max_tokens=params.max_tokens)
+        tools = () if self.request.tool_choice.mode is ToolMode.NONE else self.request.tools
+        parser = services.renderer.parser(params, tools, id_prefix=self.request_id[:12])
+        generate = GenerateRequest(request_id=self.request_id, prompt=prompt, params=params)
+        try:
+            async with asyncio.timeout(services.timeout_s):
+                async with aclosing(services.engine.generate(generate)) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        collector.add(chunk)
+                        self.buffer.push(parser.feed(chunk.ids), chunk)
+        except TimeoutError as error:
+            raise UpstreamTimeout(f"the turn took longer than {services.timeout_s:g} s; it was stopped") from error
+        sampled = collector.result()
+        self._mark_engine_times(sampled.times)
+        self._mark(Stage.VALIDATE)
+        rest, parsed = parser.finish(sampled.finish)
+        self.buffer.push(rest)
+        return sampled, parsed
+
+    def _commit(
+        self, attachment: Attachment, context: PromptContext, prompt: Prompt, sampled: SampledTurn, parsed: ParsedReply
+    ) -> TurnOutcome:
+        """Keep the turn, unless its session is being deleted. Synchronous: nothing can come between."""
+        self._mark(Stage.COMMIT)
+        now = self._services.clock.wall()
+        committed = self._may_commit()
+        stages_s: Mapping[Stage, float] = self.stages.durations_s()
+        if committed:
+            turn = CommittedTurn(
+                request_id=self.request_id,
+                new_prompt_ids=prompt.ids[prompt.num_kept :],
+                sampled=sampled,
+                status=TurnStatus.of(sampled.finish.reason),
+                messages=attachment.new_messages,
+                reply=parsed,
+                context=context,
+                request_json=self._request_json,
+                requested_at=self._requested_at,
+                committed_at=now,
+                stages_s=stages_s,
+            )
+            self._history.commit(attachment, turn)
+        reply = ChatReply(
+            id=f"chatcmpl-{self.request_id}",
+            created=int(now),
+            model=self._services.engine.capabilities.model,
+            prompt=prompt,
+            parsed=parsed,
+            sampled=sampled,
+            usage=Usage(
+                num_prompt=len(prompt.ids),
+                num_completion=len(sampled.ids),
+                num_cached=sampled.num_cached_tokens,
+                num_reasoning=parsed.num_reasoning_tokens,
+            ),
+            stages_s=stages_s,
+        )
+        return TurnOutcome(reply=reply, committed=committed)
+
+    def _mark(self, stage: Stage) -> None:
+        self.stages.mark(stage, self._services.clock.monotonic())
+
+    def _mark_engine_times(self, times: EngineTimes | None) -> None:
+        if times is not None:
+            self.stages.mark(Stage.QUEUE, times.admitted)
+            self.stages.mark(Stage.PREFILL, times.first_token)
+            self.stages.mark(Stage.DECODE_TOKENS, times.finished)
