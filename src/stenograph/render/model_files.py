@@ -1,0 +1,279 @@
+"""What a model's files say about its text side: tokenizer, chat template, stop tokens, context.
+
+Owns reading a GGUF file or a folder as Hugging Face lays it out. Knows nothing of weights, and builds no tokenizer:
+`tokenizer.json` is the truth (rebuilding one from a tokenizer class loses pre-tokenizer rules), and a GGUF file's
+vocabulary is written out as one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from stenograph.core.errors import StartupError
+from stenograph.render.gguf_metadata import BadGguf, read_gguf_metadata
+
+CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4
+"""Token types of `tokenizer.ggml.token_type` that are found in text before the model's own rules apply."""
+
+_BYTE_LEVEL: dict[str, object] = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+_PRE_TOKENIZERS: Mapping[str, object] = {
+    "smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTE_LEVEL]},
+    "gpt-2": _BYTE_LEVEL,
+    "default": _BYTE_LEVEL,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """A model's text side, as its files state it.
+
+    `vocab_size` is the number of logits, `max_context_tokens` the trained context; `eos_token_ids` end a turn.
+    `tokenizer_json` is the text of a Hugging Face tokenizer.json; `architecture` as the files name it ("llama").
+    """
+
+    name: str
+    path: Path
+    tokenizer_json: str
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    max_context_tokens: int
+    architecture: str
+
+
+class _Malformed(Exception):
+    """A file says something that cannot be used; `str()` says what, without the file's name."""
+
+
+def load_model_files(path: Path) -> ModelFiles:
+    """Read a `.gguf` file, or a folder with tokenizer.json and config.json.
+
+    Raises StartupError, one line that names the file and what is wrong with it, and nothing else.
+    """
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{str(path)!r}: cannot be read: {_one_line(error)}") from error
+    if is_folder:
+        return _load_folder(path)
+    if not is_file:
+        raise StartupError(f"{path}: there is no such file or folder")
+    if path.suffix.lower() != ".gguf":
+        raise StartupError(f"{path}: a model is a .gguf file or a folder with tokenizer.json and config.json")
+    try:
+        return _from_gguf(path, read_gguf_metadata(path))
+    except (BadGguf, _Malformed, OSError) as error:
+        raise StartupError(f"{path}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+# -- values out of untyped metadata
+
+
+def _int(source: Mapping[str, object], key: str) -> int:
+    value = source.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise _Malformed(f"{key} must be an integer in [0, 2^31), got {str(value)[:60]!r}")
+    return value
+
+
+def _strings(source: Mapping[str, object], key: str) -> list[str]:
+    value = source.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in cast("list[object]", value)):
+        raise _Malformed(f"{key} must be a list of strings")
+    return cast("list[str]", value)
+
+
+def _optional_str(source: Mapping[str, object], key: str) -> str | None:
+    value = source.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    raise _Malformed(f"{key} must be a string, got {str(value)[:60]!r}")
+
+
+# -- GGUF
+
+
+def _from_gguf(path: Path, metadata: Mapping[str, object]) -> ModelFiles:
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    architecture = _optional_str(metadata, "general.architecture")
+    if architecture is None:
+        raise _Malformed("general.architecture is missing")
+    eos_id = _int(metadata, "tokenizer.ggml.eos_token_id")
+    bos_id = _int(metadata, "tokenizer.ggml.bos_token_id") if "tokenizer.ggml.bos_token_id" in metadata else None
+    for key, token_id in (("eos", eos_id), ("bos", bos_id)):
+        if token_id is not None and token_id >= len(tokens):
+            raise _Malformed(f"tokenizer.ggml.{key}_token_id is {token_id}, but there are {len(tokens)} tokens")
+    return ModelFiles(
+        name=path.stem,
+        path=path,
+        tokenizer_json=_tokenizer_json_of_gguf(metadata, tokens),
+        chat_template=_optional_str(metadata, "tokenizer.chat_template"),
+        bos_token=None if bos_id is None else tokens[bos_id],
+        eos_token=tokens[eos_id],
+        eos_token_ids=(eos_id,),
+        vocab_size=len(tokens),
+        max_context_tokens=_int(metadata, f"{architecture}.context_length"),
+        architecture=architecture,
+    )
+
+
+def _tokenizer_json_of_gguf(metadata: Mapping[str, object], tokens: list[str]) -> str:
+    """A byte-level BPE vocabulary of GGUF as a tokenizer.json."""
+    model = metadata.get("tokenizer.ggml.model")
+    if model != "gpt2":
+        raise _Malformed(f"its tokenizer model is {str(model)[:60]!r}; only gpt2 (byte-level BPE) is supported")
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
+        known = ", ".join(_PRE_TOKENIZERS)
+        raise _Malformed(f"its pre-tokenizer is {str(pre)[:60]!r}, known are {known}; use a folder with tokenizer.json")
+    types = metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(types, list) or len(cast("list[object]", types)) != len(tokens):
+        raise _Malformed(f"tokenizer.ggml.token_type must be a list of {len(tokens)} integers, one a token")
+    vocab = {token: index for index, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        raise _Malformed("tokenizer.ggml.tokens lists a token twice")
+    merges = [merge.split(" ") for merge in _strings(metadata, "tokenizer.ggml.merges")]
+    if not all(len(merge) == 2 and merge[0] in vocab and merge[1] in vocab for merge in merges):
+        raise _Malformed("tokenizer.ggml.merges has an entry that is not two tokens of the vocabulary")
+    added = [
+        _added_token(index, token, special=kind == CONTROL_TOKEN)
+        for index, (token, kind) in enumerate(zip(tokens, cast("list[object]", types), strict=True))
+        if kind in (CONTROL_TOKEN, USER_DEFINED_TOKEN)
+    ]
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": _PRE_TOKENIZERS[pre],
+        "post_processor": None,
+        "decoder": _BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": merges,
+        },
+    }
+    return msgspec.json.encode(document).decode()
+
+
+def _added_token(index: int, content: str, *, special: bool) -> dict[str, object]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": index, "content": content, "special": special, **flags}
+
+
+# -- a folder
+
+
+def _load_folder(folder: Path) -> ModelFiles:
+    tokenizer_json = _read(folder / "tokenizer.json")
+    tokenizer = _json_object(folder / "tokenizer.json", tokenizer_json)
+    config = _json_object(folder / "config.json", _read(folder / "config.json"))
+    tokenizer_config = _optional_json_object(folder / "tokenizer_config.json")
+    generation = _optional_json_object(folder / "generation_config.json")
+    text = config.get("text_config")
+    text_config = cast("dict[str, object]", text) if isinstance(text, dict) else config
+    try:
+        if not isinstance(tokenizer.get("model"), dict):
+            raise _Malformed("tokenizer.json has no object under the key 'model'")
+        eos_token = _token_content(tokenizer_config, "eos_token")
+        return ModelFiles(
+            name=folder.resolve().name,
+            path=folder,
+            tokenizer_json=tokenizer_json,
+            chat_template=_folder_template(folder, tokenizer_config),
+            bos_token=_token_content(tokenizer_config, "bos_token"),
+            eos_token=eos_token,
+            eos_token_ids=_eos_token_ids(generation, text_config, tokenizer, eos_token),
+            vocab_size=_int(text_config, "vocab_size"),
+            max_context_tokens=_int(text_config, "max_position_embeddings"),
+            architecture=_optional_str(text_config, "model_type") or "",
+        )
+    except _Malformed as error:
+        raise StartupError(f"{folder}: {_one_line(error)}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError as error:
+        raise StartupError(f"{path}: the model's folder has no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"{path}: cannot be read: {_one_line(error)}") from error
+
+
+def _json_object(path: Path, text: str) -> dict[str, object]:
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise StartupError(f"{path}: is not JSON: {_one_line(error)}") from error
+    if not isinstance(value, dict):
+        raise StartupError(f"{path}: must be a JSON object")
+    return cast("dict[str, object]", value)
+
+
+def _optional_json_object(path: Path) -> dict[str, object]:
+    return _json_object(path, _read(path)) if path.exists() else {}
+
+
+def _folder_template(folder: Path, tokenizer_config: Mapping[str, object]) -> str | None:
+    """chat_template.jinja, else the template of tokenizer_config.json (its `default` where it names several)."""
+    if (folder / "chat_template.jinja").exists():
+        return _read(folder / "chat_template.jinja")
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        for entry in cast("list[object]", template):
+            if isinstance(entry, dict) and cast("dict[str, object]", entry).get("name") == "default":
+                return _optional_str(cast("dict[str, object]", entry), "template")
+        raise _Malformed("tokenizer_config.json names several chat templates, but none 'default'")
+    return _optional_str(tokenizer_config, "chat_template")
+
+
+def _token_content(tokenizer_config: Mapping[str, object], key: str) -> str | None:
+    """A token that is written as a string, or as an object with its content."""
+    value = tokenizer_config.get(key)
+    return (
+        _optional_str(cast("dict[str, object]", value), "content")
+        if isinstance(value, dict)
+        else _optional_str(tokenizer_config, key)
+    )
+
+
+def _eos_token_ids(
+    generation: Mapping[str, object],
+    config: Mapping[str, object],
+    tokenizer: Mapping[str, object],
+    eos_token: str | None,
+) -> tuple[int, ...]:
+    """What ends a turn: generation_config.json's word, and the tokenizer's eos; else config.json's."""
+    stated = generation.get("eos_token_id", config.get("eos_token_id"))
+    listed = cast("list[object]", stated) if isinstance(stated, list) else [] if stated is None else [stated]
+    ids = [_int({"eos_token_id": item}, "eos_token_id") for item in listed]
+    added = tokenizer.get("added_tokens")
+    for entry in cast("list[object]", added) if isinstance(added, list) else []:
+        token = cast("dict[str, object]", entry) if isinstance(entry, dict) else {}
+        if eos_token is not None and token.get("content") == eos_token:
+            ids.append(_int(token, "id"))
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,199 @@
+"""Text to token ids and back, for byte-level BPE tokenizers.
+
+Owns where a control token may come from: added tokens are found here, by our own matcher and only in text that is
+trusted; everything else goes through a plain tokenizer that does not know them. One object serves all threads and is
+never reconfigured. Encoding releases the GIL (measured: docs/dependencies.md). Knows nothing of messages.
+"""
+
+import codecs
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import tokenizers
+
+from stenograph.core.errors import StartupError, UnrenderableMessage
+from stenograph.core.types import token_ids
+from stenograph.render.tokenizer_json import AddedToken, plain_tokenizer_json, read_tokenizer_json, token_bytes
+
+_SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_SPACE_BEFORE, _SPACE_AFTER = re.compile(f"[{_SPACE}]*\\Z"), re.compile(f"[{_SPACE}]*")
+"""Unicode's White_Space, which the reference tokenizer strips; Python's `\\s` has four control characters more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A piece of a text. Only in trusted text is the spelling of an added token that token."""
+
+    text: str
+    trusted: bool
+
+
+class Tokenizer:
+    """One vocabulary. All methods are pure and may be called from any thread.
+
+    Raises StartupError at construction for a tokenizer that cannot be served exactly; the message says why.
+    """
+
+    def __init__(self, tokenizer_json: str) -> None:
+        document = read_tokenizer_json(tokenizer_json)
+        try:
+            self._plain = tokenizers.Tokenizer.from_str(plain_tokenizer_json(document))
+        except Exception as error:  # the library raises Exception itself
+            raise StartupError(f"tokenizer.json: the tokenizer library refuses it: {error}") from error
+        self._added_by_id: dict[int, AddedToken] = {token.id: token for token in document.added}
+        self._added_by_text: dict[str, AddedToken] = {token.content: token for token in document.added}
+        # The reference looks for tokens that are not normalized first, then for the others in what is left.
+        groups = [[t.content for t in document.added if t.normalized is normalized] for normalized in (False, True)]
+        self._patterns = [_alternation(contents) for contents in groups if contents]
+        self._any_added = _alternation(list(self._added_by_text))
+        self._bytes = token_bytes(document)
+        self.added_tokens: Mapping[str, int] = MappingProxyType({t.content: t.id for t in document.added})
+        self.special_ids = frozenset(token.id for token in document.added if token.special)
+        self._ids_of: dict[str, int] = {**document.vocab, **self.added_tokens}
+        self._check_plain_is_plain()
+
+    def __repr__(self) -> str:
+        return f"<Tokenizer {self.vocab_size} ids, {len(self.added_tokens)} added>"
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id, added tokens included."""
+        return len(self._bytes)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of an added token by its text, or of any other by its spelling in the vocabulary."""
+        return self._ids_of.get(token)
+
+    def encode(self, text: str) -> "array[int]":
+        """Ids [T] of trusted text: an added token's spelling is that token. Raises UnrenderableMessage."""
+        return self.encode_spans((Span(text=text, trusted=True),))
+
+    def encode_plain(self, text: str) -> "array[int]":
+        """Ids [T] of untrusted text: never an added token's. Raises UnrenderableMessage: a lone surrogate."""
+        return token_ids(self._encode(text))
+
+    def encode_spans(self, spans: Sequence[Span]) -> "array[int]":
+        """Ids [T] of the spans' joined text; added tokens only where they lie wholly within trusted text.
+
+        Text between two added tokens is encoded as one, across span borders, as if it were all of one kind.
+        Raises UnrenderableMessage: the text has a lone surrogate.
+        """
+        text = "".join(span.text for span in spans)
+        ids: array[int] = token_ids()
+        end = 0
+        for token, start, stop in self._find(text, _trusted_runs(spans)):
+            ids.extend(self._encode(text[end:start]))
+            ids.append(token.id)
+            end = stop
+        ids.extend(self._encode(text[end:]))
+        return ids
+
+    def find_added(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where added tokens are spelled in `text`: spans [start, end), from the left, the longest at each."""
+        return (match.span() for match in self._any_added.finditer(text))
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of ids; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        return b"".join(self.bytes_of(i, skip_special=skip_special) for i in ids).decode("utf-8", "replace")
+
+    def bytes_of(self, token_id: int, *, skip_special: bool = False) -> bytes:
+        """The bytes of one token; none for an id outside the vocabulary."""
+        if not 0 <= token_id < len(self._bytes) or (skip_special and token_id in self.special_ids):
+            return b""
+        return self._bytes[token_id]
+
+    def token_text(self, token_id: int) -> str:
+        """One token, for a person to read; U+FFFD where it is a piece of a character."""
+        return self.decode((token_id,))
+
+    def text_stream(self, *, skip_special: bool) -> "TextStream":
+        """A new incremental decoder; it belongs to one reader."""
+        return TextStream(self, skip_special=skip_special)
+
+    def _encode(self, text: str) -> list[int]:
+        if not text:
+            return []
+        try:
+            return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except UnicodeEncodeError as error:
+            code = ord(text[error.start])
+            raise UnrenderableMessage(f"The text has a lone surrogate, U+{code:04X}, which has no UTF-8.") from error
+
+    def _find(self, text: str, runs: list[tuple[int, int]]) -> list[tuple[AddedToken, int, int]]:
+        """Added tokens inside `runs` in order, with the white space that they swallow: [start, end) each."""
+        found: list[tuple[int, int]] = []
+        for pattern in self._patterns:
+            new = [match.span() for start, end in runs for match in pattern.finditer(text, start, end)]
+            runs = _without(runs, new)
+            found += new
+        matches: list[tuple[AddedToken, int, int]] = []
+        before = 0
+        for start, end in sorted(found):
+            token = self._added_by_text[text[start:end]]
+            if token.lstrip and (space := _SPACE_BEFORE.search(text, before, start)):
+                start = space.start()  # noqa: PLW2901 -- the token swallows it
+            if token.rstrip and (space := _SPACE_AFTER.match(text, end)):
+                end = space.end()  # noqa: PLW2901 -- the token swallows it
+            matches.append((token, start, end))
+            before = end
+        return matches
+
+    def _check_plain_is_plain(self) -> None:
+        for content in self.added_tokens:
+            for text in (content, f" {content}", f"a{content}\n"):
+                if not self._added_by_id.keys().isdisjoint(self._encode(text)):
+                    raise StartupError(f"tokenizer.json: the plain spelling of {content!r} encodes to an added token")
+
+
+class TextStream:
+    """Ids to text, one at a time, in constant time each. Owned by one reader; not for several threads.
+
+    The pieces, joined, with `flush` last, are `Tokenizer.decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; a character that is not whole yet is kept back."""
+        return self._utf8.decode(self._tokenizer.bytes_of(token_id, skip_special=self._skip_special))
+
+    def flush(self) -> str:
+        """The rest: U+FFFD for a character that was never completed. The stream is then empty again."""
+        return self._utf8.decode(b"", final=True)
+
+
+def _alternation(contents: list[str]) -> re.Pattern[str]:
+    """Leftmost match, the longest of those that start there; with nothing to find, a pattern that never matches."""
+    return re.compile("|".join(map(re.escape, sorted(contents, key=len, reverse=True))) or r"(?!)")
+
+
+def _trusted_runs(spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """The joined text's maximal trusted stretches [start, end)."""
+    runs: list[tuple[int, int]] = []
+    start = 0
+    for span in spans:
+        end = start + len(span.text)
+        if span.trusted and runs and runs[-1][1] == start:
+            runs[-1] = (runs[-1][0], end)
+        elif span.trusted:
+            runs.append((start, end))
+        start = end
+    return runs
+
+
+def _without(runs: list[tuple[int, int]], taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """`runs` less the stretches that were taken out of them; both in order."""
+    left: list[tuple[int, int]] = []
+    for start, end in runs:
+        for taken_start, taken_end in taken:
+            if start <= taken_start and taken_end <= end:
+                left.append((start, taken_start))
+                start = taken_end  # noqa: PLW2901 -- what is left of this run
+        left.append((start, end))
+    return left
