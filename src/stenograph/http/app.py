@@ -25,7 +25,6 @@ from stenograph.http.chat_route import ChatRoute
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.wire import send_error
 from stenograph.offload.pool import CpuPool
-from stenograph.protocol.openai_chat import UnknownFields
 from stenograph.render.families import family_for
 from stenograph.render.model_files import ModelFiles, load_model_files
 from stenograph.render.renderer import Renderer
@@ -84,7 +83,7 @@ def make_app(
         token_text=renderer.tokenizer.token_text,
         model=model,
         max_body_bytes=settings.max_body_bytes,
-        unknown_fields=UnknownFields(settings.unknown_fields),
+        unknown_fields=settings.unknown_fields,
     )
     control = ControlRoutes(
         manager=manager,

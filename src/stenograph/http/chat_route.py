@@ -11,10 +11,11 @@ from starlette.types import Receive, Scope, Send
 from stenograph.core.chat import ChatReply, ChatRequest
 from stenograph.core.clock import Clock
 from stenograph.core.errors import Draining, StenographError
+from stenograph.core.settings import UnknownFields
 from stenograph.core.types import Stage, StageTimes
 from stenograph.http.auth import Doorman
 from stenograph.http.wire import ClientGone, read_body, send_error, send_json, watching_disconnect
-from stenograph.protocol.openai_chat import UnknownFields, decode_chat, request_json
+from stenograph.protocol.openai_chat import decode_chat, request_json
 from stenograph.protocol.openai_chat_reply import StreamEncoder, TokenText, encode_reply
 from stenograph.protocol.openai_errors import error_body
 from stenograph.protocol.sse import data_event

@@ -4,7 +4,6 @@ Every field is honoured, recorded or refused (openai_chat_fields.py); nothing is
 blame is named by a JSON pointer. Replies are openai_chat_reply.py's.
 """
 
-import enum
 from collections.abc import Mapping
 
 import msgspec
@@ -21,6 +20,7 @@ from stenograph.core.chat import (
     ToolMode,
 )
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.settings import UnknownFields
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
 from stenograph.protocol.json_errors import decode_json, nearest
 from stenograph.protocol.openai_chat_fields import (
@@ -34,14 +34,6 @@ from stenograph.protocol.openai_chat_fields import (
     WireResponseFormat,
     WireTool,
 )
-
-
-class UnknownFields(enum.StrEnum):
-    """What is done with a top-level field that nobody knows."""
-
-    REFUSE = "refuse"
-    RECORD = "record"
-
 
 _REQUEST = msgspec.json.Decoder(WireChatRequest)
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])

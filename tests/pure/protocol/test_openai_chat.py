@@ -1,0 +1,234 @@
+"""OpenAI chat requests: what is taken, what is refused, and that whoever is to blame is pointed at."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stenograph.core.chat import Role, ToolMode
+from stenograph.core.errors import InvalidJson, InvalidRequest, StenographError, UnrenderableMessage
+from stenograph.core.settings import UnknownFields
+from stenograph.core.types import GrammarKind
+from stenograph.protocol.openai_chat import decode_chat, request_json
+from stenograph.protocol.openai_chat_fields import FIELD_NAMES, REFUSED, Rule, rule_of
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"messages": [USER], **fields}).encode()
+
+
+def refused(raw: bytes, kind: type[StenographError] = InvalidRequest) -> StenographError:
+    with pytest.raises(kind) as caught:
+        decode_chat(raw)
+    return caught.value
+
+
+def failure_of(raw: bytes) -> StenographError | None:
+    try:
+        decode_chat(raw)
+    except StenographError as error:
+        return error
+    return None
+
+
+def test_every_sampling_parameter_arrives() -> None:
+    request = decode_chat(
+        body(
+            temperature=0.5,
+            top_p=0.9,
+            top_k=40,
+            min_p=0.1,
+            seed=7,
+            stop=["a", "b"],
+            stop_token_ids=[1],
+            ignore_eos=True,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            repetition_penalty=1.1,
+            logit_bias={"5": -100, "3": 1.5},
+            max_completion_tokens=9,
+            logprobs=True,
+            top_logprobs=3,
+        )
+    )
+    params = request.params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.seed) == (0.5, 0.9, 40, 0.1, 7)
+    assert (params.stop, params.stop_token_ids, params.ignore_eos) == (("a", "b"), (1,), True)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -0.5, 1.1)
+    assert params.logit_bias == ((3, 1.5), (5, -100.0))
+    assert (params.max_tokens, params.num_top_logprobs, request.reply.logprobs) == (9, 3, True)
+
+
+def test_null_means_absent_for_every_field() -> None:
+    nulls = {name: None for name in FIELD_NAMES if name != "messages"}
+    assert decode_chat(body(**nulls)) == decode_chat(body())
+
+
+def test_messages_of_every_role_arrive() -> None:
+    call = {"id": "c1", "type": "function", "index": 0, "function": {"name": "add", "arguments": "{}"}}
+    request = decode_chat(
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "system", "content": "s"},
+                    {"role": "developer", "content": "d"},
+                    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                    {"role": "assistant", "content": None, "reasoning_content": "why", "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "2"},
+                ]
+            }
+        ).encode()
+    )
+    assert [message.role for message in request.messages] == list(Role)
+    assert request.messages[2].content == "ab"
+    assert request.messages[3].reasoning == "why"
+    assert request.messages[3].tool_calls[0].arguments == "{}"
+    assert request.messages[4].tool_call_id == "c1"
+
+
+def test_recorded_fields_are_kept_as_they_came_and_change_nothing_else() -> None:
+    request = decode_chat(body(user="u", metadata={"a": 1}, store=None))
+    assert request.recorded == {"user": '"u"', "metadata": '{"a": 1}'}
+    assert json.loads(request_json(request))["recorded"] == {"user": "u", "metadata": {"a": 1}}
+    assert request.params == decode_chat(body()).params
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_refused_field_is_refused_with_its_reason(name: str) -> None:
+    error = refused(body(**{name: 1}))
+    assert error.param == f"/{name}"
+    assert REFUSED[name] in error.message
+
+
+def test_every_field_has_exactly_one_rule() -> None:
+    assert {rule_of(name) for name in FIELD_NAMES} == set(Rule)
+    assert set(REFUSED) <= set(FIELD_NAMES)
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_known_name() -> None:
+    error = refused(body(temprature=1))
+    assert error.param == "/temprature"
+    assert "'temperature'" in error.message
+
+
+def test_an_unknown_field_is_recorded_where_the_server_says_so() -> None:
+    request = decode_chat(body(my_extra={"x": [1, 2]}), unknown_fields=UnknownFields.RECORD)
+    assert json.loads(request.recorded["my_extra"]) == {"x": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"messages": [{"role": "user", "content": 3}]}', "/messages/0/content"),
+        (b'{"messages": [{"content": "x"}]}', "/messages/0/role"),
+        (b'{"messages": [{"role": "user", "content": "x", "wat": 1}]}', "/messages/0/wat"),
+        (b'{"messages": "x"}', "/messages"),
+        (b'{"messages": []}', "/messages"),
+        (b"{}", "/messages"),
+        (b"[]", None),
+        (body(temperature="hot"), "/temperature"),
+        (body(temperature=-1), "/temperature"),
+        (body(top_p=0), "/top_p"),
+        (body(max_tokens=0), "/max_tokens"),
+        (body(max_tokens=1.5), "/max_tokens"),
+        (body(max_tokens=True), "/max_tokens"),
+        (body(max_tokens=2, max_completion_tokens=3), "/max_completion_tokens"),
+        (body(n=2), "/n"),
+        (body(seed=2**70), "/seed"),
+        (body(stop=[""]), "/stop"),
+        (body(stop=["x"] * 65), "/stop"),
+        (body(logit_bias={"x": 1}), "/logit_bias"),
+        (body(logit_bias={"1": 1000}), "/logit_bias"),
+        (body(top_logprobs=2), "/top_logprobs"),
+        (body(logprobs=True, top_logprobs=21), "/top_logprobs"),
+        (body(stream_options={"include_usage": True}), "/stream_options"),
+        (body(tool_choice="required"), "/tool_choice"),
+        (body(tool_choice="maybe", tools=[TOOL]), "/tool_choice"),
+        (
+            body(tool_choice={"type": "function", "function": {"name": "no"}}, tools=[TOOL]),
+            "/tool_choice/function/name",
+        ),
+        (body(response_format={"type": "xml"}), "/response_format/type"),
+        (body(response_format={"type": "json_schema"}), "/response_format/json_schema"),
+        (body(chat_template_kwargs={"messages": 1}), "/chat_template_kwargs/messages"),
+        (body(messages=[{"role": "robot", "content": "x"}]), "/messages/0/role"),
+        (body(messages=[{"role": "user"}]), "/messages/0/content"),
+        (body(messages=[{"role": "tool", "content": "x"}]), "/messages/0/tool_call_id"),
+        (body(messages=[{**USER, "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]), "/messages/0/tool_calls"),
+    ],
+)
+def test_a_bad_request_points_at_the_field_to_blame(raw: bytes, param: str | None) -> None:
+    assert refused(raw).param == param
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (
+            body(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+            "/messages/0/content/0/type",
+        ),
+        (body(tools=[{"type": "web_search"}]), "/tools/0/type"),
+    ],
+)
+def test_what_no_template_can_show_is_unrenderable(raw: bytes, param: str) -> None:
+    assert refused(raw, UnrenderableMessage).param == param
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"messages": [{"role": "user", "content": "x"}], "user": "\xff"}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        body() + b"x",
+        b"[" * 100_000,
+        b'{"temperature": NaN}',
+    ],
+)
+def test_what_is_not_json_in_utf8_is_refused_also_in_fields_that_are_skipped(raw: bytes) -> None:
+    with pytest.raises((InvalidJson, InvalidRequest)) as caught:
+        decode_chat(raw)
+    assert caught.value.status == 400
+
+
+def test_tool_choices_and_formats_arrive() -> None:
+    named = decode_chat(body(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "add"}}))
+    assert (named.tool_choice.mode, named.tool_choice.name) == (ToolMode.NAMED, "add")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    formatted = decode_chat(
+        body(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    )
+    assert formatted.params.grammar is not None
+    assert formatted.params.grammar.kind is GrammarKind.JSON_SCHEMA
+    assert json.loads(formatted.params.grammar.source) == schema
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.sampled_from(FIELD_NAMES), JSON, max_size=6))
+@example({"messages": [{"role": "user", "content": "x", "tool_calls": []}]})
+def test_any_json_is_taken_or_refused_with_400(fields: dict[str, Any]) -> None:
+    raw = json.dumps({"messages": [USER], **fields}).encode()
+    error = failure_of(raw)
+    assert error is None or error.status == 400
+    assert error is None or error.param is None or error.param.startswith("/")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_taken_or_refused_with_400(raw: bytes) -> None:
+    with pytest.raises(StenographError) as caught:
+        decode_chat(raw)
+    assert caught.value.status == 400
