@@ -5,6 +5,7 @@ import contextlib
 import errno
 import gc
 import logging
+import math
 import re
 import signal
 import socket
@@ -102,10 +103,18 @@ def make_app(
 class Server(uvicorn.Server):
     """uvicorn, with our signals (drain, then exit 0) and our ready line."""
 
-    def __init__(self, config: uvicorn.Config, *, manager: SessionManager, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        manager: SessionManager,
+        on_ready: Callable[[], None],
+        drain_timeout_s: float,
+    ) -> None:
         super().__init__(config)
         self._manager = manager
         self._on_ready = on_ready
+        self._drain_timeout_s = drain_timeout_s
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -125,10 +134,9 @@ class Server(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        drain_s = float(self.config.timeout_graceful_shutdown or 0)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(super().shutdown(sockets=sockets))
-            tasks.create_task(self._manager.drain(timeout_s=drain_s))
+            tasks.create_task(self._manager.drain(timeout_s=self._drain_timeout_s))
 
     def _on_signal(self) -> None:
         self.force_exit = self.should_exit
@@ -142,7 +150,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
     Raises StartupError for whatever stops the start: the port first, so that it is known before anything is loaded.
     """
     clock = SystemClock()
-    with _listen(settings.host, settings.port) as listener:
+    with listen(settings.host, settings.port) as listener:
         path = await asyncio.to_thread(resolve_model, settings.model, cache_dir=settings.cache_dir, progress=announce)
         files = await asyncio.to_thread(load_model_files, path)
         renderer = await asyncio.to_thread(make_renderer, files, settings.family)
@@ -175,7 +183,8 @@ async def _run_uvicorn(
         lifespan="off",
         server_header=False,
         headers=[("server", "stenograph")],
-        timeout_graceful_shutdown=int(settings.drain_timeout_s) or 1,
+        # The drain ends every turn by its own deadline; this one is for a client that does not take its reply.
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + 5,
     )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -185,10 +194,11 @@ async def _run_uvicorn(
         gc.freeze()
         announce(f"stenograph ready at http://{shown}:{port} (model {settings.model}, engine {settings.engine})")
 
-    await Server(config, manager=manager, on_ready=ready).serve(sockets=[listener])
+    server = Server(config, manager=manager, on_ready=ready, drain_timeout_s=settings.drain_timeout_s)
+    await server.serve(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Bind before anything else. Raises StartupError, in a line, if that cannot be done."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

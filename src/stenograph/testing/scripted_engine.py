@@ -45,7 +45,7 @@ class ScriptedEngine:
         self._scripts: deque[Script] = deque()
         self._aborts: dict[RequestId, asyncio.Event] = {}
         self._steps = asyncio.Semaphore(0)
-        self._began = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._state = EngineState.READY
 
     def __repr__(self) -> str:
@@ -71,8 +71,13 @@ class ScriptedEngine:
 
     async def begun(self, num_requests: int) -> None:
         """Wait until this many generations have begun since the engine was made."""
-        async with self._began:
-            await self._began.wait_for(lambda: len(self.requests) >= num_requests)
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.requests) >= num_requests)
+
+    async def idle(self) -> None:
+        """Wait until no generation runs."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._aborts)
 
     async def start(self) -> None:
         self._state = EngineState.READY
@@ -84,9 +89,9 @@ class ScriptedEngine:
             raise EngineUnavailable("no script is left for this request")
         script = self._scripts.popleft()
         aborted = self._aborts[request.request_id] = asyncio.Event()
-        async with self._began:
+        async with self._changed:
             self.requests.append(request)
-            self._began.notify_all()
+            self._changed.notify_all()
         ended = False
         try:
             async for chunk in self._play(script, aborted):
@@ -97,6 +102,8 @@ class ScriptedEngine:
             del self._aborts[request.request_id]
             if not ended:
                 self.stopped.append(request.request_id)
+            async with self._changed:
+                self._changed.notify_all()
 
     async def abort(self, request_id: RequestId) -> bool:
         event = self._aborts.get(request_id)

@@ -1,0 +1,19 @@
+"""docs/http-api.md lists every field of a chat request by its rule."""
+
+import re
+from pathlib import Path
+
+from stenograph.protocol.openai_chat_fields import FIELD_NAMES, Rule, rule_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"
+
+
+def fields_under(heading: str) -> set[str]:
+    section = PAGE.read_text().split(f"### {heading}\n")[1].split("\n#")[0]
+    first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+def test_every_field_is_listed_once_under_its_rule() -> None:
+    for rule in Rule:
+        assert fields_under(rule.capitalize()) == {name for name in FIELD_NAMES if rule_of(name) is rule}
