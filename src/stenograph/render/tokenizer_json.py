@@ -50,7 +50,7 @@ def read_tokenizer_json(text: str) -> TokenizerDocument:
     vocab = _object(model.get("vocab"), "model.vocab")
     if not all(isinstance(i, int) and 0 <= i < 2**24 for i in vocab.values()):
         raise StartupError("tokenizer.json: model.vocab has an id that is not an integer in [0, 2^24)")
-    added = root.get("added_tokens") or []
+    added: object = root.get("added_tokens") or []
     if not isinstance(added, list):
         raise StartupError("tokenizer.json: added_tokens must be a list")
     has_normalizer = root.get("normalizer") is not None
@@ -66,7 +66,7 @@ def plain_tokenizer_json(document: TokenizerDocument) -> str:
     """
     contents = {token.content for token in document.added}
     ids = {token.id for token in document.added}
-    merges = document.model.get("merges") or []
+    merges: object = document.model.get("merges") or []
     for merge in cast("list[object]", merges) if isinstance(merges, list) else []:
         left, right = _merge_pair(merge)
         if not contents.isdisjoint((left, right, left + right)):

@@ -1,0 +1,164 @@
+"""Messages to ids and ids to messages, for one model: START READING HERE in this package.
+
+Owns the two ways to open a turn. `render` puts a whole conversation through the chat template; `bridge` appends to
+ids that are already recorded, which it never changes and whose text it never reads. All methods are pure and may be
+called from any thread.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+from stenograph.core.chat import Message, ParsedReply, Role, Tool, ToolChoice
+from stenograph.core.errors import UnrenderableMessage
+from stenograph.core.types import Finish, Grammar, SamplingParams
+from stenograph.render.families.family import Family
+from stenograph.render.parsers.reply import ReplyParser
+from stenograph.render.seal import Sealer
+from stenograph.render.template import ChatTemplate
+from stenograph.render.template_input import client_strings, message_dict, tool_values
+from stenograph.render.tokenizer import Span, Tokenizer
+from stenograph.render.tool_grammar import tool_grammar
+
+_OPENING = Message(role=Role.USER, content="u")
+"""Stands for a line's history in a bridge: what it says does not matter, the bridge is a difference."""
+
+
+class Renderer:
+    """A tokenizer, a template and a family that belong together."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, family: Family) -> None:
+        self.tokenizer = tokenizer
+        self.family = family
+        self._template = template
+
+    def __repr__(self) -> str:
+        return f"<Renderer {self.family.name}, {self.tokenizer!r}>"
+
+    def check_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """Raise UnrenderableMessage, with the pointer of what is to blame, for what the family has no frame for."""
+        if tools and not self.family.shows_tools:
+            raise UnrenderableMessage("The model's chat template cannot show a tool list.", param="/tools")
+        was_call = False
+        for i, message in enumerate(messages):
+            if message.role not in self.family.roles:
+                reason = f"The model's chat template has no frame for the role {message.role.value!r}."
+                raise UnrenderableMessage(reason, param=f"/messages/{i}/role")
+            if message.tool_calls and not self.family.shows_tools:
+                raise UnrenderableMessage(
+                    "The model's chat template cannot show tool calls.", param=f"/messages/{i}/tool_calls"
+                )
+            if message.role is Role.TOOL and not was_call:
+                raise UnrenderableMessage(
+                    "A tool message answers a tool call, but none comes before it.", param=f"/messages/{i}/role"
+                )
+            was_call = was_call or bool(message.tool_calls)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object]) -> "array[int]":
+        """Ids [T] of a whole conversation with the prompt for the assistant's turn.
+
+        Without a control token's spelling in a client's text, what the tokenizer makes of the template's text.
+        Raises UnrenderableMessage: the template refuses, or a text cannot be encoded.
+        """
+        self._check_tools(tools)
+        sealer = Sealer(self.tokenizer, client_strings(messages, tools, kwargs))
+        text = self._text(sealer, messages, tools, kwargs, prompt=True)
+        return self.tokenizer.encode_spans(sealer.open(text))
+
+    def bridge(
+        self,
+        tail_ids: Sequence[int],
+        reply: Message,
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, object],
+    ) -> "array[int]":
+        """Ids to append after a node's ids, of which `tail_ids` are the last, to open the next turn.
+
+        They are what the template writes to close the assistant's turn, as far as the tail does not end with it
+        already; the messages `new`; and the prompt. `reply` is the node's reply; of it only its calls matter, to
+        templates that show results beside calls. Cost is of the new text. Raises UnrenderableMessage: the template
+        refuses, or rewrites what came before the new messages.
+        """
+        self._check_tools(tools)
+        shown = () if self.family.tools_before_turns else tools
+        calls = Message(role=Role.ASSISTANT, content="", tool_calls=reply.tool_calls)
+        sealer = Sealer(self.tokenizer, client_strings((calls, *new), shown, kwargs))
+        closing = self._closing(sealer, shown, kwargs)
+        past = (_OPENING, Message(role=Role.ASSISTANT, content="a", tool_calls=reply.tool_calls))
+        before = self._text(sealer, past, shown, kwargs, prompt=False)
+        after = self._text(sealer, (*past, *new), shown, kwargs, prompt=True)
+        if not after.startswith(before):
+            raise UnrenderableMessage(
+                "The model's chat template is not append-only: new messages change how earlier ones are written."
+            )
+        spans = [Span(text=closing, trusted=True), *sealer.open(after[len(before) :])]
+        ids = self.tokenizer.encode_spans(spans)
+        return ids[_overlap(tail_ids, ids, self.tokenizer.encode(closing)) :]
+
+    def parser(self, params: SamplingParams, tools: Sequence[Tool], *, id_prefix: str = "") -> ReplyParser:
+        """A parser for one reply; its calls get the ids `call_{id_prefix}{n}`. Without tools calls are text."""
+        return ReplyParser(
+            self.tokenizer,
+            self.family.syntax,
+            stop=params.stop,
+            parse_calls=bool(tools),
+            id_prefix=id_prefix,
+        )
+
+    def parse(
+        self,
+        ids: Sequence[int],
+        finish: Finish,
+        params: SamplingParams,
+        tools: Sequence[Tool],
+        *,
+        id_prefix: str = "",
+    ) -> ParsedReply:
+        """A whole reply as a message: what `parser` makes of it, fed at once. Never raises."""
+        parser = self.parser(params, tools, id_prefix=id_prefix)
+        parser.feed(ids)
+        return parser.finish(finish)[1]
+
+    def tool_grammar(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Grammar | None:
+        """The grammar that makes the model call as `choice` says; None where it forces nothing.
+
+        Raises InvalidRequest: no such tool, or parameters that are not the JSON Schema of an object.
+        """
+        return tool_grammar(tools, choice, parallel, self.family.syntax, self.tokenizer.added_tokens)
+
+    def _check_tools(self, tools: Sequence[Tool]) -> None:
+        self.check_messages((), tools)
+
+    def _closing(self, sealer: Sealer, tools: Sequence[Tool], kwargs: Mapping[str, object]) -> str:
+        """What the template writes after an assistant's text: all that follows a mark put in its place."""
+        reply = {"role": Role.ASSISTANT.value, "content": sealer.mark}
+        text = self._template.render(
+            [message_dict(_OPENING, sealer), reply], tool_values(tools, sealer), False, _sealed(kwargs, sealer)
+        )
+        _, mark, closing = text.rpartition(sealer.mark)
+        if not mark:
+            raise UnrenderableMessage("The model's chat template does not show an assistant's text.")
+        return closing
+
+    def _text(
+        self,
+        sealer: Sealer,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, object],
+        *,
+        prompt: bool,
+    ) -> str:
+        dicts = [message_dict(message, sealer) for message in messages]
+        return self._template.render(dicts, tool_values(tools, sealer), prompt, _sealed(kwargs, sealer))
+
+
+def _sealed(kwargs: Mapping[str, object], sealer: Sealer) -> dict[str, object]:
+    return {name: sealer.seal_value(value) for name, value in kwargs.items()}
+
+
+def _overlap(tail_ids: Sequence[int], ids: Sequence[int], closing_ids: Sequence[int]) -> int:
+    """How many of the first ids the tail ends with already; no more than the closing ids that they begin with."""
+    same = next((i for i, (a, b) in enumerate(zip(ids, closing_ids, strict=False)) if a != b), len(closing_ids))
+    tail = list(tail_ids[-same:]) if same else []
+    return next((k for k in range(min(same, len(tail)), 0, -1) if tail[-k:] == list(ids[:k])), 0)

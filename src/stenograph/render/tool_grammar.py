@@ -1,0 +1,64 @@
+"""A grammar whose language is tool calls in a family's syntax, arguments held to each tool's schema.
+
+Owns the text of the grammar, in llguidance's Lark dialect. Does not compile it: whether a schema is one that the
+grammar engine knows is found out there.
+"""
+
+import json
+import re
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from stenograph.core.chat import Tool, ToolChoice, ToolMode
+from stenograph.core.errors import InvalidRequest
+from stenograph.core.types import Grammar, GrammarKind
+from stenograph.render.families.family import ReplySyntax
+
+_SPELLING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+"""Fixed white space: with free white space a small model fills its budget with blanks (measured)."""
+
+
+def tool_grammar(
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    parallel: bool,
+    syntax: ReplySyntax,
+    added_tokens: Collection[str],
+) -> Grammar | None:
+    """One call, or with `parallel` one or more, of the tools that `choice` allows; None where it forces nothing.
+
+    Raises InvalidRequest: no such tool, or parameters that are not the JSON Schema of an object.
+    """
+    if choice.mode in (ToolMode.AUTO, ToolMode.NONE):
+        return None
+    allowed = [(i, tool) for i, tool in enumerate(tools) if choice.name in (None, tool.name)]
+    if not allowed:
+        wanted = "there are no tools" if choice.name is None else f"there is no tool {choice.name!r}"
+        raise InvalidRequest(f"tool_choice asks for a call, but {wanted}", param="/tool_choice")
+    names = [f"call_{i}" for i, _ in allowed]
+    lines = ["start: one_call" + (' ("\\n" one_call)*' if parallel else ""), f"one_call: {' | '.join(names)}"]
+    for i, tool in allowed:
+        head = f'{syntax.call_open}\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
+        opening, closing = _literal(head, added_tokens), _literal(f"}}\n{syntax.call_close}", added_tokens)
+        lines.append(f"call_{i}: {opening} arguments_{i} {closing}")
+        lines.append(f"arguments_{i}: %json {json.dumps(_schema(i, tool), ensure_ascii=False)}")
+    return Grammar(kind=GrammarKind.LARK, source="\n".join(lines) + "\n")
+
+
+def _schema(index: int, tool: Tool) -> dict[str, object]:
+    param = f"/tools/{index}/function/parameters"
+    try:
+        schema = msgspec.json.decode(tool.parameters_json, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise InvalidRequest(f"The parameters of {tool.name!r} are not a JSON Schema object.", param=param) from error
+    if schema.setdefault("type", "object") != "object":
+        raise InvalidRequest(f"The parameters of {tool.name!r} must be of type object.", param=param)
+    return {**schema, "x-guidance": _SPELLING}
+
+
+def _literal(text: str, added_tokens: Collection[str]) -> str:
+    """Text in the grammar: quoted, but a marker of the syntax that is a token of its own is written bare."""
+    markers = sorted((token for token in added_tokens if re.fullmatch(r"<[^<>\s]+>", token)), key=len, reverse=True)
+    pieces = re.split("(" + "|".join(map(re.escape, markers)) + ")", text) if markers else [text]
+    return " ".join(piece if piece in markers else json.dumps(piece, ensure_ascii=False) for piece in pieces if piece)
