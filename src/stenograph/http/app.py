@@ -144,14 +144,14 @@ class Server(uvicorn.Server):
         self._manager.refuse_new()
 
 
-async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
-    """Run the server until SIGTERM or SIGINT. `announce` gets progress, and one line when the server is ready.
+async def serve(settings: Settings, *, announce: Callable[[str], None], progress: Callable[[str], None]) -> None:
+    """Run the server until SIGTERM or SIGINT. `announce` gets one line when it is ready, `progress` any before.
 
     Raises StartupError for whatever stops the start: the port first, so that it is known before anything is loaded.
     """
     clock = SystemClock()
     with listen(settings.host, settings.port) as listener:
-        path = await asyncio.to_thread(resolve_model, settings.model, cache_dir=settings.cache_dir, progress=announce)
+        path = await asyncio.to_thread(resolve_model, settings.model, cache_dir=settings.cache_dir, progress=progress)
         files = await asyncio.to_thread(load_model_files, path)
         renderer = await asyncio.to_thread(make_renderer, files, settings.family)
         engine = EmbeddedEngine(

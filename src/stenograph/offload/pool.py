@@ -11,8 +11,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-INLINE_BELOW_BYTES = 2048
-"""Work on less input than this runs on the loop: a hop to a thread and back costs more (docs/LOG.md, 2026-11-21)."""
+INLINE_BELOW_BYTES = 1024
+"""Work on less input than this runs on the loop: it takes under a millisecond, and a hop to a thread and back is not
+free either (docs/LOG.md, 2026-11-21)."""
 
 
 class CpuPool:

@@ -1,0 +1,104 @@
+"""The command line: `stenograph serve`, `stenograph fetch`. Flags are the rows of the settings table.
+
+Owns exit codes: 0 when all went well, 2 for whatever stops the start (one line on stderr), 130 for an interrupt.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import uvloop
+
+from stenograph import __version__
+from stenograph.core.errors import StartupError
+from stenograph.core.settings import SETTINGS, Setting, Settings, load_settings
+from stenograph.embedded.fetch import resolve_model
+from stenograph.http.app import serve
+
+EXIT_STARTUP = 2
+EXIT_INTERRUPTED = 130
+
+FETCH_SETTINGS = ("model", "cache_dir")
+"""The settings that `fetch` reads."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with one line for a bad flag."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_STARTUP, f"stenograph: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = vars(_parser().parse_args(arguments))
+    command, config = options.pop("command"), options.pop("config")
+    try:
+        settings = load_settings(options, os.environ, config)
+        _start_logging(settings)
+        if command == "fetch":
+            print(resolve_model(settings.model, cache_dir=settings.cache_dir, progress=_say))
+        else:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve(settings, announce=_announce, progress=_say))
+    except StartupError as error:
+        print(f"stenograph: {error}", file=sys.stderr)
+        return EXIT_STARTUP
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="stenograph", description="A session server that keeps the exact tokens of agent rollouts.")
+    parser.add_argument("--version", action="version", version=f"stenograph {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    serving = commands.add_parser("serve", help="run the server", description="Run the server until SIGTERM.")
+    fetching = commands.add_parser(
+        "fetch", help="fetch the model's weights", description="Fetch the model into the cache and print its path."
+    )
+    for setting in SETTINGS:
+        _add_flag(serving, setting)
+        if setting.name in FETCH_SETTINGS:
+            _add_flag(fetching, setting)
+    for command in (serving, fetching):
+        command.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
+    return parser
+
+
+def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
+    shown = f"{setting.doc} Default: {setting.default}{f' {setting.unit}' if setting.unit else ''}."
+    parser.add_argument(
+        setting.flag,
+        dest=setting.name,
+        action="append" if setting.kind.repeatable else "store",
+        metavar="|".join(setting.kind.choices) or setting.name.upper(),
+        help=shown.replace("%", "%%"),
+    )
+
+
+def _start_logging(settings: Settings) -> None:
+    logging.basicConfig(
+        level=str(settings.log_level).upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+def _announce(line: str) -> None:
+    """The ready line goes to stdout, alone, so that a script can wait for it."""
+    print(line, flush=True)
+
+
+def _say(line: str) -> None:
+    """Progress goes to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""docs/dependencies.md gives a reason for every dependency, and for nothing else."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=!;\[ ]", requirement)[0] for requirement in requirements}
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = {
+        "To run": names(project["dependencies"]),
+        "For the demo": names(extras["demo"]),
+        "To develop": names(extras["dev"]),
+    }
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    for heading, packages in declared.items():
+        section = page.split(f"## {heading}\n")[1].split("\n## ")[0]
+        rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")]
+        assert set(rows[1:]) == packages
+        assert all(len(line.split("|")) == 5 for line in section.splitlines() if line.startswith("| "))

@@ -1,0 +1,134 @@
+"""A real server on a real socket, around a scripted engine and a tiny tokenizer."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+
+from stenograph.core.clock import SystemClock
+from stenograph.core.settings import Settings
+from stenograph.core.types import Finish, FinishReason
+from stenograph.http.app import Server, listen, make_app, make_renderer
+from stenograph.offload.pool import CpuPool
+from stenograph.render.model_files import ModelFiles
+from stenograph.render.renderer import Renderer
+from stenograph.session.manager import SessionManager
+from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.tiny import tiny_tokenizer_json
+
+END = 2
+"""`<|im_end|>`"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a plain HTTP client got."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """A running server and its insides."""
+
+    url: str
+    engine: ScriptedEngine
+    renderer: Renderer
+    manager: SessionManager
+    client: aiohttp.ClientSession
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.client.request(method, self.url + path, data=data, headers=named) as response:
+            return Answer(status=response.status, headers=response.headers, body=await response.read())
+
+    async def open(self, **options: Any) -> str:
+        answer = await self.call("POST", "/sessions", options)
+        assert answer.status == 200, answer.body
+        return str(answer.json()["session_id"])
+
+    async def chat(self, session_id: str | None, *messages: dict[str, Any], **fields: Any) -> Answer:
+        prefix = "" if session_id is None else f"/sessions/{session_id}"
+        return await self.call("POST", f"{prefix}/v1/chat/completions", {"messages": list(messages), **fields})
+
+    def says(self, text: str, *, paused: bool = False, finish: Finish | None = None) -> Script:
+        """Plan a reply: the ids of `text` and `<|im_end|>`, or (with another finish) without it."""
+        ids = tuple(self.renderer.tokenizer.encode(text))
+        if finish is None:
+            ids, finish = (*ids, END), Finish(reason=FinishReason.STOP, matched=END)
+        script = Script(ids=ids, finish=finish, paused=paused)
+        self.engine.plan(script)
+        return script
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.fixture(scope="session")
+def renderer() -> Renderer:
+    files = ModelFiles(
+        name="tiny",
+        path=Path("tiny"),
+        tokenizer_json=tiny_tokenizer_json(),
+        chat_template=None,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        eos_token_ids=(END,),
+        vocab_size=320,
+        max_context_tokens=4096,
+        architecture="llama",
+    )
+    return make_renderer(files, "smollm2")
+
+
+@pytest.fixture
+def serve(renderer: Renderer) -> Callable[..., AbstractAsyncContextManager[Live]]:
+    """Start servers with other settings: `async with serve(max_in_flight=1) as live`."""
+
+    @asynccontextmanager
+    async def started(**settings: Any) -> AsyncIterator[Live]:
+        engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
+        pool = CpuPool(2)
+        app, manager = make_app(
+            Settings(**settings), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock()
+        )
+        ready = asyncio.Event()
+        config = uvicorn.Config(
+            app, lifespan="off", log_config=None, server_header=False, headers=[("server", "stenograph")]
+        )
+        server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0)
+        with listen("127.0.0.1", 0) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as client:
+                tasks.create_task(server.serve(sockets=[listener]))
+                await ready.wait()
+                yield Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
+                server.should_exit = True
+        pool.close()
+
+    return started
+
+
+@pytest.fixture
+async def live(serve: Callable[..., AbstractAsyncContextManager[Live]]) -> AsyncIterator[Live]:
+    """A server with default settings."""
+    async with serve() as running:
+        yield running

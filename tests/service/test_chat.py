@@ -1,0 +1,256 @@
+"""Chats over a real socket: what a client gets, what the engine got, and what the session keeps."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from stenograph.core.errors import EngineUnavailable
+from stenograph.core.types import Finish, FinishReason
+from stenograph.testing.scripted_engine import Script
+
+from .conftest import END, Live, assistant, user
+
+
+async def test_the_sample_is_what_went_to_and_came_from_the_engine(live: Live) -> None:
+    session = await live.open()
+    scripts = [live.says("Paris."), live.says("It is old."), live.says("Bye.")]
+    messages: list[dict[str, Any]] = []
+    for question in ("Capital?", "Tell me more", "Thanks"):
+        messages.append(user(question))
+        answer = await live.chat(session, *messages, seed=1)
+        assert answer.status == 200, answer.body
+        messages.append(answer.json()["choices"][0]["message"])
+    prompts = [list(request.prompt.ids) for request in live.engine.requests]
+    for turn in range(2):
+        before = prompts[turn] + list(scripts[turn].ids)
+        assert prompts[turn + 1][: len(before)] == before
+    everything = prompts[-1] + list(scripts[-1].ids)
+    view = (await live.call("GET", f"/sessions/{session}")).json()
+    assert view["metadata"]["accumulated_token_ids"] == everything
+    samples = (await live.call("POST", f"/sessions/{session}/samples", {"format": "json"})).json()
+    (sample,) = samples["samples"]
+    assert sample["tokens"] == everything
+    drawn = [id_ for chunk in live.engine.chunks for id_ in chunk.ids]
+    logprobs = [logprob for chunk in live.engine.chunks for logprob in chunk.logprobs]
+    mask, start = sample["loss_mask"], len(everything) - sample["response_length"]
+    kept = [(id_, lp) for id_, m, lp in zip(everything[start:], mask, sample["rollout_log_probs"], strict=True) if m]
+    assert kept == list(zip(drawn, logprobs, strict=True))
+    assert all(lp == 0.0 for m, lp in zip(mask, sample["rollout_log_probs"], strict=True) if not m)
+
+
+async def test_a_reply_has_the_openai_shape(live: Live) -> None:
+    script = live.says("Hello")
+    answer = await live.chat(await live.open(), user("hi"), logprobs=True, top_logprobs=0, return_token_ids=True)
+    body = answer.json()
+    choice = body["choices"][0]
+    assert body["object"] == "chat.completion"
+    assert choice["message"] == {"role": "assistant", "content": "Hello"}
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", END)
+    assert choice["token_ids"] == list(script.ids)
+    assert [row["logprob"] for row in choice["logprobs"]["content"]] == [-(i + 1) / 8 for i in range(len(script.ids))]
+    assert body["prompt_token_ids"] == list(live.engine.requests[0].prompt.ids)
+    assert body["usage"]["completion_tokens"] == len(script.ids)
+    assert "render;dur=" in answer.headers["server-timing"]
+    assert answer.headers.getall("server") == ["stenograph"]  # type: ignore[attr-defined]
+    assert len(answer.headers.getall("date")) == 1  # type: ignore[attr-defined]
+
+
+def events_of(body: bytes) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in body.decode().split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+async def test_what_streams_and_what_does_not_leave_identical_records(live: Live) -> None:
+    records = []
+    for stream in (False, True):
+        live.says("Naïve ☃ text")
+        session = await live.open()
+        options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+        answer = await live.chat(session, user("hi"), stream=stream, **options)
+        assert answer.status == 200
+        (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+        for name in ("timestamp", "request_timestamp", "request_id", "stages"):
+            del record[name]
+        records.append(record)
+        if stream:
+            *chunks, last = events_of(answer.body)
+            text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
+            assert (text, last) == ("Naïve ☃ text", "[DONE]")
+            assert chunks[-1]["usage"]["completion_tokens"] == len(record["response"]["output_ids"])
+            assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "stop"
+    assert records[0] == records[1]
+
+
+async def test_the_terminal_event_comes_after_the_commit(live: Live) -> None:
+    live.says("ab", paused=True)
+    session = await live.open()
+    path = f"{live.url}/sessions/{session}/v1/chat/completions"
+    async with live.client.post(path, json={"messages": [user("hi")], "stream": True}) as response:
+        seen = b""
+        live.engine.step()
+        while b'"content":"a"' not in seen:
+            seen += await response.content.readany()
+        assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
+        live.engine.step(3)
+        while b"[DONE]" not in seen:
+            seen += await response.content.readany()
+        assert len((await live.call("GET", f"/sessions/{session}")).json()["records"]) == 1
+
+
+async def test_a_second_chat_is_refused_at_once_and_leaves_the_first_alone(live: Live) -> None:
+    live.says("one", paused=True)
+    session, other = await live.open(), await live.open()
+    first = asyncio.ensure_future(live.chat(session, user("hi")))
+    await live.engine.begun(1)
+    for _ in range(2):
+        answer = await live.chat(session, user("hi"))
+        assert (answer.status, answer.json()["error"]["code"]) == (409, "session_busy")
+        assert answer.headers["x-should-retry"] == "false"
+    assert len(live.engine.requests) == 1
+    live.says("free")
+    assert (await live.chat(other, user("hi"))).status == 200
+    live.engine.step(20)
+    assert (await first).status == 200
+    live.says("two")
+    assert (await live.chat(session, user("hi"), assistant("one"), user("more"))).status == 200
+
+
+async def test_a_client_that_hangs_up_stops_the_engine_and_leaves_the_session_usable(live: Live) -> None:
+    script = live.says("never heard", paused=True)
+    session = await live.open()
+    call = asyncio.ensure_future(live.chat(session, user("hi")))
+    await live.engine.begun(1)
+    live.engine.step(2)
+    call.cancel()
+    await asyncio.wait({call})
+    await live.engine.idle()
+    assert live.engine.stopped == [live.engine.requests[0].request_id]
+    assert script.paused
+    assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
+    live.says("again")
+    assert (await live.chat(session, user("hi"))).status == 200
+
+
+async def test_an_engine_failure_is_told_keeps_nothing_and_frees_the_session(live: Live) -> None:
+    live.engine.plan(Script(ids=(5,), error=EngineUnavailable("it died", retry_after_s=2.0)))
+    session = await live.open()
+    answer = await live.chat(session, user("hi"))
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"] == "2"
+    live.says("fine")
+    assert (await live.chat(session, user("hi"))).status == 200
+    assert len((await live.call("GET", f"/sessions/{session}")).json()["records"]) == 1
+
+
+async def test_an_engine_failure_in_mid_stream_is_an_event_and_no_done(live: Live) -> None:
+    ids = tuple(live.renderer.tokenizer.encode("abc"))
+    live.engine.plan(Script(ids=ids, error=EngineUnavailable("it died")))
+    session = await live.open()
+    answer = await live.chat(session, user("hi"), stream=True)
+    if answer.status == 200:  # something was said before it failed
+        *_, last = events_of(answer.body)
+        assert last["error"]["code"] == "engine_unavailable"
+    else:
+        assert answer.status == 503
+    assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
+
+
+async def test_garbage_from_an_engine_is_502_and_never_recorded(live: Live) -> None:
+    live.engine.plan(Script(ids=(5, 10**6)))
+    session = await live.open()
+    answer = await live.chat(session, user("hi"))
+    assert (answer.status, answer.json()["error"]["code"]) == (502, "upstream_invalid")
+    assert "id_in_vocab" in answer.json()["error"]["message"]
+    assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
+
+
+async def test_a_turn_cut_by_length_can_be_regenerated_but_not_extended(live: Live) -> None:
+    session = await live.open()
+    live.says("cut", finish=Finish(reason=FinishReason.LENGTH))
+    answer = await live.chat(session, user("hi"), max_tokens=50)
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    answer = await live.chat(session, user("hi"), assistant("cut"), user("go on"))
+    assert (answer.status, answer.json()["error"]["code"]) == (409, "truncated_generation")
+    live.says("whole")
+    assert (await live.chat(session, user("hi"))).status == 200
+    assert len((await live.call("GET", f"/sessions/{session}")).json()["records"]) == 1
+
+
+async def test_deleting_a_session_ends_its_turn_with_the_partial_reply_and_keeps_nothing(live: Live) -> None:
+    live.says("partial", paused=True)
+    session = await live.open()
+    call = asyncio.ensure_future(live.chat(session, user("hi")))
+    await live.engine.begun(1)
+    live.engine.step()
+    deleted = await live.call("DELETE", f"/sessions/{session}")
+    assert deleted.status == 204
+    answer = await call
+    assert (answer.status, answer.json()["choices"][0]["finish_reason"]) == (200, "abort")
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/samples")):
+        assert (await live.call(method, f"/sessions/{session}{path}")).status == 404
+    assert (await live.chat(session, user("hi"))).status == 404
+
+
+async def test_abort_returns_every_partial_reply_and_records_it_as_aborted(live: Live) -> None:
+    sessions = [await live.open() for _ in range(8)]
+    calls = []
+    for index, session in enumerate(sessions):
+        live.says("partial", paused=True)
+        calls.append(asyncio.ensure_future(live.chat(session, user("hi"))))
+        await live.engine.begun(index + 1)
+    assert (await live.call("POST", "/abort_request", {"abort_all": True})).json() == {"aborted": 8}
+    for answer in await asyncio.gather(*calls):
+        assert (answer.status, answer.json()["choices"][0]["finish_reason"]) == (200, "abort")
+    for session in sessions:
+        (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+        assert record["status"] == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"{", 400, "invalid_json", None),
+        (b'{"messages": 1}', 400, "invalid_request", "/messages"),
+        (b'{"messages": []}', 400, "invalid_request", "/messages"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "wat": 1}', 400, "invalid_request", "/wat"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "input_ids": [1]}', 400, "invalid_request", "/input_ids"),
+    ],
+)
+async def test_bad_input_is_a_clear_400_and_leaves_the_session_unharmed(
+    live: Live, body: bytes, status: int, code: str, param: str | None
+) -> None:
+    session = await live.open()
+    answer = await live.call("POST", f"/sessions/{session}/v1/chat/completions", body)
+    assert (answer.status, answer.json()["error"]["code"], answer.json()["error"]["param"]) == (status, code, param)
+    assert answer.json()["error"]["message"]
+    live.says("fine")
+    assert (await live.chat(session, user("hi"))).status == 200
+
+
+async def test_a_context_that_is_too_long_is_refused_before_the_engine_sees_it(live: Live) -> None:
+    session = await live.open()
+    for fields in ({"messages": [user("x" * 5000)]}, {"messages": [user("x")], "max_tokens": 4096}):
+        answer = await live.call("POST", f"/sessions/{session}/v1/chat/completions", fields)
+        assert (answer.status, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert live.engine.requests == []
+
+
+async def test_the_session_is_named_by_path_then_header_then_bearer(live: Live) -> None:
+    one, two = await live.open(), await live.open()
+    path = "/v1/chat/completions"
+    body = {"messages": [user("hi")]}
+    for call, owner in (
+        (live.call("POST", f"/sessions/{one}{path}", body, x_session_id=two), one),
+        (live.call("POST", path, body, x_session_id=two), two),
+    ):
+        live.says("x")
+        assert (await call).status == 200
+        assert len((await live.call("GET", f"/sessions/{owner}")).json()["records"]) == 1
+    live.says("x")
+    assert (await live.call("POST", path, body, authorization=f"Bearer {two}")).status == 200
+    live.says("x")
+    assert (await live.call("POST", path, body, authorization="Bearer sk-dummy")).status == 200  # served statelessly
+    assert (await live.call("POST", path, body, x_session_id="nobody")).status == 404
+    assert (await live.call("POST", f"/sessions/nobody{path}", body)).status == 404
