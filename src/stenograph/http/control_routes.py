@@ -1,6 +1,6 @@
 """Every route but the chats: sessions, samples, aborts, models, tokens, health. Starlette."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,8 +20,8 @@ from stenograph.core.errors import (
 from stenograph.core.types import token_ids
 from stenograph.engine.base import Engine, EngineState
 from stenograph.export.records import session_summary, session_view
-from stenograph.export.samples import Sample, assemble, to_json
 from stenograph.export.safetensors import to_safetensors
+from stenograph.export.samples import assemble, to_json
 from stenograph.http.auth import Doorman
 from stenograph.http.wire import ClientGone, read_body
 from stenograph.offload.pool import CpuPool
@@ -35,6 +35,7 @@ from stenograph.protocol.sessions import (
     decode_tokenize,
 )
 from stenograph.render.tokenizer import Tokenizer
+from stenograph.session.history import CommittedTurn
 from stenograph.session.manager import Session, SessionManager, SessionOptions
 from stenograph.session.matching import MatcherName
 
@@ -159,17 +160,36 @@ class ControlRoutes:
         return _json({"aborted": await self.manager.abort(None)})
 
     async def _samples(self, request: Request) -> Response:
-        body = await self._body(request)
-        session, wire = self._session(request), decode_samples(body)
+        wire = decode_samples(await self._body(request))
+        session = self._session(request)
         line = tuple(session.history.turns)
-        num_bytes = 8 * sum(turn.num_tokens for turn in line)
         content, media_type = await self.pool.run(
-            lambda: self._encode_samples(session, line, wire), num_bytes=num_bytes
+            lambda: self._encode_samples(line, session.options.metadata, wire),
+            num_bytes=8 * sum(turn.num_tokens for turn in line),
         )
         return Response(content, media_type=media_type)
 
-    def _encode_samples(self, session: Session, line: tuple[object, ...], wire: SamplesRequest) -> tuple[bytes, str]:
-        raise NotImplementedError
+    def _encode_samples(
+        self, line: Sequence[CommittedTurn], metadata: Mapping[str, object], wire: SamplesRequest
+    ) -> tuple[bytes, str]:
+        """The samples of a line and their media type. Touches no session: it runs on a worker."""
+        merged = {**metadata, **(wire.metadata or {})}
+        samples = (
+            [assemble(line, decode=self.tokenizer.decode, max_seq_len=wire.max_seq_len, metadata=merged)]
+            if line
+            else []
+        )
+        empty_reason = None if samples else "the session has no committed turn"
+        if wire.format != "json":
+            payload = to_safetensors(samples, session_metadata=metadata, empty_reason=empty_reason)
+            return payload, "application/octet-stream"
+        token_text = self.tokenizer.token_text if wire.token_texts else None
+        body = {
+            "samples": [to_json(sample, token_text=token_text) for sample in samples],
+            "session_metadata": metadata,
+            "empty_reason": empty_reason,
+        }
+        return msgspec.json.encode(body), "application/json"
 
     def _session(self, request: Request) -> Session:
         return self.manager.get(request.path_params["id"])
