@@ -14,13 +14,15 @@ from types import MappingProxyType
 
 import tokenizers
 
-from stenograph.core.errors import StartupError, UnrenderableMessage
+from stenograph.core.errors import StartupError, TokenizationFailed, UnrenderableMessage
 from stenograph.core.types import token_ids
 from stenograph.render.tokenizer_json import AddedToken, plain_tokenizer_json, read_tokenizer_json, token_bytes
 
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _SPACE_BEFORE, _SPACE_AFTER = re.compile(f"[{_SPACE}]*\\Z"), re.compile(f"[{_SPACE}]*")
 """Unicode's White_Space, which the reference tokenizer strips; Python's `\\s` has four control characters more."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +120,11 @@ class Tokenizer:
             return []
         try:
             return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except UnicodeEncodeError as error:
-            code = ord(text[error.start])
+        except (TypeError, UnicodeEncodeError) as error:  # which of them, depends on the library's version
+            found = _SURROGATE.search(text)
+            if found is None:
+                raise TokenizationFailed(f"The tokenizer failed on a text of {len(text)} characters.") from error
+            code = ord(found.group())
             raise UnrenderableMessage(f"The text has a lone surrogate, U+{code:04X}, which has no UTF-8.") from error
 
     def _find(self, text: str, runs: list[tuple[int, int]]) -> list[tuple[AddedToken, int, int]]:

@@ -133,9 +133,7 @@ def _added_token(entry: object, has_normalizer: bool) -> AddedToken:
 
 def _merge_pair(merge: object) -> tuple[str, str]:
     """A merge as both forms of the file write it: "a b", or ["a", "b"]."""
-    pair: list[object] = list(merge.split(" ")) if isinstance(merge, str) else []
-    if isinstance(merge, list):
-        pair = cast("list[object]", merge)
+    pair: object = merge.split(" ") if isinstance(merge, str) else merge
     match pair:
         case [str(left), str(right)]:
             return left, right
@@ -146,8 +144,12 @@ def _merge_pair(merge: object) -> tuple[str, str]:
 def _is_byte_level(decoder: object) -> bool:
     fields = cast("dict[str, object]", decoder) if isinstance(decoder, dict) else {}
     if fields.get("type") == "Sequence":
-        parts = fields.get("decoders")
-        return isinstance(parts, list) and len(cast("list[object]", parts)) == 1 and _is_byte_level(parts[0])
+        match fields.get("decoders"):
+            case [only]:
+                decoder_inside: object = only
+                return _is_byte_level(decoder_inside)
+            case _:
+                return False
     return fields.get("type") == "ByteLevel"
 
 

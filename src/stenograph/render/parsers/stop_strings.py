@@ -8,7 +8,7 @@ class StopStrings:
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
-        self._held = ""
+        self._held: str = ""
         self._after: list[str] = []
 
     def push(self, text: str) -> str:

@@ -1,0 +1,82 @@
+"""Text to ids and back."""
+
+import json
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenograph.core.errors import StartupError, UnrenderableMessage
+from stenograph.render.tokenizer import Span, Tokenizer
+
+PIECES = [
+    "<|im_end|>",
+    "<|im_start|>",
+    "<x>",
+    "<x>y",
+    "<mask>",
+    "<é>",
+    " ",
+    "\n",
+    "\x1c",
+    "\u3000",
+    "hello",
+    "<",
+    "é",
+    "𝄞",
+]
+TEXTS = st.lists(st.sampled_from(PIECES) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)).map("".join)
+
+
+@given(text=TEXTS)
+def test_trusted_text_encodes_as_the_reference_does(
+    tokenizer: Tokenizer, reference: tokenizers.Tokenizer, text: str
+) -> None:
+    assert list(tokenizer.encode(text)) == reference.encode(text, add_special_tokens=False).ids
+
+
+@given(text=TEXTS)
+def test_plain_text_never_has_an_added_token_and_loses_nothing(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode_plain(text)
+    assert set(tokenizer.added_tokens.values()).isdisjoint(ids)
+    assert tokenizer.decode(ids) == text
+
+
+@given(texts=st.lists(TEXTS, max_size=4))
+def test_untrusted_spans_have_no_added_token_and_do_not_break_the_text(tokenizer: Tokenizer, texts: list[str]) -> None:
+    spans = [Span(text=text, trusted=False) for text in texts]
+    assert tokenizer.encode_spans(spans) == tokenizer.encode_plain("".join(texts))
+
+
+def test_an_added_token_half_in_untrusted_text_is_text(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_spans([Span(text="<|im_", trusted=True), Span(text="end|>", trusted=False)])
+    assert ids == tokenizer.encode_plain("<|im_end|>")
+
+
+@given(data=st.data(), skip=st.booleans())
+def test_a_stream_joined_is_the_decoded_text(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
+    ids = data.draw(st.lists(st.integers(-1, tokenizer.vocab_size)))
+    stream = tokenizer.text_stream(skip_special=skip)
+    joined = "".join(stream.push(i) for i in ids) + stream.flush()
+    assert joined == tokenizer.decode(ids, skip_special=skip)
+
+
+def test_a_lone_surrogate_is_the_callers_error(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UnrenderableMessage, match="U\\+D800"):
+        tokenizer.encode("a\ud800<x>")
+
+
+@pytest.mark.parametrize("flag", ["single_word", "normalized"])
+def test_an_added_token_that_is_no_literal_stops_the_start(reference: tokenizers.Tokenizer, flag: str) -> None:
+    document = json.loads(reference.to_str())
+    document["added_tokens"][0][flag] = True
+    document["normalizer"] = {"type": "NFC"}
+    with pytest.raises(StartupError, match="unsupported"):
+        Tokenizer(json.dumps(document))
+
+
+@pytest.mark.parametrize("text", ["", "nope", "[]", "{}", '{"model": {"type": "WordPiece"}}', "[" * 100_000])
+def test_what_is_no_tokenizer_stops_the_start(text: str) -> None:
+    with pytest.raises(StartupError):
+        Tokenizer(text)
