@@ -144,12 +144,9 @@ def _merge_pair(merge: object) -> tuple[str, str]:
 def _is_byte_level(decoder: object) -> bool:
     fields = cast("dict[str, object]", decoder) if isinstance(decoder, dict) else {}
     if fields.get("type") == "Sequence":
-        match fields.get("decoders"):
-            case [only]:
-                decoder_inside: object = only
-                return _is_byte_level(decoder_inside)
-            case _:
-                return False
+        parts = fields.get("decoders")
+        inner = cast("list[object]", parts) if isinstance(parts, list) else []
+        return len(inner) == 1 and _is_byte_level(inner[0])
     return fields.get("type") == "ByteLevel"
 
 

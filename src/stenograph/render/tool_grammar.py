@@ -5,7 +5,6 @@ grammar engine knows is found out there.
 """
 
 import json
-import re
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -15,6 +14,7 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.render.families.family import ReplySyntax
 
+_END = "}\n"
 _SPELLING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 """Fixed white space: with free white space a small model fills its budget with blanks (measured)."""
 
@@ -39,8 +39,9 @@ def tool_grammar(
     names = [f"call_{i}" for i, _ in allowed]
     lines = ["start: one_call" + (' ("\\n" one_call)*' if parallel else ""), f"one_call: {' | '.join(names)}"]
     for i, tool in allowed:
-        head = f'{syntax.call_open}\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
-        opening, closing = _literal(head, added_tokens), _literal(f"}}\n{syntax.call_close}", added_tokens)
+        head = f'\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
+        opening = f"{_marker(syntax.call_open, added_tokens)} {_quoted(head)}"
+        closing = f"{_quoted(_END)} {_marker(syntax.call_close, added_tokens)}"
         lines.append(f"call_{i}: {opening} arguments_{i} {closing}")
         lines.append(f"arguments_{i}: %json {json.dumps(_schema(i, tool), ensure_ascii=False)}")
     return Grammar(kind=GrammarKind.LARK, source="\n".join(lines) + "\n")
@@ -57,8 +58,10 @@ def _schema(index: int, tool: Tool) -> dict[str, object]:
     return {**schema, "x-guidance": _SPELLING}
 
 
-def _literal(text: str, added_tokens: Collection[str]) -> str:
-    """Text in the grammar: quoted, but a marker of the syntax that is a token of its own is written bare."""
-    markers = sorted((token for token in added_tokens if re.fullmatch(r"<[^<>\s]+>", token)), key=len, reverse=True)
-    pieces = re.split("(" + "|".join(map(re.escape, markers)) + ")", text) if markers else [text]
-    return " ".join(piece if piece in markers else json.dumps(piece, ensure_ascii=False) for piece in pieces if piece)
+def _marker(text: str, added_tokens: Collection[str]) -> str:
+    """A marker of the syntax: bare where it is a token of its own, else plain text. A client's text never is bare."""
+    return text if text in added_tokens else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

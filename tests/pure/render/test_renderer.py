@@ -4,10 +4,11 @@ import json
 
 import jinja2
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from stenograph.core.chat import Message, Role, Tool, ToolCall, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, StartupError, UnrenderableMessage
@@ -150,6 +151,21 @@ def test_the_tool_grammar_is_one_the_grammar_engine_compiles(renderer: Renderer,
     assert grammar is not None
     assert LLMatcher.validate_grammar(grammar.source, None) == ""
     assert renderer.tool_grammar([TOOL], ToolChoice(), parallel) is None
+
+
+@pytest.mark.parametrize(("parallel", "num_calls", "accepted"), [(False, 1, True), (False, 2, False), (True, 2, True)])
+def test_the_tool_grammar_accepts_what_the_template_writes(
+    renderer: Renderer, reference: tokenizers.Tokenizer, parallel: bool, num_calls: int, accepted: bool
+) -> None:
+    grammar = renderer.tool_grammar([TOOL], ToolChoice(mode=ToolMode.REQUIRED), parallel)
+    call = ToolCall(id="c", name=TOOL.name, arguments='{"a": "b"}')
+    empty, said = Message(role=Role.USER), Message(role=Role.ASSISTANT, tool_calls=(call,) * num_calls)
+    ids = list(renderer.render([empty, said], [], {})[len(renderer.render([empty], [], {})) :])
+    end = renderer.tokenizer.added_tokens["<|im_end|>"]
+    ids = ids[: ids.index(end) + 1]
+    assert grammar is not None
+    matcher = LLMatcher(LLTokenizer(reference.to_str(), eos_token=end), grammar.source)
+    assert (matcher.validate_tokens(ids) == len(ids)) is accepted
 
 
 def test_a_tool_that_cannot_be_called_is_refused(renderer: Renderer) -> None:
