@@ -1,0 +1,276 @@
+"""All settings in one table: each field of `Settings` carries its doc, its unit and how its value is read.
+
+Flags (`--max-batch`), environment names (`STENOGRAPH_MAX_BATCH`), keys of the TOML file (`max_batch`) and
+docs/settings.md all come from this table. Precedence: file < environment < flag. An unknown key or a bad value stops
+the start with one line that names key, value and source. Knows nothing of what the settings do.
+"""
+
+# ruff: noqa: RUF009  (`_setting` and `_computed` make dataclass fields)
+
+import dataclasses
+import enum
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, cast
+
+from stenograph.core.errors import StartupError
+
+ENV_PREFIX = "STENOGRAPH_"
+_SHOWN_CHARS = 80
+_T = TypeVar("_T")
+
+
+class EngineKind(enum.StrEnum):
+    """What samples the tokens."""
+
+    EMBEDDED = "embedded"
+
+
+class UnknownFields(enum.StrEnum):
+    """What becomes of a request field that no dialect knows."""
+
+    REFUSE = "refuse"
+    RECORD = "record"
+
+
+class LogLevel(enum.StrEnum):
+    """How much goes to the log."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How one setting's value is read. `read` takes text or a TOML value and raises ValueError for what it is not."""
+
+    expected: str
+    read: Callable[[object], object]
+    choices: tuple[str, ...] = ()
+    repeatable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A row of the table: one setting under all of its names. `default` is text for people to read."""
+
+    name: str
+    env: str
+    doc: str
+    unit: str
+    default: str
+    kind: Kind
+    secret: bool
+
+    @property
+    def flag(self) -> str:
+        """The command line's name of it."""
+        return "--" + self.name.replace("_", "-")
+
+
+def _int(low: int, high: int = 2**31 - 1) -> Kind:
+    def read(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError
+        return value
+
+    return Kind(expected=f"a whole number from {low} to {high}", read=read)
+
+
+def _seconds(high: float) -> Kind:
+    def read(value: object) -> float:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+            value = float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= high:
+            raise ValueError
+        return float(value)
+
+    return Kind(expected=f"a number of seconds above 0 and at most {high:g}", read=read)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and value.isprintable()
+
+
+def _text() -> Kind:
+    def read(value: object) -> str:
+        if not _is_text(value):
+            raise ValueError
+        return cast("str", value)
+
+    return Kind(expected="a text that is not empty", read=read)
+
+
+def _choice(options: type[enum.StrEnum]) -> Kind:
+    names = tuple(str(option) for option in options)
+
+    def read(value: object) -> enum.StrEnum:
+        if not isinstance(value, str):
+            raise ValueError
+        return options(value)
+
+    return Kind(expected="one of " + ", ".join(names), read=read, choices=names)
+
+
+def _folder() -> Kind:
+    def read(value: object) -> Path:
+        if not _is_text(value):
+            raise ValueError
+        try:
+            return Path(cast("str", value)).expanduser()
+        except RuntimeError as error:  # "~nobody/": there is no such home
+            raise ValueError from error
+
+    return Kind(expected="a path", read=read)
+
+
+def _keys() -> Kind:
+    def read(value: object) -> tuple[str, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not parts:
+            raise ValueError
+        keys = cast("list[object]", parts)
+        # What can stand in a header: visible ASCII. The comma separates keys in the environment.
+        if not all(isinstance(key, str) and re.fullmatch(r"[!-+\--~]+", key) for key in keys):
+            raise ValueError
+        return tuple(dict.fromkeys(cast("list[str]", keys)))
+
+    return Kind(expected="keys of visible ASCII without commas", read=read, repeatable=True)
+
+
+def _setting(default: _T, kind: Kind, doc: str, *, unit: str = "", shown: str = "") -> _T:
+    """A field of `Settings` with its row of the table. `shown` is the default in words."""
+    metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown or str(default), "env": ""}
+    return field(default=default, metadata=metadata, repr=not kind.repeatable)
+
+
+def _computed(factory: Callable[[], _T], kind: Kind, doc: str, *, shown: str, unit: str = "", env: str = "") -> _T:
+    """The same for a default that depends on the machine. `env` replaces the environment name made of the field's."""
+    metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown, "env": env}
+    return field(default_factory=factory, metadata=metadata)
+
+
+def default_cache_dir(environ: Mapping[str, str]) -> Path:
+    """The cache folder where none is set: `$XDG_CACHE_HOME/stenograph`, else `~/.cache/stenograph`."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    # The XDG rules: a relative path is ignored.
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "stenograph"
+
+
+def _default_cpu_workers() -> int:
+    return min(16, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a server is told at its start. Made by `load_settings`, or by hand in tests; never changed."""
+
+    host: str = _setting("127.0.0.1", _text(), "Address to listen on.")
+    port: int = _setting(8080, _int(0, 65535), "Port to listen on; 0 takes any free one.")
+    model: str = _setting("smollm2-135m", _text(), "The model: `smollm2-135m`, a .gguf file, or a folder.")
+    family: str = _setting("auto", _text(), "The model's family: how its turns are rendered and parsed.")
+    engine: EngineKind = _setting(EngineKind.EMBEDDED, _choice(EngineKind), "What samples the tokens.")
+    engine_threads: int = _setting(1, _int(1, 1024), "BLAS threads of the embedded engine.", unit="threads")
+    max_batch: int = _setting(16, _int(1, 4096), "Sequences that the embedded engine steps at once.", unit="sequences")
+    kv_tokens: int = _setting(65536, _int(16), "Room of the embedded engine's KV cache.", unit="tokens")
+    cpu_workers: int = _computed(
+        _default_cpu_workers, _int(1, 1024), "Threads for CPU work off the loop.", unit="threads", shown="min(16, CPUs)"
+    )
+    max_sessions: int = _setting(10_000, _int(1), "Sessions that may be open at once.", unit="sessions")
+    max_in_flight: int = _setting(256, _int(1), "Turns that may run at once in the whole server.", unit="turns")
+    max_body_bytes: int = _setting(32 * 2**20, _int(1024), "Largest request body that is taken.", unit="bytes")
+    request_timeout_s: float = _setting(600.0, _seconds(86400), "A turn's deadline, from its arrival.", unit="seconds")
+    drain_timeout_s: float = _setting(30.0, _seconds(86400), "How long a stop waits for running turns.", unit="seconds")
+    unknown_fields: UnknownFields = _setting(
+        UnknownFields.REFUSE, _choice(UnknownFields), "Refuse a request's unknown fields, or only record them."
+    )
+    api_key: tuple[str, ...] = _setting(
+        (),
+        _keys(),
+        "A key that clients must send; repeatable as a flag, a list in the file, comma-separated in the environment.",
+        shown="none: open",
+    )
+    log_level: LogLevel = _setting(LogLevel.INFO, _choice(LogLevel), "How much is logged.")
+    cache_dir: Path = _computed(
+        lambda: default_cache_dir(os.environ),
+        _folder(),
+        "Folder that fetched models are kept in.",
+        shown="$XDG_CACHE_HOME/stenograph, else ~/.cache/stenograph",
+        env="STENOGRAPH_CACHE",
+    )
+
+
+def _row(setting: "dataclasses.Field[object]") -> Setting:
+    facts = setting.metadata
+    return Setting(
+        name=setting.name,
+        env=facts["env"] or ENV_PREFIX + setting.name.upper(),
+        doc=facts["doc"],
+        unit=facts["unit"],
+        default=facts["shown"],
+        kind=facts["kind"],
+        secret=not setting.repr,
+    )
+
+
+SETTINGS: tuple[Setting, ...] = tuple(_row(setting) for setting in dataclasses.fields(Settings))
+"""The table: every setting, in the order of the docs."""
+
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+_BY_ENV = {setting.env: setting for setting in SETTINGS}
+
+
+def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> Settings:
+    """Read the settings: file < environment < flag.
+
+    `flags` maps field names to text or values; None means that the flag was not given. `environ` is the whole
+    environment, of which only `STENOGRAPH_…` (and the cache folder's XDG variable) is looked at.
+    Raises StartupError (one line: key, value, source) for an unknown key, a bad value or an unreadable file.
+    """
+    values: dict[str, object] = {"cache_dir": default_cache_dir(environ)}
+    if file is not None:
+        for key, value in _read_toml(file).items():
+            values[key] = _read(_BY_NAME, key, value, f"the file {str(file)!r}", text=False)
+    for key in sorted(key for key in environ if key.startswith(ENV_PREFIX)):
+        setting = _BY_ENV.get(key)
+        values[setting.name if setting else key] = _read(_BY_ENV, key, environ[key], "the environment")
+    for key, value in flags.items():
+        if value is not None:
+            values[key] = _read(_BY_NAME, key, value, "the command line")
+    # The table has checked each value against its field; a type checker cannot follow that through a mapping.
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+def _read_toml(file: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StartupError(f"cannot read the file {str(file)!r}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, an absurd number, or nested without end
+        raise StartupError(f"the file {str(file)!r} is not TOML: {' '.join(str(error).split())}") from error
+
+
+def _read(table: Mapping[str, Setting], key: str, value: object, source: str, *, text: bool = True) -> object:
+    setting = table.get(key)
+    if setting is None:
+        raise StartupError(f"unknown setting {_shown(key)} in {source}; docs/settings.md lists all")
+    try:
+        if not text and isinstance(value, str) and not isinstance(setting.kind.read(value), str | Path):
+            raise ValueError  # in TOML, a number is not written as a text
+        return setting.kind.read(value)
+    except ValueError:
+        shown = "(not shown)" if setting.secret else _shown(value)
+        raise StartupError(f"bad value {shown} for {key} in {source}: expected {setting.kind.expected}") from None
+
+
+def _shown(value: object) -> str:
+    shown = ascii(value)
+    return shown if len(shown) <= _SHOWN_CHARS else shown[: _SHOWN_CHARS - 1] + "…"

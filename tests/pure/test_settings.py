@@ -1,0 +1,146 @@
+"""Settings: file < environment < flag, and a mistake stops the start in one line that names it."""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stenograph.core.errors import StartupError
+from stenograph.core.settings import SETTINGS, EngineKind, Settings, UnknownFields, load_settings
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "stenograph.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_nothing_given_gives_the_defaults():
+    loaded = load_settings({}, {"HOME": "/root", "PATH": "/bin", "XDG_CACHE_HOME": "/x"}, None)
+    assert loaded == Settings(cache_dir=Path("/x/stenograph"))
+    assert (loaded.host, loaded.port, loaded.model) == ("127.0.0.1", 8080, "smollm2-135m")
+    assert (loaded.engine, loaded.unknown_fields) == (EngineKind.EMBEDDED, UnknownFields.REFUSE)
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path):
+    file = toml(tmp_path, "port = 1\nmax_batch = 1\nkv_tokens = 100\n")
+    environ = {"STENOGRAPH_PORT": "2", "STENOGRAPH_MAX_BATCH": "2"}
+    loaded = load_settings({"port": "3", "max_batch": None}, environ, file)
+    assert (loaded.port, loaded.max_batch, loaded.kv_tokens) == (3, 2, 100)
+
+
+def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
+    texts = {
+        "host": "::1", "port": "0", "model": "m.gguf", "family": "chatml", "engine": "embedded", "engine_threads": "2",
+        "max_batch": "3", "kv_tokens": "4096", "cpu_workers": "5", "max_sessions": "6", "max_in_flight": "7",
+        "max_body_bytes": "8192", "request_timeout_s": "1.5", "drain_timeout_s": "2.5", "unknown_fields": "record",
+        "api_key": "one", "log_level": "debug", "cache_dir": "/c",
+    }  # fmt: skip
+    assert list(texts) == [setting.name for setting in SETTINGS]
+    typed = {
+        name: f'["{text}"]' if name == "api_key" else text if text[0].isdigit() else f'"{text}"'
+        for name, text in texts.items()
+    }
+    from_flags = load_settings(texts, {}, None)
+    from_environ = load_settings({}, {setting.env: texts[setting.name] for setting in SETTINGS}, None)
+    from_file = load_settings({}, {}, toml(tmp_path, "\n".join(f"{name} = {text}" for name, text in typed.items())))
+    assert from_flags == from_environ == from_file
+    assert from_flags.cache_dir == Path("/c")
+    assert from_flags.request_timeout_s == 1.5
+
+
+def test_api_keys_are_a_list_of_their_own_in_each_source(tmp_path: Path):
+    assert load_settings({"api_key": ["a", "b", "a"]}, {}, None).api_key == ("a", "b")
+    assert load_settings({}, {"STENOGRAPH_API_KEY": "a,b"}, None).api_key == ("a", "b")
+    assert load_settings({}, {}, toml(tmp_path, 'api_key = ["a", "b"]')).api_key == ("a", "b")
+
+
+def test_an_api_key_is_shown_in_no_message_and_no_repr():
+    assert "hidden" not in repr(load_settings({"api_key": ["hidden"]}, {}, None))
+    with pytest.raises(StartupError, match="bad value") as raised:
+        load_settings({}, {"STENOGRAPH_API_KEY": "hidden key"}, None)
+    assert "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("port", "65536"), ("port", "-1"), ("port", "1e3"), ("port", "٣"), ("port", ""), ("port", " 8080"),
+        ("host", ""), ("host", "  "), ("host", "a\nb"), ("engine", "vllm"), ("engine", "Embedded"), ("max_batch", "0"),
+        ("request_timeout_s", "0"), ("request_timeout_s", "nan"), ("request_timeout_s", "inf"), ("api_key", "a,,b"),
+        ("api_key", ""), ("cache_dir", "~no-such-user-here/x"), ("unknown_fields", "drop"), ("log_level", "10"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_named_with_its_key_and_its_source(name: str, text: str):
+    with pytest.raises(StartupError, match=f"bad value .* for {name} in the command line: expected"):
+        load_settings({name: text}, {}, None)
+
+
+@pytest.mark.parametrize("value", ["true", "8080.0", '"8080"', "[1]", "{}", "70000", "2020-01-01"])
+def test_a_value_of_another_toml_type_is_refused(tmp_path: Path, value: str):
+    with pytest.raises(StartupError, match=r"bad value .* for port in the file .*stenograph\.toml"):
+        load_settings({}, {}, toml(tmp_path, f"port = {value}"))
+
+
+def test_unknown_keys_are_refused_in_every_source(tmp_path: Path):
+    with pytest.raises(StartupError, match="unknown setting 'prot' in the file"):
+        load_settings({}, {}, toml(tmp_path, "prot = 1"))
+    with pytest.raises(StartupError, match="unknown setting 'STENOGRAPH_PROT' in the environment"):
+        load_settings({}, {"STENOGRAPH_PROT": "1"}, None)
+    with pytest.raises(StartupError, match="unknown setting 'prot' in the command line"):
+        load_settings({"prot": "1"}, {}, None)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+    with pytest.raises(StartupError, match=r"cannot read the file .*none\.toml.*No such file"):
+        load_settings({}, {}, tmp_path / "none.toml")
+    with pytest.raises(StartupError, match="is not TOML"):
+        load_settings({}, {}, toml(tmp_path, "port = "))
+
+
+def settings_or_message(load: Callable[[], Settings]) -> Settings | str:
+    try:
+        return load()
+    except StartupError as error:
+        return str(error)
+
+
+VALUES = st.one_of(st.text(), st.integers(), st.floats(), st.booleans(), st.none(), st.lists(st.text()))
+NAMES = st.one_of(st.sampled_from([setting.name for setting in SETTINGS]), st.text())
+
+
+@given(flags=st.dictionaries(NAMES, VALUES, max_size=4))
+def test_any_flags_give_settings_or_one_line(flags: dict[str, object]):
+    loaded = settings_or_message(lambda: load_settings(flags, {}, None))
+    if isinstance(loaded, str):
+        assert loaded.isprintable()
+    else:
+        given_names = [name for name, value in flags.items() if value is not None]
+        assert all(type(getattr(loaded, name)) is type(getattr(Settings(), name)) for name in given_names)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]).filter(lambda character: character != "\0")))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_file_gives_settings_or_one_line(tmp_path: Path, text: str):
+    file = toml(tmp_path, text)
+    loaded = settings_or_message(lambda: load_settings({}, {}, file))
+    if isinstance(loaded, str):
+        assert "\n" not in loaded
+    else:
+        assert set(tomllib.loads(text)) <= {setting.name for setting in SETTINGS}
+
+
+@given(name=st.sampled_from([setting.name for setting in SETTINGS]), value=st.one_of(st.integers(), st.text()))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_environment_reads_text_as_the_command_line_does(name: str, value: object):
+    env = {setting.name: setting.env for setting in SETTINGS}[name]
+    outcomes: list[object] = []
+    for flags, environ in (({name: str(value)}, {}), ({}, {env: str(value)})):
+        try:
+            outcomes.append(load_settings(flags, environ, None))
+        except StartupError:
+            outcomes.append("refused")
+    assert outcomes[0] == outcomes[1]
