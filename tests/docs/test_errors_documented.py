@@ -17,7 +17,7 @@ def test_every_code_is_listed_with_its_status_type_and_whether_to_retry() -> Non
     rows = {
         tuple(cell.strip(" `") for cell in line.split("|")[1:5])
         for line in PAGE.read_text().splitlines()
-        if line.startswith("| 4") or line.startswith("| 5")
+        if line.startswith(("| 4", "| 5"))
     }
     known = {
         (str(error.status), error.code, error.type, "yes" if error.retryable else "no")

@@ -1,4 +1,4 @@
-"""`stenograph serve` as a process of its own: its one ready line, real clients, signals, and the death of its engine."""
+"""`stenograph serve` as a process: its one ready line, real clients, signals, and the death of its engine."""
 
 import json
 import os

@@ -18,6 +18,7 @@ from stenograph import __version__
 from stenograph.core.errors import StartupError
 from stenograph.core.settings import SETTINGS, Setting, Settings, load_settings
 from stenograph.embedded.fetch import resolve_model
+from stenograph.embedded.progress import StreamProgress
 from stenograph.http.app import serve
 
 EXIT_STARTUP = 2
@@ -42,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = load_settings(options, os.environ, config)
         _start_logging(settings)
         if command == "fetch":
-            print(resolve_model(settings.model, cache_dir=settings.cache_dir, progress=_say))
+            print(resolve_model(settings.model, cache_dir=settings.cache_dir, progress=StreamProgress(sys.stderr)))
         else:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(serve(settings, announce=_announce, progress=_say))
+                runner.run(serve(settings, announce=_announce, progress=StreamProgress(sys.stderr)))
     except StartupError as error:
         print(f"stenograph: {error}", file=sys.stderr)
         return EXIT_STARTUP
@@ -93,11 +94,6 @@ def _start_logging(settings: Settings) -> None:
 def _announce(line: str) -> None:
     """The ready line goes to stdout, alone, so that a script can wait for it."""
     print(line, flush=True)
-
-
-def _say(line: str) -> None:
-    """Progress goes to stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""A small Llama engine for the CPU: numpy forward, continuous batching, guided decoding."""
+"""An engine of our own: real weights, numpy, one CPU. `engine_core.py` is where to start reading."""

@@ -19,8 +19,9 @@ from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import MethodNotAllowed, StartupError
 from stenograph.core.settings import Settings
 from stenograph.embedded.fetch import resolve_model
+from stenograph.embedded.progress import Progress
 from stenograph.engine.base import Engine
-from stenograph.engine.local import EmbeddedEngine
+from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
 from stenograph.http.auth import Doorman
 from stenograph.http.chat_route import ChatRoute
 from stenograph.http.control_routes import ControlRoutes
@@ -144,8 +145,8 @@ class Server(uvicorn.Server):
         self._manager.refuse_new()
 
 
-async def serve(settings: Settings, *, announce: Callable[[str], None], progress: Callable[[str], None]) -> None:
-    """Run the server until SIGTERM or SIGINT. `announce` gets one line when it is ready, `progress` any before.
+async def serve(settings: Settings, *, announce: Callable[[str], None], progress: Progress) -> None:
+    """Run the server until SIGTERM or SIGINT. `announce` gets one line when it is ready, `progress` long work before.
 
     Raises StartupError for whatever stops the start: the port first, so that it is known before anything is loaded.
     """
@@ -154,13 +155,10 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
         path = await asyncio.to_thread(resolve_model, settings.model, cache_dir=settings.cache_dir, progress=progress)
         files = await asyncio.to_thread(load_model_files, path)
         renderer = await asyncio.to_thread(make_renderer, files, settings.family)
-        engine = EmbeddedEngine(
-            path,
-            clock=clock,
-            threads=settings.engine_threads,
-            max_batch=settings.max_batch,
-            kv_tokens=settings.kv_tokens,
+        options = EmbeddedOptions(
+            threads=settings.engine_threads, max_batch=settings.max_batch, kv_tokens=settings.kv_tokens
         )
+        engine = EmbeddedEngine(path, options)
         pool = CpuPool(settings.cpu_workers)
         try:
             await engine.start()

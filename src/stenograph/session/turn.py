@@ -90,7 +90,7 @@ class TurnRun:
         """The turn. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
         try:
             context = PromptContext(tools=self.request.tools, template_kwargs=self.request.template_kwargs)
-            self._services.renderer.check_messages(self.request.messages)
+            self._services.renderer.check_messages(self.request.messages, self.request.tools)
             attachment = self._history.position(self.request.messages, context)
             prompt = await self._render(attachment, context)
             params = self._effective_params(prompt)

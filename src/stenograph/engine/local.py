@@ -1,0 +1,268 @@
+"""The embedded engine as an `Engine`: owns its process, speaks wire.py to it, and starts it again when it dies.
+
+Two tasks, both owned here and ended by `aclose`: one reads the process's events, one supervises (starts, waits for the
+end, starts again after a pause). A generation's chunks wait in a queue of its own, which max_tokens bounds.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from stenograph.core.errors import (
+    EngineUnavailable,
+    InvalidRequest,
+    StartupError,
+    StenographError,
+    UnexpectedFailure,
+)
+from stenograph.core.types import Chunk, GrammarKind, RequestId
+from stenograph.embedded.wire import (
+    EVENTS,
+    LENGTH_BYTES,
+    Abort,
+    Command,
+    Drew,
+    Failed,
+    FailureKind,
+    Generate,
+    LoadFailed,
+    Ready,
+    frame,
+)
+from stenograph.engine.base import Capabilities, EngineHealth, EngineState, GenerateRequest
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 30.0
+STOP_GRACE_S = 5.0
+
+Answer = Chunk | StenographError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedOptions:
+    """How the engine's process is run: BLAS threads, sequences in a batch, tokens of KV."""
+
+    threads: int
+    max_batch: int
+    kv_tokens: int
+
+
+class EmbeddedEngine:
+    """The engine in a child process."""
+
+    def __init__(self, model: Path, options: EmbeddedOptions) -> None:
+        self._model = model
+        self._options = options
+        self._capabilities: Capabilities | None = None
+        self._health = EngineHealth(state=EngineState.STARTING, detail="loading the model")
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._answers: dict[RequestId, asyncio.Queue[Answer]] = {}
+        self._started: asyncio.Future[None] | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedEngine {self._health.state} {len(self._answers)} running>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        assert self._capabilities is not None, "capabilities are known once start has returned"
+        return self._capabilities
+
+    def health(self) -> EngineHealth:
+        return self._health
+
+    async def start(self) -> None:
+        """Start the process and wait until its model is loaded. Raises StartupError."""
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        self._supervisor = loop.create_task(self._supervise(self._started), name="embedded-engine")
+        await self._started
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        if self._health.state is not EngineState.READY:
+            raise EngineUnavailable(
+                f"The embedded engine is not ready: {self._health.detail}.", retry_after_s=self._pause_s + 2.0
+            )
+        answers = self._answers[request.request_id] = asyncio.Queue()
+        ids, params = request.prompt.ids.tobytes(), request.params
+        self._send(Generate(request_id=request.request_id, ids=ids, params=params))
+        ended = False
+        try:
+            while not ended:
+                answer = await answers.get()
+                ended = isinstance(answer, StenographError) or answer.finish is not None
+                if isinstance(answer, StenographError):
+                    raise answer
+                yield answer
+        finally:
+            del self._answers[request.request_id]
+            if not ended:
+                self._send(Abort(request_id=request.request_id))
+
+    async def abort(self, request_id: RequestId) -> bool:
+        running = request_id in self._answers
+        if running:
+            self._send(Abort(request_id=request_id))
+        return running
+
+    async def aclose(self) -> None:
+        """End the process: by closing its input, which it takes as its end, and after a while by force."""
+        self._closing = True
+        self._health = EngineHealth(state=EngineState.STOPPED, detail="stopped")
+        process, supervisor = self._process, self._supervisor
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+        if supervisor is None:
+            return
+        done, _ = await asyncio.wait({supervisor}, timeout=STOP_GRACE_S)
+        if not done:
+            self._kill()
+            supervisor.cancel()
+            await asyncio.wait({supervisor})
+
+    # -- the process
+
+    async def _supervise(self, started: "asyncio.Future[None]") -> None:
+        """Run the process again and again until `aclose`; the first load's failure ends it all."""
+        try:
+            while not self._closing:
+                code = await self._run_once(started)
+                if self._closing or started.exception() is not None:
+                    return
+                self._fail_all(code)
+                log.error("%s; starting it again in %g s", self._health.detail, self._pause_s)
+                await asyncio.sleep(self._pause_s)
+                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        except OSError as error:  # the process cannot even be started
+            self._health = EngineHealth(state=EngineState.DOWN, detail=f"cannot start its process: {error}")
+            log.error("the embedded engine is down for good: %s", self._health.detail)
+        finally:
+            self._fail_all(None)
+            if not started.done():
+                started.set_exception(StartupError("the embedded engine was stopped before its model was loaded"))
+
+    async def _run_once(self, started: "asyncio.Future[None]") -> int:
+        """One life of the process; returns its exit code."""
+        environment = {
+            **os.environ,
+            **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(self._options.threads)),
+        }
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "stenograph.embedded.child", str(self._model),
+            "--max-batch", str(self._options.max_batch), "--kv-tokens", str(self._options.kv_tokens),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+            start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains first
+        )  # fmt: skip
+        try:
+            await self._read_events(process, started)
+        finally:
+            if process.returncode is None and not self._closing:
+                self._kill()
+            if process.stdin is not None:
+                process.stdin.close()
+            code = await process.wait()
+        if not started.done():
+            started.set_exception(StartupError(f"the embedded engine {_death(code)} while it loaded {self._model}"))
+        return code
+
+    async def _read_events(self, process: asyncio.subprocess.Process, started: "asyncio.Future[None]") -> None:
+        """Hand out events until the process's output ends."""
+        assert process.stdout is not None
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                size = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "little")
+                payload = await process.stdout.readexactly(size)
+                try:
+                    event = EVENTS.decode(payload)
+                except (msgspec.MsgspecError, ValueError) as error:
+                    log.error("the embedded engine sent what is no event: %s", error)
+                    return
+                match event:
+                    case Ready():
+                        self._become_ready(event, started)
+                    case LoadFailed():
+                        self._refuse(event, started)
+                    case Drew():
+                        self._answer(event.request_id, event.chunk)
+                    case Failed():
+                        self._answer(event.request_id, _error_of(event))
+
+    def _become_ready(self, event: Ready, started: "asyncio.Future[None]") -> None:
+        self._capabilities = Capabilities(
+            engine="embedded",
+            model=event.model,
+            vocab_size=event.vocab_size,
+            max_context_tokens=event.max_context_tokens,
+            grammars=frozenset(map(GrammarKind, event.grammars)),
+            streams=True,
+        )
+        self._health = EngineHealth(state=EngineState.READY)
+        if not started.done():
+            started.set_result(None)
+
+    def _refuse(self, event: LoadFailed, started: "asyncio.Future[None]") -> None:
+        self._health = EngineHealth(state=EngineState.DOWN, detail=event.message)
+        if not started.done():
+            started.set_exception(StartupError(event.message))
+
+    def _answer(self, request_id: RequestId, answer: Answer) -> None:
+        """Give a generation its next answer; one that nobody waits for any more is dropped."""
+        if (answers := self._answers.get(request_id)) is not None:
+            answers.put_nowait(answer)
+            self._pause_s = FIRST_PAUSE_S  # it works: the next death is a new one
+
+    def _fail_all(self, code: int | None) -> None:
+        if not self._closing:
+            detail = f"the embedded engine's process {_death(code)}"
+            self._health = EngineHealth(state=EngineState.DOWN, detail=detail)
+        for answers in self._answers.values():
+            answers.put_nowait(
+                EngineUnavailable(
+                    f"The turn was lost: {self._health.detail}. It is being restarted; nothing of the turn was kept.",
+                    retry_after_s=self._pause_s + 2.0,
+                )
+                if not self._closing
+                else EngineUnavailable("The turn was lost: the engine was stopped.")
+            )
+
+    def _send(self, command: Command) -> None:
+        """Write a command; a pipe that has just broken is the supervisor's to find."""
+        process = self._process
+        if process is not None and process.stdin is not None and not process.stdin.is_closing():
+            process.stdin.write(frame(command))
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
+def _death(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _error_of(event: Failed) -> StenographError:
+    match event.kind:
+        case FailureKind.INVALID_REQUEST:
+            return InvalidRequest(event.message, param=event.param)
+        case FailureKind.UNAVAILABLE:
+            return EngineUnavailable(event.message, retry_after_s=1.0)
+        case FailureKind.INTERNAL:
+            return UnexpectedFailure(event.message)
