@@ -84,16 +84,18 @@ async def test_what_streams_and_what_does_not_leave_identical_records(live: Live
 
 
 async def test_the_terminal_event_comes_after_the_commit(live: Live) -> None:
-    live.says("ab", paused=True)
+    script = live.says("several tokens", paused=True)
     session = await live.open()
     path = f"{live.url}/sessions/{session}/v1/chat/completions"
-    async with live.client.post(path, json={"messages": [user("hi")], "stream": True}) as response:
+    async with live.client.post(
+        path, json={"messages": [user("hi")], "stream": True, "return_token_ids": True}
+    ) as response:
         seen = b""
         live.engine.step()
-        while b'"content":"a"' not in seen:
+        while b'"token_ids"' not in seen:
             seen += await response.content.readany()
         assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
-        live.engine.step(3)
+        live.engine.step(len(script.ids))
         while b"[DONE]" not in seen:
             seen += await response.content.readany()
         assert len((await live.call("GET", f"/sessions/{session}")).json()["records"]) == 1

@@ -89,6 +89,7 @@ def _start_logging(settings: Settings) -> None:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and stop lines say nothing that ours do not
 
 
 def _announce(line: str) -> None:
