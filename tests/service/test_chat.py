@@ -87,11 +87,11 @@ async def test_the_terminal_event_comes_after_the_commit(live: Live) -> None:
     script = live.says("several tokens", paused=True)
     session = await live.open()
     path = f"{live.url}/sessions/{session}/v1/chat/completions"
+    live.engine.step()  # a stream's headers wait for its first token, so that an early error has a status
     async with live.client.post(
         path, json={"messages": [user("hi")], "stream": True, "return_token_ids": True}
     ) as response:
         seen = b""
-        live.engine.step()
         while b'"token_ids"' not in seen:
             seen += await response.content.readany()
         assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []

@@ -252,7 +252,7 @@ class StageTimes:
     """When each stage of one turn ended, in monotonic seconds; grown as the turn goes on, by its owner alone."""
 
     start: float
-    ends: dict[Stage, float] = field(default_factory=dict)
+    ends: dict[Stage, float] = field(default_factory=dict[Stage, float])
 
     def mark(self, stage: Stage, now: float) -> None:
         """Say that `stage` ended at `now`."""

@@ -76,7 +76,7 @@ class LlamaModel:
 
     def _norm(self, hidden: F32Array, weight: F32Array) -> F32Array:
         mean_square = np.einsum("ij,ij->i", hidden, hidden) / np.float32(hidden.shape[1])
-        scaled = hidden * (1.0 / np.sqrt(mean_square + np.float32(self.config.rms_eps)))[:, None]
+        scaled: F32Array = hidden * (1.0 / np.sqrt(mean_square + np.float32(self.config.rms_eps)))[:, None]
         scaled *= weight
         return scaled
 
@@ -100,14 +100,16 @@ class LlamaModel:
             end = start + len(segment.ids)
             _attend(qkv[start:end], segment.kv, index, num_q, num_kv, mixed[start:end])
             start = end
-        return np.matmul(mixed, layer.out.T)
+        projected: F32Array = mixed @ layer.out.T
+        return projected
 
     def _mlp(self, layer: LayerWeights, hidden: F32Array) -> F32Array:
         gate_up = hidden @ layer.gate_up.T
         gate, up = gate_up[:, : self.config.ffn], gate_up[:, self.config.ffn :]
         with np.errstate(over="ignore"):  # exp of a large number is inf, and x / inf is the 0 that silu wants
-            up = up * (gate / (1.0 + np.exp(-gate)))
-        return up @ layer.down.T
+            up = up * (gate / (np.float32(1) + np.exp(-gate)))
+        projected: F32Array = up @ layer.down.T
+        return projected
 
 
 def _rotate(heads: F32Array, cos: F32Array, sin: F32Array) -> None:
@@ -130,7 +132,7 @@ def _attend(qkv: F32Array, kv: SequenceKv, index: int, num_q: int, num_kv: int, 
     queries = qkv[:, :num_q].reshape(num_new, num_kv, group, dim).transpose(1, 2, 0, 3)
     scores = queries.reshape(num_kv, group * num_new, dim) @ keys.swapaxes(1, 2)  # [K, G n, S]
     if num_new > 1:
-        future = np.arange(total) > np.arange(old, total)[:, None]
+        future: NDArray[np.bool_] = np.greater(np.arange(total), np.arange(old, total)[:, None])
         scores.reshape(num_kv, group, num_new, total)[:, :, future] = -np.inf
     scores -= scores.max(axis=2, keepdims=True)
     np.exp(scores, out=scores)

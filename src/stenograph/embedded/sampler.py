@@ -18,6 +18,10 @@ Doubles = NDArray[np.float64]
 Allowed = NDArray[np.bool_]
 
 
+GREEDY_BELOW = 1e-5
+"""A temperature under this is greedy: dividing by it would overflow."""
+
+
 class DeadEnd(Exception):
     """No token has a probability above zero: grammar, bias and logits exclude each other."""
 
@@ -53,7 +57,7 @@ class Sampler:
         best = int(np.argmax(scores))
         if not np.isfinite(scores[best]):
             raise DeadEnd
-        chosen, sampling = (best, 0.0) if self._params.temperature == 0.0 else self._draw(scores)
+        chosen, sampling = (best, 0.0) if self._params.temperature < GREEDY_BELOW else self._draw(scores)
         self._counts[chosen] += 1
         return Drawn(
             id=chosen,
@@ -79,8 +83,8 @@ class Sampler:
 
     def _draw(self, scores: Doubles) -> tuple[int, float]:
         logprobs = log_softmax(truncated(scores / self._params.temperature, self._params))
-        cumulative = np.cumsum(np.exp(logprobs))
-        chosen = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
+        cumulative: Doubles = np.exp(logprobs).cumsum()
+        chosen = int(cumulative.searchsorted(self._random.random() * float(cumulative[-1]), side="right"))
         if chosen >= len(logprobs) or logprobs[chosen] == -np.inf:  # the draw fell on the rounding of the last step
             chosen = int(np.argmax(logprobs))
         return chosen, min(0.0, float(logprobs[chosen]))
@@ -89,7 +93,8 @@ class Sampler:
 def log_softmax(scores: Doubles) -> Doubles:
     """ln softmax over the last axis of [V]; -inf stays -inf."""
     shifted: Doubles = scores - scores.max()
-    return np.subtract(shifted, np.log(np.exp(shifted).sum()))
+    normal: Doubles = shifted - np.log(np.exp(shifted).sum())
+    return normal
 
 
 def truncated(scores: Doubles, params: SamplingParams) -> Doubles:

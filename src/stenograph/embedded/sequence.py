@@ -66,7 +66,8 @@ class Sequence:
         self.num_cached_tokens = kv.length
         self.ids = prompt[:]
         self._max_tokens = max_tokens
-        self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
+        own_stops = frozenset(params.stop_token_ids)
+        self._stop_ids = own_stops if params.ignore_eos else own_stops | eos_ids
         self._eos_ids = eos_ids
         self._sampler = Sampler(params, prompt)
         self._wants_top = params.num_top_logprobs > 0

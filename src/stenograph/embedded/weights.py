@@ -210,7 +210,7 @@ def _load_folder(folder: Path) -> tuple[LlamaConfig, LlamaWeights]:
 
 def _rope_section(raw: Mapping[str, object]) -> dict[str, object]:
     """`rope_scaling`, or what newer configs call `rope_parameters`."""
-    section = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    section: object = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(section, dict):
         raise ValueError("rope_scaling must be an object")
     return cast("dict[str, object]", section)

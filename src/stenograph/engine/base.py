@@ -13,7 +13,7 @@ Laws, which `stenograph.testing.check_engine` tests:
 """
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,8 +70,8 @@ class Engine(Protocol):
         """Make the engine usable. Raises StartupError where it cannot be."""
         ...
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        """Draw tokens; see the laws above. The iterator is an async generator: close it, or exhaust it."""
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Draw tokens; see the laws above. Close the generator, or exhaust it."""
         ...
 
     async def abort(self, request_id: RequestId) -> bool:

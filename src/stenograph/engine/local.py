@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +90,7 @@ class EmbeddedEngine:
         self._supervisor = loop.create_task(self._supervise(self._started), name="embedded-engine")
         await self._started
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         if self._health.state is not EngineState.READY:
             raise EngineUnavailable(
                 f"The embedded engine is not ready: {self._health.detail}.", retry_after_s=self._pause_s + 2.0

@@ -10,7 +10,7 @@ import re
 import signal
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         """Drain on SIGTERM and SIGINT; a second one ends the drain. uvicorn would raise the signal again at the end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

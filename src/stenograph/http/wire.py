@@ -1,7 +1,7 @@
 """What every route needs of a socket: a body within its limit, an answer, and word of a client that left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from starlette.types import Receive, Scope, Send
@@ -51,7 +51,7 @@ async def send_error(send: Send, error: StenographError) -> None:
 
 
 @asynccontextmanager
-async def watching_disconnect(receive: Receive, on_gone: Callable[[], None]) -> AsyncIterator[None]:
+async def watching_disconnect(receive: Receive, on_gone: Callable[[], None]) -> AsyncGenerator[None]:
     """While inside, call `on_gone` if the client closes its connection. The body must have been read."""
 
     async def watch() -> None:

@@ -19,7 +19,7 @@ class Lease:
         """Give the right back."""
         gate, self._gate = self._gate, None
         if gate is not None:
-            gate._end(self)
+            gate.end(self)
 
 
 class Gate:
@@ -56,6 +56,7 @@ class Gate:
         """Refuse every turn from now on. The one that runs keeps its lease until it ends."""
         self._closing = True
 
-    def _end(self, lease: Lease) -> None:
+    def end(self, lease: Lease) -> None:
+        """Take a lease back; `Lease.release` calls it, once."""
         assert self._lease is lease, "a lease ended that the gate did not give"
         self._lease = None

@@ -6,7 +6,7 @@ still the same message. On a match the stored spelling and the stored tokens win
 
 import enum
 import json
-from typing import Protocol
+from typing import Protocol, cast
 
 from stenograph.core.chat import Message, ToolCall
 
@@ -106,9 +106,9 @@ def _canonical_text(text: str) -> str:
 
 def _canonical(value: object) -> object:
     if isinstance(value, dict):
-        return {str(key): _canonical(item) for key, item in value.items()}
+        return {key: _canonical(item) for key, item in cast("dict[str, object]", value).items()}
     if isinstance(value, list):
-        return [_canonical(item) for item in value]
+        return [_canonical(item) for item in cast("list[object]", value)]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -143,7 +143,7 @@ class TurnRun:
         generate = GenerateRequest(request_id=self.request_id, prompt=prompt, params=params)
         try:
             async with asyncio.timeout(services.timeout_s):
-                async with aclosing(services.engine.generate(generate)) as chunks:  # type: ignore[type-var]
+                async with aclosing(services.engine.generate(generate)) as chunks:
                     async for chunk in chunks:
                         collector.add(chunk)
                         self.buffer.push(parser.feed(chunk.ids), chunk)

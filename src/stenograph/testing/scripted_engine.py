@@ -6,7 +6,7 @@ a paused reply goes on when the test lets it.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from stenograph.core.errors import EngineUnavailable
@@ -82,7 +82,7 @@ class ScriptedEngine:
     async def start(self) -> None:
         self._state = EngineState.READY
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         if self._state is not EngineState.READY:
             raise EngineUnavailable("the scripted engine is stopped", retry_after_s=1.0)
         if not self._scripts:
@@ -119,7 +119,7 @@ class ScriptedEngine:
         for event in self._aborts.values():
             event.set()
 
-    async def _play(self, script: Script, aborted: asyncio.Event) -> AsyncIterator[Chunk]:
+    async def _play(self, script: Script, aborted: asyncio.Event) -> AsyncGenerator[Chunk, None]:
         for index, id_ in enumerate(script.ids):
             if script.paused and await self._aborted_before_step(aborted):
                 yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
