@@ -91,6 +91,11 @@ class EngineCore:
             queued.grammar is None or queued.grammar.done() for queued in self._waiting.values()
         )
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether anything waits or runs, a request whose grammar still compiles included."""
+        return bool(self._running or self._waiting)
+
     def add(self, request_id: RequestId, prompt: "array[int]", params: SamplingParams) -> Failed | None:
         """Enqueue a request; tells at once if it can never run. Light: no arithmetic, no compilation."""
         problem = self._problem(request_id, prompt, params)

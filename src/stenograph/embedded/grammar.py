@@ -117,6 +117,8 @@ def _llguidance_grammar(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(grammar.source)
         case GrammarKind.CHOICE:
             choices = json.loads(grammar.source)
+            if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+                raise BadGrammar("choices are a list of strings that are not empty, at least one")
             alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
             return LLMatcher.grammar_from_lark(f"start: {alternatives}")
         case GrammarKind.LARK:

@@ -107,9 +107,12 @@ class LlamaModel:
         gate_up = hidden @ layer.gate_up.T
         gate, up = gate_up[:, : self.config.ffn], gate_up[:, self.config.ffn :]
         with np.errstate(over="ignore"):  # exp of a large number is inf, and x / inf is the 0 that silu wants
-            up = up * (gate / (np.float32(1) + np.exp(-gate)))
-        projected: F32Array = up @ layer.down.T
-        return projected
+            denominator = -gate
+            np.exp(denominator, out=denominator)
+            denominator += 1
+            up *= gate
+            up /= denominator
+        return np.asarray(up @ layer.down.T, np.float32)
 
 
 def _rotate(heads: F32Array, cos: F32Array, sin: F32Array) -> None:
@@ -132,7 +135,8 @@ def _attend(qkv: F32Array, kv: SequenceKv, index: int, num_q: int, num_kv: int, 
     queries = qkv[:, :num_q].reshape(num_new, num_kv, group, dim).transpose(1, 2, 0, 3)
     scores = queries.reshape(num_kv, group * num_new, dim) @ keys.swapaxes(1, 2)  # [K, G n, S]
     if num_new > 1:
-        future: NDArray[np.bool_] = np.greater(np.arange(total), np.arange(old, total)[:, None])
+        positions: NDArray[np.intp] = np.arange(total, dtype=np.intp)
+        future = positions > positions[old:, None]
         scores.reshape(num_kv, group, num_new, total)[:, :, future] = -np.inf
     scores -= scores.max(axis=2, keepdims=True)
     np.exp(scores, out=scores)

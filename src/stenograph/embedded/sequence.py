@@ -40,7 +40,7 @@ class StopWatcher:
         found = [(at, -len(stop), stop) for stop in self._stops if (at := seen.find(stop)) >= 0]
         if found:
             return min(found)[2]
-        self._tail = seen[len(seen) - self._keep :] if self._keep else ""
+        self._tail = seen[-self._keep :] if self._keep else ""
         return None
 
 

@@ -80,6 +80,12 @@ class EmbeddedEngine:
         assert self._capabilities is not None, "capabilities are known once start has returned"
         return self._capabilities
 
+    @property
+    def pid(self) -> int:
+        """The id of the process that runs now, or ran last."""
+        assert self._process is not None, "there is a process once start has been called"
+        return self._process.pid
+
     def health(self) -> EngineHealth:
         return self._health
 

@@ -1,6 +1,8 @@
 """Text to ids and back."""
 
 import json
+from array import array
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tokenizers
@@ -60,6 +62,18 @@ def test_a_stream_joined_is_the_decoded_text(tokenizer: Tokenizer, data: st.Data
     stream = tokenizer.text_stream(skip_special=skip)
     joined = "".join(stream.push(i) for i in ids) + stream.flush()
     assert joined == tokenizer.decode(ids, skip_special=skip)
+
+
+def test_four_threads_that_share_a_tokenizer_get_what_one_alone_gets(reference: tokenizers.Tokenizer) -> None:
+    texts = [f"{PIECES[n % len(PIECES)] * (n % 7)}hello {n} {'user é𝄞' * (n % 50)}<|im_end|>" for n in range(400)]
+    alone, shared = Tokenizer(reference.to_str()), Tokenizer(reference.to_str())
+    expected = [(alone.encode(text), alone.encode_plain(text)) for text in texts]
+
+    def encode_all(_thread: int) -> list[tuple["array[int]", "array[int]"]]:
+        return [(shared.encode(text), shared.encode_plain(text)) for text in texts]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(encode_all, range(4))) == [expected] * 4
 
 
 def test_a_lone_surrogate_is_the_callers_error(tokenizer: Tokenizer) -> None:

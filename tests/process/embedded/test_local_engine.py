@@ -1,0 +1,152 @@
+"""The engine's process: it answers, it dies, it comes back, and it leaves no orphan. Real processes, real signals."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from stenograph.core.errors import EngineUnavailable, InvalidRequest, StartupError, StenographError
+from stenograph.core.types import Chunk, FinishReason, Prompt, RequestId, SamplingParams, token_ids
+from stenograph.embedded.wire import Generate, frame
+from stenograph.engine.base import EngineState, GenerateRequest
+from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
+from stenograph.testing.tiny_llama import write_tiny_folder
+
+OPTIONS = EmbeddedOptions(threads=1, max_batch=4, kv_tokens=2048)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+async def engine(folder: Path) -> AsyncIterator[EmbeddedEngine]:
+    running = EmbeddedEngine(folder, OPTIONS)
+    await running.start()
+    yield running
+    await running.aclose()
+
+
+def request(name: str, *, max_tokens: int = 5, **params: object) -> GenerateRequest:
+    settings = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **params)  # type: ignore[arg-type]
+    return GenerateRequest(request_id=RequestId(name), prompt=Prompt(ids=token_ids([1, 5, 9])), params=settings)
+
+
+async def collect(engine: EmbeddedEngine, wanted: GenerateRequest) -> list[Chunk]:
+    return [chunk async for chunk in engine.generate(wanted)]
+
+
+async def ready(engine: EmbeddedEngine) -> None:
+    """Wait for the process that comes after a death, by asking it until it answers."""
+    while True:
+        try:
+            await collect(engine, request("probe", max_tokens=1))
+        except EngineUnavailable:
+            await asyncio.sleep(0)
+        else:
+            return
+
+
+def ids_of(chunks: list[Chunk]) -> list[int]:
+    return [id_ for chunk in chunks for id_ in chunk.ids]
+
+
+async def test_it_answers_and_the_last_chunk_alone_has_the_finish_and_the_times(engine: EmbeddedEngine) -> None:
+    chunks = await collect(engine, request("r"))
+    assert len(ids_of(chunks)) == 5
+    assert [chunk.finish is not None for chunk in chunks] == [False] * 4 + [True]
+    times = chunks[-1].times
+    assert times is not None
+    assert times.submitted <= times.admitted <= times.first_token <= times.finished
+
+
+async def test_concurrent_requests_get_what_each_gets_alone(engine: EmbeddedEngine) -> None:
+    alone = ids_of(await collect(engine, request("alone")))
+    together = await asyncio.gather(*(collect(engine, request(f"r{index}")) for index in range(8)))
+    assert all(ids_of(chunks) == alone for chunks in together)
+
+
+async def test_an_abort_gives_the_partial_turn_and_a_close_stops_it(engine: EmbeddedEngine) -> None:
+    async with aclosing(engine.generate(request("aborted", max_tokens=200))) as chunks:
+        drawn = [await anext(chunks)]
+        assert await engine.abort(RequestId("aborted"))
+        drawn += [chunk async for chunk in chunks]
+    assert drawn[-1].finish is not None
+    assert drawn[-1].finish.reason is FinishReason.ABORT
+    async with aclosing(engine.generate(request("closed", max_tokens=200))) as chunks:
+        await anext(chunks)
+    assert not await engine.abort(RequestId("closed"))
+    assert len(ids_of(await collect(engine, request("after")))) == 5
+
+
+async def test_a_bad_request_ends_alone(engine: EmbeddedEngine) -> None:
+    with pytest.raises(InvalidRequest):
+        await collect(engine, request("bad", stop_token_ids=(10**6,)))
+    assert engine.health().state is EngineState.READY
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1, 3])
+async def test_when_the_process_is_killed_every_request_ends_and_a_new_process_answers(
+    engine: EmbeddedEngine, num_chunks: int
+) -> None:
+    before = ids_of(await collect(engine, request("before")))
+    streams = [engine.generate(request(f"r{index}", max_tokens=250)) for index in range(3)]
+    for stream in streams:
+        for _ in range(num_chunks):
+            await anext(stream)
+    rest = [asyncio.ensure_future(drain(stream)) for stream in streams]
+    if num_chunks == 0:
+        await asyncio.sleep(0)
+    os.kill(engine.pid, signal.SIGKILL)
+    for outcome in await asyncio.gather(*rest, return_exceptions=True):
+        # One that had finished before the signal came has its answer; all others are told.
+        assert outcome is None or (isinstance(outcome, EngineUnavailable) and "SIGKILL" in str(outcome))
+    await ready(engine)
+    assert ids_of(await collect(engine, request("after"))) == before
+
+
+async def drain(stream: AsyncIterator[Chunk]) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_a_model_that_cannot_be_loaded_is_a_startup_error_in_one_line(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"not safetensors")
+    engine = EmbeddedEngine(folder, OPTIONS)
+    with pytest.raises(StartupError) as caught:
+        await engine.start()
+    assert str(folder) in str(caught.value)
+    await engine.aclose()
+
+
+async def test_after_the_end_it_refuses(folder: Path) -> None:
+    engine = EmbeddedEngine(folder, OPTIONS)
+    await engine.start()
+    waiting = asyncio.ensure_future(collect(engine, request("r", max_tokens=250)))
+    await asyncio.sleep(0)
+    await engine.aclose()
+    with pytest.raises(StenographError):
+        await waiting
+    with pytest.raises(EngineUnavailable):
+        await collect(engine, request("late"))
+
+
+def test_when_its_input_ends_so_does_the_process_also_in_mid_turn(folder: Path) -> None:
+    command = [sys.executable, "-m", "stenograph.embedded.child", str(folder), "--max-batch", "4", "--kv-tokens", "512"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.read(1)  # it is loaded
+        wanted = request("r", max_tokens=250)
+        ids = wanted.prompt.ids.tobytes()
+        process.stdin.write(frame(Generate(request_id=wanted.request_id, ids=ids, params=wanted.params)))
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0

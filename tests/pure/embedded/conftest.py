@@ -1,0 +1,85 @@
+"""A tiny real model, and an engine around it."""
+
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenograph.core.clock import SystemClock
+from stenograph.core.types import Chunk, RequestId, SamplingParams
+from stenograph.embedded.engine_core import EngineCore, EngineLimits
+from stenograph.embedded.grammar import GrammarCompiler
+from stenograph.embedded.model import LlamaModel
+from stenograph.embedded.weights import load_weights
+from stenograph.embedded.wire import Drew, Failed
+from stenograph.render.tokenizer import Tokenizer
+from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.testing.tiny_llama import write_tiny_folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def model(folder: Path) -> LlamaModel:
+    return LlamaModel(*load_weights(folder))
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(tiny_tokenizer_json())
+
+
+class Bench:
+    """An engine that a test steps by hand, and what it has said of each request."""
+
+    def __init__(self, model: LlamaModel, tokenizer: Tokenizer, **limits: Any) -> None:
+        self.core = EngineCore(
+            model,
+            tokenizer,
+            GrammarCompiler(tiny_tokenizer_json(), vocab_size=320, eos_ids=(2,)),
+            eos_ids=(2,),
+            limits=EngineLimits(**{"max_batch": 16, "kv_tokens": 4096, **limits}),
+            clock=SystemClock(),
+            wake=lambda: None,
+            weight_version="v",
+        )
+        self.chunks: dict[str, list[Chunk]] = {}
+        self.failures: dict[str, Failed] = {}
+
+    def add(self, name: str, prompt: list[int], **params: Any) -> None:
+        settings = {"max_tokens": 8, "ignore_eos": True, **params}
+        failure = self.core.add(RequestId(name), array("i", prompt), SamplingParams(**settings))
+        if failure is not None:
+            self.failures[name] = failure
+
+    def take(self, events: list[Drew | Failed]) -> None:
+        for event in events:
+            if isinstance(event, Failed):
+                self.failures[event.request_id] = event
+            else:
+                self.chunks.setdefault(event.request_id, []).append(event.chunk)
+
+    def step(self) -> None:
+        self.take(self.core.step())
+        self.core.kv.check()
+
+    def run(self) -> None:
+        """Step until nothing is left; grammars that compile are waited for by stepping on."""
+        while self.core.has_requests:
+            self.step()
+
+    def ids(self, name: str) -> list[int]:
+        return [id_ for chunk in self.chunks[name] for id_ in chunk.ids]
+
+    def logprobs(self, name: str) -> list[float]:
+        return [logprob for chunk in self.chunks[name] for logprob in chunk.logprobs]
+
+
+@pytest.fixture
+def bench(model: LlamaModel, tokenizer: Tokenizer) -> Callable[..., Bench]:
+    return lambda **limits: Bench(model, tokenizer, **limits)

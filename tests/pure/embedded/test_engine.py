@@ -1,0 +1,195 @@
+"""The engine, stepped by hand: what one request gets does not depend on the others, and every end is the right one."""
+
+import json
+from array import array
+from collections.abc import Callable
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stenograph.core.types import FinishReason, Grammar, GrammarKind, RequestId
+from stenograph.embedded.kvcache import SequenceKv
+from stenograph.embedded.model import LlamaModel, LogitsFor, Segment
+from stenograph.embedded.sampler import log_softmax
+from stenograph.embedded.wire import FailureKind
+from stenograph.render.tokenizer import Tokenizer
+from stenograph.testing import tiny_llama as tiny
+
+from .conftest import Bench
+
+Benches = Callable[..., Bench]
+PROMPTS = [[1, 17, 240, 3], [5] * 30, [9, 8, 7], [100, 101, 102, 103, 104, 105]]
+
+
+def alone(benches: Benches, prompt: list[int], **params: object) -> tuple[list[int], list[float]]:
+    bench = benches()
+    bench.add("r", prompt, **params)
+    bench.run()
+    return bench.ids("r"), bench.logprobs("r")
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 5}, {"seed": 5, "top_p": 0.8, "top_k": 20}])
+def test_a_request_draws_the_same_whatever_else_is_in_the_batch(bench: Benches, params: dict[str, float]) -> None:
+    together = bench(step_tokens=8)
+    for index, prompt in enumerate(PROMPTS):
+        together.add(f"r{index}", prompt, **params)
+        together.step()
+    together.run()
+    for index, prompt in enumerate(PROMPTS):
+        ids, logprobs = alone(bench, prompt, **params)
+        assert together.ids(f"r{index}") == ids
+        assert together.logprobs(f"r{index}") == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_a_teacher_forced_pass_gives_the_recorded_logprobs(bench: Benches, model: LlamaModel) -> None:
+    for prompt in PROMPTS:
+        ids, logprobs = alone(bench, prompt, seed=3, temperature=1.3, top_p=0.9, max_tokens=20)
+        line = np.array([*prompt, *ids], np.intc)
+        kv = SequenceKv(model.config, max_tokens=tiny.CONTEXT)
+        rows = model.forward([Segment(ids=line, kv=kv, logits_for=LogitsFor.ALL)]).astype(np.float64)
+        forced = [log_softmax(rows[len(prompt) - 1 + at])[id_] for at, id_ in enumerate(ids)]
+        assert logprobs == pytest.approx(forced, abs=1e-4)
+
+
+def test_a_next_turn_reuses_what_was_computed_and_draws_the_same(bench: Benches) -> None:
+    reusing = bench()
+    reusing.add("first", PROMPTS[0], temperature=0.0)
+    reusing.run()
+    longer = [*PROMPTS[0], *reusing.ids("first"), 33, 44]
+    reusing.add("second", longer, temperature=0.0)
+    reusing.run()
+    # All of the first turn but its last token, whose keys were never computed.
+    assert reusing.chunks["second"][-1].num_cached_tokens == len(longer) - 3
+    assert reusing.ids("second") == alone(bench, longer, temperature=0.0)[0]
+
+
+def test_each_end_has_its_reason(bench: Benches, tokenizer: Tokenizer) -> None:
+    drawn, _ = alone(bench, PROMPTS[0], temperature=0.0, max_tokens=8)
+    runs = bench()
+    runs.add("length", PROMPTS[0], temperature=0.0, max_tokens=3)
+    runs.add("stop id", PROMPTS[0], temperature=0.0, stop_token_ids=(drawn[2],))
+    text = tokenizer.decode(drawn[:5])
+    stop = text[len(tokenizer.decode(drawn[:1])) - 1 :][:6]  # spans the border of two tokens
+    runs.add("stop string", PROMPTS[0], temperature=0.0, stop=("never", stop))
+    runs.run()
+    assert runs.ids("length") == drawn[:3]
+    assert runs.chunks["length"][-1].finish.reason is FinishReason.LENGTH  # type: ignore[union-attr]
+    first = drawn.index(drawn[2])
+    assert runs.ids("stop id") == drawn[: first + 1]
+    assert runs.chunks["stop id"][-1].finish.matched == drawn[2]  # type: ignore[union-attr]
+    assert runs.chunks["stop string"][-1].finish.matched == stop  # type: ignore[union-attr]
+    assert tokenizer.decode(runs.ids("stop string")).find(stop) >= 0
+    assert tokenizer.decode(runs.ids("stop string")[:-1]).find(stop) < 0
+
+
+def test_the_context_is_filled_and_no_further(bench: Benches) -> None:
+    run = bench(kv_tokens=20)
+    run.add("r", [5] * 12, max_tokens=None)
+    run.run()
+    assert len(run.ids("r")) == 8
+    assert run.chunks["r"][-1].finish.reason is FinishReason.LENGTH  # type: ignore[union-attr]
+
+
+def test_an_abort_ends_a_request_before_the_next_step_waiting_or_running(bench: Benches) -> None:
+    run = bench(max_batch=1)
+    run.add("running", PROMPTS[0], max_tokens=50)
+    run.add("waiting", PROMPTS[1])
+    run.step()
+    for name in ("running", "waiting"):
+        event = run.core.abort(RequestId(name))
+        assert event is not None
+        run.take([event])
+        assert run.chunks[name][-1].finish.reason is FinishReason.ABORT  # type: ignore[union-attr]
+        assert run.core.abort(RequestId(name)) is None
+    assert not run.core.has_requests
+    assert len(run.ids("running")) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params"),
+    [
+        ([], {}),
+        ([-1], {}),
+        ([320], {}),
+        ([5] * 256, {}),
+        ([5], {"max_tokens": 256}),
+        ([5], {"stop_token_ids": (320,)}),
+        ([5], {"logit_bias": ((400, 1.0),)}),
+    ],
+)
+def test_what_can_never_run_is_refused_at_once(bench: Benches, prompt: list[int], params: dict[str, object]) -> None:
+    run = bench()
+    run.add("r", prompt, **params)
+    assert run.failures["r"].kind is FailureKind.INVALID_REQUEST
+    assert not run.core.has_requests
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yy"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), temperature=st.sampled_from([0.0, 0.7, 3.0]))
+def test_guided_output_is_in_the_language_whatever_is_drawn(
+    bench: Benches, tokenizer: Tokenizer, seed: int, temperature: float
+) -> None:
+    run = bench()
+    grammars = {
+        "schema": Grammar(kind=GrammarKind.JSON_SCHEMA, source=json.dumps(SCHEMA)),
+        "choice": Grammar(kind=GrammarKind.CHOICE, source='["left \\"x\\"", "right", "☃"]'),
+        "regex": Grammar(kind=GrammarKind.REGEX, source="[a-c]{3,6}"),
+        "lark": Grammar(kind=GrammarKind.LARK, source='start: "<tool_call>" /[0-9]/ "</tool_call>"'),
+    }
+    for name, grammar in grammars.items():
+        run.add(name, PROMPTS[0], grammar=grammar, seed=seed, temperature=temperature, max_tokens=200)
+    run.run()
+    assert run.failures == {}
+    texts = {name: tokenizer.decode(array("i", run.ids(name)), skip_special=True) for name in grammars}
+    jsonschema.validate(json.loads(texts["schema"]), SCHEMA)
+    assert texts["choice"] in ('left "x"', "right", "☃")
+    assert 3 <= len(texts["regex"]) <= 6
+    assert set(texts["regex"]) <= set("abc")
+    assert texts["lark"].startswith("<tool_call>")
+    for name in grammars:
+        finish = run.chunks[name][-1].finish
+        assert finish is not None
+        assert (finish.reason, finish.matched) == (FinishReason.STOP, 2)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(kind=GrammarKind.REGEX, source="("),
+        Grammar(kind=GrammarKind.LARK, source="start: nothing"),
+        Grammar(kind=GrammarKind.JSON_SCHEMA, source='{"type": "nonsense"}'),
+        Grammar(kind=GrammarKind.JSON_SCHEMA, source="[]"),
+        Grammar(kind=GrammarKind.CHOICE, source="[]"),
+    ],
+)
+def test_a_bad_grammar_ends_its_request_alone(bench: Benches, grammar: Grammar) -> None:
+    run = bench()
+    run.add("bad", PROMPTS[0], grammar=grammar)
+    run.add("good", PROMPTS[1])
+    run.run()
+    assert run.failures["bad"].kind is FailureKind.INVALID_REQUEST
+    assert "\n" not in run.failures["bad"].message
+    assert len(run.ids("good")) == 8
+
+
+def test_under_overload_everyone_is_served_in_order_and_the_kv_never_overflows(bench: Benches) -> None:
+    run = bench(max_batch=3, kv_tokens=60, step_tokens=7)
+    for index in range(12):
+        run.add(f"r{index}", [5 + index] * (1 + 3 * (index % 4)), max_tokens=5)
+    run.run()
+    assert all(len(run.ids(f"r{index}")) == 5 for index in range(12))
+    admitted = [run.chunks[f"r{index}"][-1].times.admitted for index in range(12)]  # type: ignore[union-attr]
+    assert admitted == sorted(admitted)
+    stats = run.core.kv.stats()
+    assert (stats.num_live, stats.reserved_tokens) == (0, 0)

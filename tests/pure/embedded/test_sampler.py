@@ -1,0 +1,88 @@
+"""Sampling over the whole vocabulary: what each parameter keeps, and that the logprobs are those of what was done."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenograph.core.types import SamplingParams
+from stenograph.embedded.sampler import DeadEnd, Sampler, log_softmax, top_logprobs, truncated
+
+ROWS = st.lists(st.floats(-20, 20), min_size=3, max_size=30).map(lambda row: np.array(row, np.float32))
+
+
+def kept_of(row: np.ndarray, **params: float) -> set[int]:
+    scores = truncated(row.astype(np.float64), SamplingParams(**params))  # type: ignore[arg-type]
+    return set(np.flatnonzero(np.isfinite(scores)).tolist())
+
+
+@given(ROWS, st.integers(1, 40))
+def test_top_k_keeps_the_k_likeliest(row: np.ndarray, k: int) -> None:
+    kept = kept_of(row, top_k=k)
+    assert len(kept) == min(k, len(row))
+    assert min(row[list(kept)]) >= max((row[i] for i in range(len(row)) if i not in kept), default=-np.inf)
+
+
+@given(ROWS, st.floats(0.01, 0.999))
+def test_top_p_keeps_the_smallest_set_that_reaches_p(row: np.ndarray, p: float) -> None:
+    kept = kept_of(row, top_p=p)
+    probabilities = np.exp(log_softmax(row.astype(np.float64)))
+    assert sum(probabilities[list(kept)]) >= p - 1e-9
+    least = min(kept, key=lambda id_: probabilities[id_])
+    assert sum(probabilities[list(kept - {least})]) < p + 1e-9
+    assert int(np.argmax(row)) in kept
+
+
+@given(ROWS, st.floats(0.001, 1.0))
+def test_min_p_keeps_what_is_near_enough_to_the_likeliest(row: np.ndarray, p: float) -> None:
+    probabilities = np.exp(log_softmax(row.astype(np.float64)))
+    kept = kept_of(row, min_p=p)
+    assert int(np.argmax(row)) in kept
+    assert all(probabilities[id_] >= p * probabilities.max() * (1 - 1e-9) for id_ in kept)
+
+
+@given(ROWS, st.integers(0, 2**63), st.floats(0.1, 3), st.floats(0.1, 1), st.integers(0, 5))
+def test_a_draw_is_kept_and_carries_both_of_its_logprobs(
+    row: np.ndarray, seed: int, temperature: float, top_p: float, top_k: int
+) -> None:
+    params = SamplingParams(seed=seed, temperature=temperature, top_p=top_p, top_k=top_k, num_top_logprobs=2)
+    drawn, again = (Sampler(params, [0]).draw(row, None) for _ in range(2))
+    assert drawn == again
+    scores = truncated(row.astype(np.float64) / temperature, params)
+    assert drawn.sampling_logprob == pytest.approx(log_softmax(scores)[drawn.id], abs=1e-9)
+    assert drawn.logprob == pytest.approx(log_softmax(row.astype(np.float64))[drawn.id], abs=1e-9)
+    assert [top.id for top in drawn.top] == [top.id for top in top_logprobs(log_softmax(row.astype(np.float64)), 2)]
+
+
+@given(ROWS, st.sampled_from([0.0, 1e-300, 1e-6]))
+def test_no_temperature_is_greedy_and_certain(row: np.ndarray, temperature: float) -> None:
+    drawn = Sampler(SamplingParams(temperature=temperature), [0]).draw(row, None)
+    assert (drawn.id, drawn.sampling_logprob) == (int(np.argmax(row)), 0.0)
+
+
+def test_draws_follow_the_distribution() -> None:
+    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
+    sampler = Sampler(SamplingParams(seed=1), [0])
+    row = np.log(probabilities).astype(np.float32)
+    counts = np.bincount([sampler.draw(row, None).id for _ in range(20_000)], minlength=4)
+    np.testing.assert_allclose(counts / 20_000, probabilities, atol=0.015)  # over four standard deviations
+
+
+def test_penalties_and_bias_move_the_logits_as_they_say() -> None:
+    row = np.array([2.0, 1.9, -1.0], np.float32)
+    for params, second in (
+        ({"presence_penalty": 0.2}, 1),
+        ({"frequency_penalty": 0.2}, 1),
+        ({"repetition_penalty": 1.2}, 1),
+        ({}, 0),
+    ):
+        sampler = Sampler(SamplingParams(temperature=0.0, **params), [2])  # type: ignore[arg-type]
+        assert [sampler.draw(row, None).id for _ in range(2)] == [0, second]
+    assert Sampler(SamplingParams(temperature=0.0, logit_bias=((2, 50.0),)), [0]).draw(row, None).id == 2
+
+
+def test_only_what_is_allowed_is_drawn_and_nothing_allowed_is_a_dead_end() -> None:
+    row = np.array([5.0, 1.0, 0.0], np.float32)
+    assert Sampler(SamplingParams(), [0]).draw(row, np.array([False, False, True])).id == 2
+    with pytest.raises(DeadEnd):
+        Sampler(SamplingParams(), [0]).draw(row, np.zeros(3, np.bool_))
