@@ -255,7 +255,7 @@ def test_a_cache_that_is_no_folder_is_one_line(wheels: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["no-such-model", "a\nb", "x" * 5000, "a\0b", "no/such/file.gguf"])
 def test_an_unknown_model_is_one_line_that_says_what_is_possible(cache: Path, name: str) -> None:
-    with pytest.raises(StartupError, match="possible are smollm2-135m, a .gguf file, or a folder") as caught:
+    with pytest.raises(StartupError, match=r"possible are smollm2-135m, a \.gguf file, or a folder") as caught:
         resolve_model(name, cache_dir=cache, progress=no_progress)
     assert len(str(caught.value).splitlines()) == 1
     assert not cache.exists()
@@ -271,7 +271,7 @@ def test_a_folder_or_a_gguf_file_is_itself_and_any_other_file_is_refused(tmp_pat
         (tmp_path / name).write_bytes(b"")
     for path in (tmp_path, tmp_path / "m.gguf", tmp_path / "M.GGUF"):
         assert resolve_model(str(path), cache_dir=cache, progress=no_progress) == path
-    with pytest.raises(StartupError, match="is a file, but not a .gguf file"):
+    with pytest.raises(StartupError, match=r"is a file, but not a \.gguf file"):
         resolve_model(str(tmp_path / "m.bin"), cache_dir=cache, progress=no_progress)
     assert not cache.exists()
 

@@ -76,9 +76,10 @@ def resolve_model(
     if name_or_path.startswith("hf:"):
         raise StartupError(f"model {name_or_path!r}: fetching from a hub is not built yet; give a local folder")
     path = Path(name_or_path)
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    # os.path, because pathlib raises for a name that is too long
+    if os.path.isdir(path) or (os.path.isfile(path) and path.suffix.lower() == ".gguf"):
         return path
-    what = "is a file, but not a .gguf file" if path.exists() else "is unknown"
+    what = "is a file, but not a .gguf file" if os.path.exists(path) else "is unknown"
     names = ", ".join(model.name for model in packaged)
     raise StartupError(f"model {name_or_path!r} {what}; possible are {names}, a .gguf file, or a folder")
 

@@ -1,7 +1,8 @@
 """A chat template: messages, tools and arguments to text, as transformers renders it.
 
 Owns the template engine and what it is told (filters, globals, white space rules; parity with jinja2 configured as
-transformers does is tested). Knows nothing of tokens or families.
+transformers does is tested). One known difference, of the engine: a bare whole float that a template passes to
+`tojson` loses its point (1.0 becomes 1); inside a list or a mapping it keeps it. Knows nothing of tokens or families.
 """
 
 import json
