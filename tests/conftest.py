@@ -5,15 +5,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-from stenograph.core.settings import Settings
+from stenograph.core.settings import default_cache_dir
 from stenograph.embedded.fetch import resolve_model
 from stenograph.embedded.progress import StreamProgress
+
+# No test is timed: a slow machine must not make a property fail.
+settings.register_profile("stenograph", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("stenograph")
 
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The real weights; fetched into the cache folder on first use."""
     cache = os.environ.get("STENOGRAPH_CACHE")
-    folder = Path(cache) if cache else Settings().cache_dir
+    folder = Path(cache) if cache else default_cache_dir(os.environ)
     return resolve_model("smollm2-135m", cache_dir=folder, progress=StreamProgress(sys.stderr))

@@ -1,1 +1,0 @@
-"""Measurements of Stenograph, reproducible and comparable."""

@@ -1,1 +1,0 @@
-"""How committed turns survive the process."""
