@@ -147,15 +147,22 @@ def without_end(wheel: bytes) -> bytes:
     return wheel[: len(wheel) // 2]
 
 
+def with_another_first_byte(wheel: bytes) -> bytes:
+    """Of the member, and one that starts no compressed block: pip, which reads the metadata alone, does not see it."""
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        at = archive.getinfo(MEMBER).header_offset + 30 + len(MEMBER)
+    return wheel[:at] + b"\x07" + wheel[at + 1 :]
+
+
 def with_a_flipped_bit(wheel: bytes) -> bytes:
-    """Inside the member: pip, which reads the metadata alone, does not see it."""
+    """In the middle of the member."""
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
         at = archive.getinfo(MEMBER).header_offset + 30 + len(MEMBER) + 20
     return wheel[:at] + bytes([wheel[at] ^ 0x10]) + wheel[at + 1 :]
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
-@pytest.mark.parametrize("damage", [without_end, with_a_flipped_bit])
+@pytest.mark.parametrize("damage", [without_end, with_another_first_byte, with_a_flipped_bit])
 def test_a_damaged_wheel_leaves_nothing(
     wheels: Path, cache: Path, compression: int, damage: Callable[[bytes], bytes]
 ) -> None:
