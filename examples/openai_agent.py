@@ -58,7 +58,12 @@ def calculate(arguments: str) -> str:
     """The tool, really executed."""
     call = json.loads(arguments)
     functions = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-    return json.dumps({"result": functions[call["operator"]](call["a"], call["b"])})
+    result = functions[call["operator"]](call["a"], call["b"])
+    return f"{call['a']} {call['operator']} {call['b']} = {result}"
+
+
+SEEDS = range(1, 6)
+"""Each turn is asked with the first; with the next only if the reply was cut."""
 
 
 class Agent:
@@ -67,7 +72,7 @@ class Agent:
     def __init__(self, client: openai.OpenAI) -> None:
         self.client = client
         self.messages: list[Any] = []
-        self.options: Any = {"model": "smollm2", "tools": TOOLS, "temperature": 0.6, "seed": 7, "max_tokens": 300}
+        self.options: Any = {"model": "smollm2", "tools": TOOLS, "temperature": 0.6, "max_tokens": 200}
 
     def say(self, role: str, content: str, **fields: str) -> None:
         print(f"\n[{role}] {content}")
@@ -75,34 +80,41 @@ class Agent:
 
     def ask(self, **options: Any) -> Any:
         """One turn; the reply joins the conversation exactly as the SDK dumps it."""
-        done = self.client.chat.completions.create(messages=self.messages, **{**self.options, **options})
-        choice = done.choices[0]
-        check_finish(choice.finish_reason)
-        for call in choice.message.tool_calls or []:
-            print(f"\n[assistant calls] {call.function.name}({call.function.arguments})")
-        if choice.message.content:
-            print(f"\n[assistant] {choice.message.content}")
-        self.messages.append(choice.message.model_dump(exclude_none=True))
-        return choice.message
+        for seed in SEEDS:
+            choice = self._create(seed=seed, **options).choices[0]
+            for call in choice.message.tool_calls or []:
+                print(f"\n[assistant calls] {call.function.name}({call.function.arguments})")
+            if choice.message.content:
+                print(f"\n[assistant] {choice.message.content}")
+            if is_whole(choice.finish_reason):
+                self.messages.append(choice.message.model_dump(exclude_none=True))
+                return choice.message
+        sys.exit("every reply was cut; raise max_tokens")
 
     def ask_streaming(self, **options: Any) -> None:
         """The same, printed as the tokens come."""
-        print("\n[assistant, streamed] ", end="", flush=True)
-        text, finish = "", None
-        stream = self.client.chat.completions.create(messages=self.messages, stream=True, **{**self.options, **options})
-        for chunk in stream:
-            for choice in chunk.choices:
-                piece = choice.delta.content or ""
-                print(piece, end="", flush=True)
-                text, finish = text + piece, choice.finish_reason or finish
-        print()
-        check_finish(finish)
-        self.messages.append({"role": "assistant", "content": text})
+        for seed in SEEDS:
+            print("\n[assistant, streamed] ", end="", flush=True)
+            text, finish = "", None
+            for chunk in self._create(stream=True, seed=seed, **options):
+                for choice in chunk.choices:
+                    print(choice.delta.content or "", end="", flush=True)
+                    text, finish = text + (choice.delta.content or ""), choice.finish_reason or finish
+            print()
+            if is_whole(finish):
+                self.messages.append({"role": "assistant", "content": text})
+                return
+        sys.exit("every reply was cut; raise max_tokens")
+
+    def _create(self, **options: Any) -> Any:
+        return self.client.chat.completions.create(messages=self.messages, **{**self.options, **options})
 
 
-def check_finish(reason: str | None) -> None:
-    if reason == "length":
-        sys.exit("the reply was cut by max_tokens; a cut reply cannot be continued. Raise max_tokens.")
+def is_whole(finish_reason: str | None) -> bool:
+    """A reply that max_tokens cut cannot be continued, but the same messages may be sent again: that replaces it."""
+    if finish_reason == "length":
+        print("(cut by max_tokens; asking again with another seed)")
+    return finish_reason != "length"
 
 
 def converse(agent: Agent) -> None:

@@ -80,25 +80,24 @@ class SamplingParams:
         _require(
             self.max_tokens is None or 1 <= self.max_tokens < 2**31,
             "max_tokens",
-            "at least 1",
+            "in [1, 2^31)",
             self.max_tokens,
         )
         _require(all(self.stop), "stop", "non-empty strings", self.stop)
         _require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]", self.presence_penalty)
         _require(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
         _require(
-            0.0 < self.repetition_penalty <= 100.0,
+            0.01 <= self.repetition_penalty <= 100.0,
             "repetition_penalty",
-            "in (0, 100]",
+            "in [0.01, 100]",
             self.repetition_penalty,
         )
         _require(0 <= self.num_top_logprobs <= 20, "top_logprobs", "in [0, 20]", self.num_top_logprobs)
-        _require(
-            all(-100.0 <= bias <= 100.0 for _, bias in self.logit_bias),
-            "logit_bias",
-            "in [-100, 100]",
-            "a bias outside",
-        )
+        for id_ in self.stop_token_ids:
+            _require(0 <= id_ < 2**31, "stop_token_ids", "token ids", id_)
+        for id_, bias in self.logit_bias:
+            _require(0 <= id_ < 2**31, "logit_bias", "of token ids", id_)
+            _require(-100.0 <= bias <= 100.0, "logit_bias", "of biases in [-100, 100]", bias)
 
 
 class ParamOutOfRange(ValueError):

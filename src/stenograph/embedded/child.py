@@ -60,7 +60,7 @@ def load(path: Path, limits: EngineLimits, inbox: Inbox) -> tuple[EngineCore, Re
     core = EngineCore(
         LlamaModel(config, weights),
         tokenizer,
-        GrammarCompiler(files.tokenizer_json, vocab_size=config.vocab_size, eos_ids=eos_ids),
+        GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=eos_ids),
         eos_ids=eos_ids,
         limits=limits,
         clock=SystemClock(),
@@ -103,9 +103,14 @@ def _obey(core: EngineCore, command: Command | None) -> bytes:
 
 
 def _read_commands(stream: BinaryIO, inbox: Inbox) -> None:
-    while (payload := read_frame(stream)) is not None:
-        inbox.put(COMMANDS.decode(payload))
-    os._exit(0)
+    """Enqueue commands until the input ends; then, or on what is no command, end the whole process."""
+    code = 1
+    try:
+        while (payload := read_frame(stream)) is not None:
+            inbox.put(COMMANDS.decode(payload))
+        code = 0
+    finally:
+        os._exit(code)
 
 
 def _send(events: BinaryIO, data: bytes | bytearray) -> None:

@@ -11,10 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.sampler import Allowed
+from stenograph.render.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -64,11 +65,29 @@ class GrammarState:
             raise BadGrammar(_one_line(self._matcher.get_error()))
 
 
+class _PlainTokenizer:
+    """Our tokenizer as llguidance wants one. Text that a grammar forces is plain: it never becomes an added token."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_ids[0] if eos_ids else 0
+        self.bos_token_id = None
+        self.special_token_ids = sorted(tokenizer.added_tokens.values())
+        self.tokens = [tokenizer.bytes_of(id_) for id_ in range(vocab_size)]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        decoded = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        return self._tokenizer.encode_plain(decoded).tolist()
+
+
 class GrammarCompiler:
     """Compiles grammars off the caller's thread. Close it with `close`."""
 
-    def __init__(self, tokenizer_json: str, *, vocab_size: int, eos_ids: tuple[int, ...], num_threads: int = 1) -> None:
-        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
+    def __init__(
+        self, tokenizer: Tokenizer, *, vocab_size: int, eos_ids: tuple[int, ...], num_threads: int = 1
+    ) -> None:
+        wrapped = TokenizerWrapper(_PlainTokenizer(tokenizer, vocab_size, eos_ids))
+        self._tokenizer = LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")

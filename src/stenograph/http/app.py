@@ -140,7 +140,9 @@ class Server(uvicorn.Server):
             tasks.create_task(self._manager.drain(timeout_s=self._drain_timeout_s))
 
     def _on_signal(self) -> None:
-        self.force_exit = self.should_exit
+        if self.should_exit:
+            self.force_exit = True
+            self._manager.abandon_all()
         self.should_exit = True
         self._manager.refuse_new()
 

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from stenograph.core.chat import ChatReply, ChatRequest
 from stenograph.core.clock import Clock
-from stenograph.core.errors import Draining, StenographError
+from stenograph.core.errors import StenographError
 from stenograph.core.settings import UnknownFields
 from stenograph.core.types import Stage, StageTimes
 from stenograph.http.auth import Doorman
@@ -62,7 +62,7 @@ class ChatRoute:
         try:
             outcome = await turn.result()
         except TurnAbandoned:
-            await send_error(send, _abandoned())
+            return  # the client is gone
         except StenographError as error:
             await send_error(send, error)
         else:
@@ -77,7 +77,7 @@ class ChatRoute:
             try:
                 await turn.result()
             except TurnAbandoned:
-                return await send_error(send, _abandoned())
+                return None
             except StenographError as error:
                 return await send_error(send, error)
         encoder = StreamEncoder(
@@ -101,7 +101,7 @@ class ChatRoute:
         try:
             return encoder.end((await turn.result()).reply)
         except TurnAbandoned:
-            return data_event(error_body(_abandoned()))
+            return b""
         except StenographError as error:
             return data_event(error_body(error))
 
@@ -117,11 +117,6 @@ class ChatRoute:
 
 async def _send_more(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-def _abandoned() -> Draining:
-    """A turn that nobody of ours watches any more, told to a client that still does: the server is going down."""
-    return Draining("The turn was stopped because the server is shutting down; nothing of it was kept.")
 
 
 def _server_timing(reply: ChatReply) -> str:

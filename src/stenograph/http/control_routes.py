@@ -138,8 +138,8 @@ class ControlRoutes:
 
     async def _list(self, request: Request) -> Response:
         limit = request.query_params.get("limit", "100")
-        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
-            raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit!r}.", param="/limit")
+        if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
+            raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
         page = self.manager.page(limit=int(limit) + 1, after=request.query_params.get("after"))
         shown = page[: int(limit)]
         more = shown[-1].id if len(page) > len(shown) else None

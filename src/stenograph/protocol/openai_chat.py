@@ -34,6 +34,7 @@ from stenograph.protocol.openai_chat_fields import (
     WireResponseFormat,
     WireTool,
 )
+from stenograph.protocol.template_kwargs import check_depth, check_template_kwargs
 
 _REQUEST = msgspec.json.Decoder(WireChatRequest)
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
@@ -164,6 +165,7 @@ def _tool(wire: WireTool, index: int) -> Tool:
         )
     if wire.function is None:
         raise InvalidRequest("A tool of type 'function' needs its function.", param=f"{at}/function")
+    check_depth(wire.function.parameters, at=f"{at}/function/parameters")
     function: dict[str, object] = {"name": wire.function.name}
     if wire.function.description is not None:
         function["description"] = wire.function.description
@@ -260,15 +262,14 @@ def _grammar(wire: WireResponseFormat | None) -> Grammar | None:
         )
     if wire.json_schema is None:
         raise InvalidRequest("response_format needs its json_schema.", param="/response_format/json_schema")
+    check_depth(wire.json_schema.schema, at="/response_format/json_schema/schema")
     source = msgspec.json.encode(wire.json_schema.schema).decode()
     return Grammar(kind=GrammarKind.JSON_SCHEMA, source=source)
 
 
 def _template_kwargs(wire: WireChatRequest) -> Mapping[str, object]:
     kwargs = dict(wire.chat_template_kwargs or {})
-    for name in ("messages", "tools", "add_generation_prompt"):
-        if name in kwargs:
-            raise InvalidRequest(f"The server alone sets {name!r}.", param=f"/chat_template_kwargs/{name}")
+    check_template_kwargs(kwargs, at="/chat_template_kwargs")
     if wire.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
     return kwargs

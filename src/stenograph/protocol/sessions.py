@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.protocol.json_errors import decode_json
+from stenograph.protocol.template_kwargs import check_depth, check_template_kwargs
 
 
 class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,6 +69,8 @@ def decode_create(body: bytes) -> CreateSession:
     if wire.history not in (None, "linear"):
         known = " Tree histories are not built yet." if wire.history == "tree" else ""
         raise InvalidRequest(f"history must be 'linear', got {wire.history!r}.{known}", param="/history")
+    check_template_kwargs(wire.chat_template_kwargs or {}, at="/chat_template_kwargs")
+    check_depth(wire.metadata, at="/metadata")
     return wire
 
 
@@ -80,6 +83,7 @@ def decode_samples(body: bytes) -> SamplesRequest:
         )
     if wire.token_texts and wire.format != "json":
         raise InvalidRequest("token_texts needs format 'json'.", param="/token_texts")
+    check_depth(wire.metadata, at="/metadata")
     return wire
 
 

@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from stenograph.core.chat import Message, ParsedReply, Tool
 from stenograph.core.errors import HistoryMismatch, SessionInvariant, TruncatedGeneration
 from stenograph.core.types import FinishReason, RequestId, SampledTurn, Stage, token_ids
@@ -41,6 +43,13 @@ class PromptContext:
 
     tools: tuple[Tool, ...] = ()
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def is_same(self, other: "PromptContext") -> bool:
+        """Whether both put the same into a prompt; `true` and `1` are not the same."""
+        return self.tools == other.tools and self._kwargs_json() == other._kwargs_json()
+
+    def _kwargs_json(self) -> bytes:
+        return msgspec.json.encode(self.template_kwargs, order="sorted") if self.template_kwargs else b"{}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +158,7 @@ class LinearHistory:
         for index, turn in enumerate(self._turns):
             stored = (*turn.messages, turn.reply.message)
             end = num_messages + len(stored)
-            if turn.context != context or end > len(messages):
+            if not turn.context.is_same(context) or end > len(messages):
                 return index, num_messages
             if not all(map(self._matcher.matches, stored, messages[num_messages:end])):
                 return index, num_messages
@@ -161,7 +170,7 @@ class LinearHistory:
     ) -> HistoryMismatch:
         turn = self._turns[num_turns]
         discarded = len(self._turns) - num_turns
-        if turn.context != context:
+        if not turn.context.is_same(context):
             what, param = "its tools or chat_template_kwargs differ from the stored turn's", "/tools"
         else:
             stored = (*turn.messages, turn.reply.message)

@@ -76,7 +76,7 @@ class Session:
 
 
 class TurnAbandoned(Exception):
-    """The turn that was watched has been abandoned; there is nobody to tell."""
+    """The turn that was watched has been abandoned by its own watcher; there is nobody to tell."""
 
 
 class Turn:
@@ -85,6 +85,7 @@ class Turn:
     def __init__(self, run: TurnRun, task: "asyncio.Task[TurnOutcome]") -> None:
         self._run = run
         self._task = task
+        self._why: StenographError | None = None
 
     def __repr__(self) -> str:
         return f"<Turn {self.request_id} done={self._task.done()}>"
@@ -111,11 +112,12 @@ class Turn:
     async def result(self) -> TurnOutcome:
         """Wait for the end. Cancelling this wait leaves the turn alone.
 
-        Raises the turn's StenographError, UnexpectedFailure for a bug of ours (logged), or TurnAbandoned.
+        Raises the turn's StenographError, the one that it was abandoned with, UnexpectedFailure for a bug of ours
+        (logged), or TurnAbandoned.
         """
         await asyncio.wait({self._task})
         if self._task.cancelled():
-            raise TurnAbandoned
+            raise self._why or TurnAbandoned
         error = self._task.exception()
         if error is None:
             return self._task.result()
@@ -123,9 +125,17 @@ class Turn:
             raise error
         raise UnexpectedFailure("The server failed on this turn; nothing of it was kept.") from error
 
-    def abandon(self) -> None:
-        """Stop the turn and keep nothing of it. Without effect once it has ended; past the commit it has."""
-        self._task.cancel()
+    async def abort(self) -> bool:
+        """Ask that the turn end with what it has drawn; returns whether there was anything left to end."""
+        return await self._run.abort()
+
+    def abandon(self, why: StenographError | None = None) -> None:
+        """Stop the turn and keep nothing of it. Without effect once it has ended; past the commit it has.
+
+        `why` is what its watcher is told; None if it is the watcher who leaves.
+        """
+        if self._task.cancel() and self._why is None:
+            self._why = why
 
 
 class SessionManager:
@@ -242,7 +252,7 @@ class SessionManager:
         turn = session.turn
         try:
             if turn is not None:
-                await self._end_turn(turn)
+                await self._end_turn(turn, session.id)
         finally:
             self._sessions.pop(session.id, None)
 
@@ -252,7 +262,7 @@ class SessionManager:
         if session_id is not None:
             turn = self.get(session_id).turn
             turns = [] if turn is None else [turn]
-        return sum([await self._services.engine.abort(turn.request_id) for turn in turns])
+        return sum([await turn.abort() for turn in turns])
 
     async def drain(self, *, timeout_s: float) -> None:
         """Refuse new turns, let those that run end, and after `timeout_s` seconds abandon the rest."""
@@ -261,21 +271,25 @@ class SessionManager:
         if not tasks:
             return
         _, late = await asyncio.wait(tasks, timeout=timeout_s)
-        for turn in [turn for turn in self._turns if turn.task in late]:
-            turn.abandon()
         if late:
-            log.warning("abandoned %d turns that did not end within %g s", len(late), timeout_s)
+            log.warning("abandoning %d turns that did not end within %g s", len(late), timeout_s)
+            self.abandon_all()
             await asyncio.wait(late)
 
     def refuse_new(self) -> None:
         """Begin to drain: new turns and sessions get 503 from now on."""
         self._draining = True
 
-    async def _end_turn(self, turn: Turn) -> None:
-        await self._services.engine.abort(turn.request_id)
+    def abandon_all(self) -> None:
+        """Stop every turn at once; the watchers are told that the server is going down."""
+        for turn in list(self._turns):
+            turn.abandon(Draining("The turn was stopped because the server is shutting down; nothing of it was kept."))
+
+    async def _end_turn(self, turn: Turn, session_id: SessionId) -> None:
+        await turn.abort()
         _, late = await asyncio.wait({turn.task}, timeout=self._limits.abort_grace_s)
         if late:
-            turn.abandon()
+            turn.abandon(SessionNotFound(session_id))
             await asyncio.wait(late)
 
     def _check_room(self) -> None:

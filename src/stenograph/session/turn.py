@@ -12,15 +12,18 @@ chunk iterator stops it. Cancelling the task is how a turn is abandoned; after t
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, ToolMode
+from stenograph.core.chat import ChatReply, ChatRequest, Message, ParsedReply, ToolMode
 from stenograph.core.clock import Clock
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, UpstreamTimeout
 from stenograph.core.types import (
+    Chunk,
     EngineTimes,
+    Finish,
+    FinishReason,
     Prompt,
     RequestId,
     SampledTurn,
@@ -82,9 +85,20 @@ class TurnRun:
         self._may_commit = may_commit
         self._services = services
         self._requested_at = services.clock.wall()
+        self._abort_requested = False
+        self._has_sampled = False
 
     def __repr__(self) -> str:
         return f"<TurnRun {self.request_id}>"
+
+    async def abort(self) -> bool:
+        """End the turn with what it has drawn; one that has not reached the engine ends with nothing drawn.
+
+        Returns whether there was anything left to end.
+        """
+        was_new = not self._abort_requested
+        self._abort_requested = True
+        return await self._services.engine.abort(self.request_id) or (was_new and not self._has_sampled)
 
     async def run(self) -> TurnOutcome:
         """The turn. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
@@ -103,7 +117,7 @@ class TurnRun:
         """Ids of this turn's prompt: the line's, untouched, and the bridge; or the whole conversation at first."""
         renderer, new, tools = self._services.renderer, attachment.new_messages, context.tools
         kwargs = context.template_kwargs
-        num_bytes = sum(len(message.content or "") for message in new) + sum(len(tool.json) for tool in tools)
+        num_bytes = sum(map(_num_chars, new)) + sum(len(tool.json) for tool in tools)
         kept = self._history.line_ids(attachment.num_turns)
         if attachment.num_turns == 0:
             work: Callable[[], array[int]] = lambda: renderer.render(new, tools, kwargs)  # noqa: E731
@@ -143,12 +157,16 @@ class TurnRun:
         generate = GenerateRequest(request_id=self.request_id, prompt=prompt, params=params)
         try:
             async with asyncio.timeout(services.timeout_s):
-                async with aclosing(services.engine.generate(generate)) as chunks:
+                # From this check to the engine's taking the request there is no await: no abort falls between.
+                source = _nothing() if self._abort_requested else services.engine.generate(generate)
+                async with aclosing(source) as chunks:
                     async for chunk in chunks:
                         collector.add(chunk)
                         self.buffer.push(parser.feed(chunk.ids), chunk)
         except TimeoutError as error:
             raise UpstreamTimeout(f"the turn took longer than {services.timeout_s:g} s; it was stopped") from error
+        finally:
+            self._has_sampled = True
         sampled = collector.result()
         self._mark_engine_times(sampled.times)
         self._mark(Stage.VALIDATE)
@@ -204,3 +222,14 @@ class TurnRun:
             self.stages.mark(Stage.QUEUE, times.admitted)
             self.stages.mark(Stage.PREFILL, times.first_token)
             self.stages.mark(Stage.DECODE_TOKENS, times.finished)
+
+
+async def _nothing() -> AsyncGenerator[Chunk, None]:
+    """The generation of a turn that was aborted before it reached the engine."""
+    yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
+
+
+def _num_chars(message: Message) -> int:
+    """About how much text a message brings to the tokenizer."""
+    calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return len(message.content or "") + len(message.reasoning or "") + calls

@@ -1,0 +1,35 @@
+"""What a client may give a chat template, in any dialect. Pure."""
+
+from collections.abc import Mapping
+
+from stenograph.core.errors import InvalidRequest
+
+RESERVED = ("messages", "tools", "add_generation_prompt")
+"""Arguments that the server alone gives."""
+
+MAX_DEPTH = 64
+"""How deep a JSON value from a client may nest: deeper than any schema that people write, far from any stack's end."""
+
+
+def check_template_kwargs(kwargs: Mapping[str, object], *, at: str) -> None:
+    """Raise InvalidRequest for an argument that the server alone gives, or one that nests too deeply."""
+    for name in RESERVED:
+        if name in kwargs:
+            raise InvalidRequest(f"The server alone sets {name!r}.", param=f"{at}/{name}")
+    check_depth(kwargs, at=at)
+
+
+def check_depth(value: object, *, at: str) -> None:
+    """Raise InvalidRequest if a decoded JSON value nests deeper than MAX_DEPTH."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise InvalidRequest(f"It is nested deeper than {MAX_DEPTH} levels.", param=at)
+
+
+def _inside(value: object) -> list[object]:
+    if isinstance(value, Mapping):
+        return list(value.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]
