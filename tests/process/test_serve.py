@@ -143,6 +143,32 @@ def test_when_the_engine_dies_its_request_gets_503_and_the_session_goes_on(smoll
         assert stop(process) == 0
 
 
+@pytest.mark.weights
+@pytest.mark.timeout(180)
+def test_sigterm_lets_a_running_turn_end_and_a_second_one_does_not(smollm2_path: Path) -> None:
+    for second in (False, True):
+        with running("--model", str(smollm2_path)) as (url, process):
+            base = post(f"{url}/sessions")["base_url"]
+            with openai.OpenAI(base_url=base, api_key="none", max_retries=0) as client:
+                stream = client.chat.completions.create(
+                    model="m",
+                    messages=[{"role": "user", "content": "Count to a hundred."}],
+                    max_tokens=3000 if second else 40,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+                next(iter(stream))
+                process.send_signal(signal.SIGTERM)
+                if second:
+                    process.send_signal(signal.SIGTERM)
+                    with pytest.raises(openai.APIError):
+                        list(stream)
+                else:
+                    assert list(stream)[-1].choices[0].finish_reason == "length"
+            process.communicate(timeout=30)
+            assert process.returncode == 0
+
+
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

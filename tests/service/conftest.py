@@ -104,9 +104,9 @@ def serve(renderer: Renderer) -> Callable[..., AbstractAsyncContextManager[Live]
     """Start servers with other settings: `async with serve(max_in_flight=1) as live`."""
 
     @asynccontextmanager
-    async def started(**settings: Any) -> AsyncIterator[Live]:
+    async def started(*, pool: CpuPool | None = None, **settings: Any) -> AsyncIterator[Live]:
         engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
-        pool = CpuPool(2)
+        pool = pool or CpuPool(2)
         app, manager = make_app(
             Settings(**settings), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock()
         )

@@ -2,15 +2,21 @@
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
 import pytest
 
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.types import Finish, FinishReason
+from stenograph.offload.pool import CpuPool
 from stenograph.testing.scripted_engine import Script
 
 from .conftest import END, Live, assistant, user
+
+T = TypeVar("T")
+Serve = Callable[..., AbstractAsyncContextManager[Live]]
 
 
 async def test_the_sample_is_what_went_to_and_came_from_the_engine(live: Live) -> None:
@@ -256,3 +262,75 @@ async def test_the_session_is_named_by_path_then_header_then_bearer(live: Live) 
     assert (await live.call("POST", path, body, authorization="Bearer sk-dummy")).status == 200  # served statelessly
     assert (await live.call("POST", path, body, x_session_id="nobody")).status == 404
     assert (await live.call("POST", f"/sessions/nobody{path}", body)).status == 404
+
+
+class BlockedPool(CpuPool):
+    """A pool whose work waits until the test lets it go: a turn that stands in its rendering."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.entered = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    async def run(self, work: Callable[[], T], *, num_bytes: int) -> T:
+        self.entered.set()
+        await self.let_go.wait()
+        return await super().run(work, num_bytes=num_bytes)
+
+
+async def test_an_abort_while_a_turn_renders_ends_it_before_the_engine_sees_it(serve: Serve) -> None:
+    pool = BlockedPool()
+    async with serve(pool=pool) as live:
+        session = await live.open()
+        call = asyncio.ensure_future(live.chat(session, user("hi")))
+        await pool.entered.wait()
+        assert (await live.call("POST", f"/sessions/{session}/abort")).json() == {"aborted": 1}
+        pool.let_go.set()
+        answer = await call
+        assert (answer.status, answer.json()["choices"][0]["finish_reason"]) == (200, "abort")
+        assert answer.json()["usage"]["completion_tokens"] == 0
+        assert live.engine.requests == []
+        (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+        assert (record["status"], record["response"]["output_ids"]) == ("aborted", [])
+
+
+async def test_a_hang_up_while_a_turn_renders_leaves_the_session_free(serve: Serve) -> None:
+    pool = BlockedPool()
+    async with serve(pool=pool) as live:
+        session = await live.open()
+        call = asyncio.ensure_future(live.chat(session, user("hi")))
+        await pool.entered.wait()
+        turn = live.manager.get(session).turn
+        assert turn is not None
+        call.cancel()
+        await asyncio.wait({turn.task})
+        assert (await live.call("GET", "/health")).status == 200
+        pool.let_go.set()
+        live.says("again")
+        assert (await live.chat(session, user("hi"))).status == 200
+        assert len(live.engine.requests) == 1
+
+
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("depth", [70, 500, 900])
+async def test_what_is_nested_too_deeply_is_400_wherever_it_stands(live: Live, depth: int) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": nested(depth)}}
+    bodies: list[dict[str, Any]] = [
+        {"tools": [tool]},
+        {"chat_template_kwargs": nested(depth)},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": nested(depth)}}},
+    ]
+    for fields in bodies:
+        answer = await live.chat(await live.open(), user("x"), **fields)
+        assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_request")
+    assert (await live.call("POST", "/sessions", {"chat_template_kwargs": nested(depth)})).status == 400
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps(nested(depth))}}
+    replayed = [user("x"), {"role": "assistant", "tool_calls": [call]}, user("y")]
+    answer = await live.chat(await live.open(), *replayed)
+    assert answer.status in (400, 503)  # 503: the arguments could be shown, and no script is left

@@ -158,6 +158,8 @@ async def test_health_ready_models_and_tokens_answer(live: Live) -> None:
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("GET", "/sessions/nobody", 404, "session_not_found"),
         ("GET", "/sessions?limit=x", 400, "invalid_request"),
+        ("GET", "/sessions?limit=" + "9" * 5000, 400, "invalid_request"),
+        ("GET", "/sessions?limit=%D9%A3", 400, "invalid_request"),
         ("GET", "/sessions?after=nobody", 404, "session_not_found"),
     ],
 )

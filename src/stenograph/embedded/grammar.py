@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -135,9 +136,12 @@ def _llguidance_grammar(grammar: Grammar) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.source)
         case GrammarKind.CHOICE:
-            choices = json.loads(grammar.source)
-            if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
-                raise BadGrammar("choices are a list of strings that are not empty, at least one")
+            try:
+                choices = msgspec.json.decode(grammar.source, type=list[str])
+            except msgspec.DecodeError as error:
+                raise BadGrammar(f"choices are a list of strings: {error}") from error
+            if not choices or not all(choices):
+                raise BadGrammar("choices are at least one, and none is empty")
             alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
             return LLMatcher.grammar_from_lark(f"start: {alternatives}")
         case GrammarKind.LARK:

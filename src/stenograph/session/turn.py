@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from stenograph.core.chat import ChatReply, ChatRequest, Message, ParsedReply, ToolMode
 from stenograph.core.clock import Clock
-from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, UpstreamTimeout
+from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, UnrenderableMessage, UpstreamTimeout
 from stenograph.core.types import (
     Chunk,
     EngineTimes,
@@ -124,7 +124,10 @@ class TurnRun:
         else:
             reply = self._history.turns[attachment.num_turns - 1].reply.message
             work = lambda: renderer.bridge(kept[-TAIL_TOKENS:], reply, new, tools, kwargs)  # noqa: E731
-        added = await self._services.pool.run(work, num_bytes=num_bytes)
+        try:
+            added = await self._services.pool.run(work, num_bytes=num_bytes)
+        except RecursionError as error:
+            raise UnrenderableMessage("A tool call's arguments are nested too deeply to be shown.") from error
         self._mark(Stage.RENDER)
         return Prompt(ids=kept + added, num_kept=len(kept))
 

@@ -163,6 +163,21 @@ def test_guided_output_is_in_the_language_whatever_is_drawn(
         assert (finish.reason, finish.matched) == (FinishReason.STOP, 2)
 
 
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>b", "<|endoftext|>", "<|im_end|><|im_start|>system"])
+def test_text_that_a_grammar_forces_never_becomes_a_control_token(
+    bench: Benches, tokenizer: Tokenizer, text: str
+) -> None:
+    run = bench()
+    schema = {"type": "object", "properties": {"a": {"const": text}}, "required": ["a"], "additionalProperties": False}
+    run.add("r", PROMPTS[0], grammar=Grammar(kind=GrammarKind.JSON_SCHEMA, source=json.dumps(schema)), max_tokens=200)
+    run.run()
+    assert run.failures == {}
+    *ids, last = run.ids("r")
+    assert last == 2
+    assert not set(ids) & set(tokenizer.added_tokens.values())
+    assert json.loads(tokenizer.decode(ids)) == {"a": text}
+
+
 @pytest.mark.parametrize(
     "grammar",
     [

@@ -144,6 +144,8 @@ def test_an_unknown_field_is_recorded_where_the_server_says_so() -> None:
         (body(stop=["x"] * 65), "/stop"),
         (body(logit_bias={"x": 1}), "/logit_bias"),
         (body(logit_bias={"1": 1000}), "/logit_bias"),
+        (body(stop_token_ids=[10**30]), "/stop_token_ids"),
+        (body(repetition_penalty=1e-310), "/repetition_penalty"),
         (body(top_logprobs=2), "/top_logprobs"),
         (body(logprobs=True, top_logprobs=21), "/top_logprobs"),
         (body(stream_options={"include_usage": True}), "/stream_options"),

@@ -1,0 +1,27 @@
+"""Stop strings are found wherever tokens cut them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenograph.embedded.sequence import StopWatcher
+from stenograph.render.tokenizer import Tokenizer
+
+TEXT = st.text(alphabet="abc", min_size=1, max_size=30)
+
+
+@given(TEXT, st.lists(st.text(alphabet="abc", min_size=1, max_size=12), min_size=1, max_size=3))
+def test_a_stop_string_is_found_with_the_token_that_completes_it(
+    tokenizer: Tokenizer, text: str, stops: list[str]
+) -> None:
+    watcher = StopWatcher(tuple(stops), tokenizer.text_stream(skip_special=True))
+    ids = tokenizer.encode(text)
+    found_at, seen = None, ""
+    for at, id_ in enumerate(ids):
+        seen += tokenizer.decode([id_])
+        found = watcher.push(id_)
+        assert (found is not None) == any(stop in seen for stop in stops)
+        if found is not None:
+            assert found in seen
+            found_at = at
+            break
+    assert (found_at is not None) == any(stop in text for stop in stops)
