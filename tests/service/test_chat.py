@@ -89,6 +89,46 @@ async def test_what_streams_and_what_does_not_leave_identical_records(live: Live
     assert records[0] == records[1]
 
 
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+THOUGHT_AND_CALL = (
+    "<think>\nlet me add\n</think>\n\nI will add.\n"
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1,  "b": 2}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_and_tool_calls_come_back_as_openai_fields_and_can_be_replayed(
+    live: Live, stream: bool
+) -> None:
+    session = await live.open()
+    live.says(THOUGHT_AND_CALL)
+    answer = await live.chat(session, user("1+2?"), tools=[ADD], stream=stream)
+    if stream:
+        *chunks, _ = events_of(answer.body)
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        (call,) = [call for delta in deltas for call in delta.get("tool_calls", [])]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": "".join(delta.get("content", "") for delta in deltas),
+            "reasoning_content": "".join(delta.get("reasoning_content", "") for delta in deltas),
+            "tool_calls": [{name: call[name] for name in ("id", "type", "function")}],
+        }
+        finish = chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        choice = answer.json()["choices"][0]
+        message, finish = choice["message"], choice["finish_reason"]
+    assert finish == "tool_calls"
+    assert (message["content"], message["reasoning_content"]) == ("I will add.", "let me add")
+    (call,) = message["tool_calls"]
+    assert (call["type"], call["function"]) == ("function", {"name": "add", "arguments": '{"a": 1,  "b": 2}'})
+    live.says("3")
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+    assert (await live.chat(session, user("1+2?"), message, result, tools=[ADD])).status == 200
+    first, second = (request.prompt.ids.tolist() for request in live.engine.requests)
+    assert second[: len(first)] == first
+    assert live.renderer.tokenizer.decode(second[len(first) :]).startswith(THOUGHT_AND_CALL + "<|im_end|>\n")
+
+
 async def test_the_terminal_event_comes_after_the_commit(live: Live) -> None:
     script = live.says("several tokens", paused=True)
     session = await live.open()

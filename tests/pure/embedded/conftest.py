@@ -41,7 +41,7 @@ class Bench:
         self.core = EngineCore(
             model,
             tokenizer,
-            GrammarCompiler(tokenizer, vocab_size=320, eos_ids=(2,)),
+            GrammarCompiler(tokenizer, vocab_size=model.config.vocab_size, eos_ids=(2,)),
             eos_ids=(2,),
             limits=EngineLimits(**{"max_batch": 16, "kv_tokens": 4096, **limits}),
             clock=SystemClock(),

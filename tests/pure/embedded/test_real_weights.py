@@ -1,0 +1,42 @@
+"""The engine on SmolLM2's own weights: the greedy reply that others get, and logprobs that can be checked again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stenograph.embedded.kvcache import SequenceKv
+from stenograph.embedded.model import LlamaModel, LogitsFor, Segment
+from stenograph.embedded.sampler import log_softmax
+from stenograph.embedded.weights import load_weights
+from stenograph.render.model_files import load_model_files
+from stenograph.render.tokenizer import Tokenizer
+
+from .conftest import Bench
+
+PROMPT = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+@pytest.mark.weights
+@pytest.mark.timeout(180)
+def test_the_greedy_reply_is_the_known_one_and_sampled_logprobs_are_the_teacher_forced_ones(
+    smollm2_path: Path,
+) -> None:
+    model = LlamaModel(*load_weights(smollm2_path))
+    tokenizer = Tokenizer(load_model_files(smollm2_path).tokenizer_json)
+    prompt = tokenizer.encode(PROMPT).tolist()
+    run = Bench(model, tokenizer, step_tokens=16)
+    run.add("greedy", prompt, temperature=0.0, ignore_eos=False, max_tokens=20)
+    run.add("sampled", prompt, temperature=1.0, seed=11, max_tokens=40)
+    run.run()
+    assert run.ids("greedy") == [504, 3575, 282, 4649, 314, 7042, 30, 2]
+    for name in ("greedy", "sampled"):
+        ids = run.ids(name)
+        kv = SequenceKv(model.config, max_tokens=512)
+        line = np.array([*prompt, *ids], np.intc)
+        rows = model.forward([Segment(ids=line, kv=kv, logits_for=LogitsFor.ALL)]).astype(np.float64)
+        forced = [log_softmax(rows[len(prompt) - 1 + at])[id_] for at, id_ in enumerate(ids)]
+        np.testing.assert_allclose(run.logprobs(name), forced, rtol=0, atol=1e-4)
