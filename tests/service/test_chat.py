@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stenograph.core.errors import EngineUnavailable
+from stenograph.core.errors import EngineUnavailable, InvalidRequest
 from stenograph.core.types import Finish, FinishReason
 from stenograph.offload.pool import CpuPool
 from stenograph.testing.scripted_engine import Script
@@ -205,6 +205,17 @@ async def test_an_engine_failure_in_mid_stream_is_an_event_and_no_done(live: Liv
     assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
 
 
+async def test_a_grammar_that_the_engine_refuses_is_blamed_on_the_field_that_it_came_from(live: Live) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    for fields, param in (
+        ({"response_format": form}, "/response_format"),
+        ({"tools": [ADD], "tool_choice": "required"}, "/tools"),
+    ):
+        live.engine.plan(Script(ids=(), error=InvalidRequest("The grammar does not compile.")))
+        answer = await live.chat(await live.open(), user("hi"), **fields)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+
+
 async def test_garbage_from_an_engine_is_502_and_never_recorded(live: Live) -> None:
     live.engine.plan(Script(ids=(5, 10**6)))
     session = await live.open()
@@ -242,13 +253,13 @@ async def test_deleting_a_session_ends_its_turn_with_the_partial_reply_and_keeps
 
 
 async def test_abort_returns_every_partial_reply_and_records_it_as_aborted(live: Live) -> None:
-    sessions = [await live.open() for _ in range(8)]
+    sessions = [await live.open() for _ in range(64)]
     calls = []
     for index, session in enumerate(sessions):
         live.says("partial", paused=True)
         calls.append(asyncio.ensure_future(live.chat(session, user("hi"))))
         await live.engine.begun(index + 1)
-    assert (await live.call("POST", "/abort_request", {"abort_all": True})).json() == {"aborted": 8}
+    assert (await live.call("POST", "/abort_request", {"abort_all": True})).json() == {"aborted": 64}
     for answer in await asyncio.gather(*calls):
         assert (answer.status, answer.json()["choices"][0]["finish_reason"]) == (200, "abort")
     for session in sessions:

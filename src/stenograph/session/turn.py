@@ -166,6 +166,10 @@ class TurnRun:
                     async for chunk in chunks:
                         collector.add(chunk)
                         self.buffer.push(parser.feed(chunk.ids), chunk)
+        except InvalidRequest as error:
+            if error.param is None and params.grammar is not None:  # the engine does not know where it came from
+                error.param = "/tools" if self.request.params.grammar is None else "/response_format"
+            raise
         except TimeoutError as error:
             raise UpstreamTimeout(f"the turn took longer than {services.timeout_s:g} s; it was stopped") from error
         finally:
