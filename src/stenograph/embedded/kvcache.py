@@ -137,10 +137,6 @@ class KvCache:
             kv.trim()
             self._idle.append(_Idle(ids[: kv.length], kv))
 
-    def drop(self, kv: SequenceKv) -> None:
-        """Forget a live buffer whose content cannot be trusted."""
-        del self._live[id(kv)]
-
     def stats(self) -> KvStats:
         """Counts, now."""
         return KvStats(
