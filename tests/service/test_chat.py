@@ -193,16 +193,30 @@ async def test_an_engine_failure_is_told_keeps_nothing_and_frees_the_session(liv
 
 
 async def test_an_engine_failure_in_mid_stream_is_an_event_and_no_done(live: Live) -> None:
-    ids = tuple(live.renderer.tokenizer.encode("abc"))
-    live.engine.plan(Script(ids=ids, error=EngineUnavailable("it died")))
+    ids = tuple(live.renderer.tokenizer.encode("several tokens"))
+    live.engine.plan(Script(ids=ids, error=EngineUnavailable("it died"), paused=True))
     session = await live.open()
-    answer = await live.chat(session, user("hi"), stream=True)
-    if answer.status == 200:  # something was said before it failed
-        *_, last = events_of(answer.body)
-        assert last["error"]["code"] == "engine_unavailable"
-    else:
-        assert answer.status == 503
+    live.engine.step()
+    body = {"messages": [user("hi")], "stream": True, "return_token_ids": True}
+    async with live.client.post(f"{live.url}/sessions/{session}/v1/chat/completions", json=body) as response:
+        assert response.status == 200
+        seen = await response.content.readany()
+        live.engine.step(len(ids))
+        seen += await response.read()
+    *_, last = events_of(seen)
+    assert last["error"]["code"] == "engine_unavailable"
     assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
+
+
+async def test_a_deadline_stops_the_engine_keeps_nothing_and_frees_the_session(serve: Serve) -> None:
+    async with serve(request_timeout_s=0.05) as live:
+        live.says("never", paused=True)
+        session = await live.open()
+        answer = await live.chat(session, user("hi"))
+        assert (answer.status, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+        assert live.engine.stopped == [live.engine.requests[0].request_id]
+        assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
+        assert not live.manager.get(session).gate.is_busy
 
 
 async def test_a_grammar_that_the_engine_refuses_is_blamed_on_the_field_that_it_came_from(live: Live) -> None:

@@ -187,7 +187,9 @@ class Settings:
     max_sessions: int = _setting(10_000, _int(1), "Sessions that may be open at once.", unit="sessions")
     max_in_flight: int = _setting(256, _int(1), "Turns that may run at once in the whole server.", unit="turns")
     max_body_bytes: int = _setting(32 * 2**20, _int(1024), "Largest request body that is taken.", unit="bytes")
-    request_timeout_s: float = _setting(600.0, _seconds(86400), "A turn's deadline, from its arrival.", unit="seconds")
+    request_timeout_s: float = _setting(
+        600.0, _seconds(86400), "A turn's deadline, from its admission.", unit="seconds"
+    )
     drain_timeout_s: float = _setting(30.0, _seconds(86400), "How long a stop waits for running turns.", unit="seconds")
     unknown_fields: UnknownFields = _setting(
         UnknownFields.REFUSE, _choice(UnknownFields), "Refuse a request's unknown fields, or only record them."

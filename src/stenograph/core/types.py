@@ -1,7 +1,7 @@
 """The values that travel between the rooms: prompts, sampling parameters, chunks, sampled turns.
 
-All are frozen, and an invalid one cannot be made. Token ids are `array('i')` (int32): a prompt of 300k ids takes
-1.2 MB and compares in microseconds (measured: docs/dependencies.md). Arrays are mutable; nobody but the function
+All are frozen, and an invalid one cannot be made. Token ids are `array('i')` (int32): four
+bytes an id, and prefixes compare without making objects. Arrays are mutable; nobody but the function
 that built one may change it.
 """
 

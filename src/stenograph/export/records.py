@@ -8,6 +8,7 @@ The outer shape is the miles session server's (`session_id`, `records`, `metadat
 import msgspec
 
 from stenograph.core.chat import Message
+from stenograph.protocol.openai_chat_reply import message_body
 from stenograph.session.history import CommittedTurn
 from stenograph.session.manager import Session
 
@@ -78,14 +79,7 @@ def _record(turn: CommittedTurn, *, num_kept_ids: int, num_kept_messages: int) -
 
 
 def _message(message: Message) -> dict[str, object]:
-    body: dict[str, object] = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        body["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        body["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
+    body = message_body(message)
     if message.tool_call_id is not None:
         body["tool_call_id"] = message.tool_call_id
     if message.name is not None:

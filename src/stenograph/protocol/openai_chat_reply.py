@@ -31,7 +31,7 @@ def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText)
     """The body of a reply that is not streamed."""
     choice: dict[str, object] = {
         "index": 0,
-        "message": _message(reply.parsed.message),
+        "message": message_body(reply.parsed.message),
         "logprobs": {"content": _logprobs(reply.sampled, token_text)} if options.logprobs else None,
         "finish_reason": _finish_reason(reply),
         "stop_reason": reply.sampled.finish.matched,
@@ -108,8 +108,9 @@ def _delta(delta: ReplyDelta) -> dict[str, object]:
     return body
 
 
-def _message(message: Message) -> dict[str, object]:
-    body: dict[str, object] = {"role": "assistant", "content": message.content}
+def message_body(message: Message) -> dict[str, object]:
+    """A message as OpenAI writes it; what only a request's messages have is left out."""
+    body: dict[str, object] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
         body["reasoning_content"] = message.reasoning
     if message.tool_calls:

@@ -2,7 +2,7 @@
 
 Owns where a control token may come from: added tokens are found here, by our own matcher and only in text that is
 trusted; everything else goes through a plain tokenizer that does not know them. One object serves all threads and is
-never reconfigured. Encoding releases the GIL (measured: docs/dependencies.md). Knows nothing of messages.
+never reconfigured. Encoding releases the GIL. Knows nothing of messages.
 """
 
 import codecs

@@ -45,7 +45,7 @@ TAIL_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnServices:
-    """What a turn works with; shared by all turns. `timeout_s` is the deadline of sampling, None for none."""
+    """What a turn works with; shared by all turns. `timeout_s` is a turn's deadline, None for none."""
 
     engine: Engine
     renderer: Renderer
@@ -103,13 +103,19 @@ class TurnRun:
     async def run(self) -> TurnOutcome:
         """The turn. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
         try:
-            context = PromptContext(tools=self.request.tools, template_kwargs=self.request.template_kwargs)
-            self._services.renderer.check_messages(self.request.messages, self.request.tools)
-            attachment = self._history.position(self.request.messages, context)
-            prompt = await self._render(attachment, context)
-            params = self._effective_params(prompt)
-            sampled, parsed = await self._sample(prompt, params)
-            return self._commit(attachment, context, prompt, sampled, parsed)
+            async with asyncio.timeout(self._services.timeout_s):
+                context = PromptContext(tools=self.request.tools, template_kwargs=self.request.template_kwargs)
+                self._services.renderer.check_messages(self.request.messages, self.request.tools)
+                attachment = self._history.position(self.request.messages, context)
+                prompt = await self._render(attachment, context)
+                params = self._effective_params(prompt)
+                sampled, parsed = await self._sample(prompt, params)
+                return self._commit(attachment, context, prompt, sampled, parsed)
+        except TimeoutError as error:
+            message = (
+                f"The turn took longer than {self._services.timeout_s:g} s; it was stopped, nothing of it was kept."
+            )
+            raise UpstreamTimeout(message) from error
         finally:
             self.buffer.close()
 
@@ -159,19 +165,16 @@ class TurnRun:
         parser = services.renderer.parser(params, tools, id_prefix=self.request_id[:12])
         generate = GenerateRequest(request_id=self.request_id, prompt=prompt, params=params)
         try:
-            async with asyncio.timeout(services.timeout_s):
-                # From this check to the engine's taking the request there is no await: no abort falls between.
-                source = _nothing() if self._abort_requested else services.engine.generate(generate)
-                async with aclosing(source) as chunks:
-                    async for chunk in chunks:
-                        collector.add(chunk)
-                        self.buffer.push(parser.feed(chunk.ids), chunk)
+            # From this check to the engine's taking the request there is no await: no abort falls between.
+            source = _nothing() if self._abort_requested else services.engine.generate(generate)
+            async with aclosing(source) as chunks:
+                async for chunk in chunks:
+                    collector.add(chunk)
+                    self.buffer.push(parser.feed(chunk.ids), chunk)
         except InvalidRequest as error:
             if error.param is None and params.grammar is not None:  # the engine does not know where it came from
                 error.param = "/tools" if self.request.params.grammar is None else "/response_format"
             raise
-        except TimeoutError as error:
-            raise UpstreamTimeout(f"the turn took longer than {services.timeout_s:g} s; it was stopped") from error
         finally:
             self._has_sampled = True
         sampled = collector.result()
