@@ -134,7 +134,6 @@ class EmbeddedEngine:
             return
         done, _ = await asyncio.wait({supervisor}, timeout=STOP_GRACE_S)
         if not done:
-            self._kill()
             supervisor.cancel()
             await asyncio.wait({supervisor})
 
@@ -174,11 +173,7 @@ class EmbeddedEngine:
         try:
             await self._read_events(process, started)
         finally:
-            if process.returncode is None and not self._closing:
-                self._kill()
-            if process.stdin is not None:
-                process.stdin.close()
-            code = await process.wait()
+            code = await _end_of(process)
         if not started.done():
             started.set_exception(StartupError(f"the embedded engine {_death(code)} while it loaded {self._model}"))
         return code
@@ -249,11 +244,21 @@ class EmbeddedEngine:
         if process is not None and process.stdin is not None and not process.stdin.is_closing():
             process.stdin.write(frame(command))
 
-    def _kill(self) -> None:
-        process = self._process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+
+async def _end_of(process: asyncio.subprocess.Process) -> int:
+    """Wait for a process whose output has ended; closing its input ends it, and after a while force does. Its exit code.
+
+    A process that may just have died is not killed at once: `kill` would collect the exit status itself, and `wait`
+    would know nothing but 255.
+    """
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        return await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
 
 
 def _death(code: int | None) -> str:
