@@ -1,0 +1,41 @@
+"""docs/metrics.md lists every metric with its type, label, label values, meaning and buckets, and nothing else."""
+
+import re
+from pathlib import Path
+
+from stenograph.http.metrics import METRICS, Metric, Metrics
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def rows(heading: str) -> list[str]:
+    section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    return [line for line in section.splitlines() if line.startswith("| `")]
+
+
+def label_cell(metric: Metric) -> str:
+    if metric.label is None:
+        return ""
+    values = "open" if metric.is_open else ", ".join(f"`{value}`" for value in metric.values)
+    return f"`{metric.label}`: {values}"
+
+
+def test_every_metric_is_listed_as_it_is() -> None:
+    assert rows("Ours") == [
+        f"| `{metric.name}` | {metric.type} | {label_cell(metric)} | {metric.help} |" for metric in METRICS
+    ]
+
+
+def test_every_histogram_is_listed_with_its_buckets() -> None:
+    assert rows("Buckets") == [
+        f"| `{metric.name}` | {', '.join(f'{bound:g}' for bound in metric.bounds)} |"
+        for metric in METRICS
+        if metric.bounds
+    ]
+
+
+def test_what_the_process_shows_beside_them_is_listed() -> None:
+    body, _ = Metrics(version="1").exposition()
+    shown = set(re.findall(r"^# TYPE (\w+)", body.decode(), re.MULTILINE)) - {metric.name for metric in METRICS}
+    listed = {row.split("`")[1] for row in rows("The process")}
+    assert shown in (listed, set())  # none where there is no /proc

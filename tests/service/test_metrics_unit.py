@@ -1,0 +1,188 @@
+"""http/metrics.py alone: what is reported comes out of the exposition, as Prometheus' own parser reads it."""
+
+import math
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from stenograph.core.errors import Limit
+from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
+from stenograph.core.types import Stage
+from stenograph.http.metrics import BODY_BYTES, DRIFT_CLASSES, METRICS, Metrics, MetricType
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def scrape(metrics: Metrics) -> Samples:
+    body, content_type = metrics.exposition()
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    lines = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
+    samples = {(line.name, tuple(sorted(line.labels.items()))): line.value for line in lines}
+    assert len(samples) == len(lines), "a series is shown once"
+    return samples
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[f"stenograph_{name}", tuple(sorted(labels.items()))]
+
+
+def bound(metrics: Metrics) -> Metrics:
+    metrics.bind(num_sessions=lambda: 3, num_in_flight=lambda: 2, engine_ready=lambda: True)
+    return metrics
+
+
+def test_a_committed_turn_is_counted_with_its_tokens_and_times() -> None:
+    metrics = Metrics(version="1")
+    metrics.turn_ended(
+        TurnReport(
+            end=TurnEnd.COMMITTED,
+            stages_s={Stage.RENDER: 0.002, Stage.QUEUE: 0.5, Stage.PREFILL: 0.25},
+            num_prompt=10,
+            num_completion=4,
+            num_cached=7,
+            ttft_s=0.752,
+            tpot_s=0.02,
+            itl_s=(0.01, 0.03),
+        )
+    )
+    samples = scrape(metrics)
+    assert value(samples, "turns_total", end="committed") == 1
+    assert value(samples, "turns_total", end="failed") == 0
+    assert value(samples, "prompt_tokens_total") == 10
+    assert value(samples, "completion_tokens_total") == 4
+    assert value(samples, "cached_tokens_total") == 7
+    assert value(samples, "wasted_tokens_total") == 0
+    assert value(samples, "stage_seconds_sum", stage="queue") == 0.5
+    assert value(samples, "stage_seconds_count", stage="queue") == 1
+    assert value(samples, "stage_seconds_count", stage="commit") == 0
+    assert value(samples, "ttft_seconds_sum") == 0.752
+    assert value(samples, "tpot_seconds_sum") == 0.02
+    assert value(samples, "itl_seconds_count") == 2
+    assert math.isclose(value(samples, "itl_seconds_sum"), 0.04)
+
+
+def test_a_bucket_holds_its_upper_bound_and_counts_those_below() -> None:
+    metrics = Metrics(version="1")
+    metrics.turn_ended(TurnReport(end=TurnEnd.COMMITTED, itl_s=(0.00005, 0.01, 0.0101, 700.0)))
+    samples = scrape(metrics)
+    at_most = {
+        float(dict(labels)["le"]): count
+        for (name, labels), count in samples.items()
+        if name == "stenograph_itl_seconds_bucket"
+    }
+    assert [at_most[bound] for bound in (0.0001, 0.0075, 0.01, 0.015, 600.0, math.inf)] == [1, 1, 2, 3, 3, 4]
+
+
+def test_a_failed_turn_is_counted_by_code_and_law_and_its_tokens_are_wasted() -> None:
+    metrics = Metrics(version="1")
+    for law in ("logprob_is_finite", "a law that nobody knew", "a law that nobody knew"):
+        metrics.turn_ended(TurnReport(end=TurnEnd.FAILED, code="upstream_invalid", law=law, num_completion=5))
+    metrics.turn_ended(TurnReport(end=TurnEnd.FAILED, code='a "new"\ncode'))
+    samples = scrape(metrics)
+    assert value(samples, "turns_total", end="failed") == 4
+    assert value(samples, "turn_failures_total", code="upstream_invalid") == 3
+    assert value(samples, "turn_failures_total", code="upstream_timeout") == 0
+    assert value(samples, "turn_failures_total", code='a "new"\ncode') == 1
+    assert value(samples, "upstream_invalid_total", law="logprob_is_finite") == 1
+    assert value(samples, "upstream_invalid_total", law="a law that nobody knew") == 2
+    assert value(samples, "wasted_tokens_total") == 15
+    assert value(samples, "ttft_seconds_count") == 0
+
+
+def test_an_aborted_turn_is_counted_beside_its_end() -> None:
+    metrics = Metrics(version="1")
+    metrics.turn_ended(TurnReport(end=TurnEnd.COMMITTED, was_aborted=True))
+    metrics.turn_ended(TurnReport(end=TurnEnd.ABANDONED))
+    samples = scrape(metrics)
+    assert value(samples, "turns_aborted_total") == 1
+    assert value(samples, "turns_total", end="abandoned") == 1
+
+
+def test_a_reply_is_counted_once_whether_or_not_the_turn_knew_of_it() -> None:
+    metrics = Metrics(version="1")
+    metrics.turn_ended(TurnReport(end=TurnEnd.COMMITTED, stages_s={Stage.REPLY: 0.5}))
+    metrics.reply_delivered(0.5)
+    assert value(scrape(metrics), "stage_seconds_count", stage="reply") == 1
+
+
+def test_answers_limits_retries_sessions_and_drift_are_counted() -> None:
+    metrics = Metrics(version="1")
+    metrics.error_sent("session_busy")
+    metrics.limit_hit(Limit.SESSIONS)
+    metrics.limit_hit(BODY_BYTES)
+    metrics.retry_answered(joined=True)
+    metrics.retry_answered(joined=False)
+    metrics.retry_answered(joined=False)
+    metrics.session_ended(SessionEnd.EXPIRED)
+    metrics.drift_found({"assistant_text": 2, "special_token_count": 0})
+    samples = scrape(metrics)
+    assert value(samples, "errors_total", code="session_busy") == 1
+    assert value(samples, "limits_total", limit="sessions") == 1
+    assert value(samples, "limits_total", limit="body_bytes") == 1
+    assert value(samples, "retries_total", answer="joined") == 1
+    assert value(samples, "retries_total", answer="redelivered") == 2
+    assert value(samples, "sessions_ended_total", end="expired") == 1
+    assert value(samples, "sessions_ended_total", end="deleted") == 0
+    assert {kind: value(samples, "drift_total", **{"class": kind}) for kind in DRIFT_CLASSES} == {
+        "special_token_count": 0,
+        "special_token_type": 0,
+        "non_assistant_text": 0,
+        "assistant_text": 2,
+    }
+
+
+def test_gauges_are_read_at_each_scrape_and_absent_before_they_are_bound() -> None:
+    metrics = Metrics(version="0.1.0")
+    names = {name for name, _ in scrape(metrics)}
+    assert not names & {"stenograph_sessions", "stenograph_turns_in_flight", "stenograph_engine_ready"}
+    sessions: list[int] = []
+    ready = [False]
+    metrics.bind(num_sessions=lambda: len(sessions), num_in_flight=lambda: 2, engine_ready=lambda: ready[0])
+    first = scrape(metrics)
+    sessions.append(1)
+    ready[0] = True
+    second = scrape(metrics)
+    assert [value(samples, "sessions") for samples in (first, second)] == [0, 1]
+    assert [value(samples, "engine_ready") for samples in (first, second)] == [0, 1]
+    assert value(second, "turns_in_flight") == 2
+    assert value(second, "build_info", version="0.1.0") == 1
+
+
+def test_two_apps_in_one_process_share_nothing() -> None:
+    one, other = bound(Metrics(version="1")), bound(Metrics(version="2"))
+    one.turn_ended(TurnReport(end=TurnEnd.FAILED, law="only_here", itl_s=(0.1,)))
+    samples = scrape(other)
+    assert value(samples, "turns_total", end="failed") == 0
+    assert value(samples, "itl_seconds_count") == 0
+    assert ("stenograph_upstream_invalid_total", (("law", "only_here"),)) not in samples
+
+
+def test_every_known_label_value_is_shown_from_the_start() -> None:
+    shown = scrape(Metrics(version="1"))
+    for metric in METRICS:
+        name = metric.name + ("_count" if metric.type is MetricType.HISTOGRAM else "")
+        for label_value in metric.values:
+            assert shown[name, ((str(metric.label), label_value),)] == 0
+    assert {metric.values for metric in METRICS if metric.label == "stage"} == {tuple(Stage)}
+    assert {metric.values for metric in METRICS if metric.label == "limit"} == {(*Limit, BODY_BYTES)}
+
+
+def test_what_is_shown_is_the_table_and_the_process() -> None:
+    body, _ = bound(Metrics(version="1")).exposition()
+    headers = [line.split(" ")[2:] for line in body.decode().splitlines() if line.startswith("# TYPE ")]
+    ours = [(name, kind) for name, kind in headers if not name.startswith("process_")]
+    assert ours == [(metric.name, metric.type) for metric in METRICS]
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_and_buckets_keep_prometheus_conventions(metric) -> None:
+    assert metric.name.startswith("stenograph_")
+    assert metric.name.endswith("_total") == (metric.type is MetricType.COUNTER)
+    assert metric.name.endswith("_seconds") == (metric.type is MetricType.HISTOGRAM)
+    assert list(metric.bounds) == sorted(set(metric.bounds))
+
+
+def test_it_is_a_telemetry_and_says_what_it_holds_in_a_line() -> None:
+    metrics: Telemetry = Metrics(version="1")
+    metrics.turn_ended(TurnReport(end=TurnEnd.UNRECORDED))
+    assert repr(metrics) == "<Metrics 1 turns, 0 errors>"
