@@ -73,6 +73,16 @@ def test_a_bucket_holds_its_upper_bound_and_counts_those_below() -> None:
     assert [at_most[bound] for bound in (0.0001, 0.0075, 0.01, 0.015, 600.0, math.inf)] == [1, 1, 2, 3, 3, 4]
 
 
+def test_durations_add_up_over_turns() -> None:
+    metrics = Metrics(version="1")
+    for itl_s in ((0.25, 0.5), (), (0.25,)):
+        metrics.turn_ended(TurnReport(end=TurnEnd.COMMITTED, num_completion=2, itl_s=itl_s))
+    samples = scrape(metrics)
+    assert value(samples, "itl_seconds_sum") == 1.0
+    assert value(samples, "itl_seconds_count") == 3
+    assert value(samples, "completion_tokens_total") == 6
+
+
 def test_a_failed_turn_is_counted_by_code_and_law_and_its_tokens_are_wasted() -> None:
     metrics = Metrics(version="1")
     for law in ("logprob_is_finite", "a law that nobody knew", "a law that nobody knew"):
