@@ -44,6 +44,10 @@ def running(*flags: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
                 process.kill()
 
 
+def output_ids(record: Any) -> list[int]:
+    return [id_ for _, id_, _ in record["response"]["choices"][0]["meta_info"]["output_token_logprobs"]]
+
+
 def post(url: str, body: Any = None) -> Any:
     data = json.dumps(body or {}).encode()
     with urllib.request.urlopen(urllib.request.Request(url, data=data, method="POST")) as response:
@@ -83,16 +87,17 @@ def test_the_openai_sdk_talks_through_a_session_and_its_sample_is_exact(server: 
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
     view = get(f"{server}/sessions/{session['session_id']}")
     first_record, second_record = view["records"]
-    assert first_record["response"]["output_ids"] == [504, 3575, 282, 4649, 314, 7042, 30, 2]
-    assert second_record["response"]["message"]["content"] == text
-    line = [
-        id_
-        for record in view["records"]
-        for id_ in (*record["request"]["input_ids"], *record["response"]["output_ids"])
-    ]
+    assert output_ids(first_record) == [504, 3575, 282, 4649, 314, 7042, 30, 2]
+    reply = second_record["response"]["choices"][0]
+    assert reply["message"]["content"] == text
+    line = second_record["request"]["input_ids"] + output_ids(second_record)
+    assert line[: len(first_record["request"]["input_ids"]) + 8] == (
+        first_record["request"]["input_ids"] + output_ids(first_record)
+    )
+    assert view["metadata"]["tito_session_mismatch"] == []
     (sample,) = post(f"{server}/sessions/{session['session_id']}/samples", {"format": "json"})["samples"]
     assert sample["tokens"] == line == view["metadata"]["accumulated_token_ids"]
-    assert second_record["response"]["cached_tokens"] > 0  # the second turn did not compute the first again
+    assert reply["meta_info"]["cached_tokens"] > 0  # the second turn did not compute the first again
 
 
 @pytest.mark.weights

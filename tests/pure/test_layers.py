@@ -28,6 +28,9 @@ PURE = (
     "engine/validate",
     "session/history",
     "session/matching",
+    "session/meter",
+    "session/retries",
+    "session/tree",
     "embedded/scheduler",
 )
 IMPURE_ON_PURPOSE = {
@@ -40,8 +43,11 @@ IMPURE_MODULES = {"asyncio", "time", "random", "socket", "logging", "threading",
 
 TASK_OWNERS = {
     "session/manager": "owns every turn; drain and delete await them",
+    "http/app": "serve cancels its sweeper and awaits it",
     "http/wire": "the handler owns its watcher and awaits it on exit",
     "engine/local": "owns its child's reader and supervisor; aclose awaits them",
+    "engine/sglang": "owns its requests, aborts and probe; aclose awaits them",
+    "testing/faults": "hands a connection's task to the server's set, which its aclose awaits",
     "testing/scripted_engine": "waits for both of its tasks before it goes on",
 }
 

@@ -34,14 +34,17 @@ def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path):
 
 def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
     texts = {
-        "host": "::1", "port": "0", "model": "m.gguf", "family": "chatml", "engine": "embedded", "engine_threads": "2",
-        "max_batch": "3", "kv_tokens": "4096", "cpu_workers": "5", "max_sessions": "6", "max_in_flight": "7",
-        "max_body_bytes": "8192", "request_timeout_s": "1.5", "drain_timeout_s": "2.5", "unknown_fields": "record",
-        "api_key": "one", "log_level": "debug", "cache_dir": "/c",
+        "host": "::1", "port": "0", "model": "m.gguf", "family": "chatml", "engine": "sglang",
+        "engine_url": "http://127.0.0.1:1", "connect_timeout": "0.5", "replay": "all", "reply": "lean",
+        "engine_threads": "2", "max_batch": "3", "kv_tokens": "4096", "cpu_workers": "5", "history": "tree",
+        "matcher": "strict", "max_sessions": "6", "max_in_flight": "7", "max_nodes": "8", "session_ttl": "60",
+        "max_body_bytes": "8192", "request_timeout": "1.5", "abort_grace": "0.5", "drain_timeout": "2.5",
+        "unknown_fields": "record", "proxy_allow": "v1/models", "api_key": "one", "log_level": "debug",
+        "cache_dir": "/c",
     }  # fmt: skip
     assert list(texts) == [setting.name for setting in SETTINGS]
     typed = {
-        name: f'["{text}"]' if name == "api_key" else text if text[0].isdigit() else f'"{text}"'
+        name: f'["{text}"]' if name in ("api_key", "proxy_allow") else text if text[0].isdigit() else f'"{text}"'
         for name, text in texts.items()
     }
     from_flags = load_settings(texts, {}, None)
@@ -70,7 +73,7 @@ def test_an_api_key_is_shown_in_no_message_and_no_repr():
     [
         ("port", "65536"), ("port", "-1"), ("port", "1e3"), ("port", "٣"), ("port", ""), ("port", " 8080"),
         ("host", ""), ("host", "  "), ("host", "a\nb"), ("engine", "vllm"), ("engine", "Embedded"), ("max_batch", "0"),
-        ("request_timeout_s", "0"), ("request_timeout_s", "nan"), ("request_timeout_s", "inf"), ("api_key", "a,,b"),
+        ("request_timeout", "0"), ("request_timeout", "nan"), ("request_timeout", "inf"), ("api_key", "a,,b"),
         ("api_key", ""), ("cache_dir", "~no-such-user-here/x"), ("unknown_fields", "drop"), ("log_level", "10"),
     ],
 )  # fmt: skip
@@ -118,8 +121,9 @@ def test_any_flags_give_settings_or_one_line(flags: dict[str, object]):
     if isinstance(loaded, str):
         assert loaded.isprintable()
     else:
-        given_names = [name for name, value in flags.items() if value is not None]
-        assert all(type(getattr(loaded, name)) is type(getattr(Settings(), name)) for name in given_names)
+        rows = {setting.name: setting for setting in SETTINGS}
+        given = {name: value for name, value in flags.items() if value is not None}
+        assert all(getattr(loaded, rows[n].field) == rows[n].kind.read(value) for n, value in given.items())
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]).filter(lambda character: character != "\0")))

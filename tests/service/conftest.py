@@ -74,6 +74,11 @@ class Live:
         return script
 
 
+def output_ids(record: dict[str, Any]) -> list[int]:
+    """The sampled ids of a record."""
+    return [id_ for _, id_, _ in record["response"]["choices"][0]["meta_info"]["output_token_logprobs"]]
+
+
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 

@@ -33,7 +33,8 @@ async def test_a_session_opens_lists_and_closes(live: Live) -> None:
     ("body", "param"),
     [
         ({"wat": 1}, "/wat"),
-        ({"history": "tree"}, "/history"),
+        ({"history": "forest"}, "/history"),
+        ({"ttl_s": 0}, "/ttl_s"),
         ({"matcher": "fuzzy"}, "/matcher"),
         ({"max_turns": 0}, "/max_turns"),
         ({"metadata": []}, "/metadata"),

@@ -1,62 +1,14 @@
-"""A conversation, in the one form that all dialects are read into and all renderers read.
+"""What a turn is asked for and what its client is told, whatever dialect it comes in.
 
-Owns what a message is. Knows neither a wire format nor a template.
+Knows neither a wire format nor a template.
 """
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stenograph.core.types import Chunk, Prompt, SampledTurn, SamplingParams, Stage, Usage
-
-
-class Role(enum.StrEnum):
-    """Who speaks. Dialects map their own words onto these; a family says which of them it can show."""
-
-    SYSTEM = "system"
-    DEVELOPER = "developer"
-    USER = "user"
-    ASSISTANT = "assistant"
-    TOOL = "tool"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    """A call that the model made. `arguments` is JSON text as it was spelled; it may be malformed."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One message. `content` None and "" render alike, but are kept apart because the wire keeps them apart.
-
-    `tool_calls` and `reasoning` only on an assistant's, `tool_call_id` only on a tool's.
-    """
-
-    role: Role
-    content: str | None = None
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    name: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.role is not Role.ASSISTANT and (self.tool_calls or self.reasoning is not None):
-            raise ValueError(f"a {self.role} message has no tool calls and no reasoning")
-        if self.role is not Role.TOOL and self.tool_call_id is not None:
-            raise ValueError(f"a {self.role} message answers no tool call")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
-    """A function that the model may call. `json` is the whole tool as sent, `parameters_json` its JSON Schema."""
-
-    name: str
-    json: str
-    parameters_json: str = "{}"
+from stenograph.core.messages import Message, Tool
+from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Stage, Usage
 
 
 class ToolMode(enum.StrEnum):
@@ -96,9 +48,11 @@ class ChatRequest:
 
     `template_kwargs` go to the chat template; `recorded` are fields that are kept in the record without effect on
     sampling, as the JSON text they came as. Both are part of the value, never changed after it is made.
+    `messages_json` is the messages as an OpenAI list, for engines that parse replies by it.
     """
 
     messages: tuple[Message, ...]
+    messages_json: bytes = b"[]"
     model: str | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
@@ -154,6 +108,18 @@ class ReplyDelta:
         return bool(self.content or self.reasoning or self.tool_calls)
 
 
+def whole_delta(message: Message) -> ReplyDelta:
+    """A message as the one delta that makes it."""
+    return ReplyDelta(
+        content=message.content or "",
+        reasoning=message.reasoning or "",
+        tool_calls=tuple(
+            ToolCallDelta(index=index, id=call.id, name=call.name, arguments=call.arguments)
+            for index, call in enumerate(message.tool_calls)
+        ),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPiece:
     """What a reader of a stream is given at once: text that became certain, and the chunks that were drawn.
@@ -167,7 +133,10 @@ class StreamPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
-    """A finished turn as its client is told of it, in any dialect. `created` is in whole seconds of the epoch."""
+    """A finished turn as its client is told of it, in any dialect. `created` is in whole seconds of the epoch.
+
+    `written` is the engine's own reply where the engine writes it: a client that does not stream gets just that.
+    """
 
     id: str
     created: int
@@ -176,4 +145,5 @@ class ChatReply:
     parsed: ParsedReply
     sampled: SampledTurn
     usage: Usage
+    written: EngineReply | None = None
     stages_s: Mapping[Stage, float] = field(default_factory=dict[Stage, float])

@@ -3,16 +3,18 @@
     StenographError
     ├── CallerError           the request is at fault; the same request fails again
     │   ├── InvalidJson, InvalidRequest, HistoryMismatch, UnrenderableMessage, ContextLengthExceeded      400
-    │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, MethodNotAllowed 405
-    │   ├── TruncatedGeneration 409, BodyTooLarge 413, SamplesInconsistent 422
-    ├── UpstreamError         the engine is at fault: UpstreamInvalid 502, UpstreamUnreachable 502, UpstreamTimeout 504
-    ├── InternalError         we are at fault: SessionInvariant, TokenizationFailed                       500
+    │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, RouteNotFound 404, MethodNotAllowed 405
+    │   ├── TruncatedGeneration 409, BodyTooLarge 413, SamplesInconsistent 422, IdempotencyMismatch 422
+    ├── UpstreamError         the engine is at fault: UpstreamInvalid 502, UpstreamUnreachable 502, UpstreamTimeout 504,
+    │                         UpstreamRefused (the engine's own status and body)
+    ├── InternalError         we are at fault: SessionInvariant, TokenizationFailed, UnexpectedFailure    500
     └── NobodyError           try again: SessionBusy 409, LimitExceeded 429, Draining 503, EngineUnavailable 503
 
 Each class fixes `code` (wire-stable, SPEC 13), `status`, `retryable` and OpenAI's `type`; `param` is the JSON pointer
 of the field to blame. How an error is written on a wire is the protocol's business. docs/errors.md lists them all.
 """
 
+import enum
 from typing import ClassVar
 
 
@@ -29,6 +31,7 @@ class StenographError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.should_retry = self.retryable
 
 
 class CallerError(StenographError):
@@ -129,6 +132,15 @@ class SamplesInconsistent(CallerError):
     code, status = "samples_inconsistent", 422
 
 
+class IdempotencyMismatch(CallerError):
+    """The `Idempotency-Key` was used for another body on this session."""
+
+    code, status = "idempotency_mismatch", 422
+
+    def __init__(self) -> None:
+        super().__init__("This Idempotency-Key came before with another body; a new request needs a new key.")
+
+
 class UpstreamError(StenographError):
     """The engine broke it. Nothing was committed."""
 
@@ -140,6 +152,26 @@ class UpstreamInvalid(UpstreamError):
     """The engine answered 200, but the reply breaks a law; the message says which. Nothing of it is recorded."""
 
     code, status = "upstream_invalid", 502
+
+    def __init__(self, law: str, detail: str) -> None:
+        super().__init__(f"{law}: {detail}")
+        self.law = law
+
+
+class UpstreamRefused(UpstreamError):
+    """The engine answered with a status other than 200: its status, headers and body go to the client as they came.
+
+    Nothing is recorded. `code` and the class's `status` are only for where no status can be sent any more.
+    """
+
+    code, status = "upstream_refused", 502
+
+    def __init__(self, *, status: int, content_type: str, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
+        super().__init__(f"The engine refused the turn with status {status}: {body[:500].decode(errors='replace')}")
+        self.engine_status = status
+        self.content_type = content_type
+        self.headers = headers
+        self.body = body
 
 
 class UpstreamUnreachable(UpstreamError):
@@ -195,10 +227,26 @@ class SessionBusy(NobodyError):
         super().__init__("This session is generating another turn; a linear session takes one chat at a time.")
 
 
+class Limit(enum.StrEnum):
+    """What there is a limit on. Each has its metric (docs/metrics.md)."""
+
+    SESSIONS = "sessions"
+    IN_FLIGHT = "in_flight"
+    SESSION_TURNS = "session_turns"
+    SESSION_TOKENS = "session_tokens"
+    NODES = "nodes"
+
+
 class LimitExceeded(NobodyError):
     """A limit of the server or of the session is reached."""
 
     code, status, type = "limit_exceeded", 429, "rate_limit_error"
+
+    def __init__(self, limit: Limit, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.limit = limit
+        # Other clients' turns and sessions end; what this session has used up, it has.
+        self.should_retry = limit in (Limit.SESSIONS, Limit.IN_FLIGHT)
 
 
 class Draining(NobodyError):

@@ -28,6 +28,30 @@ class EngineKind(enum.StrEnum):
     """What samples the tokens."""
 
     EMBEDDED = "embedded"
+    SGLANG = "sglang"
+
+
+class ReplyMode(enum.StrEnum):
+    """What a client gets of a reply that the engine wrote: all of it, or all but the training-only payloads."""
+
+    PASSTHROUGH = "passthrough"
+    LEAN = "lean"
+
+
+class HistoryKind(enum.StrEnum):
+    """How many lines a session's history has."""
+
+    LINEAR = "linear"
+    TREE = "tree"
+
+
+class ReplayKind(enum.StrEnum):
+    """Which training-only payloads an engine is asked for."""
+
+    NONE = "none"
+    ROUTED_EXPERTS = "routed_experts"
+    INDEXER_TOPK = "indexer_topk"
+    ALL = "all"
 
 
 class UnknownFields(enum.StrEnum):
@@ -58,8 +82,12 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A row of the table: one setting under all of its names. `default` is text for people to read."""
+    """A row of the table: one setting under all of its names. `default` is text for people to read.
 
+    `field` is that of `Settings`; `name`, the file's key and what the other names are made of, has no unit in it.
+    """
+
+    field: str
     name: str
     env: str
     doc: str
@@ -146,10 +174,32 @@ def _keys() -> Kind:
     return Kind(expected="keys of visible ASCII without commas", read=read, repeatable=True)
 
 
-def _setting(default: _T, kind: Kind, doc: str, *, unit: str = "", shown: str = "") -> _T:
+def _paths() -> Kind:
+    def read(value: object) -> tuple[str, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            raise ValueError
+        paths = cast("list[object]", parts)
+        if not all(isinstance(path, str) and re.fullmatch(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*", path) for path in paths):
+            raise ValueError
+        return tuple(dict.fromkeys(cast("list[str]", paths)))
+
+    return Kind(expected="paths like v1/models, without a slash before or after", read=read, repeatable=True)
+
+
+def _url() -> Kind:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
+            raise ValueError
+        return value.rstrip("/")
+
+    return Kind(expected="an http or https address, without a query", read=read)
+
+
+def _setting(default: _T, kind: Kind, doc: str, *, unit: str = "", shown: str = "", secret: bool = False) -> _T:
     """A field of `Settings` with its row of the table. `shown` is the default in words."""
     metadata = {"kind": kind, "doc": doc, "unit": unit, "shown": shown or str(default), "env": ""}
-    return field(default=default, metadata=metadata, repr=not kind.repeatable)
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 def _computed(factory: Callable[[], _T], kind: Kind, doc: str, *, shown: str, unit: str = "", env: str = "") -> _T:
@@ -178,27 +228,66 @@ class Settings:
     model: str = _setting("smollm2-135m", _text(), "The model: `smollm2-135m`, a .gguf file, or a folder.")
     family: str = _setting("auto", _text(), "The model's family: how its turns are rendered and parsed.")
     engine: EngineKind = _setting(EngineKind.EMBEDDED, _choice(EngineKind), "What samples the tokens.")
+    engine_url: str = _setting("", _url(), "Address of the engine, for those that are servers.", shown="none")
+    connect_timeout_s: float = _setting(
+        5.0, _seconds(3600), "How long a connection to the engine may take to be made.", unit="seconds"
+    )
+    replay: ReplayKind = _setting(
+        ReplayKind.NONE, _choice(ReplayKind), "Training-only payloads that the engine is asked for with each reply."
+    )
+    reply: ReplyMode = _setting(
+        ReplyMode.PASSTHROUGH,
+        _choice(ReplyMode),
+        "Whether clients get an engine's reply whole, or without routed_experts and indexer_topk.",
+    )
     engine_threads: int = _setting(1, _int(1, 1024), "BLAS threads of the embedded engine.", unit="threads")
     max_batch: int = _setting(16, _int(1, 4096), "Sequences that the embedded engine steps at once.", unit="sequences")
     kv_tokens: int = _setting(65536, _int(16), "Room of the embedded engine's KV cache.", unit="tokens")
     cpu_workers: int = _computed(
         _default_cpu_workers, _int(1, 1024), "Threads for CPU work off the loop.", unit="threads", shown="min(16, CPUs)"
     )
+    history: HistoryKind = _setting(
+        HistoryKind.LINEAR, _choice(HistoryKind), "The history of sessions that do not say which they want."
+    )
+    matcher: str = _setting(
+        "harness",
+        _text(),
+        "When a replayed message is the stored one: harness, strict, loose_tool_call, role_content,"
+        " or the dotted path of a Python object with `matches(stored, given)`.",
+    )
     max_sessions: int = _setting(10_000, _int(1), "Sessions that may be open at once.", unit="sessions")
     max_in_flight: int = _setting(256, _int(1), "Turns that may run at once in the whole server.", unit="turns")
+    max_nodes: int = _setting(4096, _int(1), "Turns that a tree history may hold.", unit="turns")
+    session_ttl_s: float | None = _setting(
+        None,
+        _seconds(10 * 365 * 86400),
+        "Time without a chat after which a session is dropped.",
+        unit="seconds",
+        shown="none: kept until deleted",
+    )
     max_body_bytes: int = _setting(32 * 2**20, _int(1024), "Largest request body that is taken.", unit="bytes")
     request_timeout_s: float = _setting(
         600.0, _seconds(86400), "A turn's deadline, from its admission.", unit="seconds"
     )
+    abort_grace_s: float = _setting(
+        5.0, _seconds(3600), "How long an aborted turn waits for the engine's partial reply.", unit="seconds"
+    )
     drain_timeout_s: float = _setting(30.0, _seconds(86400), "How long a stop waits for running turns.", unit="seconds")
     unknown_fields: UnknownFields = _setting(
         UnknownFields.REFUSE, _choice(UnknownFields), "Refuse a request's unknown fields, or only record them."
+    )
+    proxy_allow: tuple[str, ...] = _setting(
+        ("v1/models", "v1/embeddings", "tokenize", "detokenize"),
+        _paths(),
+        "A path that is passed on to the engine as it comes, unrecorded; repeatable like `--api-key`.",
+        shown="v1/models, v1/embeddings, tokenize, detokenize",
     )
     api_key: tuple[str, ...] = _setting(
         (),
         _keys(),
         "A key that clients must send; repeatable as a flag, a list in the file, comma-separated in the environment.",
         shown="none: open",
+        secret=True,
     )
     log_level: LogLevel = _setting(LogLevel.INFO, _choice(LogLevel), "How much is logged.")
     cache_dir: Path = _computed(
@@ -213,8 +302,9 @@ class Settings:
 def _row(setting: "dataclasses.Field[object]") -> Setting:
     facts = setting.metadata
     return Setting(
-        name=setting.name,
-        env=facts["env"] or ENV_PREFIX + setting.name.upper(),
+        field=setting.name,
+        name=setting.name.removesuffix("_s"),
+        env=facts["env"] or ENV_PREFIX + setting.name.removesuffix("_s").upper(),
         doc=facts["doc"],
         unit=facts["unit"],
         default=facts["shown"],
@@ -248,7 +338,20 @@ def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
         if value is not None:
             values[key] = _read(_BY_NAME, key, value, "the command line")
     # The table has checked each value against its field; a type checker cannot follow that through a mapping.
-    return Settings(**values)  # type: ignore[arg-type]
+    settings = Settings(**{_BY_NAME[name].field: value for name, value in values.items()})  # type: ignore[arg-type]
+    _check_together(settings)
+    return settings
+
+
+def _check_together(settings: Settings) -> None:
+    """Raise StartupError for settings that do not fit each other."""
+    is_embedded = settings.engine is EngineKind.EMBEDDED
+    if not is_embedded and not settings.engine_url:
+        raise StartupError(f"engine {settings.engine} needs its address: set engine_url")
+    if is_embedded and settings.engine_url:
+        raise StartupError("engine_url is set, but the engine is the embedded one: set engine too")
+    if is_embedded and settings.replay is not ReplayKind.NONE:
+        raise StartupError("replay is set, but the embedded engine has no experts to replay")
 
 
 def _read_toml(file: Path) -> dict[str, object]:

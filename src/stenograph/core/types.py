@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NewType
 
+from stenograph.core.messages import Message
+
 SessionId = NewType("SessionId", str)
 RequestId = NewType("RequestId", str)
 
@@ -157,13 +159,42 @@ class EngineTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReply:
+    """A whole reply as its engine wrote it, for a client that gets it unchanged.
+
+    `body` goes out byte for byte, under `content_type` and `headers` (end-to-end ones only, lower-case names).
+    `message` is what it says: the engine has parsed its own text, and it is what the client will send back. `id` is
+    the reply's own id, by which the client knows it.
+    """
+
+    id: str
+    body: bytes
+    content_type: str
+    headers: tuple[tuple[str, str], ...]
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What a trainer needs to route the same tokens the same way again; base64 as the engine sent it.
+
+    `routed_experts`: int32, little-endian, [prompt + completion tokens - 1, layers, top_k].
+    `indexer_topk`: int32, as the engine's model defines it.
+    """
+
+    routed_experts: str | None = None
+    indexer_topk: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A step of a generation: the ids that were drawn since the last chunk, in order.
 
     `logprobs[i]` is ln p(ids[i]) in nats under the model's raw distribution (softmax of the logits, before
     temperature, penalties, truncation and grammar): what a teacher-forced pass gives.
     `sampling_logprobs[i]` is the same under the distribution that ids[i] was really drawn from; None where the
-    engine does not tell. `finish` is set in the last chunk of a generation, and only there.
+    engine does not tell. `finish` is set in the last chunk of a generation, and only there, and so are `reply`, where
+    the engine wrote the client's reply itself, and `replay`.
     """
 
     ids: tuple[int, ...]
@@ -174,6 +205,8 @@ class Chunk:
     num_cached_tokens: int = 0
     times: EngineTimes | None = None
     weight_version: str | None = None
+    reply: EngineReply | None = None
+    replay: Replay | None = None
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
@@ -199,6 +232,7 @@ class SampledTurn:
     weights: tuple[WeightSpan, ...]
     num_cached_tokens: int
     times: EngineTimes | None
+    replay: Replay | None = None
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
@@ -209,10 +243,14 @@ class SampledTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Ids that go to the engine: `ids[:num_kept]` are the parent node's, untouched; the rest is new."""
+    """Ids that go to the engine: `ids[:num_kept]` are the parent node's, untouched; the rest is new.
+
+    `num_trimmed` of the parent's last ids are left out: a stop token that the next message's opener replaces.
+    """
 
     ids: "array[int]"
     num_kept: int = 0
+    num_trimmed: int = 0
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -256,6 +294,12 @@ class StageTimes:
     def mark(self, stage: Stage, now: float) -> None:
         """Say that `stage` ended at `now`."""
         self.ends[stage] = now
+
+    def span_s(self, first: Stage, last: Stage) -> float | None:
+        """Seconds between the ends of two stages; None unless both have ended."""
+        if first not in self.ends or last not in self.ends:
+            return None
+        return self.ends[last] - self.ends[first]
 
     def durations_s(self) -> dict[Stage, float]:
         """Seconds that each stage took: from the end of the stage that ended before it, in order of time."""

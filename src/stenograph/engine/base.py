@@ -13,10 +13,11 @@ Laws, which `stenograph.testing.check_engine` tests:
 """
 
 import enum
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from stenograph.core.chat import ChatRequest
 from stenograph.core.types import Chunk, GrammarKind, Prompt, RequestId, SamplingParams
 
 
@@ -39,23 +40,36 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an engine can do. `max_context_tokens` counts prompt and completion together."""
+    """What an engine can do. `max_context_tokens` counts prompt and completion together;
+    None leaves it to the engine to refuse what does not fit.
+
+    `streams`: tokens come as they are drawn; else one chunk holds the whole reply. `parses`: the engine writes the
+    client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself.
+    """
 
     engine: str
     model: str
     vocab_size: int
-    max_context_tokens: int
+    max_context_tokens: int | None
     grammars: frozenset[GrammarKind]
     streams: bool
+    parses: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One generation: ids in, under a request id that we chose and by which it can be aborted."""
+    """One generation: ids in, under a request id that we chose and by which it can be aborted.
+
+    `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as
+    `chat`, for what it parses and for nothing else: which ids the model sees, `prompt` alone says. `affinity_key` is
+    the same for all turns of a session, None for a turn without one.
+    """
 
     request_id: RequestId
     prompt: Prompt
     params: SamplingParams
+    chat: ChatRequest | None = None
+    affinity_key: str | None = None
 
 
 class Engine(Protocol):
@@ -84,4 +98,28 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Stop everything this engine runs; generations under way end with EngineUnavailable."""
+        ...
+
+
+class ForwardedAnswer(Protocol):
+    """What an engine's server answered to a request that was passed on. `headers` are end-to-end ones."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def content_type(self) -> str: ...
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]: ...
+    @property
+    def body(self) -> bytes: ...
+
+
+@runtime_checkable
+class Forwards(Protocol):
+    """An engine that is a server, to which other requests can be passed on as they come."""
+
+    async def forward(
+        self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> ForwardedAnswer:
+        """Pass a request on; `target` is path and query. Raises UpstreamUnreachable, for no status of the engine."""
         ...

@@ -246,7 +246,7 @@ class EmbeddedEngine:
 
 
 async def _end_of(process: asyncio.subprocess.Process) -> int:
-    """Wait for a process whose output has ended; closing its input ends it, and after a while force does. Its exit code.
+    """The exit code of a process whose output has ended; closing its input ends it, and after a while force does.
 
     A process that may just have died is not killed at once: `kill` would collect the exit status itself, and `wait`
     would know nothing but 255.

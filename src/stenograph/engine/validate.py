@@ -31,23 +31,23 @@ class TurnCollector:
     def add(self, chunk: Chunk) -> None:
         """Take the next chunk. Raises UpstreamInvalid, naming the law, and keeps nothing of a bad chunk."""
         if self.finish is not None:
-            raise UpstreamInvalid("finish_is_last: the engine went on after the chunk that ended the generation")
+            raise UpstreamInvalid("finish_is_last", "the engine went on after the chunk that ended the generation")
         for id_ in chunk.ids:
             if type(id_) is not int or not 0 <= id_ < self._vocab_size:
-                raise UpstreamInvalid(f"id_in_vocab: {id_!r} is no token id of a vocabulary of {self._vocab_size}")
+                raise UpstreamInvalid("id_in_vocab", f"{id_!r} is no token id of a vocabulary of {self._vocab_size}")
         for logprob in (*chunk.logprobs, *(chunk.sampling_logprobs or ())):
             if type(logprob) is not float or not math.isfinite(logprob):
-                raise UpstreamInvalid(f"logprob_is_finite: {logprob!r} is not a finite number")
+                raise UpstreamInvalid("logprob_is_finite", f"{logprob!r} is not a finite number")
         if self._max_tokens is not None and len(self._ids) + len(chunk.ids) > self._max_tokens:
-            raise UpstreamInvalid(f"max_tokens: the engine drew more than the {self._max_tokens} tokens asked for")
+            raise UpstreamInvalid("max_tokens", f"the engine drew more than the {self._max_tokens} tokens asked for")
         self._take(chunk)
 
     def result(self) -> SampledTurn:
         """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one."""
         if self._last is None or self._last.finish is None:
-            raise UpstreamInvalid("has_finish: the engine's reply ended without a finish reason")
+            raise UpstreamInvalid("has_finish", "the engine's reply ended without a finish reason")
         if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
-            raise UpstreamInvalid("has_tokens: the engine drew no token, and does not say that it was aborted")
+            raise UpstreamInvalid("has_tokens", "the engine drew no token, and does not say that it was aborted")
         top = tuple(self._top_logprobs) if len(self._top_logprobs) == len(self._ids) else None
         return SampledTurn(
             ids=self._ids,
@@ -58,6 +58,7 @@ class TurnCollector:
             weights=tuple(self._weights),
             num_cached_tokens=self._last.num_cached_tokens,
             times=self._last.times,
+            replay=self._last.replay,
         )
 
     def _take(self, chunk: Chunk) -> None:

@@ -1,50 +1,59 @@
 """A session as its trainer reads it: records, ids, metadata. Pure: session state to plain values.
 
-The outer shape is the miles session server's (`session_id`, `records`, `metadata`; a record has `timestamp`,
-`request_timestamp`, `method`, `path`, `status_code`, `request`, `response`). A record holds only what its turn added:
-`request.num_kept_ids` ids and `request.num_kept_messages` messages stand in the records before it.
+The shapes are the miles session server's: `session_id`, `records`, `metadata`; a record has `timestamp`,
+`request_timestamp`, `method`, `path`, `status_code`, `request` as it went to the engine, `response` as SGLang's chat
+route writes it. `records=delta` leaves out what stands in the records before: the messages and ids of earlier turns.
 """
+
+from array import array
+from collections.abc import Sequence
 
 import msgspec
 
-from stenograph.core.chat import Message
+from stenograph.core.messages import Message
+from stenograph.core.types import SampledTurn, token_ids
 from stenograph.protocol.openai_chat_reply import message_body
-from stenograph.session.history import CommittedTurn
-from stenograph.session.manager import Session
+from stenograph.session.history import CommittedTurn, Node
+from stenograph.session.session import Session
 
 
-def session_view(session: Session) -> dict[str, object]:
-    """The body of `GET /sessions/{id}`."""
+def record_views(line: Sequence[Node], *, delta: bool) -> list[dict[str, object]]:
+    """The records of a line, oldest first. `delta`: each with only what its turn added, and how much it did not."""
     records: list[dict[str, object]] = []
-    num_kept_ids = num_kept_messages = 0
-    for turn in session.history.turns:
-        records.append(_record(turn, num_kept_ids=num_kept_ids, num_kept_messages=num_kept_messages))
-        num_kept_ids += turn.num_tokens
-        num_kept_messages += len(turn.messages) + 1
-    metadata: dict[str, object] = {
-        **session.options.metadata,
-        "accumulated_token_ids": session.history.line_ids().tolist(),
-        "max_trim_tokens": 0,
-    }
-    return {"session_id": session.id, "records": records, "metadata": metadata}
+    ids, messages = token_ids(), list[dict[str, object]]()
+    for node in line:
+        turn = node.turn
+        if turn.num_trimmed:
+            del ids[-turn.num_trimmed :]
+        request: dict[str, object] = {"num_kept_ids": len(ids), "num_kept_messages": len(messages)} if delta else {}
+        first_id, first_message = (len(ids), len(messages)) if delta else (0, 0)
+        ids.extend(turn.new_prompt_ids)
+        messages.extend(map(_message, turn.messages))
+        request["messages"] = messages[first_message:]
+        request["input_ids"] = ids[first_id:].tolist()
+        records.append(_record(node, request))
+        ids.extend(turn.sampled.ids)
+        messages.append(_message(turn.reply.message))
+    return records
 
 
 def session_summary(session: Session) -> dict[str, object]:
     """One entry of `GET /sessions`."""
-    turns = session.history.turns
+    nodes = session.history.nodes
     return {
         "session_id": session.id,
         "created_at": session.created_at,
-        "num_turns": len(turns),
-        "num_tokens": sum(turn.num_tokens for turn in turns),
+        "history": session.options.history,
+        "num_turns": len(nodes),
+        "num_tokens": sum(node.turn.num_tokens for node in nodes),
         "busy": session.gate.is_busy,
         "metadata": session.options.metadata,
     }
 
 
-def _record(turn: CommittedTurn, *, num_kept_ids: int, num_kept_messages: int) -> dict[str, object]:
-    sampled = turn.sampled
-    sampling = sampled.sampling_logprobs
+def _record(node: Node, request: dict[str, object]) -> dict[str, object]:
+    turn = node.turn
+    stages = turn.stages
     return {
         "timestamp": turn.committed_at,
         "request_timestamp": turn.requested_at,
@@ -52,30 +61,72 @@ def _record(turn: CommittedTurn, *, num_kept_ids: int, num_kept_messages: int) -
         "path": "/v1/chat/completions",
         "status_code": 200,
         "request_id": turn.request_id,
+        "node_id": node.id,
         "status": turn.status,
         "request": {
-            "num_kept_messages": num_kept_messages,
-            "messages": [_message(message) for message in turn.messages],
-            "num_kept_ids": num_kept_ids,
-            "input_ids": turn.new_prompt_ids.tolist(),
+            **request,
             "tools": [msgspec.Raw(tool.json.encode()) for tool in turn.context.tools],
             "parameters": msgspec.Raw(turn.request_json),
         },
-        "response": {
-            "message": _message(turn.reply.message),
-            "parse_problem": turn.reply.problem,
-            "finish_reason": sampled.finish.reason,
-            "stop_reason": sampled.finish.matched,
-            "output_ids": sampled.ids.tolist(),
-            "logprobs": sampled.logprobs.tolist(),
-            "sampling_logprobs": None if sampling is None else sampling.tolist(),
-            "cached_tokens": sampled.num_cached_tokens,
-        },
+        "response": _response(turn),
         "weight_versions": [
-            {"version": span.version, "start": span.start, "end": span.end} for span in sampled.weights
+            {"version": span.version, "start": span.start, "end": span.end} for span in turn.sampled.weights
         ],
-        "stages": {str(stage): seconds for stage, seconds in turn.stages_s.items()},
+        "stages": {"start": stages.start, **{str(stage): end for stage, end in stages.ends.items()}},
+        "stage_seconds": {str(stage): seconds for stage, seconds in stages.durations_s().items()},
     }
+
+
+def _response(turn: CommittedTurn) -> dict[str, object]:
+    sampled = turn.sampled
+    return {
+        "id": turn.reply_id,
+        "object": "chat.completion",
+        "created": int(turn.committed_at),
+        "choices": [
+            {
+                "index": 0,
+                "message": _message(turn.reply.message),
+                "parse_problem": turn.reply.problem,
+                "finish_reason": _finish_reason(turn),
+                "stop_reason": sampled.finish.matched,
+                "meta_info": _meta_info(turn),
+            }
+        ],
+    }
+
+
+def _meta_info(turn: CommittedTurn) -> dict[str, object]:
+    sampled = turn.sampled
+    meta: dict[str, object] = {
+        "id": turn.request_id,
+        "finish_reason": {"type": sampled.finish.reason, "matched": sampled.finish.matched},
+        "completion_tokens": len(sampled.ids),
+        "cached_tokens": sampled.num_cached_tokens,
+        "output_token_logprobs": _triples(sampled.ids, sampled.logprobs),
+    }
+    if sampled.sampling_logprobs is not None:
+        meta["output_token_sampling_logprobs"] = sampled.sampling_logprobs.tolist()
+    if sampled.weights:
+        meta["weight_version"] = sampled.weights[-1].version
+    return meta | _replay(sampled)
+
+
+def _replay(sampled: SampledTurn) -> dict[str, object]:
+    if sampled.replay is None:
+        return {}
+    found = {"routed_experts": sampled.replay.routed_experts, "indexer_topk": sampled.replay.indexer_topk}
+    return {name: payload for name, payload in found.items() if payload is not None}
+
+
+def _triples(ids: "array[int]", logprobs: "array[float]") -> list[tuple[float, int, None]]:
+    return [(logprob, id_, None) for logprob, id_ in zip(logprobs, ids, strict=True)]
+
+
+def _finish_reason(turn: CommittedTurn) -> str:
+    if turn.sampled.finish.reason == "stop" and turn.reply.message.tool_calls:
+        return "tool_calls"
+    return str(turn.sampled.finish.reason)
 
 
 def _message(message: Message) -> dict[str, object]:

@@ -11,21 +11,27 @@ import signal
 import socket
 import uuid
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import MethodNotAllowed, StartupError
-from stenograph.core.settings import Settings
+from stenograph.core.settings import EngineKind, ReplayKind, Settings
 from stenograph.embedded.fetch import resolve_model
 from stenograph.embedded.progress import Progress
-from stenograph.engine.base import Engine
+from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
+from stenograph.engine.sglang import SGLangEngine, SGLangOptions
+from stenograph.export.replay import ReplayShape
 from stenograph.http.auth import Doorman
 from stenograph.http.chat_route import ChatRoute
 from stenograph.http.control_routes import ControlRoutes
-from stenograph.http.wire import send_error
+from stenograph.http.metrics import Metrics
+from stenograph.http.session_routes import SessionDefaults, SessionRoutes
+from stenograph.http.wire import count_error, send_error
 from stenograph.offload.pool import CpuPool
 from stenograph.render.families import family_for
 from stenograph.render.model_files import ModelFiles, load_model_files
@@ -33,9 +39,12 @@ from stenograph.render.renderer import Renderer
 from stenograph.render.template import ChatTemplate
 from stenograph.render.tokenizer import Tokenizer
 from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.matching import load_matcher
 from stenograph.session.turn import TurnServices
 
 log = logging.getLogger(__name__)
+
+SWEEP_PERIOD_S = 10.0
 
 _CHAT_PATH = re.compile(r"^(?:/sessions/(?P<id>[^/]+))?/v1/chat/completions/?$")
 
@@ -43,9 +52,10 @@ _CHAT_PATH = re.compile(r"^(?:/sessions/(?P<id>[^/]+))?/v1/chat/completions/?$")
 class App:
     """The ASGI application: chats go straight to their route, everything else through Starlette."""
 
-    def __init__(self, *, chat: ChatRoute, control: ASGIApp) -> None:
+    def __init__(self, *, chat: ChatRoute, control: ASGIApp, metrics: Metrics) -> None:
         self._chat = chat
         self._control = control
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,7 +64,9 @@ class App:
         if match is None:
             return await self._control(scope, receive, send)
         if scope["method"] != "POST":
-            return await send_error(send, MethodNotAllowed(f"{scope['method']} is not a method of {scope['path']}."))
+            error = MethodNotAllowed(f"{scope['method']} is not a method of {scope['path']}.")
+            count_error(self._metrics, error)
+            return await send_error(send, error)
         return await self._chat.handle(scope, receive, send, session_id=match["id"])
 
 
@@ -69,27 +81,63 @@ def make_renderer(files: ModelFiles, family_name: str) -> Renderer:
 
 
 def make_app(
-    settings: Settings, *, engine: Engine, renderer: Renderer, pool: CpuPool, model: str, clock: Clock
+    settings: Settings,
+    *,
+    engine: Engine,
+    renderer: Renderer,
+    pool: CpuPool,
+    model: str,
+    clock: Clock,
+    moe_shape: tuple[int, int] | None = None,
 ) -> tuple[App, SessionManager]:
-    """The application around a started engine, and the manager that has to be drained at its end."""
+    """The application around an engine, and the manager that has to be drained at its end. Raises StartupError."""
     services = TurnServices(
-        engine=engine, renderer=renderer, pool=pool, clock=clock, timeout_s=settings.request_timeout_s
+        engine=engine,
+        renderer=renderer,
+        pool=pool,
+        clock=clock,
+        timeout_s=settings.request_timeout_s,
+        abort_grace_s=settings.abort_grace_s,
     )
     limits = Limits(max_sessions=settings.max_sessions, max_in_flight=settings.max_in_flight)
-    manager = SessionManager(services=services, limits=limits)
+    metrics = Metrics(version=__version__)
+    manager = SessionManager(services=services, limits=limits, telemetry=metrics)
+    metrics.bind(
+        num_sessions=lambda: manager.num_sessions,
+        num_in_flight=lambda: manager.num_in_flight,
+        engine_ready=lambda: engine.health().state is EngineState.READY,
+    )
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
     chat = ChatRoute(
         manager=manager,
         doorman=doorman,
+        metrics=metrics,
         clock=clock,
         token_text=renderer.tokenizer.token_text,
         model=model,
         max_body_bytes=settings.max_body_bytes,
         unknown_fields=settings.unknown_fields,
+        reply_mode=settings.reply,
+    )
+    sessions = SessionRoutes(
+        manager=manager,
+        metrics=metrics,
+        renderer=renderer,
+        pool=pool,
+        defaults=SessionDefaults(
+            history=settings.history,
+            matcher=load_matcher(settings.matcher),
+            matcher_name=settings.matcher,
+            ttl_s=settings.session_ttl_s,
+            max_nodes=settings.max_nodes,
+        ),
+        replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
+        max_body_bytes=settings.max_body_bytes,
     )
     control = ControlRoutes(
-        manager=manager,
+        sessions=sessions,
         doorman=doorman,
+        metrics=metrics,
         engine=engine,
         tokenizer=renderer.tokenizer,
         pool=pool,
@@ -97,8 +145,27 @@ def make_app(
         started_at=int(clock.wall()),
         instance_id=uuid.uuid4().hex,
         max_body_bytes=settings.max_body_bytes,
+        proxy_allow=settings.proxy_allow,
     )
-    return App(chat=chat, control=control.app()), manager
+    return App(chat=chat, control=control.app(), metrics=metrics), manager
+
+
+def make_engine(settings: Settings, files: ModelFiles, path: Path) -> Engine:
+    """The engine that the settings name, not yet started."""
+    if settings.engine is EngineKind.SGLANG:
+        return SGLangEngine(
+            SGLangOptions(
+                url=settings.engine_url,
+                model=files.name,
+                vocab_size=files.vocab_size,
+                connect_timeout_s=settings.connect_timeout_s,
+                replay=settings.replay is not ReplayKind.NONE,
+            )
+        )
+    options = EmbeddedOptions(
+        threads=settings.engine_threads, max_batch=settings.max_batch, kv_tokens=settings.kv_tokens
+    )
+    return EmbeddedEngine(path, options)
 
 
 class Server(uvicorn.Server):
@@ -157,20 +224,36 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
         path = await asyncio.to_thread(resolve_model, settings.model, cache_dir=settings.cache_dir, progress=progress)
         files = await asyncio.to_thread(load_model_files, path)
         renderer = await asyncio.to_thread(make_renderer, files, settings.family)
-        options = EmbeddedOptions(
-            threads=settings.engine_threads, max_batch=settings.max_batch, kv_tokens=settings.kv_tokens
-        )
-        engine = EmbeddedEngine(path, options)
+        engine = make_engine(settings, files, path)
         pool = CpuPool(settings.cpu_workers)
         try:
-            await engine.start()
             app, manager = make_app(
-                settings, engine=engine, renderer=renderer, pool=pool, model=files.name, clock=clock
+                settings,
+                engine=engine,
+                renderer=renderer,
+                pool=pool,
+                model=files.name,
+                clock=clock,
+                moe_shape=files.moe_shape,
             )
-            await _run_uvicorn(settings, app, manager, listener, announce)
+            await engine.start()
+            sweeper = asyncio.get_running_loop().create_task(sweep(manager), name="sweep-sessions")
+            try:
+                await _run_uvicorn(settings, app, manager, listener, announce)
+            finally:
+                sweeper.cancel()
+                await asyncio.wait({sweeper})
         finally:
             await engine.aclose()
             pool.close()
+
+
+async def sweep(manager: SessionManager) -> None:
+    """Drop expired sessions now and then, for ever. A request for one finds it gone without this."""
+    while True:
+        await asyncio.sleep(SWEEP_PERIOD_S)
+        if num := manager.expire():
+            log.info("dropped %d sessions that were idle for longer than their ttl_s", num)
 
 
 async def _run_uvicorn(

@@ -4,7 +4,8 @@ import hmac
 from collections.abc import Iterable, Sequence
 
 from stenograph.core.errors import Unauthorized
-from stenograph.session.manager import Session, SessionManager
+from stenograph.session.manager import SessionManager
+from stenograph.session.session import Session
 
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -1,25 +1,34 @@
 """`POST …/v1/chat/completions`, as raw ASGI: socket to turn, turn to socket.
 
-A handler watches a turn; the manager runs it. If the client leaves, the turn is abandoned; if the handler ends in any
-other way, too. The terminal event of a stream is sent after the commit.
+A handler watches a turn; the manager runs it. However the handler ends, it leaves its watch, and the last watcher's
+leaving stops a turn that still runs. The terminal event of a stream is sent after the commit. A reply that the engine
+wrote goes out as it came.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from stenograph.core.chat import ChatReply, ChatRequest
+from stenograph.core.chat import ChatRequest
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
-from stenograph.core.settings import UnknownFields
-from stenograph.core.types import Stage, StageTimes
+from stenograph.core.settings import ReplyMode, UnknownFields
+from stenograph.core.types import EngineReply, Stage, StageTimes
+from stenograph.engine.sglang_wire import cut_replay
 from stenograph.http.auth import Doorman
-from stenograph.http.wire import ClientGone, read_body, send_error, send_json, watching_disconnect
+from stenograph.http.metrics import Metrics
+from stenograph.http.wire import Client, ClientGone, count_error, header_value, read_body, send_error, send_whole
 from stenograph.protocol.openai_chat import decode_chat, request_json
 from stenograph.protocol.openai_chat_reply import StreamEncoder, TokenText, encode_reply
 from stenograph.protocol.openai_errors import error_body
 from stenograph.protocol.sse import data_event
-from stenograph.session.manager import SessionManager, Turn, TurnAbandoned
+from stenograph.session.manager import SessionManager
+from stenograph.session.retries import RequestIdentity
+from stenograph.session.running import TurnAbandoned, Watch
+
+_OURS = frozenset({"x-request-id", "server-timing"})
+"""Headers of an engine's reply that ours replace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,97 +37,136 @@ class ChatRoute:
 
     manager: SessionManager
     doorman: Doorman
+    metrics: Metrics
     clock: Clock
     token_text: TokenText
     model: str
     max_body_bytes: int
     unknown_fields: UnknownFields
+    reply_mode: ReplyMode
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, *, session_id: str | None) -> None:
         """Serve one request; `session_id` is what the path names."""
         stages = StageTimes(start=self.clock.monotonic())
         try:
-            self.doorman.check_key(scope["headers"])
-            session = self.doorman.session_of(session_id, scope["headers"])
-            body = await read_body(scope, receive, max_bytes=self.max_body_bytes)
-            stages.mark(Stage.RECEIVE, self.clock.monotonic())
-            turn = self.manager.start(session, lambda: self._decode(body), started=stages)
+            watch = await self._admit(scope, receive, stages, session_id)
         except ClientGone:
             return
         except StenographError as error:
-            await send_error(send, error)
+            await self._send_error(send, error)
             return
+        client = Client(receive, on_gone=watch.leave)
         try:
-            async with watching_disconnect(receive, turn.abandon):
-                await (self._stream if turn.request.reply.stream else self._whole)(turn, send)
+            async with client.watched():
+                await (self._stream if watch.request.reply.stream else self._whole)(watch, client, send)
         finally:
-            turn.abandon()
+            watch.leave()
+
+    async def _admit(self, scope: Scope, receive: Receive, stages: StageTimes, session_id: str | None) -> Watch:
+        self.doorman.check_key(scope["headers"])
+        session = self.doorman.session_of(session_id, scope["headers"])
+        body = await read_body(scope, receive, max_bytes=self.max_body_bytes)
+        stages.mark(Stage.RECEIVE, self.clock.monotonic())
+        await self.manager.settle(session)
+        identity = None if session is None else _identity(scope, body)
+        return self.manager.start(session, lambda: self._decode(body), started=stages, identity=identity)
 
     def _decode(self, body: bytes) -> tuple[ChatRequest, bytes]:
         request = decode_chat(body, unknown_fields=self.unknown_fields)
         return request, request_json(request)
 
-    async def _whole(self, turn: Turn, send: Send) -> None:
+    async def _whole(self, watch: Watch, client: Client, send: Send) -> None:
         try:
-            outcome = await turn.result()
+            outcome = await watch.result()
         except TurnAbandoned:
             return  # the client is gone
         except StenographError as error:
-            await send_error(send, error)
+            await self._send_error(send, error)
+            return
+        headers = [("x-request-id", watch.request_id), ("server-timing", _server_timing(outcome.reply.stages_s))]
+        written = outcome.reply.written
+        if written is None:
+            body = encode_reply(outcome.reply, watch.request.reply, self.token_text)
+            headers.append(("content-type", "application/json"))
         else:
-            body = encode_reply(outcome.reply, turn.request.reply, self.token_text)
-            headers = [("x-request-id", turn.request_id), ("server-timing", _server_timing(outcome.reply))]
-            await send_json(send, 200, body, headers)
+            body = self._client_copy(written)
+            headers.append(("content-type", written.content_type))
+            headers += [(name, value) for name, value in written.headers if name not in _OURS]
+        if await client.finish(send_whole(send, 200, body, headers)):
+            watch.delivered()
 
-    async def _stream(self, turn: Turn, send: Send) -> None:
-        piece = await turn.take()
+    def _client_copy(self, written: EngineReply) -> bytes:
+        return written.body if self.reply_mode is ReplyMode.PASSTHROUGH else cut_replay(written.body)
+
+    async def _stream(self, watch: Watch, client: Client, send: Send) -> None:
+        piece = await watch.take()
         if piece is None:
             # It ended before anything was said: its error, if it has one, can still be a status.
             try:
-                await turn.result()
+                await watch.result()
             except TurnAbandoned:
-                return None
+                return
             except StenographError as error:
-                return await send_error(send, error)
+                await self._send_error(send, error)
+                return
         encoder = StreamEncoder(
-            reply_id=f"chatcmpl-{turn.request_id}",
+            reply_id=f"chatcmpl-{watch.request_id}",
             created=int(self.clock.wall()),
             model=self.model,
-            options=turn.request.reply,
+            options=watch.request.reply,
             token_text=self.token_text,
         )
-        await self._start_stream(turn, send)
+        await _start_stream(watch, send)
         await _send_more(send, encoder.start())
         while piece is not None:
             if event := encoder.piece(piece):
                 await _send_more(send, event)
-            piece = await turn.take()
-        await send({"type": "http.response.body", "body": await self._last_events(turn, encoder)})
-        return None
+            piece = await watch.take()
+        await self._end_stream(watch, client, encoder, send)
 
-    async def _last_events(self, turn: Turn, encoder: StreamEncoder) -> bytes:
-        """What a stream ends with: the finish after the commit, or the error as an event, and then no `[DONE]`."""
+    async def _end_stream(self, watch: Watch, client: Client, encoder: StreamEncoder, send: Send) -> None:
+        """Send what a stream ends with: the finish after the commit, or the error as an event, and then no `[DONE]`."""
         try:
-            return encoder.end((await turn.result()).reply)
+            last = encoder.end((await watch.result()).reply)
         except TurnAbandoned:
-            return b""
+            return
         except StenographError as error:
-            return data_event(error_body(error))
+            count_error(self.metrics, error)
+            await send({"type": "http.response.body", "body": data_event(error_body(error))})
+            return
+        if await client.finish(send({"type": "http.response.body", "body": last})):
+            watch.delivered()
 
-    async def _start_stream(self, turn: Turn, send: Send) -> None:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-            (b"x-request-id", turn.request_id.encode()),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async def _send_error(self, send: Send, error: StenographError) -> None:
+        count_error(self.metrics, error)
+        await send_error(send, error)
+
+
+def _identity(scope: Scope, body: bytes) -> RequestIdentity:
+    count = header_value(scope, b"x-stainless-retry-count") or "0"
+    return RequestIdentity(
+        route="chat",
+        body=body,
+        key=header_value(scope, b"idempotency-key") or None,
+        is_retry=count.isascii() and count.isdigit() and count.strip("0") != "",
+    )
+
+
+async def _start_stream(watch: Watch, send: Send) -> None:
+    headers = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+        (b"x-request-id", watch.request_id.encode()),
+        (b"server-timing", _server_timing(watch.timings_s()).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def _send_more(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-def _server_timing(reply: ChatReply) -> str:
+def _server_timing(stages_s: Mapping[Stage, float]) -> str:
     """Stage times in milliseconds. Source: W3C Server Timing, section 3."""
-    return ", ".join(f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in reply.stages_s.items())
+    return ", ".join(f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in stages_s.items())

@@ -147,7 +147,9 @@ PROMPT_TOKENS = _counter(
 )
 COMPLETION_TOKENS = _counter("stenograph_completion_tokens_total", "Tokens drawn, wasted ones included.")
 CACHED_TOKENS = _counter("stenograph_cached_tokens_total", "Prompt tokens that the engine did not compute again.")
-WASTED_TOKENS = _counter("stenograph_wasted_tokens_total", "Tokens drawn that are in no record.")
+WASTED_TOKENS = _counter(
+    "stenograph_wasted_tokens_total", "Tokens drawn for nobody: their turn failed or was abandoned."
+)
 ERRORS = _counter(
     "stenograph_errors_total",
     "Error answers given to clients, by code.",

@@ -1,13 +1,18 @@
 """What every route needs of a socket: a body within its limit, an answer, and word of a client that left."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
+import msgspec
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stenograph.core.errors import BodyTooLarge, InvalidRequest, StenographError
+from stenograph.core.errors import BodyTooLarge, InvalidRequest, LimitExceeded, StenographError, UpstreamRefused
+from stenograph.http.metrics import Metrics
 from stenograph.protocol.openai_errors import error_body, error_headers
+
+Headers = Iterable[tuple[str, str]]
 
 
 class ClientGone(Exception):
@@ -37,34 +42,78 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
             return b"".join(chunks)
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[str, str]] = ()) -> None:
-    """Send one whole JSON answer."""
-    raw = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    raw += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+def header_value(scope: Scope, name: bytes) -> str | None:
+    """A header of a request; `name` in lower case."""
+    value = dict(scope["headers"]).get(name)
+    return None if value is None else value.decode("latin-1")
+
+
+async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    """Send an answer at once, with its length."""
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    raw.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_error(send: Send, error: StenographError) -> None:
-    """Send an error in OpenAI's shape."""
-    await send_json(send, error.status, error_body(error), error_headers(error))
+    """Send an error in OpenAI's shape; an engine's refusal as the engine wrote it."""
+    if isinstance(error, UpstreamRefused):
+        headers = [("content-type", error.content_type), *error.headers]
+        await send_whole(send, error.engine_status, error.body, headers)
+    else:
+        headers = [("content-type", "application/json"), *error_headers(error)]
+        await send_whole(send, error.status, error_body(error), headers)
 
 
-@asynccontextmanager
-async def watching_disconnect(receive: Receive, on_gone: Callable[[], None]) -> AsyncGenerator[None]:
-    """While inside, call `on_gone` if the client closes its connection. The body must have been read."""
+def json_response(value: object, *, status: int = 200) -> Response:
+    """A value as a Starlette response."""
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
+
+def count_error(metrics: Metrics, error: StenographError) -> None:
+    """Count an error that a client is told of, and the limit that it ran into."""
+    metrics.error_sent(error.code)
+    if isinstance(error, LimitExceeded):
+        metrics.limit_hit(error.limit)
+    elif isinstance(error, BodyTooLarge):
+        metrics.limit_hit("body_bytes")
+
+
+class Client:
+    """Whoever waits for an answer. `is_gone` turns true when it closes its connection."""
+
+    def __init__(self, receive: Receive, *, on_gone: Callable[[], None]) -> None:
+        self.is_gone = False
+        self._receive = receive
+        self._on_gone = on_gone
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        """While inside, notice when the client leaves. Its body must have been read."""
+        watcher = asyncio.get_running_loop().create_task(self._watch(), name="watch-disconnect")
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            await asyncio.wait({watcher})
+
+    async def finish(self, last_write: Awaitable[None]) -> bool:
+        """Make the last write of an answer; tell whether it was handed to a connection that was alive.
+
+        Word of a closed connection is one pass of the loop on its way; after that pass nothing comes between the
+        check and the write, unless the write has to wait for room, and then the word comes first.
+        """
+        await asyncio.sleep(0)
+        gone_before = self.is_gone
+        await last_write
+        return not (gone_before or self.is_gone)
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
             pass
-        on_gone()
-
-    watcher = asyncio.get_running_loop().create_task(watch(), name="watch-disconnect")
-    try:
-        yield
-    finally:
-        watcher.cancel()
-        await asyncio.wait({watcher})
+        self.is_gone = True
+        self._on_gone()
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:

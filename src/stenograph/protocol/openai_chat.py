@@ -9,20 +9,12 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import UNSET, Raw
 
-from stenograph.core.chat import (
-    ChatRequest,
-    Message,
-    ReplyOptions,
-    Role,
-    Tool,
-    ToolCall,
-    ToolChoice,
-    ToolMode,
-)
+from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.settings import UnknownFields
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.protocol.json_errors import decode_json, nearest
+from stenograph.protocol.json_errors import decode_json, decode_part, nearest
 from stenograph.protocol.openai_chat_fields import (
     FIELD_NAMES,
     RECORDED,
@@ -37,6 +29,7 @@ from stenograph.protocol.openai_chat_fields import (
 from stenograph.protocol.template_kwargs import check_depth, check_template_kwargs
 
 _REQUEST = msgspec.json.Decoder(WireChatRequest)
+_MESSAGES = msgspec.json.Decoder(list[WireMessage])
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _ROLES = {str(role): role for role in Role}
 _MAX_STOPS = 64
@@ -49,11 +42,13 @@ def decode_chat(body: bytes, *, unknown_fields: UnknownFields = UnknownFields.RE
         body, extra = _without_unknown(body)
     wire = decode_json(body, _REQUEST, known=FIELD_NAMES)
     _check_refused(wire)
-    if not wire.messages:
+    messages = decode_part(wire.messages, _MESSAGES, at="/messages")
+    if not messages:
         raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
     tools = tuple(_tool(tool, index) for index, tool in enumerate(wire.tools or ()))
     return ChatRequest(
-        messages=tuple(_message(message, f"/messages/{index}") for index, message in enumerate(wire.messages)),
+        messages=tuple(_message(message, f"/messages/{index}") for index, message in enumerate(messages)),
+        messages_json=bytes(wire.messages),
         model=wire.model,
         tools=tools,
         tool_choice=_tool_choice(wire.tool_choice, tools),

@@ -128,9 +128,12 @@ class WireStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WireChatRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The whole body. Honoured fields are typed, the others are only noticed."""
+    """The whole body. Honoured fields are typed, the others are only noticed.
 
-    messages: list[WireMessage]
+    `messages` stay bytes at first: an engine that parses replies gets them as the client spelled them.
+    """
+
+    messages: Raw
     model: str | None = None
     tools: list[WireTool] | None = None
     tool_choice: str | WireNamedChoice | None = None

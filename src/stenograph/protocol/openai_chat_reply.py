@@ -8,7 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from stenograph.core.chat import ChatReply, Message, ReplyDelta, ReplyOptions, StreamPiece
+from stenograph.core.chat import ChatReply, ReplyDelta, ReplyOptions, StreamPiece
+from stenograph.core.messages import Message
 from stenograph.core.types import FinishReason, TopLogprob, Usage
 from stenograph.protocol.sse import DONE, data_event
 

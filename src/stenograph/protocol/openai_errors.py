@@ -21,7 +21,7 @@ def error_body(error: StenographError) -> bytes:
 
 def error_headers(error: StenographError) -> list[tuple[str, str]]:
     """Headers that tell a client whether to try again: `x-should-retry` for the SDKs, `retry-after` in seconds."""
-    headers = [("x-should-retry", "true" if error.retryable else "false")]
+    headers = [("x-should-retry", "true" if error.should_retry else "false")]
     if error.retry_after_s is not None:
         headers.append(("retry-after", f"{max(1, round(error.retry_after_s))}"))
     return headers

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.settings import HistoryKind
 from stenograph.protocol.json_errors import decode_json
 from stenograph.protocol.template_kwargs import check_depth, check_template_kwargs
 
@@ -20,6 +21,7 @@ class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     history: str | None = None
     matcher: str | None = None
     metadata: dict[str, object] | None = None
+    ttl_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86400)] | None = None
     max_turns: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     max_total_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     chat_template_kwargs: dict[str, object] | None = None
@@ -66,9 +68,8 @@ SAMPLE_FORMATS = ("safetensors", "json")
 def decode_create(body: bytes) -> CreateSession:
     """Read the optional body of `POST /sessions`. Raises InvalidJson or InvalidRequest."""
     wire = decode_json(body, _CREATE, known=CreateSession.__struct_fields__) if body.strip() else CreateSession()
-    if wire.history not in (None, "linear"):
-        known = " Tree histories are not built yet." if wire.history == "tree" else ""
-        raise InvalidRequest(f"history must be 'linear', got {wire.history!r}.{known}", param="/history")
+    if wire.history is not None and wire.history not in tuple(HistoryKind):
+        raise InvalidRequest(f"history must be 'linear' or 'tree', got {wire.history!r}.", param="/history")
     check_template_kwargs(wire.chat_template_kwargs or {}, at="/chat_template_kwargs")
     check_depth(wire.metadata, at="/metadata")
     return wire

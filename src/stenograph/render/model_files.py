@@ -37,6 +37,7 @@ class ModelFiles:
 
     `vocab_size` is the number of logits, `max_context_tokens` the trained context; `eos_token_ids` end a turn.
     `tokenizer_json` is the text of a Hugging Face tokenizer.json; `architecture` as the files name it ("llama").
+    `moe_shape` is (layers, experts per token) of a mixture of experts; None for a dense model.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ModelFiles:
     vocab_size: int
     max_context_tokens: int
     architecture: str
+    moe_shape: tuple[int, int] | None = None
 
 
 class _Malformed(Exception):
@@ -210,9 +212,19 @@ def _load_folder(folder: Path) -> ModelFiles:
             vocab_size=_int(text_config, "vocab_size"),
             max_context_tokens=_int(text_config, "max_position_embeddings"),
             architecture=_optional_str(text_config, "model_type") or "",
+            moe_shape=_moe_shape(text_config),
         )
     except _Malformed as error:
         raise StartupError(f"{folder}: {_one_line(error)}") from error
+
+
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_top_k")
+"""What the configurations of mixtures of experts call it."""
+
+
+def _moe_shape(config: Mapping[str, object]) -> tuple[int, int] | None:
+    key = next((key for key in _EXPERTS_PER_TOKEN if config.get(key) is not None), None)
+    return None if key is None else (_int(config, "num_hidden_layers"), _int(config, key))
 
 
 def _read(path: Path) -> str:

@@ -7,9 +7,11 @@ called from any thread.
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from stenograph.core.chat import Message, ParsedReply, Role, Tool, ToolChoice
+from stenograph.core.chat import ParsedReply, ToolChoice
 from stenograph.core.errors import UnrenderableMessage
+from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, Grammar, SamplingParams
 from stenograph.render.families.family import Family
 from stenograph.render.parsers.reply import ReplyParser
@@ -21,6 +23,18 @@ from stenograph.render.tool_grammar import tool_grammar
 
 _OPENING = Message(role=Role.USER, content="u")
 """Stands for a line's history in a bridge: what it says does not matter, the bridge is a difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bridge:
+    """What opens a turn: `ids` to append after the line's ids, of which the last `num_trimmed` are to be left out.
+
+    A trimmed id is a stop token that is another message's opener in this family: the template writes the opener of the
+    message that really follows in its place.
+    """
+
+    ids: "array[int]"
+    num_trimmed: int = 0
 
 
 class Renderer:
@@ -71,7 +85,7 @@ class Renderer:
         new: Sequence[Message],
         tools: Sequence[Tool],
         kwargs: Mapping[str, object],
-    ) -> "array[int]":
+    ) -> Bridge:
         """Ids to append after a node's ids, of which `tail_ids` are the last, to open the next turn.
 
         They are what the template writes to close the assistant's turn, as far as the tail does not end with it
@@ -93,7 +107,8 @@ class Renderer:
             )
         spans = [Span(text=closing, trusted=True), *sealer.open(after[len(before) :])]
         ids = self.tokenizer.encode_spans(spans)
-        return ids[_overlap(tail_ids, ids, self.tokenizer.encode(closing)) :]
+        ids = ids[_overlap(tail_ids, ids, self.tokenizer.encode(closing)) :]
+        return self._joined(tail_ids, ids)
 
     def parser(self, params: SamplingParams, tools: Sequence[Tool], *, id_prefix: str = "") -> ReplyParser:
         """A parser for one reply; its calls get the ids `call_{id_prefix}{n}`. Without tools calls are text."""
@@ -128,6 +143,18 @@ class Renderer:
 
     def _check_tools(self, tools: Sequence[Tool]) -> None:
         self.check_messages((), tools)
+
+    @property
+    def max_trim_tokens(self) -> int:
+        """How many of a line's last ids a bridge may leave out."""
+        return 1 if self.family.opening_stops else 0
+
+    def _joined(self, tail_ids: Sequence[int], ids: "array[int]") -> Bridge:
+        """The bridge without the token that it would write twice, or with one to trim that it writes otherwise."""
+        stops = {self.tokenizer.added_tokens[token] for token in self.family.opening_stops}
+        if not tail_ids or not ids or tail_ids[-1] not in stops or ids[0] not in stops:
+            return Bridge(ids=ids)
+        return Bridge(ids=ids[1:]) if tail_ids[-1] == ids[0] else Bridge(ids=ids, num_trimmed=1)
 
     def _closing(self, sealer: Sealer, tools: Sequence[Tool], kwargs: Mapping[str, object]) -> str:
         """What the template writes after an assistant's text: all that follows a mark put in its place."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from stenograph.core.chat import Message, Tool, ToolCall
 from stenograph.core.errors import UnrenderableMessage
+from stenograph.core.messages import Message, Tool, ToolCall
 from stenograph.render.seal import Sealer, strings_in
 
 

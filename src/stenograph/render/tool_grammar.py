@@ -9,8 +9,9 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from stenograph.core.chat import Tool, ToolChoice, ToolMode
+from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.messages import Tool
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.render.families.family import ReplySyntax
 

@@ -1,6 +1,7 @@
-"""Who may run a turn on a session, and whether any still may. Owns that one bit of state; every method is synchronous.
+"""Who may run a turn on a session, and whether any still may. Owns that bit of state; every method is synchronous.
 
-Laws: one lease at a time; whoever is refused holds nothing and so releases nothing; closing beats busy.
+Laws: one lease at a time on a linear session, any number on a tree; whoever is refused holds nothing and so releases
+nothing; closing beats busy.
 """
 
 from stenograph.core.errors import SessionBusy, SessionNotFound
@@ -23,20 +24,26 @@ class Lease:
 
 
 class Gate:
-    """Admits one turn at a time, until it is closed for good."""
+    """Admits turns, one at a time if it is `exclusive`, until it is closed for good."""
 
-    def __init__(self, session_id: SessionId) -> None:
+    def __init__(self, session_id: SessionId, *, exclusive: bool) -> None:
         self._session_id = session_id
-        self._lease: Lease | None = None
+        self._exclusive = exclusive
+        self._leases: set[Lease] = set()
         self._closing = False
 
     def __repr__(self) -> str:
-        return f"<Gate busy={self.is_busy} closing={self._closing}>"
+        return f"<Gate leases={len(self._leases)} closing={self._closing}>"
+
+    @property
+    def num_leases(self) -> int:
+        """Turns that run."""
+        return len(self._leases)
 
     @property
     def is_busy(self) -> bool:
         """Whether a turn runs."""
-        return self._lease is not None
+        return bool(self._leases)
 
     @property
     def is_closing(self) -> bool:
@@ -47,16 +54,17 @@ class Gate:
         """Take the right to run a turn. Raises SessionNotFound when closing, SessionBusy while another runs."""
         if self._closing:
             raise SessionNotFound(self._session_id)
-        if self._lease is not None:
+        if self._exclusive and self._leases:
             raise SessionBusy
-        self._lease = Lease(self)
-        return self._lease
+        lease = Lease(self)
+        self._leases.add(lease)
+        return lease
 
     def close(self) -> None:
-        """Refuse every turn from now on. The one that runs keeps its lease until it ends."""
+        """Refuse every turn from now on. Those that run keep their leases until they end."""
         self._closing = True
 
     def end(self, lease: Lease) -> None:
         """Take a lease back; `Lease.release` calls it, once."""
-        assert self._lease is lease, "a lease ended that the gate did not give"
-        self._lease = None
+        assert lease in self._leases, "a lease ended that the gate did not give"
+        self._leases.discard(lease)

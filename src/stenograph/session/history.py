@@ -1,19 +1,22 @@
 """A session's committed turns, and where a request attaches to them. Pure: no clock, no I/O, no engine.
 
-Owns the tokens of a session: turn n's prompt is the ids of turn n-1, untouched, plus `new_prompt_ids`. Knows nothing
-of how a reply is sampled or shown. Rules: SPEC 4.
+Owns the tokens of a session: a turn's prompt is the ids of its parent, untouched (but for a stop token that the next
+opener replaces), plus `new_prompt_ids`. Knows nothing of how a reply is sampled or shown. Rules: SPEC 4. The history
+with one line is here, the one with many in tree.py.
 """
 
 import enum
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
-from stenograph.core.chat import Message, ParsedReply, Tool
+from stenograph.core.chat import ParsedReply
 from stenograph.core.errors import HistoryMismatch, SessionInvariant, TruncatedGeneration
-from stenograph.core.types import FinishReason, RequestId, SampledTurn, Stage, token_ids
+from stenograph.core.messages import Message, Tool
+from stenograph.core.types import FinishReason, RequestId, SampledTurn, StageTimes, token_ids
 from stenograph.session.matching import Matcher
 
 
@@ -56,9 +59,11 @@ class PromptContext:
 class CommittedTurn:
     """One turn, as it is kept: only what it added to the turn before it.
 
-    `new_prompt_ids` are the ids of this turn's prompt after the ids of its parent (the whole prompt for the first
-    turn); `messages` are the request's messages after those of the parent. `request_json` is what the client asked
-    for beside the messages (parameters and recorded fields) as JSON text. `stages_s` are seconds per stage.
+    `new_prompt_ids` are the ids of this turn's prompt after the ids of its parent (the whole prompt for a root), of
+    which the last `num_trimmed` were left out; `messages` are the request's messages after those of the parent.
+    `request_json` is what the client asked for beside the messages (parameters and recorded fields) as JSON text.
+    `stages` is the turn's own clock, which the reply still marks after the commit. `reply_id` is what the client
+    knows the reply by.
     """
 
     request_id: RequestId
@@ -68,27 +73,99 @@ class CommittedTurn:
     messages: tuple[Message, ...]
     reply: ParsedReply
     context: PromptContext
+    num_trimmed: int = 0
+    reply_id: str = ""
     request_json: bytes = b"{}"
     requested_at: float = 0.0
     committed_at: float = 0.0
-    stages_s: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
+    stages: StageTimes = field(default_factory=lambda: StageTimes(start=0.0))
 
     @property
     def num_tokens(self) -> int:
         """Tokens that this turn adds to its line."""
-        return len(self.new_prompt_ids) + len(self.sampled.ids)
+        return len(self.new_prompt_ids) - self.num_trimmed + len(self.sampled.ids)
+
+
+class Node:
+    """A committed turn in its place. `id` counts the commits of its session; everything but `children` is fixed.
+
+    `num_tokens`, `num_messages` and `depth` (turns) are those of the whole line down to this node.
+    """
+
+    __slots__ = ("children", "depth", "id", "num_messages", "num_tokens", "parent", "turn")
+
+    def __init__(self, *, id_: int, turn: CommittedTurn, parent: "Node | None") -> None:
+        self.id = id_
+        self.turn = turn
+        self.parent = parent
+        self.children: list[Node] = []
+        self.depth: int = 1 + (parent.depth if parent else 0)
+        self.num_tokens: int = turn.num_tokens + (parent.num_tokens if parent else 0)
+        self.num_messages: int = len(turn.messages) + 1 + (parent.num_messages if parent else 0)
+
+    def __repr__(self) -> str:
+        return f"<Node {self.id} depth {self.depth}, {self.num_tokens} tokens>"
+
+    def line(self) -> "list[Node]":
+        """The path from the root to this node."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+
+def line_ids(node: Node | None) -> "array[int]":
+    """All ids [T] of the line down to `node`, prompts and samples as the engine saw them last."""
+    ids = token_ids()
+    for step in node.line() if node is not None else ():
+        if step.turn.num_trimmed:
+            del ids[-step.turn.num_trimmed :]
+        ids.extend(step.turn.new_prompt_ids)
+        ids.extend(step.turn.sampled.ids)
+    return ids
+
+
+def line_messages(node: Node | None) -> list[Message]:
+    """The messages of the line down to `node`, replies included, as they are stored."""
+    steps = node.line() if node is not None else ()
+    return [message for step in steps for message in (*step.turn.messages, step.turn.reply.message)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """Where a request attaches: after the first `num_turns` turns, with these messages that are not in them yet.
+    """Where a request attaches: after `parent` (None: as a root), with these messages that are not in its line yet.
 
-    `revision` is the history's when the position was taken; a commit checks that it still holds.
+    `revision` is the history's when the position was taken; where only one turn may run, a commit checks that it holds.
     """
 
-    num_turns: int
+    parent: Node | None
     new_messages: tuple[Message, ...]
     revision: int
+
+
+class History(Protocol):
+    """A session's committed turns. `position` changes nothing; `commit` is one step."""
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The committed turns, oldest commit first. A view: do not keep it across a commit."""
+        ...
+
+    @property
+    def latest(self) -> Node | None:
+        """The turn that was committed last."""
+        ...
+
+    def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
+        """Find where a request attaches. Raises HistoryMismatch or TruncatedGeneration."""
+        ...
+
+    def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
+        """Keep a turn where it was positioned. Raises SessionInvariant if that place is no more."""
+        ...
 
 
 class LinearHistory:
@@ -96,24 +173,19 @@ class LinearHistory:
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
-        self._turns: list[CommittedTurn] = []
+        self._nodes: list[Node] = []
         self._revision = 0
 
     def __repr__(self) -> str:
-        return f"<LinearHistory {len(self._turns)} turns, revision {self._revision}>"
+        return f"<LinearHistory {len(self._nodes)} turns, revision {self._revision}>"
 
     @property
-    def turns(self) -> Sequence[CommittedTurn]:
-        """The committed turns, oldest first. A view: do not keep it across a commit."""
-        return self._turns
+    def nodes(self) -> Sequence[Node]:
+        return self._nodes
 
-    def line_ids(self, num_turns: int | None = None) -> "array[int]":
-        """All ids [T] of the first `num_turns` turns (default: all), prompts and samples as the engine saw them."""
-        ids = token_ids()
-        for turn in self._turns[:num_turns]:
-            ids.extend(turn.new_prompt_ids)
-            ids.extend(turn.sampled.ids)
-        return ids
+    @property
+    def latest(self) -> Node | None:
+        return self._nodes[-1] if self._nodes else None
 
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """Find where a request attaches. Changes nothing.
@@ -121,25 +193,19 @@ class LinearHistory:
         Raises HistoryMismatch (two or more turns would have to be discarded, or nothing is added) and
         TruncatedGeneration (the turn to extend ended by length or abort).
         """
-        num_turns, num_messages = self._longest_match(messages, context)
-        total = len(self._turns)
+        num_turns, num_messages = 0, 0
+        for node in self._nodes:
+            if not continues(node, messages, context, self._matcher):
+                break
+            num_turns, num_messages = num_turns + 1, node.num_messages
+        total = len(self._nodes)
         if num_turns < total - 1:
             raise self._mismatch(messages, context, num_turns, num_messages)
-        if num_messages == len(messages):
-            raise HistoryMismatch(
-                "The request ends with a reply that this session generated: there is nothing to answer."
-                " Add a message, or leave the last reply out to generate it again.",
-                param=f"/messages/{max(0, num_messages - 1)}",
-            )
-        if num_turns and num_turns == total and self._turns[-1].status is not TurnStatus.COMPLETED:
-            raise TruncatedGeneration(
-                f"The last turn is {self._turns[-1].status}: its reply is not whole, so no message can follow it."
-                " Leave the reply out to generate it again.",
-                param=f"/messages/{num_messages - 1}",
-            )
-        return Attachment(num_turns=num_turns, new_messages=tuple(messages[num_messages:]), revision=self._revision)
+        parent = self._nodes[num_turns - 1] if num_turns else None
+        check_extension(parent, messages)
+        return Attachment(parent=parent, new_messages=tuple(messages[num_messages:]), revision=self._revision)
 
-    def commit(self, attachment: Attachment, turn: CommittedTurn) -> None:
+    def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
         """Append `turn` at `attachment`, discarding the turn that it replaces, in one step.
 
         Raises SessionInvariant if the history moved since the position was taken; nothing is changed then.
@@ -148,28 +214,20 @@ class LinearHistory:
             raise SessionInvariant(
                 f"the history is at revision {self._revision}, the turn was positioned at {attachment.revision}"
             )
-        del self._turns[attachment.num_turns :]
-        self._turns.append(turn)
+        parent = attachment.parent
+        node = Node(id_=self._revision, turn=turn, parent=parent)
+        if parent is not None:
+            parent.children = [node]
+        del self._nodes[parent.depth if parent is not None else 0 :]
+        self._nodes.append(node)
         self._revision += 1
-
-    def _longest_match(self, messages: Sequence[Message], context: PromptContext) -> tuple[int, int]:
-        """How many turns, and messages in them, are a prefix of the request."""
-        num_messages = 0
-        for index, turn in enumerate(self._turns):
-            stored = (*turn.messages, turn.reply.message)
-            end = num_messages + len(stored)
-            if not turn.context.is_same(context) or end > len(messages):
-                return index, num_messages
-            if not all(map(self._matcher.matches, stored, messages[num_messages:end])):
-                return index, num_messages
-            num_messages = end
-        return len(self._turns), num_messages
+        return node
 
     def _mismatch(
         self, messages: Sequence[Message], context: PromptContext, num_turns: int, num_messages: int
     ) -> HistoryMismatch:
-        turn = self._turns[num_turns]
-        discarded = len(self._turns) - num_turns
+        turn = self._nodes[num_turns].turn
+        discarded = len(self._nodes) - num_turns
         if not turn.context.is_same(context):
             what, param = "its tools or chat_template_kwargs differ from the stored turn's", "/tools"
         else:
@@ -186,4 +244,36 @@ class LinearHistory:
             f"The request is not a continuation of this session: in turn {num_turns}, {what}. A linear session can"
             f" replace its last turn, but {discarded} would have to go.",
             param=param,
+        )
+
+
+def continues(node: Node, messages: Sequence[Message], context: PromptContext, matcher: Matcher) -> bool:
+    """Whether the request goes on after `node`, given that it does so after the node's parent."""
+    stored = (*node.turn.messages, node.turn.reply.message)
+    start = node.num_messages - len(stored)
+    return (
+        node.num_messages <= len(messages)
+        and node.turn.context.is_same(context)
+        and all(map(matcher.matches, stored, messages[start : node.num_messages]))
+    )
+
+
+def check_extension(parent: Node | None, messages: Sequence[Message]) -> None:
+    """Check that a turn can follow `parent`.
+
+    Raises HistoryMismatch if the request adds nothing to its line, TruncatedGeneration if its reply is not whole.
+    """
+    if parent is None:
+        return
+    if parent.num_messages == len(messages):
+        raise HistoryMismatch(
+            "The request ends with a reply that this session generated: there is nothing to answer."
+            " Add a message, or leave the last reply out to generate it again.",
+            param=f"/messages/{max(0, parent.num_messages - 1)}",
+        )
+    if parent.turn.status is not TurnStatus.COMPLETED:
+        raise TruncatedGeneration(
+            f"The last turn is {parent.turn.status}: its reply is not whole, so no message can follow it."
+            " Leave the reply out to generate it again.",
+            param=f"/messages/{parent.num_messages - 1}",
         )

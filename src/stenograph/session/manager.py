@@ -1,149 +1,46 @@
 """Sessions and their turn tasks: who exists, who may start, and how everything ends.
 
-Owns every `Session` and every turn task. A handler that wants a turn calls `start`, watches the `Turn` it gets, and
-abandons it when its client leaves; it never runs one. All state changes are synchronous.
+Owns every `Session` and every turn task. A handler that wants a turn calls `start`, gets a `Watch`, and leaves it when
+its client leaves; it never runs a turn. All state changes are synchronous.
 """
 
 import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from stenograph.core.chat import ChatRequest, StreamPiece
-from stenograph.core.errors import (
-    Draining,
-    LimitExceeded,
-    SessionNotFound,
-    StenographError,
-    UnexpectedFailure,
-)
-from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
-from stenograph.session.gate import Gate
+from stenograph.core.chat import ChatRequest
+from stenograph.core.errors import Draining, Limit, LimitExceeded, SessionNotFound, StenographError, UpstreamInvalid
+from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
+from stenograph.core.types import FinishReason, RequestId, SessionId, Stage, StageTimes
+from stenograph.session.gate import Lease
 from stenograph.session.history import LinearHistory
-from stenograph.session.matching import MATCHERS, MatcherName
+from stenograph.session.matching import StrictMatcher
+from stenograph.session.retries import RequestIdentity
+from stenograph.session.running import Turn, Watch
+from stenograph.session.session import Session, SessionOptions
 from stenograph.session.turn import TurnOutcome, TurnRun, TurnServices
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
-    """What a session is created with. None is no limit; limits count committed turns and the line's tokens."""
-
-    matcher: MatcherName = MatcherName.HARNESS
-    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
-    max_turns: int | None = None
-    max_total_tokens: int | None = None
-    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of the whole server, and how long a deleted session waits for its partial reply."""
+    """Limits of the whole server."""
 
     max_sessions: int
     max_in_flight: int
-    abort_grace_s: float = 5.0
-
-
-class Session:
-    """One rollout: an id, its history, its gate, and the turn that runs on it."""
-
-    def __init__(self, session_id: SessionId, options: SessionOptions, created_at: float) -> None:
-        self.id = session_id
-        self.options = options
-        self.created_at = created_at
-        self.history = LinearHistory(MATCHERS[options.matcher])
-        self.gate = Gate(session_id)
-        self.turn: Turn | None = None
-
-    def __repr__(self) -> str:
-        return f"<Session {self.id} {self.history!r} {self.gate!r}>"
-
-    def check_limits(self) -> None:
-        """Raise LimitExceeded if this session has used up its turns or tokens."""
-        turns, options = self.history.turns, self.options
-        if options.max_turns is not None and len(turns) >= options.max_turns:
-            raise LimitExceeded(f"this session has had its {options.max_turns} turns (max_turns)")
-        if options.max_total_tokens is not None:
-            used = sum(turn.num_tokens for turn in turns)
-            if used >= options.max_total_tokens:
-                raise LimitExceeded(
-                    f"this session has used {used} of its {options.max_total_tokens} tokens (max_total_tokens)"
-                )
-
-
-class TurnAbandoned(Exception):
-    """The turn that was watched has been abandoned by its own watcher; there is nobody to tell."""
-
-
-class Turn:
-    """A running turn as its watcher sees it."""
-
-    def __init__(self, run: TurnRun, task: "asyncio.Task[TurnOutcome]") -> None:
-        self._run = run
-        self._task = task
-        self._why: StenographError | None = None
-
-    def __repr__(self) -> str:
-        return f"<Turn {self.request_id} done={self._task.done()}>"
-
-    @property
-    def request_id(self) -> RequestId:
-        """By which the engine knows it."""
-        return self._run.request_id
-
-    @property
-    def request(self) -> ChatRequest:
-        """What was asked for."""
-        return self._run.request
-
-    @property
-    def task(self) -> "asyncio.Task[TurnOutcome]":
-        """The manager's task; wait for it, never cancel it."""
-        return self._task
-
-    async def take(self) -> StreamPiece | None:
-        """What the turn has produced since the last call; None when it has ended. For one watcher."""
-        return await self._run.buffer.take()
-
-    async def result(self) -> TurnOutcome:
-        """Wait for the end. Cancelling this wait leaves the turn alone.
-
-        Raises the turn's StenographError, the one that it was abandoned with, UnexpectedFailure for a bug of ours
-        (logged), or TurnAbandoned.
-        """
-        await asyncio.wait({self._task})
-        if self._task.cancelled():
-            raise self._why or TurnAbandoned
-        error = self._task.exception()
-        if error is None:
-            return self._task.result()
-        if isinstance(error, StenographError):
-            raise error
-        raise UnexpectedFailure("The server failed on this turn; nothing of it was kept.") from error
-
-    async def abort(self) -> bool:
-        """Ask that the turn end with what it has drawn; returns whether there was anything left to end."""
-        return await self._run.abort()
-
-    def abandon(self, why: StenographError | None = None) -> None:
-        """Stop the turn and keep nothing of it. Without effect once it has ended; past the commit it has.
-
-        `why` is what its watcher is told; None if it is the watcher who leaves.
-        """
-        if self._task.cancel() and self._why is None:
-            self._why = why
 
 
 class SessionManager:
     """All sessions of this process."""
 
-    def __init__(self, *, services: TurnServices, limits: Limits) -> None:
+    def __init__(self, *, services: TurnServices, limits: Limits, telemetry: Telemetry | None = None) -> None:
         self._services = services
         self._limits = limits
+        self._telemetry = telemetry or NoTelemetry()
         self._sessions: dict[SessionId, Session] = {}
         self._turns: set[Turn] = set()
         self._draining = False
@@ -156,22 +53,34 @@ class SessionManager:
         """Turns that run now."""
         return len(self._turns)
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are held now, those that are being deleted included."""
+        return len(self._sessions)
+
     def create(self, options: SessionOptions) -> Session:
         """Open a session. Raises LimitExceeded or Draining."""
         if self._draining:
             raise Draining("the server is shutting down and opens no sessions", retry_after_s=5.0)
         if len(self._sessions) >= self._limits.max_sessions:
+            self.expire()
+        if len(self._sessions) >= self._limits.max_sessions:
             raise LimitExceeded(
+                Limit.SESSIONS,
                 f"the server holds its {self._limits.max_sessions} sessions (--max-sessions); delete one first",
                 retry_after_s=5.0,
             )
-        session = Session(SessionId(uuid.uuid4().hex), options, self._services.clock.wall())
+        clock = self._services.clock
+        session = Session(SessionId(uuid.uuid4().hex), options, created_at=clock.wall(), now=clock.monotonic())
         self._sessions[session.id] = session
         return session
 
     def get(self, session_id: str) -> Session:
-        """The live session of that id. Raises SessionNotFound, also for one that is being deleted."""
+        """The live session of that id. Raises SessionNotFound, also for one that is being deleted or has expired."""
         session = self._sessions.get(SessionId(session_id))
+        if session is not None and session.is_expired(self._services.clock.monotonic()):
+            self._drop_expired(session)
+            session = None
         if session is None or session.gate.is_closing:
             raise SessionNotFound(session_id)
         return session
@@ -186,6 +95,7 @@ class SessionManager:
 
         Raises SessionNotFound if there is no session `after`.
         """
+        self.expire()
         ids = iter(self._sessions)
         if after is not None:
             self.get(after)
@@ -194,19 +104,40 @@ class SessionManager:
         live = (self._sessions[id_] for id_ in ids)
         return list(itertools.islice((s for s in live if not s.gate.is_closing), limit))
 
+    def expire(self) -> int:
+        """Drop the sessions that have been idle for longer than they may; returns how many."""
+        now = self._services.clock.monotonic()
+        expired = [session for session in self._sessions.values() if session.is_expired(now)]
+        for session in expired:
+            self._drop_expired(session)
+        return len(expired)
+
+    async def settle(self, session: Session | None) -> None:
+        """Wait for the turns that have been abandoned to end. They have been told to; this takes no engine's time."""
+        tasks = [turn.task for turn in session.running if turn.is_abandoned] if session is not None else []
+        if tasks:
+            await asyncio.wait(tasks)
+
     def start(
         self,
         session: Session | None,
         decode: Callable[[], tuple[ChatRequest, bytes]],
         *,
         started: StageTimes,
-    ) -> Turn:
+        identity: RequestIdentity | None = None,
+    ) -> Watch:
         """Admit a turn, decode its request and run it. `session` None serves it statelessly, unrecorded.
 
-        `decode` gives the request and, as JSON, what of it is kept in the record. Raises SessionNotFound before
+        `decode` gives the request and, as JSON, what of it is kept in the record. A request that repeats a turn, by
+        its `identity`, watches that turn instead. Raises SessionNotFound before IdempotencyMismatch before
         SessionBusy before whatever `decode` raises; nothing is held then. The lease is given back when the task ends,
         however it ends.
         """
+        if session is not None and not session.gate.is_closing and identity is not None:
+            repeated = session.find_repeated(identity)
+            if repeated is not None:
+                self._telemetry.retry_answered(joined=not repeated.task.done())
+                return repeated.watch()
         self._check_room()
         lease = session.gate.lease() if session is not None else None
         started.mark(Stage.ADMIT, self._services.clock.monotonic())
@@ -220,49 +151,30 @@ class SessionManager:
             if lease is not None:
                 lease.release()
             raise
-        # The set owns the task, and the callback ends its life here; a coroutine that is cancelled before its first
-        # step runs no `finally`, a task's callback always runs.
-        task = asyncio.get_running_loop().create_task(run.run(), name=f"turn-{run.request_id}")
-        turn = Turn(run, task)
-        self._turns.add(turn)
-        if session is not None:
-            session.turn = turn
-
-        def ended(task: "asyncio.Task[TurnOutcome]") -> None:
-            self._turns.discard(turn)
-            run.buffer.close()
-            if session is not None:
-                session.turn = None
-            if lease is not None:
-                lease.release()
-            if not task.cancelled() and (error := task.exception()) is not None:
-                _log_failure(run, error)
-
-        task.add_done_callback(ended)
-        return turn
+        return self._run(run, session, lease, identity).watch()
 
     async def delete(self, session_id: str) -> None:
-        """Close a session: refuse new turns at once, end the running one at the engine, forget everything.
+        """Close a session: refuse new turns at once, end the running ones at the engine, forget everything.
 
-        The running turn's caller gets what the engine answers to the abort, within a grace time. Raises
+        The running turns' callers get what the engine answers to the abort, within a grace time. Raises
         SessionNotFound.
         """
         session = self.get(session_id)
         session.gate.close()
-        turn = session.turn
+        turns = session.running
         try:
-            if turn is not None:
-                await self._end_turn(turn, session.id)
+            for turn in turns:
+                await turn.run.abort(unanswered=SessionNotFound(session.id))
+            if turns:
+                await asyncio.wait([turn.task for turn in turns])
         finally:
             self._sessions.pop(session.id, None)
+            self._telemetry.session_ended(SessionEnd.DELETED)
 
     async def abort(self, session_id: str | None) -> int:
-        """Ask the engine to end the running turn of one session, or (None) every turn; returns how many it knew."""
-        turns = list(self._turns)
-        if session_id is not None:
-            turn = self.get(session_id).turn
-            turns = [] if turn is None else [turn]
-        return sum([await turn.abort() for turn in turns])
+        """Ask the engine to end the running turns of one session, or (None) every turn; returns how many it knew."""
+        turns = list(self._turns) if session_id is None else self.get(session_id).running
+        return sum(await asyncio.gather(*(turn.run.abort() for turn in turns)))
 
     async def drain(self, *, timeout_s: float) -> None:
         """Refuse new turns, let those that run end, and after `timeout_s` seconds abandon the rest."""
@@ -285,25 +197,24 @@ class SessionManager:
         for turn in list(self._turns):
             turn.abandon(Draining("The turn was stopped because the server is shutting down; nothing of it was kept."))
 
-    async def _end_turn(self, turn: Turn, session_id: SessionId) -> None:
-        await turn.abort()
-        _, late = await asyncio.wait({turn.task}, timeout=self._limits.abort_grace_s)
-        if late:
-            turn.abandon(SessionNotFound(session_id))
-            await asyncio.wait(late)
+    def _drop_expired(self, session: Session) -> None:
+        session.gate.close()
+        del self._sessions[session.id]
+        self._telemetry.session_ended(SessionEnd.EXPIRED)
 
     def _check_room(self) -> None:
         if self._draining:
             raise Draining("the server is shutting down and takes no new turns", retry_after_s=5.0)
         if len(self._turns) >= self._limits.max_in_flight:
             raise LimitExceeded(
-                f"the server runs its {self._limits.max_in_flight} turns (--max-in-flight)", retry_after_s=1.0
+                Limit.IN_FLIGHT,
+                f"the server runs its {self._limits.max_in_flight} turns (--max-in-flight)",
+                retry_after_s=1.0,
             )
 
     def _make_run(
         self, session: Session | None, request: ChatRequest, request_json: bytes, stages: StageTimes
     ) -> TurnRun:
-        history = session.history if session is not None else LinearHistory(MATCHERS[MatcherName.STRICT])
         if session is not None and session.options.template_kwargs:
             kwargs = {**session.options.template_kwargs, **request.template_kwargs}
             request = replace(request, template_kwargs=kwargs)
@@ -315,11 +226,75 @@ class SessionManager:
             request_id=RequestId(uuid.uuid4().hex),
             request=request,
             request_json=request_json,
-            history=history,
+            history=session.history if session is not None else LinearHistory(StrictMatcher()),
             may_commit=may_commit,
+            affinity_key=session.id if session is not None else None,
             stages=stages,
             services=self._services,
         )
+
+    def _run(
+        self, run: TurnRun, session: Session | None, lease: Lease | None, identity: RequestIdentity | None
+    ) -> Turn:
+        """Start the task of a turn. Its callback ends its life here: a coroutine that is cancelled before its first
+        step runs no `finally`, a task's callback always runs."""
+        task = asyncio.get_running_loop().create_task(run.run(), name=f"turn-{run.request_id}")
+
+        def delivered(turn: Turn) -> None:
+            run.stages.mark(Stage.REPLY, self._services.clock.monotonic())
+            if (reply_s := run.stages.span_s(Stage.COMMIT, Stage.REPLY)) is not None:
+                self._telemetry.reply_delivered(reply_s)
+            if session is not None:
+                session.release_delivered(turn)
+
+        turn = Turn(run, task, identity=identity, on_delivered=delivered)
+        self._turns.add(turn)
+        if session is not None:
+            session.began(turn)
+
+        def ended(task: "asyncio.Task[TurnOutcome]") -> None:
+            self._turns.discard(turn)
+            run.buffer.close()
+            report = _report(run, task)
+            if session is not None:
+                now = self._services.clock.monotonic()
+                session.ended(turn, now=now, committed=report.end is TurnEnd.COMMITTED)
+            if lease is not None:
+                lease.release()
+            self._telemetry.turn_ended(report)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log_failure(run, error)
+
+        task.add_done_callback(ended)
+        return turn
+
+
+def _report(run: TurnRun, task: "asyncio.Task[TurnOutcome]") -> TurnReport:
+    """What is told of a turn whose task has ended."""
+    meter = run.meter
+    report = TurnReport(
+        end=TurnEnd.ABANDONED,
+        stages_s=run.stages.durations_s(),
+        num_completion=meter.num_drawn,
+        ttft_s=meter.ttft_s if run.streams else None,
+        tpot_s=meter.tpot_s if run.streams else None,
+        itl_s=meter.itl_s if run.streams else (),
+    )
+    if task.cancelled():
+        return report
+    error = task.exception()
+    if error is not None:
+        code = error.code if isinstance(error, StenographError) else "internal_error"
+        law = error.law if isinstance(error, UpstreamInvalid) else None
+        return replace(report, end=TurnEnd.FAILED, code=code, law=law)
+    outcome = task.result()
+    return replace(
+        report,
+        end=TurnEnd.COMMITTED if outcome.committed else TurnEnd.UNRECORDED,
+        was_aborted=outcome.reply.sampled.finish.reason is FinishReason.ABORT,
+        num_prompt=outcome.reply.usage.num_prompt,
+        num_cached=outcome.reply.usage.num_cached,
+    )
 
 
 def _log_failure(run: TurnRun, error: BaseException) -> None:

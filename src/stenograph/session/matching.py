@@ -5,10 +5,13 @@ still the same message. On a match the stored spelling and the stored tokens win
 """
 
 import enum
+import importlib
 import json
+from collections.abc import Callable
 from typing import Protocol, cast
 
-from stenograph.core.chat import Message, ToolCall
+from stenograph.core.errors import StartupError
+from stenograph.core.messages import Message, ToolCall
 
 
 class Matcher(Protocol):
@@ -63,12 +66,45 @@ class RoleContentMatcher:
         return stored.role is given.role and (stored.content or "") == (given.content or "")
 
 
-MATCHERS: dict[MatcherName, Matcher] = {
+class FunctionMatcher:
+    """A plain function of (stored, given) as a matcher."""
+
+    def __init__(self, matches: Callable[[Message, Message], bool]) -> None:
+        self._matches = matches
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        return bool(self._matches(stored, given))
+
+
+MATCHERS: dict[str, Matcher] = {
     MatcherName.HARNESS: HarnessMatcher(),
     MatcherName.STRICT: StrictMatcher(),
     MatcherName.LOOSE_TOOL_CALL: LooseToolCallMatcher(),
     MatcherName.ROLE_CONTENT: RoleContentMatcher(),
 }
+
+
+def load_matcher(name: str) -> Matcher:
+    """The matcher of that name, or the one at a dotted path: an object or a class with `matches`, or a function.
+
+    Imports the module that the path names, so it is for the server's own settings, never for what a client sends.
+    Raises StartupError, in a line.
+    """
+    if name in MATCHERS:
+        return MATCHERS[name]
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        raise StartupError(f"matcher {name!r} is none of {', '.join(MATCHERS)}, and no dotted path")
+    try:
+        found: object = getattr(importlib.import_module(module), attribute)
+        found = found() if isinstance(found, type) else found
+    except Exception as error:  # noqa: BLE001 - whatever another's module raises stops the start with one line
+        raise StartupError(f"matcher {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if callable(getattr(found, "matches", None)):
+        return cast("Matcher", found)
+    if callable(found):
+        return FunctionMatcher(cast("Callable[[Message, Message], bool]", found))
+    raise StartupError(f"matcher {name!r} is no function and has no method matches(stored, given)")
 
 
 def _same_texts(stored: Message, given: Message) -> bool:

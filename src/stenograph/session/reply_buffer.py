@@ -1,7 +1,7 @@
-"""What a turn has produced and its reader has not yet taken. Joins the two without coupling their speed.
+"""What a turn has produced, for any number of readers at any speed. Joins writer and readers without coupling them.
 
-The turn never waits for a reader: pieces pile up and are merged when they are taken, so the buffer holds at most one
-reply. One reader, one writer, both on the loop.
+The turn never waits for a reader. Pieces stay until the turn is dropped, because a retry that joins late reads from
+the beginning; they are merged when they are taken. Everything is on the loop.
 """
 
 import asyncio
@@ -11,40 +11,71 @@ from stenograph.core.types import Chunk
 
 
 class ReplyBuffer:
-    """A one-reader queue of stream pieces that merges what the reader has not taken yet."""
+    """One writer's pieces, in order."""
 
     def __init__(self) -> None:
-        self._deltas: list[ReplyDelta] = []
-        self._chunks: list[Chunk] = []
-        self._closed = False
-        self._changed = asyncio.Event()
+        self.deltas: list[ReplyDelta] = []
+        self.chunks: list[Chunk] = []
+        self.is_closed = False
+        self._readers: set[ReplyReader] = set()
 
     def __repr__(self) -> str:
-        return f"<ReplyBuffer {len(self._chunks)} chunks waiting, closed={self._closed}>"
+        return f"<ReplyBuffer {len(self.chunks)} chunks, {len(self._readers)} readers, closed={self.is_closed}>"
 
     def push(self, delta: ReplyDelta, chunk: Chunk | None = None) -> None:
         """Add what one step brought."""
         if delta:
-            self._deltas.append(delta)
+            self.deltas.append(delta)
         if chunk is not None and chunk.ids:
-            self._chunks.append(chunk)
-        self._changed.set()
+            self.chunks.append(chunk)
+        self._wake()
 
     def close(self) -> None:
         """Say that nothing more comes."""
-        self._closed = True
-        self._changed.set()
+        self.is_closed = True
+        self._wake()
+
+    def reader(self) -> "ReplyReader":
+        """A new reader, who begins at the beginning. Close it."""
+        reader = ReplyReader(self)
+        self._readers.add(reader)
+        return reader
+
+    def remove(self, reader: "ReplyReader") -> None:
+        """Forget a reader; `ReplyReader.close` calls it."""
+        self._readers.discard(reader)
+
+    def _wake(self) -> None:
+        for reader in self._readers:
+            reader.changed.set()
+
+
+class ReplyReader:
+    """A place in a buffer."""
+
+    def __init__(self, buffer: ReplyBuffer) -> None:
+        self.changed = asyncio.Event()
+        self._buffer = buffer
+        self._num_deltas = 0
+        self._num_chunks = 0
 
     async def take(self) -> StreamPiece | None:
-        """Wait for something new and take all of it, merged; None once the buffer is closed and empty."""
-        while not (self._deltas or self._chunks):
-            if self._closed:
+        """Wait for something new and take all of it, merged; None once the buffer is closed and read to its end."""
+        buffer = self._buffer
+        while len(buffer.deltas) == self._num_deltas and len(buffer.chunks) == self._num_chunks:
+            if buffer.is_closed:
                 return None
-            self._changed.clear()
-            await self._changed.wait()
-        piece = StreamPiece(delta=_merged(self._deltas), chunks=tuple(self._chunks))
-        self._deltas, self._chunks = [], []
+            self.changed.clear()
+            await self.changed.wait()
+        piece = StreamPiece(
+            delta=_merged(buffer.deltas[self._num_deltas :]), chunks=tuple(buffer.chunks[self._num_chunks :])
+        )
+        self._num_deltas, self._num_chunks = len(buffer.deltas), len(buffer.chunks)
         return piece
+
+    def close(self) -> None:
+        """Read no more."""
+        self._buffer.remove(self)
 
 
 def _merged(deltas: list[ReplyDelta]) -> ReplyDelta:

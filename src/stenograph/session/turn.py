@@ -6,21 +6,30 @@
 come before (manager.py), because they refuse without making a turn; the reply is written by whoever watches (http/).
 
 Laws kept here. The only thing held across an await is the session's lease. Nothing is committed unless everything
-before it succeeded; the commit is one synchronous step. However this ends, the engine has stopped by then: leaving the
-chunk iterator stops it. Cancelling the task is how a turn is abandoned; after the commit there is nothing to cancel.
+before it succeeded; the commit is one synchronous step. However this ends, the engine has been told to stop by then:
+leaving the chunk iterator tells it. Cancelling the task is how a turn is abandoned; after the commit there is nothing
+to cancel. An abort is asked of the engine, which answers with what it has drawn; only if it does not, within the grace
+time, is the turn ended without it.
 """
 
 import asyncio
-from array import array
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from stenograph.core.chat import ChatReply, ChatRequest, Message, ParsedReply, ToolMode
+from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, ReplyDelta, ToolMode, whole_delta
 from stenograph.core.clock import Clock
-from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, UnrenderableMessage, UpstreamTimeout
+from stenograph.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    StenographError,
+    UnrenderableMessage,
+    UpstreamTimeout,
+)
+from stenograph.core.messages import Message
 from stenograph.core.types import (
     Chunk,
+    EngineReply,
     EngineTimes,
     Finish,
     FinishReason,
@@ -35,9 +44,14 @@ from stenograph.core.types import (
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.engine.validate import TurnCollector
 from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
-from stenograph.session.history import Attachment, CommittedTurn, LinearHistory, PromptContext, TurnStatus
+from stenograph.render.parsers.reply import ReplyParser
+from stenograph.render.renderer import Bridge, Renderer
+from stenograph.session.history import Attachment, CommittedTurn, History, PromptContext, TurnStatus, line_ids
+from stenograph.session.meter import TurnMeter
 from stenograph.session.reply_buffer import ReplyBuffer
+
+NO_DEADLINE_S = 10 * 365 * 86400.0
+"""Stands for no deadline: an abort can still bring it forward."""
 
 TAIL_TOKENS = 64
 """How many of a line's last ids a bridge is shown: more than any template writes between two messages."""
@@ -45,13 +59,17 @@ TAIL_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnServices:
-    """What a turn works with; shared by all turns. `timeout_s` is a turn's deadline, None for none."""
+    """What a turn works with; shared by all turns. `timeout_s` is a turn's deadline, None for none.
+
+    `abort_grace_s` is how long an aborted turn waits for the engine's partial reply.
+    """
 
     engine: Engine
     renderer: Renderer
     pool: CpuPool
     clock: Clock
     timeout_s: float | None
+    abort_grace_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +89,9 @@ class TurnRun:
         request_id: RequestId,
         request: ChatRequest,
         request_json: bytes,
-        history: LinearHistory,
+        history: History,
         may_commit: Callable[[], bool],
+        affinity_key: str | None,
         stages: StageTimes,
         services: TurnServices,
     ) -> None:
@@ -80,97 +99,119 @@ class TurnRun:
         self.request = request
         self.buffer = ReplyBuffer()
         self.stages = stages
+        self.meter = TurnMeter(started=stages.start)
         self._request_json = request_json
         self._history = history
         self._may_commit = may_commit
+        self._affinity_key = affinity_key
         self._services = services
         self._requested_at = services.clock.wall()
+        self._deadline: asyncio.Timeout | None = None
+        self._abort_error: StenographError | None = None
         self._abort_requested = False
         self._has_sampled = False
 
     def __repr__(self) -> str:
         return f"<TurnRun {self.request_id}>"
 
-    async def abort(self) -> bool:
+    @property
+    def streams(self) -> bool:
+        """Whether tokens come as they are drawn."""
+        return self._services.engine.capabilities.streams
+
+    async def abort(self, unanswered: StenographError | None = None) -> bool:
         """End the turn with what it has drawn; one that has not reached the engine ends with nothing drawn.
 
-        Returns whether there was anything left to end.
+        If the engine has not answered within the grace time, the turn fails with `unanswered` (default:
+        UpstreamTimeout). Returns whether there was anything left to end.
         """
         was_new = not self._abort_requested
         self._abort_requested = True
+        self._abort_error = unanswered or self._abort_error
+        if was_new and self._deadline is not None and (when := self._deadline.when()) is not None:
+            grace_end = asyncio.get_running_loop().time() + self._services.abort_grace_s
+            self._deadline.reschedule(min(when, grace_end))
         return await self._services.engine.abort(self.request_id) or (was_new and not self._has_sampled)
 
     async def run(self) -> TurnOutcome:
         """The turn. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
         try:
-            async with asyncio.timeout(self._services.timeout_s):
+            async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
                 context = PromptContext(tools=self.request.tools, template_kwargs=self.request.template_kwargs)
                 self._services.renderer.check_messages(self.request.messages, self.request.tools)
                 attachment = self._history.position(self.request.messages, context)
                 prompt = await self._render(attachment, context)
                 params = self._effective_params(prompt)
-                sampled, parsed = await self._sample(prompt, params)
-                return self._commit(attachment, context, prompt, sampled, parsed)
+                sampled, parsed, written = await self._sample(prompt, params)
+                return self._commit(attachment, context, prompt, sampled, parsed, written)
         except TimeoutError as error:
-            message = (
-                f"The turn took longer than {self._services.timeout_s:g} s; it was stopped, nothing of it was kept."
-            )
-            raise UpstreamTimeout(message) from error
+            raise self._timeout_error() from error
         finally:
+            self._deadline = None
             self.buffer.close()
 
     async def _render(self, attachment: Attachment, context: PromptContext) -> Prompt:
         """Ids of this turn's prompt: the line's, untouched, and the bridge; or the whole conversation at first."""
         renderer, new, tools = self._services.renderer, attachment.new_messages, context.tools
-        kwargs = context.template_kwargs
+        kwargs, parent = context.template_kwargs, attachment.parent
         num_bytes = sum(map(_num_chars, new)) + sum(len(tool.json) for tool in tools)
-        kept = self._history.line_ids(attachment.num_turns)
-        if attachment.num_turns == 0:
-            work: Callable[[], array[int]] = lambda: renderer.render(new, tools, kwargs)  # noqa: E731
+        kept = line_ids(parent)
+        if parent is None:
+            work: Callable[[], Bridge] = lambda: Bridge(ids=renderer.render(new, tools, kwargs))  # noqa: E731
         else:
-            reply = self._history.turns[attachment.num_turns - 1].reply.message
+            reply = parent.turn.reply.message
             work = lambda: renderer.bridge(kept[-TAIL_TOKENS:], reply, new, tools, kwargs)  # noqa: E731
         try:
-            added = await self._services.pool.run(work, num_bytes=num_bytes)
+            bridge = await self._services.pool.run(work, num_bytes=num_bytes)
         except RecursionError as error:
             raise UnrenderableMessage("A tool call's arguments are nested too deeply to be shown.") from error
         self._mark(Stage.RENDER)
-        return Prompt(ids=kept + added, num_kept=len(kept))
+        if bridge.num_trimmed:
+            del kept[-bridge.num_trimmed :]
+        return Prompt(ids=kept + bridge.ids, num_kept=len(kept), num_trimmed=bridge.num_trimmed)
 
     def _effective_params(self, prompt: Prompt) -> SamplingParams:
         """The request's parameters with the tool grammar and the room that the context leaves."""
         request, capabilities = self.request, self._services.engine.capabilities
-        params, room = request.params, capabilities.max_context_tokens - len(prompt.ids)
-        if room < 1 or (params.max_tokens or 1) > room:
+        params, limit = request.params, capabilities.max_context_tokens
+        room = None if limit is None else limit - len(prompt.ids)
+        if limit is not None and room is not None and (room < 1 or (params.max_tokens or 1) > room):
             raise ContextLengthExceeded(
-                num_prompt_tokens=len(prompt.ids),
-                max_tokens=params.max_tokens,
-                max_context_tokens=capabilities.max_context_tokens,
+                num_prompt_tokens=len(prompt.ids), max_tokens=params.max_tokens, max_context_tokens=limit
             )
         grammar = self._services.renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
         if grammar is not None and params.grammar is not None:
             raise InvalidRequest(
                 "response_format cannot be held together with a forced tool call", param="/tool_choice"
             )
-        grammar = grammar or params.grammar
+        # An engine that parses forces the call itself: it gets the tools and the choice.
+        grammar = params.grammar if capabilities.parses else grammar or params.grammar
         if grammar is not None and grammar.kind not in capabilities.grammars:
             raise InvalidRequest(f"the engine {capabilities.engine} has no {grammar.kind} grammars")
         return replace(params, grammar=grammar, max_tokens=params.max_tokens or room)
 
-    async def _sample(self, prompt: Prompt, params: SamplingParams) -> tuple[SampledTurn, ParsedReply]:
-        """Draw, validate and parse chunk by chunk, feeding the watcher. Raises UpstreamError and its kin."""
+    async def _sample(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> tuple[SampledTurn, ParsedReply, EngineReply | None]:
+        """Draw, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin."""
         services = self._services
         collector = TurnCollector(vocab_size=services.engine.capabilities.vocab_size, max_tokens=params.max_tokens)
-        tools = () if self.request.tool_choice.mode is ToolMode.NONE else self.request.tools
-        parser = services.renderer.parser(params, tools, id_prefix=self.request_id[:12])
-        generate = GenerateRequest(request_id=self.request_id, prompt=prompt, params=params)
+        reader = self._reader(params)
+        generate = GenerateRequest(
+            request_id=self.request_id,
+            prompt=prompt,
+            params=params,
+            chat=self.request,
+            affinity_key=self._affinity_key,
+        )
         try:
             # From this check to the engine's taking the request there is no await: no abort falls between.
             source = _nothing() if self._abort_requested else services.engine.generate(generate)
             async with aclosing(source) as chunks:
                 async for chunk in chunks:
+                    self.meter.drew(len(chunk.ids), services.clock.monotonic())
                     collector.add(chunk)
-                    self.buffer.push(parser.feed(chunk.ids), chunk)
+                    self.buffer.push(reader.feed(chunk), chunk)
         except InvalidRequest as error:
             if error.param is None and params.grammar is not None:  # the engine does not know where it came from
                 error.param = "/tools" if self.request.params.grammar is None else "/response_format"
@@ -180,35 +221,47 @@ class TurnRun:
         sampled = collector.result()
         self._mark_engine_times(sampled.times)
         self._mark(Stage.VALIDATE)
-        rest, parsed = parser.finish(sampled.finish)
+        rest, parsed = reader.finish(sampled.finish)
         self.buffer.push(rest)
-        return sampled, parsed
+        return sampled, parsed, reader.written
+
+    def _reader(self, params: SamplingParams) -> "_ReplyReader":
+        tools = () if self.request.tool_choice.mode is ToolMode.NONE else self.request.tools
+        return _ReplyReader(self._services.renderer.parser(params, tools, id_prefix=self.request_id[:12]))
 
     def _commit(
-        self, attachment: Attachment, context: PromptContext, prompt: Prompt, sampled: SampledTurn, parsed: ParsedReply
+        self,
+        attachment: Attachment,
+        context: PromptContext,
+        prompt: Prompt,
+        sampled: SampledTurn,
+        parsed: ParsedReply,
+        written: EngineReply | None,
     ) -> TurnOutcome:
         """Keep the turn, unless its session is being deleted. Synchronous: nothing can come between."""
         self._mark(Stage.COMMIT)
         now = self._services.clock.wall()
+        reply_id = written.id if written is not None else f"chatcmpl-{self.request_id}"
         committed = self._may_commit()
-        stages_s: Mapping[Stage, float] = self.stages.durations_s()
         if committed:
             turn = CommittedTurn(
                 request_id=self.request_id,
                 new_prompt_ids=prompt.ids[prompt.num_kept :],
+                num_trimmed=prompt.num_trimmed,
                 sampled=sampled,
                 status=TurnStatus.of(sampled.finish.reason),
                 messages=attachment.new_messages,
                 reply=parsed,
+                reply_id=reply_id,
                 context=context,
                 request_json=self._request_json,
                 requested_at=self._requested_at,
                 committed_at=now,
-                stages_s=stages_s,
+                stages=self.stages,
             )
             self._history.commit(attachment, turn)
         reply = ChatReply(
-            id=f"chatcmpl-{self.request_id}",
+            id=reply_id,
             created=int(now),
             model=self._services.engine.capabilities.model,
             prompt=prompt,
@@ -220,9 +273,22 @@ class TurnRun:
                 num_cached=sampled.num_cached_tokens,
                 num_reasoning=parsed.num_reasoning_tokens,
             ),
-            stages_s=stages_s,
+            written=written,
+            stages_s=self.stages.durations_s(),
         )
         return TurnOutcome(reply=reply, committed=committed)
+
+    def _timeout_error(self) -> StenographError:
+        if self._abort_error is not None:
+            return self._abort_error
+        if self._abort_requested:
+            return UpstreamTimeout(
+                f"The turn was aborted, but the engine gave no reply within {self._services.abort_grace_s:g} s;"
+                " nothing of it was kept."
+            )
+        return UpstreamTimeout(
+            f"The turn took longer than {self._services.timeout_s:g} s; it was stopped, nothing of it was kept."
+        )
 
     def _mark(self, stage: Stage) -> None:
         self.stages.mark(stage, self._services.clock.monotonic())
@@ -232,6 +298,29 @@ class TurnRun:
             self.stages.mark(Stage.QUEUE, times.admitted)
             self.stages.mark(Stage.PREFILL, times.first_token)
             self.stages.mark(Stage.DECODE_TOKENS, times.finished)
+        else:
+            self._mark(Stage.DECODE_TOKENS)
+
+
+class _ReplyReader:
+    """Chunks to a message: parsed from the ids, or, where the engine writes the reply itself, taken from it."""
+
+    def __init__(self, parser: ReplyParser) -> None:
+        self.written: EngineReply | None = None
+        self._parser = parser
+
+    def feed(self, chunk: Chunk) -> ReplyDelta:
+        """What a chunk adds to the message."""
+        if chunk.reply is None:
+            return self._parser.feed(chunk.ids)
+        self.written = chunk.reply
+        return whole_delta(chunk.reply.message)
+
+    def finish(self, finish: Finish) -> tuple[ReplyDelta, ParsedReply]:
+        """The rest, and the whole message."""
+        if self.written is not None:
+            return ReplyDelta(), ParsedReply(message=self.written.message)
+        return self._parser.finish(finish)
 
 
 async def _nothing() -> AsyncGenerator[Chunk, None]:

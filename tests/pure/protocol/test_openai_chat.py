@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenograph.core.chat import Role, ToolMode
+from stenograph.core.chat import ToolMode
 from stenograph.core.errors import InvalidJson, InvalidRequest, StenographError, UnrenderableMessage
+from stenograph.core.messages import Role
 from stenograph.core.settings import UnknownFields
 from stenograph.core.types import GrammarKind
 from stenograph.protocol.openai_chat import decode_chat, request_json

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from stenograph.core.chat import Message, Role
+from stenograph.core.messages import Message, Role
 from stenograph.render.families import family_for
 from stenograph.render.model_files import load_model_files
 from stenograph.render.renderer import Renderer

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llguidance import LLMatcher, LLTokenizer
 
-from stenograph.core.chat import Message, Role, Tool, ToolCall, ToolChoice, ToolMode
+from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, StartupError, UnrenderableMessage
+from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.render.renderer import Renderer
 from stenograph.render.template import ChatTemplate
@@ -77,7 +78,7 @@ def test_a_bridged_line_is_append_only_and_reads_as_the_render(
     if stopped:
         node.append(tokenizer.added_tokens["<|im_end|>"])
     said = Message(role=Role.ASSISTANT, content=reply)
-    line = node + renderer.bridge(node[-64:], said, new, [TOOL], {})
+    line = node + renderer.bridge(node[-64:], said, new, [TOOL], {}).ids
     assert tokenizer.decode(line) == tokenizer.decode(renderer.render([*first, said, *new], [TOOL], {}))
 
 

@@ -13,7 +13,7 @@ class GateMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = Gate(SessionId("s"))
+        self.gate = Gate(SessionId("s"), exclusive=True)
         self.held: Lease | None = None
         self.old: list[Lease] = []
         self.closed = False

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.chat import Message, ParsedReply, Role, Tool, ToolCall
+from stenograph.core.chat import ParsedReply
 from stenograph.core.errors import HistoryMismatch, SessionInvariant, TruncatedGeneration
+from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, token_ids
-from stenograph.session.history import Attachment, CommittedTurn, LinearHistory, PromptContext, TurnStatus
+from stenograph.session.history import Attachment, CommittedTurn, LinearHistory, PromptContext, TurnStatus, line_ids
 from stenograph.session.matching import MATCHERS, MatcherName
 
 CONTEXT = PromptContext()
@@ -21,6 +22,10 @@ def user(text: str) -> Message:
 
 def assistant(text: str) -> Message:
     return Message(role=Role.ASSISTANT, content=text)
+
+
+def _depth(at: Attachment) -> int:
+    return 0 if at.parent is None else at.parent.depth
 
 
 def commit(
@@ -68,23 +73,23 @@ def history_of(*turns: tuple[str, str], matcher: MatcherName = MatcherName.HARNE
 def test_a_continuation_adds_only_its_new_messages() -> None:
     history = history_of(("a", "A"), ("b", "B"))
     at = history.position([user("a"), assistant("A"), user("b"), assistant("B"), user("c")], CONTEXT)
-    assert (at.num_turns, at.new_messages) == (2, (user("c"),))
+    assert (_depth(at), at.new_messages) == (2, (user("c"),))
 
 
 def test_a_retry_of_the_last_turn_replaces_it_and_a_failed_one_changes_nothing() -> None:
     history = history_of(("a", "A"), ("b", "B"))
-    before = list(history.turns)
+    before = list(history.nodes)
     at = history.position([user("a"), assistant("A"), user("b")], CONTEXT)
-    assert (at.num_turns, at.new_messages) == (1, (user("b"),))
-    assert list(history.turns) == before  # positioning is not yet a rollback
+    assert (_depth(at), at.new_messages) == (1, (user("b"),))
+    assert list(history.nodes) == before  # positioning is not yet a rollback
     commit(history, [user("a"), assistant("A"), user("other")], assistant("O"))
-    assert [turn.reply.message.content for turn in history.turns] == ["A", "O"]
+    assert [node.turn.reply.message.content for node in history.nodes] == ["A", "O"]
 
 
 def test_the_first_turn_can_be_replaced_too() -> None:
     history = history_of(("a", "A"))
     commit(history, [user("z")], assistant("Z"))
-    assert [turn.reply.message.content for turn in history.turns] == ["Z"]
+    assert [node.turn.reply.message.content for node in history.nodes] == ["Z"]
 
 
 def test_discarding_two_turns_is_refused_and_says_where_it_differs() -> None:
@@ -107,7 +112,7 @@ def test_a_truncated_turn_can_be_regenerated_but_not_extended(reason: FinishReas
     commit(history, [user("a")], assistant("A"), reason=reason)
     with pytest.raises(TruncatedGeneration):
         history.position([user("a"), assistant("A"), user("b")], CONTEXT)
-    assert history.position([user("a")], CONTEXT).num_turns == 0
+    assert history.position([user("a")], CONTEXT).parent is None
 
 
 def test_a_turn_with_other_tools_or_template_arguments_does_not_match() -> None:
@@ -124,8 +129,8 @@ def test_a_commit_after_the_history_moved_is_refused_and_changes_nothing() -> No
     stale = history.position(messages, CONTEXT)
     commit(history, messages, assistant("B"))
     with pytest.raises(SessionInvariant):
-        history.commit(stale, history.turns[0])
-    assert len(history.turns) == 2
+        history.commit(stale, history.nodes[0].turn)
+    assert len(history.nodes) == 2
 
 
 CALL = ToolCall(id="c1", name="f", arguments='{"a": 1, "b": [true, "x"]}')
@@ -169,8 +174,8 @@ def test_each_matcher_takes_what_it_says_for_the_same_message(given_message: Mes
 @given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=6), st.text(max_size=5))
 def test_the_ids_of_every_turn_start_with_the_ids_of_the_turn_before(turns: list[tuple[str, str]], last: str) -> None:
     history = history_of(*turns, matcher=MatcherName.STRICT)
-    ids = history.line_ids()
-    for num_turns in range(len(turns)):
-        shorter = history.line_ids(num_turns)
+    ids = line_ids(history.latest)
+    for node in history.nodes:
+        shorter = line_ids(node)
         assert ids[: len(shorter)] == shorter
-    assert len(ids) == sum(turn.num_tokens for turn in history.turns)
+        assert len(shorter) == node.num_tokens

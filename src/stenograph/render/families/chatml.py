@@ -1,6 +1,6 @@
 """Any other ChatML model: its own template, as far as that goes; ours where the model brings none."""
 
-from stenograph.core.chat import Role
+from stenograph.core.messages import Role
 from stenograph.render.families.family import Family
 from stenograph.render.families.smollm2 import chatml_template
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stenograph.core.chat import Role
+from stenograph.core.messages import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,8 @@ class Family:
 
     `roles` are those that the template has a frame for; `shows_tools`: it writes out a tool list and calls;
     `tools_before_turns`: the tool list stands before the first turn and changes nothing after it, so a bridge
-    need not render it. What closes a turn is not declared: it is read off the template.
+    need not render it. What closes a turn is not declared: it is read off the template. `opening_stops` are tokens
+    that end a reply and also open the next message (GLM's `<|user|>` and `<|observation|>`).
     """
 
     name: str
@@ -30,3 +31,4 @@ class Family:
     shows_tools: bool
     tools_before_turns: bool
     syntax: ReplySyntax = ReplySyntax()
+    opening_stops: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ Source of the frame and of the default system message: the chat template in the 
 
 from pathlib import Path
 
-from stenograph.core.chat import Role
+from stenograph.core.messages import Role
 from stenograph.render.families.family import Family
 
 DEFAULT_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"

@@ -7,7 +7,8 @@ whole, because a malformed one is text. Any ids are accepted: malformed output i
 import enum
 from collections.abc import Iterable, Sequence
 
-from stenograph.core.chat import Message, ParsedReply, ParseProblem, ReplyDelta, Role, ToolCall, ToolCallDelta
+from stenograph.core.chat import ParsedReply, ParseProblem, ReplyDelta, ToolCallDelta
+from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.types import Finish
 from stenograph.render.families.family import ReplySyntax
 from stenograph.render.parsers.stop_strings import StopStrings, len_of_overlap

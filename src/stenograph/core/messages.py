@@ -1,0 +1,56 @@
+"""What a conversation is made of, in the one form that all dialects are read into and all renderers read.
+
+Owns what a message is. Knows neither a wire format nor a template.
+"""
+
+import enum
+from dataclasses import dataclass
+
+
+class Role(enum.StrEnum):
+    """Who speaks. Dialects map their own words onto these; a family says which of them it can show."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model made. `arguments` is JSON text as it was spelled; it may be malformed."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message. `content` None and "" render alike, but are kept apart because the wire keeps them apart.
+
+    `tool_calls` and `reasoning` only on an assistant's, `tool_call_id` only on a tool's.
+    """
+
+    role: Role
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.role is not Role.ASSISTANT and (self.tool_calls or self.reasoning is not None):
+            raise ValueError(f"a {self.role} message has no tool calls and no reasoning")
+        if self.role is not Role.TOOL and self.tool_call_id is not None:
+            raise ValueError(f"a {self.role} message answers no tool call")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call. `json` is the whole tool as sent, `parameters_json` its JSON Schema."""
+
+    name: str
+    json: str
+    parameters_json: str = "{}"

@@ -1,0 +1,82 @@
+"""What goes to the engine as it comes, unrecorded: only the paths of an allow-list.
+
+An engine that is no server of its own has what this server can answer in its place, and nothing else.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound
+from stenograph.engine.base import Engine, Forwards
+from stenograph.http.auth import Doorman
+from stenograph.http.wire import read_body
+from stenograph.session.manager import SessionManager
+
+PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+_OWN_PATHS = frozenset({"samples", "drift", "abort", "v1/chat/completions"})
+"""Routes of a session that are ours: another method on them is 405, not a matter of the allow-list."""
+
+_NOT_FORWARDED = frozenset(
+    {
+        "accept-encoding", "authorization", "connection", "content-length", "cookie", "host", "idempotency-key",
+        "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+        "x-api-key", "x-session-id",
+    }
+)  # fmt: skip
+"""Request headers that are between the client and this server: credentials, and what frames the body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyRoute:
+    """The raw proxy of one server. `local` answers for engines that cannot be forwarded to."""
+
+    manager: SessionManager
+    doorman: Doorman
+    engine: Engine
+    allowed: tuple[str, ...]
+    local: Mapping[tuple[str, str], Callable[[Request], Awaitable[Response]]]
+    max_body_bytes: int
+
+    async def of_session(self, request: Request) -> Response:
+        """`/sessions/{id}/{path}`. Raises SessionNotFound, then what `_pass_on` raises."""
+        session = self.manager.get(request.path_params["id"])
+        path = request.path_params["path"].rstrip("/")
+        if path in _OWN_PATHS:
+            raise MethodNotAllowed(f"{request.method} is not a method of {request.url.path}.")
+        return await self._pass_on(request, path, affinity_key=session.id)
+
+    async def of_server(self, request: Request) -> Response:
+        """`/v1/{path}`, where a header may name the session."""
+        session = self.doorman.session_of(None, request.scope["headers"])
+        path = "v1/" + request.path_params["path"].rstrip("/")
+        return await self._pass_on(request, path, affinity_key=None if session is None else session.id)
+
+    async def _pass_on(self, request: Request, path: str, *, affinity_key: str | None) -> Response:
+        """Raises Forbidden for what is not on the list, RouteNotFound for what this engine does not have."""
+        if path not in self.allowed:
+            raise Forbidden(
+                f"{path[:80]!r} is neither a route of this server nor passed on to the engine (--proxy-allow)."
+            )
+        if not isinstance(self.engine, Forwards):
+            endpoint = self.local.get(("GET" if request.method == "HEAD" else request.method, path))
+            if endpoint is None:
+                raise RouteNotFound(f"The engine {self.engine.capabilities.engine} has no {request.method} {path}.")
+            return await endpoint(request)
+        headers = [(name, value) for name, value in request.headers.items() if name not in _NOT_FORWARDED]
+        if affinity_key is not None:
+            headers.append(("x-smg-routing-key", affinity_key))
+        body = await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)
+        # The target is the list's own spelling: nothing that a client encodes in a path goes further than this.
+        target = f"/{path}" + (f"?{request.url.query}" if request.url.query else "")
+        answer = await self.engine.forward(request.method, target, headers, body)
+        response = Response(answer.body, status_code=answer.status)
+        response.raw_headers = [
+            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers),
+            (b"content-type", answer.content_type.encode("latin-1")),
+            (b"content-length", str(len(answer.body)).encode()),
+        ]
+        return response

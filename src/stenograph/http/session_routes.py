@@ -1,0 +1,224 @@
+"""The routes of sessions but the chats: create, look at, sample, abort, delete. Starlette endpoints.
+
+What is large (records, samples, drift) is made on the CPU pool, from a snapshot that the loop takes: nodes never change.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenograph.core.errors import InvalidRequest
+from stenograph.core.settings import HistoryKind
+from stenograph.export.line_drift import line_drift
+from stenograph.export.lines import leaves, tree_metadata
+from stenograph.export.records import record_views, session_summary
+from stenograph.export.replay import ReplayShape
+from stenograph.export.safetensors import to_safetensors
+from stenograph.export.samples import make_samples, to_json
+from stenograph.http.metrics import Metrics
+from stenograph.http.wire import json_response, read_body
+from stenograph.offload.pool import CpuPool
+from stenograph.protocol.sessions import SamplesRequest, decode_abort, decode_create, decode_samples
+from stenograph.render.drift import DriftReport, num_by_class, to_json as drift_json
+from stenograph.render.renderer import Renderer
+from stenograph.session.history import Node, line_ids
+from stenograph.session.manager import SessionManager
+from stenograph.session.matching import MATCHERS, Matcher
+from stenograph.session.session import Session, SessionOptions
+
+MAX_PAGE = 1000
+"""Most sessions that one `GET /sessions` lists."""
+
+_BYTES_PER_TOKEN = 8
+"""About what a token's id and logprob cost to write out; only decides what is small enough for the loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionDefaults:
+    """What a session is created with where its creator does not say."""
+
+    history: HistoryKind
+    matcher: Matcher
+    matcher_name: str
+    ttl_s: float | None
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRoutes:
+    """The session routes of one server. Methods are endpoints; control_routes.py binds them to paths."""
+
+    manager: SessionManager
+    metrics: Metrics
+    renderer: Renderer
+    pool: CpuPool
+    defaults: SessionDefaults
+    replay_shape: ReplayShape | None
+    max_body_bytes: int
+
+    async def create(self, request: Request) -> Response:
+        """`POST /sessions`."""
+        wire = decode_create(await self._body(request))
+        name, matcher = self._matcher(wire.matcher)
+        options = SessionOptions(
+            history=self.defaults.history if wire.history is None else HistoryKind(wire.history),
+            matcher=matcher,
+            matcher_name=name,
+            metadata=wire.metadata or {},
+            ttl_s=self.defaults.ttl_s if wire.ttl_s is None else wire.ttl_s,
+            max_turns=wire.max_turns,
+            max_total_tokens=wire.max_total_tokens,
+            max_nodes=self.defaults.max_nodes,
+            template_kwargs=wire.chat_template_kwargs or {},
+        )
+        session = self.manager.create(options)
+        base = str(request.base_url).rstrip("/")
+        return json_response({"session_id": session.id, "base_url": f"{base}/sessions/{session.id}/v1"})
+
+    async def list_sessions(self, request: Request) -> Response:
+        """`GET /sessions?limit=&after=`."""
+        limit = request.query_params.get("limit", "100")
+        if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
+            raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
+        page = self.manager.page(limit=int(limit) + 1, after=request.query_params.get("after"))
+        shown = page[: int(limit)]
+        more = shown[-1].id if len(page) > len(shown) else None
+        return json_response({"sessions": [session_summary(session) for session in shown], "next": more})
+
+    async def get(self, request: Request) -> Response:
+        """`GET /sessions/{id}?records=full|delta`: the records of the latest line, and what a trainer wants beside."""
+        wanted = request.query_params.get("records", "full")
+        if wanted not in ("full", "delta"):
+            raise InvalidRequest(f"records must be 'full' or 'delta', got {wanted[:20]!r}.", param="/records")
+        session = self._session(request)
+        latest, nodes = session.history.latest, tuple(session.history.nodes)
+        is_tree = session.options.history is HistoryKind.TREE
+
+        def body() -> tuple[bytes, DriftReport | None]:
+            report = None if latest is None else line_drift(latest, self.renderer)
+            metadata: dict[str, object] = {
+                **session.options.metadata,
+                "accumulated_token_ids": line_ids(latest).tolist(),
+                "max_trim_tokens": self.renderer.max_trim_tokens,
+                "tito_session_mismatch": [] if report is None else drift_json(report),
+            }
+            if is_tree:
+                metadata["tree"] = tree_metadata(nodes)
+            line = [] if latest is None else latest.line()
+            records = record_views(line, delta=wanted == "delta")
+            view = {"session_id": session.id, "records": records, "metadata": metadata}
+            return msgspec.json.encode(view), report
+
+        num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN * len(nodes)
+        content, report = await self.pool.run(body, num_bytes=num_bytes)
+        if latest is not None and report is not None:
+            self._count_drift(session, {latest.id: report})
+        return Response(content, media_type="application/json")
+
+    async def delete(self, request: Request) -> Response:
+        """`DELETE /sessions/{id}`."""
+        await self.manager.delete(request.path_params["id"])
+        return Response(status_code=204)
+
+    async def abort(self, request: Request) -> Response:
+        """`POST /sessions/{id}/abort`."""
+        return json_response({"aborted": await self.manager.abort(self._session(request).id)})
+
+    async def abort_all(self, request: Request) -> Response:
+        """`POST /abort_request {"abort_all": true}`."""
+        decode_abort(await self._body(request))
+        return json_response({"aborted": await self.manager.abort(None)})
+
+    async def drift(self, request: Request) -> Response:
+        """`GET /sessions/{id}/drift`: the report of each line."""
+        session = self._session(request)
+        reports = await self._drift_of(leaves(session.history.nodes))
+        self._count_drift(session, {leaf.id: report for leaf, report in reports})
+        lines = [
+            {
+                "leaf": leaf.id,
+                "path_node_ids": [node.id for node in leaf.line()],
+                "num_tokens": leaf.num_tokens,
+                "counts": num_by_class(report),
+                "unrenderable": report.unrenderable,
+                "mismatches": drift_json(report),
+            }
+            for leaf, report in reports
+        ]
+        return json_response({"session_id": session.id, "lines": lines})
+
+    async def samples(self, request: Request) -> Response:
+        """`POST /sessions/{id}/samples`."""
+        wire = decode_samples(await self._body(request))
+        session = self._session(request)
+        nodes = tuple(session.history.nodes)
+        reports = await self._drift_of(leaves(nodes))
+        self._count_drift(session, {leaf.id: report for leaf, report in reports})
+        mismatches = {leaf.id: told for leaf, report in reports if (told := drift_json(report)) is not None}
+        content, media_type = await self.pool.run(
+            lambda: self._encode_samples(nodes, session.options.metadata, wire, mismatches),
+            num_bytes=_BYTES_PER_TOKEN * sum(node.turn.num_tokens for node in nodes),
+        )
+        return Response(content, media_type=media_type)
+
+    def _encode_samples(
+        self,
+        nodes: Sequence[Node],
+        metadata: Mapping[str, object],
+        wire: SamplesRequest,
+        mismatches: Mapping[int, Sequence[object]],
+    ) -> tuple[bytes, str]:
+        """The samples of a session and their media type. Touches no session: it runs on a worker."""
+        made = make_samples(
+            nodes,
+            decode=self.renderer.tokenizer.decode,
+            max_seq_len=wire.max_seq_len,
+            max_trim_tokens=self.renderer.max_trim_tokens,
+            replay_shape=self.replay_shape,
+            metadata={**metadata, **(wire.metadata or {})},
+            mismatches=mismatches,
+        )
+        if wire.format != "json":
+            payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+            return payload, "application/octet-stream"
+        token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
+        body = {
+            "samples": [to_json(sample, token_text=token_text) for sample in made.samples],
+            "session_metadata": metadata,
+            "empty_reason": made.empty_reason,
+        }
+        return msgspec.json.encode(body), "application/json"
+
+    async def _drift_of(self, ends: Sequence[Node]) -> list[tuple[Node, DriftReport]]:
+        num_bytes = sum(_BYTES_PER_TOKEN * leaf.num_tokens for leaf in ends)
+        return await self.pool.run(
+            lambda: [(leaf, line_drift(leaf, self.renderer)) for leaf in ends], num_bytes=num_bytes
+        )
+
+    def _count_drift(self, session: Session, reports: Mapping[int, DriftReport]) -> None:
+        """Count each line's drift once, however often it is looked at."""
+        for leaf_id, report in reports.items():
+            if session.is_first_look(leaf_id):
+                self.metrics.drift_found({str(kind): num for kind, num in num_by_class(report).items()})
+
+    def _session(self, request: Request) -> Session:
+        return self.manager.get(request.path_params["id"])
+
+    def _matcher(self, name: str | None) -> tuple[str, Matcher]:
+        defaults = self.defaults
+        if name is None or name == defaults.matcher_name:
+            return defaults.matcher_name, defaults.matcher
+        if name not in MATCHERS:
+            known = ", ".join(dict.fromkeys([*MATCHERS, defaults.matcher_name]))
+            raise InvalidRequest(
+                f"matcher must be one of {known}, got {name[:80]!r}. A dotted path is for the server's own settings"
+                " (--matcher): it imports code.",
+                param="/matcher",
+            )
+        return name, MATCHERS[name]
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)

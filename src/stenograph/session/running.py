@@ -1,0 +1,141 @@
+"""A turn that runs, and those who wait for it. The manager owns the task; whoever watches can only leave.
+
+A turn ends early when its last watcher has left. A retry that joins is one more watcher, so a client that hung up and
+asked again finds its turn going on.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from stenograph.core.chat import ChatRequest, StreamPiece
+from stenograph.core.errors import StenographError, UnexpectedFailure
+from stenograph.core.types import RequestId, Stage
+from stenograph.session.retries import RequestIdentity
+from stenograph.session.turn import TurnOutcome, TurnRun
+
+
+class TurnAbandoned(Exception):
+    """The turn that was watched has been abandoned by its own watchers; there is nobody to tell."""
+
+
+class Turn:
+    """A turn's task, its watchers, and whether its reply has reached any of them.
+
+    `order` counts the turns of its session, from 1, as they were started.
+    """
+
+    def __init__(
+        self,
+        run: TurnRun,
+        task: "asyncio.Task[TurnOutcome]",
+        *,
+        identity: RequestIdentity | None,
+        on_delivered: Callable[["Turn"], None],
+    ) -> None:
+        self.run = run
+        self.task = task
+        self.identity = identity
+        self.was_delivered = False
+        self.order = 0
+        self._on_delivered = on_delivered
+        self._watches: set[Watch] = set()
+        self._why: StenographError | None = None
+        self._is_abandoned = False
+
+    def __repr__(self) -> str:
+        return f"<Turn {self.request_id} done={self.task.done()} watched by {len(self._watches)}>"
+
+    @property
+    def request_id(self) -> RequestId:
+        """By which the engine knows it."""
+        return self.run.request_id
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it was stopped by us and is only waited for to end."""
+        return self._is_abandoned
+
+    def watch(self) -> "Watch":
+        """One more watcher. It must leave."""
+        watch = Watch(self)
+        self._watches.add(watch)
+        return watch
+
+    def leave(self, watch: "Watch") -> None:
+        """A watcher is gone; the last one's leaving stops a turn that still runs."""
+        self._watches.discard(watch)
+        if not self._watches:
+            self.abandon()
+
+    def abandon(self, why: StenographError | None = None) -> None:
+        """Stop the turn and keep nothing of it. Without effect once it has ended; past the commit it has.
+
+        `why` is what its watchers are told; None if they have all left.
+        """
+        if self.task.cancel():
+            self._is_abandoned = True
+            self._why = self._why or why
+
+    def delivered(self) -> None:
+        """A watcher's client has the whole reply. Only the first time counts."""
+        if not self.was_delivered:
+            self.was_delivered = True
+            self._on_delivered(self)
+
+    async def result(self) -> TurnOutcome:
+        """Wait for the end. Cancelling this wait leaves the turn alone.
+
+        Raises the turn's StenographError, the one that it was abandoned with, UnexpectedFailure for a bug of ours
+        (logged), or TurnAbandoned.
+        """
+        await asyncio.wait({self.task})
+        if self.task.cancelled():
+            raise self._why or TurnAbandoned
+        error = self.task.exception()
+        if error is None:
+            return self.task.result()
+        if isinstance(error, StenographError):
+            raise error
+        raise UnexpectedFailure("The server failed on this turn; nothing of it was kept.") from error
+
+
+class Watch:
+    """One client's view of a turn: its pieces from the beginning, and its end."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._reader = turn.run.buffer.reader()
+
+    def __repr__(self) -> str:
+        return f"<Watch of {self._turn!r}>"
+
+    @property
+    def request_id(self) -> RequestId:
+        """By which the engine knows the turn."""
+        return self._turn.request_id
+
+    @property
+    def request(self) -> ChatRequest:
+        """What was asked for."""
+        return self._turn.run.request
+
+    async def take(self) -> StreamPiece | None:
+        """What the turn has produced since the last call; None when it has ended."""
+        return await self._reader.take()
+
+    async def result(self) -> TurnOutcome:
+        """Wait for the end; raises as `Turn.result`."""
+        return await self._turn.result()
+
+    def timings_s(self) -> dict[Stage, float]:
+        """Seconds that each stage took that has ended by now."""
+        return self._turn.run.stages.durations_s()
+
+    def delivered(self) -> None:
+        """Say that the reply's last byte was handed to a live connection."""
+        self._turn.delivered()
+
+    def leave(self) -> None:
+        """Watch no more. Harmless when repeated."""
+        self._reader.close()
+        self._turn.leave(self)

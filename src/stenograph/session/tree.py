@@ -1,0 +1,69 @@
+"""A history with any number of lines. Pure. A request is never refused for diverging: it attaches where it fits.
+
+Retries, branches, compactions and side requests become siblings or roots; which of them are trained on is decided when
+samples are made (export/lines.py), not here.
+"""
+
+from collections.abc import Sequence
+
+from stenograph.core.messages import Message
+from stenograph.session.history import (
+    Attachment,
+    CommittedTurn,
+    Node,
+    PromptContext,
+    check_extension,
+    continues,
+)
+from stenograph.session.matching import Matcher
+
+
+class TreeHistory:
+    """All turns that were ever committed. Nothing is discarded; concurrent turns from one parent become siblings."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._nodes: list[Node] = []
+        self._roots: list[Node] = []
+
+    def __repr__(self) -> str:
+        return f"<TreeHistory {len(self._nodes)} nodes, {len(self._roots)} roots>"
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        return self._nodes
+
+    @property
+    def latest(self) -> Node | None:
+        return self._nodes[-1] if self._nodes else None
+
+    def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
+        """The deepest node whose whole line is a prefix of the request, ties to the latest; else a new root.
+
+        Raises HistoryMismatch if the request adds nothing to that line, TruncatedGeneration if it ended by length or
+        abort. Changes nothing.
+        """
+        parent = self._deepest_match(messages, context)
+        check_extension(parent, messages)
+        num_messages = parent.num_messages if parent is not None else 0
+        return Attachment(parent=parent, new_messages=tuple(messages[num_messages:]), revision=len(self._nodes))
+
+    def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
+        """Append `turn` under its parent. The tree only grows, so that place is always there."""
+        parent = attachment.parent
+        node = Node(id_=len(self._nodes), turn=turn, parent=parent)
+        (parent.children if parent is not None else self._roots).append(node)
+        self._nodes.append(node)
+        return node
+
+    def _deepest_match(self, messages: Sequence[Message], context: PromptContext) -> Node | None:
+        best: Node | None = None
+        open_nodes = list(self._roots)
+        while open_nodes:
+            node = open_nodes.pop()
+            if not continues(node, messages, context, self._matcher):
+                continue
+            if best is None or (node.num_messages, node.id) > (best.num_messages, best.id):
+                best = node
+            open_nodes.extend(node.children)
+        return best
