@@ -1,28 +1,51 @@
-"""Committed turns of one line to a training sample. Pure.
+"""A session's committed turns to training samples, one for each kept line. Pure. START READING HERE in this package.
 
-A sample is the line's ids as the engine saw them: the first prompt, then each turn's sampled ids, and between them what
-the next turn's prompt added. Nothing is tokenized here. Source of the names: docs/http-api.md#samples.
+A sample is its line's ids as the engine saw them: the first prompt, then each turn's sampled ids, and between them what
+the next turn's prompt added. Nothing is tokenized here. Which lines, how much of them, and which sample trains a shared
+turn is decided in lines.py. Source of the names: docs/samples.md.
 """
 
+import enum
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from stenograph.core.errors import SamplesInconsistent
-from stenograph.core.types import SampledTurn, WeightSpan, token_ids
-from stenograph.session.history import CommittedTurn, TurnStatus
+import numpy as np
+from numpy.typing import NDArray
+
+from stenograph.core.types import WeightSpan
+from stenograph.export.lines import Line, cut, kept_leaves, leaf_descriptor, owners, whole_line
+from stenograph.export.replay import ReplayShape, indexer_topk, routed_experts
+from stenograph.session.history import Node, TurnStatus
 
 Decode = Callable[["array[int]"], str]
 """Ids to text, control tokens included."""
+
+LEAF = "leaf"
+MISMATCH = "tito_session_mismatch"
+SERVER_KEYS = frozenset({LEAF, MISMATCH, "accumulated_token_ids"})
+"""Metadata that consumers believe the server on: a client's values under these names are left out."""
+
+
+class EmptyReason(enum.StrEnum):
+    """Why there is no sample. The values are those of the miles session server."""
+
+    NO_RECORDS = "no_records"
+    """The session has no committed turn."""
+    ALL_TRUNCATED = "all_truncated"
+    """In no line does a first prompt and one sampled token fit into `max_seq_len`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One training row. T tokens, of which the last R = `response_length` come after the first prompt.
 
-    `tokens` [T] int32. `loss_mask` [R] bytes: 1 on sampled tokens. `rollout_log_probs` [R] float64, nats: raw logprob
-    where the mask is 1, 0.0 elsewhere. `sampling_log_probs` [R], the same under the distribution drawn from, or
-    None where an engine did not tell. `weight_versions`: spans over `tokens`. `response` is the last R tokens as text.
+    `tokens` [T] int32. `loss_mask` [R] bytes: 1 on the sampled tokens that this sample trains. `rollout_log_probs` [R]
+    float64, nats: raw logprob where the mask is 1, 0.0 elsewhere. `sampling_log_probs` [R], the same under the
+    distribution drawn from, or None where an engine did not tell. `response` is the last R tokens as text.
+    `weight_versions`: spans over `tokens`, in order; every sampled token in a span was drawn by its version, the tokens
+    between, which nobody drew, take no part. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
+    int32, or None. `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
     """
 
     tokens: "array[int]"
@@ -33,6 +56,10 @@ class Sample:
     status: TurnStatus
     weight_versions: tuple[WeightSpan, ...]
     response: str
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    routed_experts: NDArray[np.int32] | None = field(default=None, compare=False)
+    indexer_topk: NDArray[np.int32] | None = field(default=None, compare=False)
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:
@@ -41,56 +68,71 @@ class Sample:
             lengths.add(len(self.sampling_log_probs))
         if len(lengths) != 1 or not 0 <= self.response_length <= len(self.tokens):
             raise ValueError(f"lengths disagree: {lengths} of {len(self.tokens)} tokens")
+        for replay in (self.routed_experts, self.indexer_topk):
+            if replay is not None and len(replay) != len(self.tokens) - 1:
+                raise ValueError(f"{len(replay)} rows to replay for {len(self.tokens)} tokens")
 
 
-def assemble(
-    line: Sequence[CommittedTurn], *, decode: Decode, max_seq_len: int | None, metadata: Mapping[str, object]
-) -> Sample:
-    """Join the turns of a line, at least one, into its sample.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSet:
+    """The samples of a session, oldest leaf first; `empty_reason` is set where there is none, and only there."""
 
-    With `max_seq_len`, the first turn that does not fit is cut, the turns after it are dropped, and the status is
-    TRUNCATED. Raises SamplesInconsistent if not even the first prompt and one sampled token fit.
+    samples: tuple[Sample, ...]
+    empty_reason: EmptyReason | None
+
+    def __post_init__(self) -> None:
+        if bool(self.samples) == (self.empty_reason is not None):
+            raise ValueError(f"{len(self.samples)} samples, and empty for {self.empty_reason}")
+
+
+def make_samples(
+    nodes: Sequence[Node],
+    *,
+    decode: Decode,
+    max_trim_tokens: int,
+    max_seq_len: int | None = None,
+    replay_shape: ReplayShape | None = None,
+    metadata: Mapping[str, object] | None = None,
+    mismatches: Mapping[int, Sequence[object]] | None = None,
+) -> SampleSet:
+    """One sample for each kept line of a session's turns, given oldest commit first. Mutates nothing.
+
+    May run on a worker, on a snapshot of `History.nodes`. `max_trim_tokens` is the renderer's. `metadata` goes into
+    every sample, with the server's own keys on top; `mismatches` is the drift of each leaf's line by node id, as plain
+    values, as far as it was computed. With `max_seq_len` a line ends with its last sampled token that fits, and one
+    without any gives no sample. Raises SamplesInconsistent: a line cannot be accounted for token by token.
     """
-    kept = line if max_seq_len is None else _cut(line, max_seq_len)
-    tokens = token_ids(line[0].new_prompt_ids)
-    start = len(tokens)
-    mask = bytearray()
-    raw, sampling = array("d"), array("d")
-    spans: list[WeightSpan] = []
-    for index, turn in enumerate(kept):
-        if index:
-            tokens.extend(turn.new_prompt_ids)
-            mask.extend(bytes(len(turn.new_prompt_ids)))
-            raw.extend([0.0] * len(turn.new_prompt_ids))
-            sampling.extend([0.0] * len(turn.new_prompt_ids))
-        spans += _shifted(turn.sampled.weights, len(tokens))
-        tokens.extend(turn.sampled.ids)
-        mask.extend(b"\x01" * len(turn.sampled.ids))
-        raw.extend(turn.sampled.logprobs)
-        sampling.extend(turn.sampled.sampling_logprobs or ())
-    told = all(turn.sampled.sampling_logprobs is not None for turn in kept)
-    return Sample(
-        tokens=tokens,
-        response_length=len(mask),
-        loss_mask=bytes(mask),
-        rollout_log_probs=raw,
-        sampling_log_probs=sampling if told else None,
-        status=kept[-1].status if len(kept) == len(line) else TurnStatus.TRUNCATED,
-        weight_versions=_joined(spans),
-        response=decode(tokens[start:]),
-        metadata=metadata,
-    )
+    if not nodes:
+        return SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
+    lines: list[Line] = []
+    for leaf in kept_leaves(nodes):
+        whole = whole_line(leaf, max_trim_tokens=max_trim_tokens)
+        line = whole if max_seq_len is None else cut(whole, max_seq_len)
+        if line is not None:
+            lines.append(line)
+    owner = owners(lines)
+    theirs = {key: value for key, value in (metadata or {}).items() if key not in SERVER_KEYS}
+    samples: list[Sample] = []
+    for index, line in enumerate(lines):
+        ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf)}
+        if mismatches is not None and line.leaf.id in mismatches:
+            ours[MISMATCH] = mismatches[line.leaf.id]
+        owned = frozenset(part.node.id for part in line.parts if owner[part.node.id] == index)
+        samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}))
+    return SampleSet(samples=tuple(samples), empty_reason=None if samples else EmptyReason.ALL_TRUNCATED)
 
 
 def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -> dict[str, object]:
     """A sample as plain values; with `token_text`, each token as text too."""
-    sampling = sample.sampling_log_probs
+    sampling, experts, indexer = sample.sampling_log_probs, sample.routed_experts, sample.indexer_topk
     body: dict[str, object] = {
         "tokens": sample.tokens.tolist(),
         "response_length": sample.response_length,
         "loss_mask": list(sample.loss_mask),
         "rollout_log_probs": sample.rollout_log_probs.tolist(),
         "sampling_log_probs": None if sampling is None else sampling.tolist(),
+        "rollout_routed_experts": None if experts is None else experts.tolist(),
+        "rollout_indexer_topk": None if indexer is None else indexer.tolist(),
         **describe(sample),
     }
     if token_text is not None:
@@ -106,55 +148,72 @@ def describe(sample: Sample) -> dict[str, object]:
         "weight_versions": [
             {"version": span.version, "start": span.start, "end": span.end} for span in sample.weight_versions
         ],
+        "prefix_cache_info": {
+            "cached_tokens": sample.num_cached_tokens,
+            "total_prompt_tokens": sample.num_prompt_tokens,
+        },
         "metadata": sample.metadata,
     }
 
 
-def _cut(line: Sequence[CommittedTurn], max_seq_len: int) -> list[CommittedTurn]:
-    """The turns that fit into `max_seq_len` tokens, the last of them cut short if it crosses the end."""
-    kept: list[CommittedTurn] = []
-    room = max_seq_len
-    for turn in line:
-        if room <= len(turn.new_prompt_ids):
-            break
-        room -= len(turn.new_prompt_ids)
-        if room < len(turn.sampled.ids):
-            kept.append(replace(turn, sampled=_first(turn.sampled, room), status=TurnStatus.TRUNCATED))
-            break
-        kept.append(turn)
-        room -= len(turn.sampled.ids)
-    if not kept:
-        raise SamplesInconsistent(
-            f"max_seq_len is {max_seq_len}, but the first prompt alone has {len(line[0].new_prompt_ids)} tokens",
-            param="/max_seq_len",
-        )
-    return kept
-
-
-def _first(sampled: SampledTurn, num_tokens: int) -> SampledTurn:
-    sampling = sampled.sampling_logprobs
-    return replace(
-        sampled,
-        ids=sampled.ids[:num_tokens],
-        logprobs=sampled.logprobs[:num_tokens],
-        sampling_logprobs=None if sampling is None else sampling[:num_tokens],
-        top_logprobs=None,
-        weights=tuple(
-            replace(span, end=min(span.end, num_tokens)) for span in sampled.weights if span.start < num_tokens
-        ),
+def _sample(
+    line: Line, owned: frozenset[int], decode: Decode, replay_shape: ReplayShape | None, metadata: Mapping[str, object]
+) -> Sample:
+    num_tokens = len(line.ids)
+    drawn, mask = bytearray(num_tokens), bytearray(num_tokens)
+    raw, sampling = _zeros(num_tokens), _zeros(num_tokens)
+    spans: list[WeightSpan] = []
+    end = 0
+    for part in line.parts:
+        start = end + part.num_prompt
+        end += part.num_tokens
+        sampled = part.node.turn.sampled
+        drawn[start:end] = b"\x01" * part.num_sampled
+        spans += _placed(sampled.weights, start, end)
+        if part.node.id in owned:
+            mask[start:end] = drawn[start:end]
+            raw[start:end] = sampled.logprobs[: part.num_sampled]
+            if sampled.sampling_logprobs is not None:
+                sampling[start:end] = sampled.sampling_logprobs[: part.num_sampled]
+    turns = [part.node.turn for part in line.parts]
+    told = all(turn.sampled.sampling_logprobs is not None or not turn.sampled.ids for turn in turns)
+    first = line.parts[0].num_prompt
+    return Sample(
+        tokens=line.ids,
+        response_length=num_tokens - first,
+        loss_mask=bytes(mask[first:]),
+        rollout_log_probs=raw[first:],
+        sampling_log_probs=sampling[first:] if told else None,
+        status=TurnStatus.TRUNCATED if line.is_cut else line.leaf.turn.status,
+        weight_versions=_joined(spans, drawn),
+        response=decode(line.ids[first:]),
+        num_prompt_tokens=sum(part.node.num_tokens - len(part.node.turn.sampled.ids) for part in line.parts),
+        num_cached_tokens=sum(turn.sampled.num_cached_tokens for turn in turns),
+        routed_experts=routed_experts(line, replay_shape),
+        indexer_topk=indexer_topk(line),
+        metadata=metadata,
     )
 
 
-def _shifted(spans: Sequence[WeightSpan], offset: int) -> list[WeightSpan]:
-    return [WeightSpan(version=span.version, start=span.start + offset, end=span.end + offset) for span in spans]
+def _zeros(num: int) -> "array[float]":
+    return array("d", bytes(8 * num))
 
 
-def _joined(spans: Sequence[WeightSpan]) -> tuple[WeightSpan, ...]:
-    """Spans of one version that follow each other, prompts between them aside, become one."""
+def _placed(spans: Sequence[WeightSpan], start: int, end: int) -> list[WeightSpan]:
+    """A turn's spans over the line's ids, of which `[start, end)` are the turn's."""
+    placed = (
+        WeightSpan(version=span.version, start=start + span.start, end=min(start + span.end, end)) for span in spans
+    )
+    return [span for span in placed if span.start < span.end]
+
+
+def _joined(spans: Sequence[WeightSpan], drawn: bytearray) -> tuple[WeightSpan, ...]:
+    """Spans of one version with no other drawn token between them become one, over the prompts between them."""
     joined: list[WeightSpan] = []
     for span in spans:
-        if joined and joined[-1].version == span.version:
-            joined[-1] = replace(joined[-1], end=span.end)
+        last = joined[-1] if joined else None
+        if last is not None and last.version == span.version and drawn.find(1, last.end, span.start) < 0:
+            joined[-1] = WeightSpan(version=span.version, start=last.start, end=span.end)
         else:
             joined.append(span)
     return tuple(joined)

@@ -1,141 +1,318 @@
-"""Samples: every token accounted for, masked and cut at the right place, and exact through safetensors."""
+"""Samples: every token accounted for, masked, cut at the right place, and trained once."""
 
-import json
-from array import array
+import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.chat import Message, ParsedReply, Role
-from stenograph.core.errors import SamplesInconsistent
-from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, WeightSpan, token_ids
-from stenograph.export.safetensors import META, to_safetensors
-from stenograph.export.samples import Sample, assemble, to_json
-from stenograph.session.history import CommittedTurn, PromptContext, TurnStatus
+from stenograph.core.types import FinishReason
+from stenograph.export.lines import kept_leaves
+from stenograph.export.samples import EmptyReason, Sample, SampleSet, make_samples, to_json
+from stenograph.session.history import TurnStatus, line_ids
 
-FINITE = st.floats(min_value=-50, max_value=0)
-DRAWN = st.lists(st.tuples(st.integers(0, 2**31 - 1), FINITE), min_size=1, max_size=8)
+NewSession = Callable[[], Any]
 
 
-def turn(
-    prompt: list[int],
-    drawn: list[tuple[int, float]],
-    *,
-    reason: FinishReason = FinishReason.STOP,
-    version: str | None = None,
-) -> CommittedTurn:
-    logprobs = array("d", [logprob for _, logprob in drawn])
-    return CommittedTurn(
-        request_id=RequestId("r"),
-        new_prompt_ids=token_ids(prompt),
-        sampled=SampledTurn(
-            ids=token_ids(id_ for id_, _ in drawn),
-            logprobs=logprobs,
-            sampling_logprobs=logprobs,
-            top_logprobs=None,
-            finish=Finish(reason=reason),
-            weights=() if version is None else (WeightSpan(version=version, start=0, end=len(drawn)),),
-            num_cached_tokens=0,
-            times=None,
-        ),
-        status=TurnStatus.of(reason),
-        messages=(Message(role=Role.USER, content="x"),),
-        reply=ParsedReply(message=Message(role=Role.ASSISTANT, content="y")),
-        context=PromptContext(),
+def make(session: Any, **rest: Any) -> SampleSet:
+    return make_samples(session.nodes, decode=lambda ids: f"{len(ids)} ids", **{"max_trim_tokens": 1, **rest})
+
+
+def masked(sample: Sample) -> tuple[list[int], list[int], list[float]]:
+    return sample.tokens.tolist(), list(sample.loss_mask), sample.rollout_log_probs.tolist()
+
+
+def test_a_worked_example(new_session: NewSession) -> None:
+    session = new_session()
+    root = session.add(
+        None, [1, 2, 3], [(10, -0.5), (11, -1.5)], versions=[("a", 0, 2)], sampling=[-0.25, -1.25], cached=1
     )
+    session.add(root, [4], [(12, -2.5)], versions=[("b", 0, 1)], sampling=[-2.0], cached=5, reply_id="chatcmpl-1")
+    made = make(session, metadata={"k": 1})
+    assert made.empty_reason is None
+    assert [to_json(sample) for sample in made.samples] == [
+        {
+            "tokens": [1, 2, 3, 10, 11, 4, 12],
+            "response_length": 4,
+            "loss_mask": [1, 1, 0, 1],
+            "rollout_log_probs": [-0.5, -1.5, 0.0, -2.5],
+            "sampling_log_probs": [-0.25, -1.25, 0.0, -2.0],
+            "rollout_routed_experts": None,
+            "rollout_indexer_topk": None,
+            "response": "4 ids",
+            "status": "completed",
+            "weight_versions": [{"version": "a", "start": 3, "end": 5}, {"version": "b", "start": 6, "end": 7}],
+            "prefix_cache_info": {"cached_tokens": 6, "total_prompt_tokens": 9},
+            "metadata": {
+                "k": 1,
+                "leaf": {"node_id": 1, "parent": 0, "path_node_ids": [0, 1], "response_id": "chatcmpl-1"},
+            },
+        }
+    ]
 
 
-LINES = st.lists(
-    st.builds(turn, st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6), DRAWN), min_size=1, max_size=5
-)
+def test_an_opener_that_the_next_turn_replaces_is_not_in_the_line(new_session: NewSession) -> None:
+    """As GLM does: 90, a user's opener, ends the first turn, and a tool's opener, 91, stands in its place."""
+    session = new_session()
+    root = session.add(
+        None, [1, 2], [(10, -0.5), (90, -0.1)], versions=[("a", 0, 1), ("b", 1, 2)], sampling=[-0.4, -0.05]
+    )
+    session.add(root, [91, 3], [(11, -1.5), (90, -0.2)], trimmed=1, versions=[("b", 0, 2)], sampling=[-1.4, -0.15])
+    (sample,) = make(session).samples
+    assert masked(sample) == ([1, 2, 10, 91, 3, 11, 90], [1, 0, 0, 1, 1], [-0.5, 0.0, 0.0, -1.5, -0.2])
+    assert sample.sampling_log_probs is not None
+    assert sample.sampling_log_probs.tolist() == [-0.4, 0.0, 0.0, -1.4, -0.15]
+    assert [(span.version, span.start, span.end) for span in sample.weight_versions] == [("a", 2, 3), ("b", 5, 7)]
 
 
-def sample_of(line: list[CommittedTurn], max_seq_len: int | None = None) -> Sample:
-    return assemble(line, decode=lambda ids: f"{len(ids)} ids", max_seq_len=max_seq_len, metadata={"k": 1})
-
-
-def test_a_worked_example() -> None:
-    line = [turn([1, 2, 3], [(10, -0.5), (11, -1.5)], version="a"), turn([4], [(12, -2.5)], version="b")]
-    assert to_json(sample_of(line)) == {
-        "tokens": [1, 2, 3, 10, 11, 4, 12],
-        "response_length": 4,
-        "loss_mask": [1, 1, 0, 1],
-        "rollout_log_probs": [-0.5, -1.5, 0.0, -2.5],
-        "sampling_log_probs": [-0.5, -1.5, 0.0, -2.5],
-        "response": "4 ids",
-        "status": "completed",
-        "weight_versions": [{"version": "a", "start": 3, "end": 5}, {"version": "b", "start": 6, "end": 7}],
-        "metadata": {"k": 1},
-    }
-
-
-@pytest.mark.parametrize(
-    ("max_seq_len", "tokens", "mask", "status"),
-    [
-        (7, [1, 2, 3, 10, 11, 4, 12], [1, 1, 0, 1], TurnStatus.COMPLETED),
-        (6, [1, 2, 3, 10, 11], [1, 1], TurnStatus.TRUNCATED),  # the second prompt alone is no turn
-        (5, [1, 2, 3, 10, 11], [1, 1], TurnStatus.TRUNCATED),
-        (4, [1, 2, 3, 10], [1], TurnStatus.TRUNCATED),
-    ],
-)
-def test_max_seq_len_cuts_inside_a_turn_and_drops_the_rest(
-    max_seq_len: int, tokens: list[int], mask: list[int], status: TurnStatus
+def test_spans_of_one_version_join_over_a_prompt_but_not_over_tokens_of_unknown_version(
+    new_session: NewSession,
 ) -> None:
-    sample = sample_of([turn([1, 2, 3], [(10, -0.5), (11, -1.5)]), turn([4], [(12, -2.5)])], max_seq_len)
-    assert (sample.tokens.tolist(), list(sample.loss_mask), sample.status) == (tokens, mask, status)
+    session = new_session()
+    node = session.add(None, [1], [(10, -1.0)], versions=[("a", 0, 1)])
+    node = session.add(node, [2, 3], [(11, -1.0)], versions=[("a", 0, 1)])  # tokens 4..5
+    node = session.add(node, [4], [(12, -1.0)])  # nobody told who drew token 6
+    session.add(node, [5], [(13, -1.0)], versions=[("a", 0, 1)])  # token 8
+    (sample,) = make(session).samples
+    assert [(span.version, span.start, span.end) for span in sample.weight_versions] == [("a", 1, 5), ("a", 8, 9)]
 
 
-def test_a_max_seq_len_without_room_for_one_sampled_token_is_refused_with_the_reason() -> None:
-    with pytest.raises(SamplesInconsistent, match="first prompt alone has 3 tokens"):
-        sample_of([turn([1, 2, 3], [(10, -0.5)])], 3)
+THREE_TURNS = [
+    # ids of the line 1 2 3 | 10 11 | 4 | 12 | 91 5 | 13 14, the second turn's opener 90 replaced with 91
+    *[(n, None) for n in (1, 2, 3)],
+    (4, [1, 2, 3, 10]),
+    (5, [1, 2, 3, 10, 11]),
+    (6, [1, 2, 3, 10, 11]),
+    *[(n, [1, 2, 3, 10, 11, 4, 12]) for n in (7, 8, 9)],
+    (10, [1, 2, 3, 10, 11, 4, 12, 91, 5, 13]),
+    *[(n, [1, 2, 3, 10, 11, 4, 12, 91, 5, 13, 14]) for n in (11, 12)],
+]
+
+
+@pytest.mark.parametrize(("max_seq_len", "tokens"), THREE_TURNS)
+def test_max_seq_len_cuts_at_the_last_sampled_token_that_fits(
+    new_session: NewSession, max_seq_len: int, tokens: list[int] | None
+) -> None:
+    session = new_session()
+    node = session.add(None, [1, 2, 3], [(10, -0.1), (11, -0.2)], versions=[("a", 0, 2)])
+    node = session.add(node, [4], [(12, -0.3), (90, -0.4)], versions=[("a", 0, 2)])
+    session.add(node, [91, 5], [(13, -0.5), (14, -0.6)], trimmed=1, versions=[("b", 0, 2)])
+    made = make(session, max_seq_len=max_seq_len)
+    if tokens is None:
+        assert made == SampleSet(samples=(), empty_reason=EmptyReason.ALL_TRUNCATED)
+        return
+    (sample,) = made.samples
+    logprobs = {10: -0.1, 11: -0.2, 12: -0.3, 13: -0.5, 14: -0.6}
+    assert masked(sample) == (
+        tokens,
+        [int(id_ in logprobs) for id_ in tokens[3:]],
+        [logprobs.get(id_, 0.0) for id_ in tokens[3:]],
+    )
+    assert sample.status is (TurnStatus.COMPLETED if len(tokens) == 11 else TurnStatus.TRUNCATED)
+    spans = [("a", 3, min(len(tokens), 7))] + ([("b", 9, len(tokens))] if len(tokens) > 9 else [])
+    assert [(span.version, span.start, span.end) for span in sample.weight_versions] == spans
+    assert sample.response == f"{len(tokens) - 3} ids"
+
+
+def test_a_turn_that_drew_nothing_but_a_replaced_opener_does_not_end_a_cut_sample(new_session: NewSession) -> None:
+    session = new_session()
+    root = session.add(None, [1], [(10, -1.0)])
+    node = session.add(root, [2], [(90, -1.0)])
+    session.add(node, [91, 3], [(11, -1.0)], trimmed=1)
+    (sample,) = make(session, max_seq_len=5).samples
+    assert masked(sample) == ([1, 10], [1], [-1.0])
+
+
+def test_a_completion_that_lines_share_is_trained_by_the_first_of_them(new_session: NewSession) -> None:
+    """root ─┬─ a ─┬─ (superseded)
+    │     └─ b
+    └─ c ─── d        and a side request: kept lines end in b, side, d."""
+    session = new_session()
+    root = session.add(None, [1, 2], [(10, -0.1), (11, -0.2)], sampling=[-0.1, -0.2])
+    a = session.add(root, [3], [(12, -0.3)], sampling=[-0.3])
+    c = session.add(root, [4], [(13, -0.4)], sampling=[-0.4])
+    session.add(a, [5], [(14, -0.5)], sampling=[-0.5])
+    session.add(a, [5], [(15, -0.6)], sampling=[-0.6])
+    session.add(None, [9], [(16, -0.7)], sampling=[-0.7])
+    session.add(c, [6], [(17, -0.8)], sampling=[-0.8])
+    b_line, side, d_line = make(session).samples
+    assert masked(b_line) == ([1, 2, 10, 11, 3, 12, 5, 15], [1, 1, 0, 1, 0, 1], [-0.1, -0.2, 0.0, -0.3, 0.0, -0.6])
+    assert masked(side) == ([9, 16], [1], [-0.7])
+    assert masked(d_line) == ([1, 2, 10, 11, 4, 13, 6, 17], [0, 0, 0, 1, 0, 1], [0.0, 0.0, 0.0, -0.4, 0.0, -0.8])
+    for sample in (b_line, side, d_line):
+        assert sample.sampling_log_probs == sample.rollout_log_probs
+    assert d_line.metadata["leaf"] == {"node_id": 6, "parent": 2, "path_node_ids": [0, 2, 6], "response_id": ""}
+
+
+def test_the_line_that_holds_all_of_a_shared_completion_trains_it(new_session: NewSession) -> None:
+    session = new_session()
+    root = session.add(None, [1], [(10, -0.1), (90, -0.2)])
+    session.add(root, [91], [(11, -0.3)], trimmed=1)  # replaces 90, which the other line keeps
+    other = session.add(root, [3], [(12, -0.4)])
+    session.add(session.nodes[1], [4], [(13, -0.5)])
+    session.add(other, [5], [(14, -0.6)])
+    trimmed, whole = make(session).samples
+    assert masked(trimmed) == ([1, 10, 91, 11, 4, 13], [0, 0, 1, 0, 1], [0.0, 0.0, -0.3, 0.0, -0.5])
+    assert masked(whole) == ([1, 10, 90, 3, 12, 5, 14], [1, 1, 0, 1, 0, 1], [-0.1, -0.2, 0.0, -0.4, 0.0, -0.6])
+
+
+def test_a_line_that_max_seq_len_drops_owns_nothing(new_session: NewSession) -> None:
+    session = new_session()
+    session.add(None, [1, 2, 3], [(10, -0.1)])
+    session.add(None, [1], [(11, -0.2)])
+    (sample,) = make(session, max_seq_len=3).samples
+    assert masked(sample) == ([1, 11], [1], [-0.2])
+
+
+def test_lines_that_are_cut_to_the_same_tokens_train_them_once(new_session: NewSession) -> None:
+    session = new_session()
+    root = session.add(None, [1], [(10, -0.1)])
+    for prompt in (2, 3):
+        session.add(session.add(root, [prompt], [(11, -0.2)]), [4], [(12, -0.3)])
+    first, second = make(session, max_seq_len=3).samples
+    assert masked(first) == ([1, 10], [1], [-0.1])
+    assert masked(second) == ([1, 10], [0], [0.0])
 
 
 @pytest.mark.parametrize(
     ("reason", "status"),
     [(FinishReason.STOP, "completed"), (FinishReason.LENGTH, "truncated"), (FinishReason.ABORT, "aborted")],
 )
-def test_the_status_is_the_last_turns(reason: FinishReason, status: str) -> None:
-    assert sample_of([turn([1], [(2, -1.0)]), turn([3], [(4, -1.0)], reason=reason)]).status == status
+def test_the_status_is_the_last_turns(new_session: NewSession, reason: FinishReason, status: str) -> None:
+    session = new_session()
+    root = session.add(None, [1], [(2, -1.0)])
+    session.add(root, [3], [(4, -1.0)], reason=reason)
+    assert [sample.status for sample in make(session).samples] == [status]
 
 
-@given(LINES)
-def test_every_token_is_there_once_and_the_mask_marks_the_sampled_ones(line: list[CommittedTurn]) -> None:
-    sample = sample_of(line)
-    expected = [id_ for turn in line for id_ in (*turn.new_prompt_ids, *turn.sampled.ids)]
-    assert sample.tokens.tolist() == expected
-    start = len(sample.tokens) - sample.response_length
-    assert start == len(line[0].new_prompt_ids)
-    masked = [id_ for id_, bit in zip(sample.tokens[start:], sample.loss_mask, strict=True) if bit]
-    assert masked == [id_ for turn in line for id_ in turn.sampled.ids]
-    assert all(bit or not lp for bit, lp in zip(sample.loss_mask, sample.rollout_log_probs, strict=True))
+def test_a_turn_aborted_before_its_first_token_ends_its_line_with_its_prompt(new_session: NewSession) -> None:
+    session = new_session()
+    root = session.add(None, [1], [(10, -1.0)], sampling=[-0.5])
+    session.add(root, [2, 3], [], reason=FinishReason.ABORT)
+    (sample,) = make(session).samples
+    assert masked(sample) == ([1, 10, 2, 3], [1, 0, 0], [-1.0, 0.0, 0.0])
+    assert sample.sampling_log_probs is not None
+    assert sample.status is TurnStatus.ABORTED
+    (cut,) = make(session, max_seq_len=3).samples
+    assert (masked(cut)[0], cut.status) == ([1, 10], TurnStatus.TRUNCATED)
 
 
-@given(LINES, st.integers(1, 60))
-def test_a_shorter_sample_is_the_beginning_of_a_longer_one(line: list[CommittedTurn], max_seq_len: int) -> None:
-    if max_seq_len <= len(line[0].new_prompt_ids):
-        with pytest.raises(SamplesInconsistent):
-            sample_of(line, max_seq_len)
-        return
-    whole, cut = sample_of(line), sample_of(line, max_seq_len)
-    assert len(cut.tokens) <= max_seq_len
-    assert cut.tokens == whole.tokens[: len(cut.tokens)]
-    assert cut.loss_mask == whole.loss_mask[: len(cut.loss_mask)]
-    assert cut.loss_mask[-1] == 1  # a sample never ends in a prompt
-    assert (cut.status is TurnStatus.TRUNCATED) == (len(cut.tokens) < len(whole.tokens))
+def test_a_first_turn_aborted_before_its_first_token_is_a_sample_without_a_response(new_session: NewSession) -> None:
+    session = new_session()
+    session.add(None, [1, 2], [], reason=FinishReason.ABORT)
+    (sample,) = make(session, max_seq_len=2).samples
+    assert (masked(sample), sample.response_length) == (([1, 2], [], []), 0)
+    assert make(session, max_seq_len=1).empty_reason == "all_truncated"
 
 
-@given(st.lists(LINES, max_size=3))
-def test_a_sample_is_exact_through_safetensors(lines: list[list[CommittedTurn]]) -> None:
-    samples = [sample_of(line) for line in lines]
-    payload = to_safetensors(samples, session_metadata={"s": "☃"}, empty_reason=None)
-    tensors = safetensors.numpy.load(payload)
-    meta = json.loads(tensors.pop(META).tobytes())
-    assert (meta["session_metadata"], meta["empty_reason"], len(meta["samples"])) == ({"s": "☃"}, None, len(samples))
-    for index, sample in enumerate(samples):
-        assert tensors.pop(f"tokens.{index}").tolist() == sample.tokens.tolist()
-        assert tensors.pop(f"loss_mask.{index}").tolist() == list(sample.loss_mask)
-        assert tensors.pop(f"rollout_log_probs.{index}").tolist() == sample.rollout_log_probs.tolist()
-        assert meta["samples"][index]["response_length"] == sample.response_length
-    assert not tensors
+def test_without_a_turn_there_is_no_sample_and_a_reason(new_session: NewSession) -> None:
+    assert make(new_session()) == SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
+    assert EmptyReason.NO_RECORDS == "no_records"
+
+
+def test_an_engine_that_does_not_tell_sampling_logprobs_leaves_none(new_session: NewSession) -> None:
+    session = new_session()
+    root = session.add(None, [1], [(10, -1.0)], sampling=[-0.5])
+    session.add(root, [2], [(11, -1.0)])
+    (sample,) = make(session).samples
+    assert sample.sampling_log_probs is None
+
+
+def test_a_client_cannot_set_what_the_server_says_of_a_sample(new_session: NewSession) -> None:
+    session = new_session()
+    first = session.add(None, [1], [(10, -1.0)])
+    session.add(None, [2], [(11, -1.0)])
+    spoofed = {"leaf": "x", "tito_session_mismatch": "x", "accumulated_token_ids": "x", "mine": 1}
+    drift = [{"type": "assistant_text", "position": 0}]
+    told, untold = make(session, metadata=spoofed, mismatches={first.id: drift}).samples
+    leaf = {"node_id": 0, "parent": None, "path_node_ids": [0], "response_id": ""}
+    assert told.metadata == {"mine": 1, "leaf": leaf, "tito_session_mismatch": drift}
+    assert set(untold.metadata) == {"mine", "leaf"}
+    assert set(spoofed.values()) == {"x", 1}
+
+
+Row = tuple[int, tuple[int, int] | None, float]
+"""A token of a line: its id, which node's how-manieth sampled token it is, and its logprob."""
+
+
+def random_session(new_session: NewSession, seed: int) -> Any:
+    """Branches, retries, side requests, trims, aborts; every sampled token has a logprob of its own."""
+    draw = random.Random(seed)
+    session = new_session()
+    for _ in range(draw.randint(1, 10)):
+        open_nodes = [node for node in session.nodes if node.turn.status is TurnStatus.COMPLETED]
+        parent = draw.choice([None, *open_nodes, *open_nodes[-2:]])
+        reason = draw.choice([FinishReason.STOP] * 4 + [FinishReason.LENGTH, FinishReason.ABORT])
+        num_drawn = draw.randint(0 if reason is FinishReason.ABORT else 1, 4)
+        num_parent = 0 if parent is None else len(parent.turn.sampled.ids)
+        drawn = [(draw.randrange(100), -draw.random() - 0.01) for _ in range(num_drawn)]
+        prompt = [draw.randrange(2) for _ in range(draw.randint(1, 3))]
+        trimmed = min(draw.choice([0, 0, 1, 2]), num_parent)
+        session.add(parent, prompt, drawn, reason=reason, trimmed=trimmed, sampling=[lp / 2 for _, lp in drawn])
+    return session
+
+
+def naive_rows(leaf: Any) -> list[Row]:
+    rows: list[Row] = []
+    for node in leaf.line():
+        rows = rows[: len(rows) - node.turn.num_trimmed]
+        rows += [(id_, None, 0.0) for id_ in node.turn.new_prompt_ids]
+        pairs = zip(node.turn.sampled.ids, node.turn.sampled.logprobs, strict=True)
+        rows += [(id_, (node.id, at), logprob) for at, (id_, logprob) in enumerate(pairs)]
+    return rows
+
+
+def naive_cut(rows: list[Row], max_seq_len: int) -> list[Row]:
+    if len(rows) <= max_seq_len:
+        return rows
+    rows = rows[:max_seq_len]
+    while rows and rows[-1][1] is None:
+        rows = rows[:-1]
+    return rows
+
+
+@given(st.integers(0, 2**32), st.none() | st.integers(1, 40))
+def test_every_sampled_token_that_is_in_a_sample_is_trained_exactly_once(
+    new_session: NewSession, seed: int, max_seq_len: int | None
+) -> None:
+    session = random_session(new_session, seed)
+    made = make(session, max_trim_tokens=2, max_seq_len=max_seq_len)
+    wholes = [naive_rows(leaf) for leaf in kept_leaves(session.nodes)]
+    lines = [rows if max_seq_len is None else naive_cut(rows, max_seq_len) for rows in wholes]
+    kept = [(whole, rows) for whole, rows in zip(wholes, lines, strict=True) if rows]
+    assert len(made.samples) == len(kept)
+    trained: list[tuple[int, int]] = []
+    for sample, (whole, rows) in zip(made.samples, kept, strict=True):
+        assert sample.tokens.tolist() == [id_ for id_, _, _ in rows]
+        response = rows[len(rows) - sample.response_length :]
+        for (_, place, logprob), bit, raw, sampling in zip(
+            response, sample.loss_mask, sample.rollout_log_probs, sample.sampling_log_probs or (), strict=True
+        ):
+            assert (raw, sampling) == ((logprob, logprob / 2) if bit else (0.0, 0.0))
+            assert place is not None or not bit
+            trained += [place] if bit and place is not None else []
+        for node_id in {place[0] for _, place, _ in rows if place is not None}:  # a turn is trained whole or not
+            bits = [
+                bit
+                for (_, place, _), bit in zip(response, sample.loss_mask, strict=True)
+                if place and place[0] == node_id
+            ]
+            assert len(set(bits)) == 1
+        if len(rows) < len(whole):
+            assert sample.status is TurnStatus.TRUNCATED
+    assert sorted(trained) == sorted({place for _, rows in kept for _, place, _ in rows if place is not None})
+    assert len(trained) == len(set(trained))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40))
+def test_a_cut_sample_is_the_beginning_of_its_line(new_session: NewSession, seed: int, max_seq_len: int) -> None:
+    session = random_session(new_session, seed)
+    by_id = {node.id: node for node in session.nodes}
+    for sample in make(session, max_trim_tokens=2, max_seq_len=max_seq_len).samples:
+        leaf = sample.metadata["leaf"]
+        assert isinstance(leaf, dict)
+        whole = line_ids(by_id[leaf["node_id"]])
+        assert len(sample.tokens) <= max_seq_len
+        assert sample.tokens == whole[: len(sample.tokens)]

@@ -1,0 +1,208 @@
+"""Which lines of a session become samples, how much of each turn a sample holds, and who trains it (SPEC 9). Pure.
+
+Every function gets committed turns oldest first, as `History.nodes` has them, and may run on a worker with a snapshot:
+children are derived from parents, because `Node.children` may grow meanwhile. Numbers per token are made in
+samples.py.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stenograph.core.errors import SamplesInconsistent
+from stenograph.session.history import Node, TurnStatus, line_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a line holds of one turn: all of its new prompt ids, then the first `num_sampled` ids that it drew.
+
+    Ids at the end are missing where the next turn's opener replaces them, or where a sample was cut.
+    """
+
+    node: Node
+    num_sampled: int
+
+    @property
+    def num_prompt(self) -> int:
+        """New prompt ids of the turn."""
+        return len(self.node.turn.new_prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids of the turn in the line."""
+        return self.num_prompt + self.num_sampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The path to `leaf`, or its beginning: `ids` [T] int32 are those of `parts`, in order. At least one part."""
+
+    leaf: Node
+    parts: tuple[Part, ...]
+    ids: "array[int]"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the line goes on after these ids."""
+        return len(self.ids) < self.leaf.num_tokens
+
+
+def leaves(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes without a child, oldest commit first."""
+    parents = {node.parent.id for node in nodes if node.parent is not None}
+    return [node for node in nodes if node.id not in parents]
+
+
+def kept_leaves(nodes: Sequence[Node]) -> list[Node]:
+    """The leaves whose lines become samples, oldest commit first: all but those that a later sibling supersedes.
+
+    Roots are siblings only where their prompts are equal: a side request beside the main line, a sub-agent's or a
+    compaction's, is a line of its own.
+    """
+    latest = {_place(node): node.id for node in nodes}
+    return [leaf for leaf in leaves(nodes) if latest[_place(leaf)] == leaf.id]
+
+
+def _place(node: Node) -> int | bytes:
+    """What siblings have in common."""
+    return node.turn.new_prompt_ids.tobytes() if node.parent is None else node.parent.id
+
+
+def whole_line(leaf: Node, *, max_trim_tokens: int) -> Line:
+    """The line down to `leaf`, every id of it accounted for.
+
+    Raises SamplesInconsistent, with the turn and the numbers: a turn trims more than `max_trim_tokens`, or more than
+    its parent drew; what is recorded per sampled id has another length; or the turns do not add up to the line's ids.
+    """
+    path = leaf.line()
+    parts: list[Part] = []
+    for index, node in enumerate(path):
+        _check_turn(node, max_trim_tokens)
+        num_trimmed = path[index + 1].turn.num_trimmed if node is not leaf else 0
+        parts.append(Part(node=node, num_sampled=len(node.turn.sampled.ids) - num_trimmed))
+    line = Line(leaf=leaf, parts=tuple(parts), ids=line_ids(leaf))
+    _check_ids(line)
+    return line
+
+
+def cut(line: Line, max_seq_len: int) -> Line | None:
+    """The longest beginning of `line` that fits into `max_seq_len` ids and ends with a sampled one; None if none does.
+
+    So the first turn that does not fit is cut if its prompt and one sampled id fit, else dropped, and so are the turns
+    after it. A line that fits is given back as it is.
+    """
+    if len(line.ids) <= max_seq_len:
+        return line
+    kept: list[Part] = []
+    room = max_seq_len
+    for part in line.parts:
+        if part.num_prompt >= room:
+            break
+        kept.append(replace(part, num_sampled=min(part.num_sampled, room - part.num_prompt)))
+        room -= kept[-1].num_tokens
+    while kept and not kept[-1].num_sampled:  # all it drew was one opener, which the next turn replaced
+        kept.pop()
+    if not kept:
+        return None
+    return Line(leaf=line.leaf, parts=tuple(kept), ids=line.ids[: sum(part.num_tokens for part in kept)])
+
+
+def owners(lines: Sequence[Line]) -> dict[int, int]:
+    """For each turn in `lines`, by node id, the index of the one line that trains it.
+
+    That is the line that holds most of its sampled ids, the earliest of those. Every copy is a beginning of what was
+    drawn, so no id that is in any line goes untrained.
+    """
+    best: dict[int, tuple[int, int]] = {}
+    for index, line in enumerate(lines):
+        for part in line.parts:
+            if part.node.id not in best or part.num_sampled > best[part.node.id][0]:
+                best[part.node.id] = (part.num_sampled, index)
+    return {node_id: index for node_id, (_, index) in best.items()}
+
+
+def leaf_descriptor(leaf: Node) -> dict[str, object]:
+    """Where a sample comes from: its leaf, the path to it, and the id by which the client knows its last reply."""
+    return {
+        "node_id": leaf.id,
+        "parent": _parent_id(leaf),
+        "path_node_ids": [node.id for node in leaf.line()],
+        "response_id": leaf.turn.reply_id,
+    }
+
+
+def tree_metadata(nodes: Sequence[Node]) -> dict[str, object]:
+    """A session's shape, as plain values: every node and every leaf, oldest commit first.
+
+    `completion_span` is where a node's sampled ids are, `[start, end)` of the `num_tokens` ids down to it.
+    """
+    return {
+        "nodes": [_node_row(node) for node in nodes],
+        "leaves": [{"node_id": leaf.id, "path_node_ids": [node.id for node in leaf.line()]} for leaf in leaves(nodes)],
+    }
+
+
+def _node_row(node: Node) -> dict[str, object]:
+    turn = node.turn
+    return {
+        "id": node.id,
+        "parent": _parent_id(node),
+        "seq": node.id,
+        "status": turn.status,
+        "truncated": turn.status is TurnStatus.TRUNCATED,
+        "committed_at": turn.committed_at,
+        "completion_span": [node.num_tokens - len(turn.sampled.ids), node.num_tokens],
+        "num_tokens": node.num_tokens,
+        "response_id": turn.reply_id,
+    }
+
+
+def _parent_id(node: Node) -> int | None:
+    return None if node.parent is None else node.parent.id
+
+
+def _check_turn(node: Node, max_trim_tokens: int) -> None:
+    turn, sampled = node.turn, node.turn.sampled
+    num_drawn = len(node.parent.turn.sampled.ids) if node.parent is not None else 0
+    if not 0 <= turn.num_trimmed <= num_drawn:
+        raise inconsistent(node, f"it trims {turn.num_trimmed} tokens, but the turn before it drew {num_drawn}")
+    if turn.num_trimmed > max_trim_tokens:
+        raise inconsistent(
+            node, f"it trims {turn.num_trimmed} tokens of the turn before it, but max_trim_tokens is {max_trim_tokens}"
+        )
+    if sampled.sampling_logprobs is not None and len(sampled.sampling_logprobs) != len(sampled.ids):
+        raise inconsistent(
+            node, f"it drew {len(sampled.ids)} tokens, but has {len(sampled.sampling_logprobs)} sampling logprobs"
+        )
+    end = 0
+    for span in sampled.weights:
+        if not end <= span.start <= span.end <= len(sampled.ids):
+            raise inconsistent(
+                node,
+                f"weight version {span.version!r} is said to have drawn tokens [{span.start}, {span.end}) of"
+                f" {len(sampled.ids)}, after a span that ends at {end}",
+            )
+        end = span.end
+
+
+def _check_ids(line: Line) -> None:
+    at = 0
+    for part in line.parts:
+        turn = part.node.turn
+        ids = turn.new_prompt_ids + turn.sampled.ids[: part.num_sampled]
+        if line.ids[at : at + len(ids)] != ids:
+            raise inconsistent(
+                part.node, f"its {len(ids)} tokens are not those of the line to node {line.leaf.id} at token {at}"
+            )
+        at += len(ids)
+    if not at == len(line.ids) == line.leaf.num_tokens:
+        raise inconsistent(
+            line.leaf,
+            f"the turns of its line have {at} tokens, the line {len(line.ids)}, and {line.leaf.num_tokens} are counted",
+        )
+
+
+def inconsistent(node: Node, what: str) -> SamplesInconsistent:
+    """The error to raise where a turn does not fit its line; `what` is about "it", the turn."""
+    return SamplesInconsistent(f"Turn {node.depth - 1} of its line (node {node.id}): {what}.")

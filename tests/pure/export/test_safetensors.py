@@ -1,0 +1,85 @@
+"""Samples through safetensors: exact, and readable by a client that refuses what it does not know."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenograph.core.types import FinishReason
+from stenograph.export.replay import ReplayShape
+from stenograph.export.safetensors import META, to_safetensors
+from stenograph.export.samples import make_samples, to_json
+
+NewSession = Callable[[], Any]
+
+PER_TOKEN = {"tokens": "<i8", "loss_mask": "|u1", "rollout_log_probs": "<f8"}
+REPLAY = {"rollout_routed_experts": "<i4", "rollout_indexer_topk": "<i4"}
+IN_JSON = ("response", "response_length", "status", "weight_versions", "spec_info", "prefix_cache_info", "metadata")
+
+
+def read(payload: bytes) -> dict[str, Any]:
+    """What a client of the miles session server reads: by name, each field there or in `nulls`, nothing left over."""
+    tensors = safetensors.numpy.load(payload)
+    meta: dict[str, Any] = json.loads(tensors.pop(META).tobytes())
+    for index, sample in enumerate(meta["samples"]):
+        assert set(IN_JSON) < set(sample)
+        assert sample["reward"] is None
+        assert set(sample["nulls"]) <= set(REPLAY)
+        for name, dtype in {**PER_TOKEN, **REPLAY}.items():
+            values = None if name in sample["nulls"] else tensors.pop(f"{name}.{index}")
+            assert values is None or values.dtype == np.dtype(dtype)
+            sample[name] = None if values is None else values.tolist()
+    assert not tensors
+    return meta
+
+
+DRAWN = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(min_value=-50, max_value=0)), min_size=1, max_size=8)
+LINE = st.lists(st.tuples(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6), DRAWN), min_size=1, max_size=4)
+
+
+@given(st.lists(LINE, max_size=3))
+def test_a_sample_says_the_same_in_safetensors_as_in_json(new_session: NewSession, lines: list[Any]) -> None:
+    session = new_session()
+    for line in lines:
+        parent = None
+        for prompt, drawn in line:
+            parent = session.add(parent, prompt, drawn, versions=[("v", 0, len(drawn))])
+    made = make_samples(session.nodes, decode=lambda ids: f"☃ {len(ids)}", max_trim_tokens=0, metadata={"s": "☃"})
+    payload = to_safetensors(made.samples, session_metadata={"s": "☃"}, empty_reason=made.empty_reason)
+    meta = read(payload)
+    assert (meta["session_metadata"], meta["empty_reason"]) == ({"s": "☃"}, None if lines else "no_records")
+    assert len(meta["samples"]) == len(made.samples)
+    for got, sample in zip(meta["samples"], made.samples, strict=True):
+        assert {name: got[name] for name in to_json(sample)} == to_json(sample)
+        assert got["nulls"] == list(REPLAY)
+
+
+def test_replay_tensors_keep_their_shape_after_a_cut(
+    new_session: NewSession, replay_text: Callable[[int], str]
+) -> None:
+    session = new_session()
+    session.add(None, [1, 2], [(10, -1.0), (11, -1.0)], experts=replay_text(3 * 4), indexer=replay_text(3 * 5))
+    session.add(None, [3], [(12, -1.0)], experts=replay_text(4))
+    shape = ReplayShape(layers=2, top_k=2)
+    made = make_samples(session.nodes, decode=lambda ids: "", max_trim_tokens=0, max_seq_len=3, replay_shape=shape)
+    payload = to_safetensors(made.samples, session_metadata={}, empty_reason=None)
+    first, second = read(payload)["samples"]
+    assert first["rollout_routed_experts"] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert first["rollout_indexer_topk"] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert (first["nulls"], second["nulls"]) == ([], ["rollout_indexer_topk"])
+    assert second["rollout_routed_experts"] == [[[0, 1], [2, 3]]]
+
+
+@pytest.mark.parametrize("prompt", [[1], [1, 2]])
+def test_a_sample_without_a_response_has_empty_tensors(new_session: NewSession, prompt: list[int]) -> None:
+    session = new_session()
+    session.add(None, prompt, [], reason=FinishReason.ABORT)
+    made = make_samples(session.nodes, decode=lambda ids: "", max_trim_tokens=0)
+    (sample,) = read(to_safetensors(made.samples, session_metadata={}, empty_reason=None))["samples"]
+    assert (sample["tokens"], sample["loss_mask"], sample["rollout_log_probs"]) == (prompt, [], [])
+    assert sample["status"] == "aborted"
