@@ -16,6 +16,7 @@ def test_every_dependency_has_its_reason() -> None:
     extras = project["optional-dependencies"]
     declared = {
         "To run": names(project["dependencies"]),
+        "For samples as Arrow": names(extras["arrow"]),
         "For the demo": names(extras["demo"]),
         "To develop": names(extras["dev"]),
     }

@@ -1,9 +1,11 @@
 """An engine's word is not trusted: every law of a chunk stream, broken once."""
 
+from array import array
+
 import pytest
 
 from stenograph.core.errors import UpstreamInvalid
-from stenograph.core.types import Chunk, Finish, FinishReason, WeightSpan
+from stenograph.core.types import Chunk, Finish, FinishReason, SampledTurn, WeightSpan, token_ids
 from stenograph.engine.validate import TurnCollector
 
 STOP = Finish(reason=FinishReason.STOP)
@@ -56,3 +58,30 @@ def test_no_tokens_are_valid_only_for_an_aborted_turn() -> None:
 def test_neighbouring_tokens_of_one_weight_version_share_a_span() -> None:
     turn = collect(chunk(1, version="a"), chunk(2, version="a"), chunk(3, version="b", finish=STOP)).result()
     assert turn.weights == (WeightSpan(version="a", start=0, end=2), WeightSpan(version="b", start=2, end=3))
+
+
+def sampled(**changed: object) -> SampledTurn:
+    facts: dict[str, object] = {
+        "ids": token_ids([1, 2]),
+        "logprobs": array("d", [-1.0, -1.0]),
+        "sampling_logprobs": None,
+        "top_logprobs": None,
+        "finish": STOP,
+        "weights": (),
+        "num_cached_tokens": 0,
+        "times": None,
+    }
+    return SampledTurn(**{**facts, **changed})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spans", [[("a", 0, 3)], [("a", 0, 2), ("b", 1, 2)], [("a", 2, 1)], [("a", 1, 1)]])
+def test_a_turn_with_weights_for_tokens_that_are_not_there_cannot_be_made(spans: list[tuple[str, int, int]]) -> None:
+    with pytest.raises(ValueError, match="within 2 ids"):
+        sampled(weights=tuple(WeightSpan(version=v, start=start, end=end) for v, start, end in spans))
+
+
+def test_a_turn_with_logprobs_of_another_length_cannot_be_made() -> None:
+    with pytest.raises(ValueError, match="2 ids but 1 sampling logprobs"):
+        sampled(sampling_logprobs=array("d", [-1.0]))
+    with pytest.raises(ValueError, match="2 ids but 1 logprobs"):
+        sampled(logprobs=array("d", [-1.0]))

@@ -237,8 +237,15 @@ class SampledTurn:
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
+        if self.sampling_logprobs is not None and len(self.sampling_logprobs) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} ids but {len(self.sampling_logprobs)} sampling logprobs")
         if not all(map(math.isfinite, self.logprobs)):
             raise ValueError("a logprob is not finite")
+        end = 0
+        for span in self.weights:
+            if not end <= span.start < span.end <= len(self.ids):
+                raise ValueError(f"weight spans must ascend within {len(self.ids)} ids, got {self.weights}")
+            end = span.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

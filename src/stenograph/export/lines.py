@@ -36,16 +36,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """The path to `leaf`, or its beginning: `ids` [T] int32 are those of `parts`, in order. At least one part."""
+    """The path to `leaf`, or its beginning: `ids` [T] int32 are those of `parts`, in order. At least one part.
+
+    `status` is the leaf's, or TRUNCATED where sampled ids were cut off.
+    """
 
     leaf: Node
     parts: tuple[Part, ...]
     ids: "array[int]"
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the line goes on after these ids."""
-        return len(self.ids) < self.leaf.num_tokens
+    status: TurnStatus
 
 
 def leaves(nodes: Sequence[Node]) -> list[Node]:
@@ -73,7 +72,7 @@ def whole_line(leaf: Node, *, max_trim_tokens: int) -> Line:
     """The line down to `leaf`, every id of it accounted for.
 
     Raises SamplesInconsistent, with the turn and the numbers: a turn trims more than `max_trim_tokens`, or more than
-    its parent drew; what is recorded per sampled id has another length; or the turns do not add up to the line's ids.
+    its parent drew; or the turns do not add up to the line's ids.
     """
     path = leaf.line()
     parts: list[Part] = []
@@ -81,7 +80,7 @@ def whole_line(leaf: Node, *, max_trim_tokens: int) -> Line:
         _check_turn(node, max_trim_tokens)
         num_trimmed = path[index + 1].turn.num_trimmed if node is not leaf else 0
         parts.append(Part(node=node, num_sampled=len(node.turn.sampled.ids) - num_trimmed))
-    line = Line(leaf=leaf, parts=tuple(parts), ids=line_ids(leaf))
+    line = Line(leaf=leaf, parts=tuple(parts), ids=line_ids(leaf), status=leaf.turn.status)
     _check_ids(line)
     return line
 
@@ -103,9 +102,19 @@ def cut(line: Line, max_seq_len: int) -> Line | None:
         room -= kept[-1].num_tokens
     while kept and not kept[-1].num_sampled:  # all it drew was one opener, which the next turn replaced
         kept.pop()
-    if not kept:
-        return None
-    return Line(leaf=line.leaf, parts=tuple(kept), ids=line.ids[: sum(part.num_tokens for part in kept)])
+    return _beginning(line, kept, TurnStatus.TRUNCATED) if kept else None
+
+
+def without_empty_end(line: Line) -> Line:
+    """A line whose last turn was aborted before it drew anything, without that turn; others as they are."""
+    if len(line.parts) < 2 or line.parts[-1].node.turn.sampled.ids:
+        return line
+    return _beginning(line, line.parts[:-1], line.status)
+
+
+def _beginning(line: Line, parts: Sequence[Part], status: TurnStatus) -> Line:
+    ids = line.ids[: sum(part.num_tokens for part in parts)]
+    return Line(leaf=line.leaf, parts=tuple(parts), ids=ids, status=status)
 
 
 def owners(lines: Sequence[Line]) -> dict[int, int]:
@@ -163,7 +172,7 @@ def _parent_id(node: Node) -> int | None:
 
 
 def _check_turn(node: Node, max_trim_tokens: int) -> None:
-    turn, sampled = node.turn, node.turn.sampled
+    turn = node.turn
     num_drawn = len(node.parent.turn.sampled.ids) if node.parent is not None else 0
     if not 0 <= turn.num_trimmed <= num_drawn:
         raise inconsistent(node, f"it trims {turn.num_trimmed} tokens, but the turn before it drew {num_drawn}")
@@ -171,19 +180,6 @@ def _check_turn(node: Node, max_trim_tokens: int) -> None:
         raise inconsistent(
             node, f"it trims {turn.num_trimmed} tokens of the turn before it, but max_trim_tokens is {max_trim_tokens}"
         )
-    if sampled.sampling_logprobs is not None and len(sampled.sampling_logprobs) != len(sampled.ids):
-        raise inconsistent(
-            node, f"it drew {len(sampled.ids)} tokens, but has {len(sampled.sampling_logprobs)} sampling logprobs"
-        )
-    end = 0
-    for span in sampled.weights:
-        if not end <= span.start <= span.end <= len(sampled.ids):
-            raise inconsistent(
-                node,
-                f"weight version {span.version!r} is said to have drawn tokens [{span.start}, {span.end}) of"
-                f" {len(sampled.ids)}, after a span that ends at {end}",
-            )
-        end = span.end
 
 
 def _check_ids(line: Line) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.export.lines import Line, inconsistent
+from stenograph.export.lines import Line, inconsistent, without_empty_end
 from stenograph.session.history import Node
 
 
@@ -26,6 +26,15 @@ class ReplayShape:
     def __post_init__(self) -> None:
         if self.layers < 1 or self.top_k < 1:
             raise ValueError(f"layers and top_k are at least 1, got {self.layers} and {self.top_k}")
+
+
+def replayable(line: Line) -> Line:
+    """A line without its last turn, if that was aborted before it drew anything and so was told nothing to replay.
+
+    Nothing of such a turn is trained, and with it no array would cover the line.
+    """
+    told = [part.node.turn.sampled.replay for part in line.parts]
+    return without_empty_end(line) if told[-1] is None and any(told[:-1]) else line
 
 
 def routed_experts(line: Line, shape: ReplayShape | None) -> NDArray[np.int32] | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stenograph.core.types import WeightSpan
 from stenograph.export.lines import Line, cut, kept_leaves, leaf_descriptor, owners, whole_line
-from stenograph.export.replay import ReplayShape, indexer_topk, routed_experts
+from stenograph.export.replay import ReplayShape, indexer_topk, replayable, routed_experts
 from stenograph.session.history import Node, TurnStatus
 
 Decode = Callable[["array[int]"], str]
@@ -106,7 +106,7 @@ def make_samples(
         return SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
     lines: list[Line] = []
     for leaf in kept_leaves(nodes):
-        whole = whole_line(leaf, max_trim_tokens=max_trim_tokens)
+        whole = replayable(whole_line(leaf, max_trim_tokens=max_trim_tokens))
         line = whole if max_seq_len is None else cut(whole, max_seq_len)
         if line is not None:
             lines.append(line)
@@ -184,7 +184,7 @@ def _sample(
         loss_mask=bytes(mask[first:]),
         rollout_log_probs=raw[first:],
         sampling_log_probs=sampling[first:] if told else None,
-        status=TurnStatus.TRUNCATED if line.is_cut else line.leaf.turn.status,
+        status=line.status,
         weight_versions=_joined(spans, drawn),
         response=decode(line.ids[first:]),
         num_prompt_tokens=sum(part.node.num_tokens - len(part.node.turn.sampled.ids) for part in line.parts),

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.settings import HistoryKind
+from stenograph.export.arrow import MEDIA_TYPE, to_arrow
 from stenograph.export.line_drift import line_drift
 from stenograph.export.lines import leaves, tree_metadata
 from stenograph.export.records import record_views, session_summary
@@ -181,6 +182,9 @@ class SessionRoutes:
             metadata={**metadata, **(wire.metadata or {})},
             mismatches=mismatches,
         )
+        if wire.format == "arrow":
+            payload = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+            return payload, MEDIA_TYPE
         if wire.format != "json":
             payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
             return payload, "application/octet-stream"

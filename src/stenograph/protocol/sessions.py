@@ -62,7 +62,7 @@ _ABORT = msgspec.json.Decoder(AbortRequest)
 _TOKENIZE = msgspec.json.Decoder(Tokenize)
 _DETOKENIZE = msgspec.json.Decoder(Detokenize)
 
-SAMPLE_FORMATS = ("safetensors", "json")
+SAMPLE_FORMATS = ("safetensors", "json", "arrow")
 
 
 def decode_create(body: bytes) -> CreateSession:

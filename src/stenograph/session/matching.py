@@ -98,7 +98,7 @@ def load_matcher(name: str) -> Matcher:
     try:
         found: object = getattr(importlib.import_module(module), attribute)
         found = found() if isinstance(found, type) else found
-    except Exception as error:  # noqa: BLE001 - whatever another's module raises stops the start with one line
+    except Exception as error:  # whatever another's module raises stops the start with one line
         raise StartupError(f"matcher {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if callable(getattr(found, "matches", None)):
         return cast("Matcher", found)

@@ -109,21 +109,6 @@ def test_a_line_whose_turns_do_not_add_up_is_refused_with_the_sums(new_session: 
         whole_line(leaf, max_trim_tokens=0)
 
 
-def test_logprobs_of_another_length_than_the_ids_are_refused(new_session: NewSession) -> None:
-    leaf = new_session().add(None, [1], [(10, -1.0), (11, -1.0)], sampling=[-1.0])
-    with pytest.raises(SamplesInconsistent, match=r"node 0\): it drew 2 tokens, but has 1 sampling logprobs"):
-        whole_line(leaf, max_trim_tokens=0)
-
-
-@pytest.mark.parametrize("versions", [[("a", 0, 3)], [("a", 0, 2), ("b", 1, 2)], [("a", 2, 1)]])
-def test_a_weight_version_of_tokens_that_are_not_there_is_refused(
-    new_session: NewSession, versions: list[tuple[str, int, int]]
-) -> None:
-    leaf = new_session().add(None, [1], [(10, -1.0), (11, -1.0)], versions=versions)
-    with pytest.raises(SamplesInconsistent, match=r"weight version '[ab]' .* of 2"):
-        whole_line(leaf, max_trim_tokens=0)
-
-
 def test_the_tree_table_of_a_small_session(new_session: NewSession) -> None:
     session = new_session()
     root = session.add(None, [1, 2], [(10, -1.0), (90, -1.0)], reply_id="chatcmpl-0")

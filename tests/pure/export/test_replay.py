@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from stenograph.core.errors import SamplesInconsistent
+from stenograph.core.types import FinishReason
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import Sample, make_samples, to_json
+from stenograph.session.history import TurnStatus
 
 NewSession = Callable[[], Any]
 ReplayText = Callable[[int], str]
@@ -110,6 +112,17 @@ def test_a_line_that_is_told_in_part_is_refused_and_names_the_silent_turn(
         samples_of(session)
     if silent == 1:
         assert len(samples_of(session, max_seq_len=3)) == 1  # the silent turn is not in the sample
+
+
+def test_a_last_turn_that_was_aborted_before_it_drew_anything_is_left_off_where_the_others_have_experts(
+    new_session: NewSession, replay_text: ReplayText
+) -> None:
+    session = new_session()
+    root = session.add(None, [1, 2], ONE, experts=replay_text(12))
+    session.add(root, [3, 4], [], reason=FinishReason.ABORT)
+    (sample,) = samples_of(session)
+    assert sample.routed_experts is not None
+    assert (len(sample.tokens), len(sample.routed_experts), sample.status) == (3, 2, TurnStatus.ABORTED)
 
 
 @pytest.mark.parametrize("num", [0, 3])

@@ -1,0 +1,57 @@
+"""The Arrow stream says what the JSON format says, row by row."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stenograph.core.types import FinishReason
+from stenograph.export.arrow import to_arrow
+from stenograph.export.replay import ReplayShape
+from stenograph.export.samples import make_samples, to_json
+
+NewSession = Callable[[], Any]
+ReplayText = Callable[[int], str]
+
+
+def read(payload: bytes) -> pa.Table:
+    with pa.ipc.open_stream(payload) as reader:
+        return reader.read_all()
+
+
+def test_every_row_is_what_json_says(new_session: NewSession, replay_text: ReplayText) -> None:
+    session = new_session()
+    session.add(
+        None, [1, 2], [(10, -0.5), (90, -1.5)], sampling=[-0.25, -1.0], versions=[("a", 0, 2)],
+        experts=replay_text(3 * 6), indexer=replay_text(3 * 4),
+    )  # fmt: skip
+    session.add(None, [7], [], reason=FinishReason.ABORT)
+    made = make_samples(
+        session.nodes,
+        decode=lambda ids: "é",
+        max_trim_tokens=1,
+        replay_shape=ReplayShape(layers=3, top_k=2),
+        metadata={"k": ["v", 1.0]},
+    )
+    table = read(to_arrow(made.samples, session_metadata={"m": 1}, empty_reason=None))
+    rows = table.to_pylist()
+    assert len(rows) == 2
+    for row, sample in zip(rows, made.samples, strict=True):
+        expected = to_json(sample)
+        for name in ("metadata", "prefix_cache_info"):
+            assert json.loads(row.pop(name)) == json.loads(json.dumps(expected.pop(name)))
+        assert row == expected
+    assert {key: json.loads(value) for key, value in table.schema.metadata.items()} == {
+        b"session_metadata": {"m": 1},
+        b"empty_reason": None,
+    }
+
+
+@pytest.mark.parametrize("reason", ["no_records", "all_truncated"])
+def test_no_samples_is_a_table_without_rows_that_says_why(reason: str) -> None:
+    table = read(to_arrow([], session_metadata={}, empty_reason=reason))
+    assert table.num_rows == 0
+    assert json.loads(table.schema.metadata[b"empty_reason"]) == reason
+    assert table.schema.field("tokens").type == pa.list_(pa.int64())
