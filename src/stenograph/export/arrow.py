@@ -21,7 +21,7 @@ MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 
 
 def to_arrow(samples: Sequence[Sample], *, session_metadata: Mapping[str, object], empty_reason: str | None) -> bytes:
-    """One record batch with a row per sample, in an IPC stream. Raises InvalidRequest where pyarrow is not installed."""
+    """A record batch with a row per sample, in an IPC stream. Raises InvalidRequest where there is no pyarrow."""
     pa = _pyarrow()
     meta = {"session_metadata": session_metadata, "empty_reason": empty_reason}
     span = pa.struct([("version", pa.string()), ("start", pa.int64()), ("end", pa.int64())])

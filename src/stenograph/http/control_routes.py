@@ -23,7 +23,7 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.wire import ClientGone, count_error, json_response, read_body
-from stenograph.offload.pool import CpuPool
+from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.protocol.openai_errors import error_body, error_headers
 from stenograph.protocol.sessions import decode_detokenize, decode_tokenize
 from stenograph.render.tokenizer import Tokenizer
@@ -101,7 +101,8 @@ class ControlRoutes:
         return json_response({"ready": ready, "engines": [engine]}, status=200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        body, content_type = self.metrics.exposition()
+        # Writing it out takes milliseconds, and no session's state.
+        body, content_type = await self.pool.run(self.metrics.exposition, num_bytes=INLINE_BELOW_BYTES)
         return Response(body, headers={"content-type": content_type})
 
     async def _models(self, request: Request) -> Response:

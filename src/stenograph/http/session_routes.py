@@ -1,6 +1,7 @@
 """The routes of sessions but the chats: create, look at, sample, abort, delete. Starlette endpoints.
 
-What is large (records, samples, drift) is made on the CPU pool, from a snapshot that the loop takes: nodes never change.
+What is large (records, samples, drift) is made on the CPU pool, from a snapshot that the loop takes: a committed node
+does not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.wire import json_response, read_body
 from stenograph.offload.pool import CpuPool
 from stenograph.protocol.sessions import SamplesRequest, decode_abort, decode_create, decode_samples
-from stenograph.render.drift import DriftReport, num_by_class, to_json as drift_json
+from stenograph.render.drift import DriftReport, num_by_class
+from stenograph.render.drift import to_json as drift_json
 from stenograph.render.renderer import Renderer
 from stenograph.session.history import Node, line_ids
 from stenograph.session.manager import SessionManager
