@@ -12,9 +12,10 @@ import aiohttp
 import pytest
 import uvicorn
 
-from stenograph.core.clock import SystemClock
+from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.settings import Settings
 from stenograph.core.types import Finish, FinishReason
+from stenograph.engine.base import Engine
 from stenograph.http.app import Server, listen, make_app, make_renderer
 from stenograph.offload.pool import CpuPool
 from stenograph.render.model_files import ModelFiles
@@ -104,30 +105,44 @@ def renderer() -> Renderer:
     return make_renderer(files, "smollm2")
 
 
+@asynccontextmanager
+async def running(
+    engine: Engine, renderer: Renderer, *, pool: CpuPool | None = None, clock: Clock | None = None, **settings: Any
+) -> AsyncIterator[tuple[str, SessionManager]]:
+    """A server around an engine that has been started, on a socket of its own: its URL, and its manager."""
+    pool = pool or CpuPool(2)
+    app, manager = make_app(
+        Settings(**settings),
+        engine=engine,
+        renderer=renderer,
+        pool=pool,
+        model="tiny",
+        clock=clock or SystemClock(),
+        moe_shape=(2, 2),
+    )
+    ready = asyncio.Event()
+    config = uvicorn.Config(
+        app, lifespan="off", log_config=None, server_header=False, headers=[("server", "stenograph")]
+    )
+    server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0)
+    with listen("127.0.0.1", 0) as listener:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.serve(sockets=[listener]))
+            await ready.wait()
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", manager
+            server.should_exit = True
+    pool.close()
+
+
 @pytest.fixture
 def serve(renderer: Renderer) -> Callable[..., AbstractAsyncContextManager[Live]]:
     """Start servers with other settings: `async with serve(max_in_flight=1) as live`."""
 
     @asynccontextmanager
-    async def started(*, pool: CpuPool | None = None, **settings: Any) -> AsyncIterator[Live]:
+    async def started(**options: Any) -> AsyncIterator[Live]:
         engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
-        pool = pool or CpuPool(2)
-        app, manager = make_app(
-            Settings(**settings), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock()
-        )
-        ready = asyncio.Event()
-        config = uvicorn.Config(
-            app, lifespan="off", log_config=None, server_header=False, headers=[("server", "stenograph")]
-        )
-        server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0)
-        with listen("127.0.0.1", 0) as listener:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as client:
-                tasks.create_task(server.serve(sockets=[listener]))
-                await ready.wait()
-                yield Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
-                server.should_exit = True
-        pool.close()
+        async with running(engine, renderer, **options) as (url, manager), aiohttp.ClientSession() as client:
+            yield Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
 
     return started
 
