@@ -25,6 +25,7 @@ PURE = (
     "protocol",
     "render",
     "export",
+    "engine/sglang_wire",
     "engine/validate",
     "session/history",
     "session/matching",

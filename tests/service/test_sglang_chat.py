@@ -1,0 +1,488 @@
+"""The whole server before a stand-in of SGLang: what the client gets, what the engine is told, what is kept."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from yarl import URL
+
+from stenograph.core.settings import ReplyMode
+from stenograph.engine.sglang import SGLangEngine, SGLangOptions
+from stenograph.render.renderer import Renderer
+from stenograph.session.manager import SessionManager
+from stenograph.testing.faults import Fault
+from stenograph.testing.sglang_server import SGLangScript, SGLangServer
+
+from .conftest import END, Answer, assistant, output_ids, running, user
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """A server, the stand-in behind it, and a plain client."""
+
+    url: str
+    manager: SessionManager
+    sglang: SGLangServer
+    engine: SGLangEngine
+    renderer: Renderer
+    client: aiohttp.ClientSession
+
+    def script(self, text: str, **options: Any) -> SGLangScript:
+        """A reply of this text that ends with `<|im_end|>`."""
+        ids = (*self.renderer.tokenizer.encode(text), END)
+        return SGLangScript(**{"ids": ids, "text": text, "matched": END, **options})
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        url = URL(self.url + path, encoded=True)
+        async with self.client.request(method, url, data=data, headers=named, allow_redirects=False) as response:
+            return Answer(status=response.status, headers=response.headers, body=await response.read())
+
+    async def open(self, **options: Any) -> str:
+        return str((await self.call("POST", "/sessions", options)).json()["session_id"])
+
+    async def chat(self, session_id: str, *messages: dict[str, Any], **fields: Any) -> Answer:
+        return await self.call(
+            "POST", f"/sessions/{session_id}/v1/chat/completions", {"messages": list(messages), **fields}
+        )
+
+    async def records(self, session_id: str) -> list[Any]:
+        view = (await self.call("GET", f"/sessions/{session_id}")).json()
+        return list(view["records"])
+
+    async def metric(self, line: str) -> str:
+        page = (await self.call("GET", "/metrics")).body.decode()
+        return next((row.rsplit(" ", 1)[1] for row in page.splitlines() if row.startswith(line)), "absent")
+
+
+Connect = Callable[..., AbstractAsyncContextManager[Rig]]
+
+
+@pytest.fixture
+def connect(renderer: Renderer) -> Connect:
+    """Servers with other settings, each before a stand-in of its own."""
+
+    @asynccontextmanager
+    async def connected(*, replay: bool = False, **settings: Any) -> AsyncIterator[Rig]:
+        encode = renderer.tokenizer.encode
+        async with SGLangServer(encode=lambda text: list(encode(text)), stop_id=END) as sglang:
+            options = SGLangOptions(
+                url=sglang.url, model="tiny", vocab_size=renderer.tokenizer.vocab_size, replay=replay
+            )
+            engine = SGLangEngine(options)
+            await engine.start()
+            try:
+                async with (
+                    running(engine, renderer, **settings) as (url, manager),
+                    aiohttp.ClientSession() as client,
+                ):
+                    yield Rig(url=url, manager=manager, sglang=sglang, engine=engine, renderer=renderer, client=client)
+            finally:
+                await engine.aclose()
+
+    return connected
+
+
+@pytest.fixture
+async def rig(connect: Connect) -> AsyncIterator[Rig]:
+    async with connect() as running_rig:
+        yield running_rig
+
+
+async def test_the_engines_bytes_and_headers_go_out_as_they_came_and_the_sample_is_exact(rig: Rig) -> None:
+    session = await rig.open()
+    messages: list[dict[str, Any]] = []
+    for number, text in enumerate(("Naïve ☃", "two", "three")):
+        rig.sglang.plan(
+            rig.script(
+                text,
+                triples=number != 1,
+                fault=Fault.DOUBLED_HEADERS if number == 2 else Fault.NONE,
+                content_type="application/json; charset=x",
+                headers=(("X-Engine", "e"), ("Connection", "x-hop"), ("X-Hop", "no"), ("Server-Timing", "e;dur=1")),
+            )
+        )
+        messages.append(user(f"question {number}"))
+        answer = await rig.chat(session, *messages)
+        assert answer.status == 200, answer.body
+        assert answer.body == rig.sglang.replies[-1].body
+        assert answer.headers["content-type"] == "application/json; charset=x"
+        assert answer.headers["x-engine"] == "e"
+        assert "x-hop" not in answer.headers
+        assert "validate;dur=" in answer.headers["server-timing"]
+        for name, value in (("server", "stenograph"), ("date", answer.headers["date"])):
+            assert answer.headers.getall(name) == [value]  # type: ignore[attr-defined]
+        messages.append(answer.json()["choices"][0]["message"])
+    asked = [request.json["input_ids"] for request in rig.sglang.requests]
+    drawn = [list(rig.script(text).ids) for text in ("Naïve ☃", "two", "three")]
+    for turn in range(2):
+        assert asked[turn + 1][: len(asked[turn] + drawn[turn])] == asked[turn] + drawn[turn]
+    samples = (await rig.call("POST", f"/sessions/{session}/samples", {"format": "json"})).json()
+    (sample,) = samples["samples"]
+    assert sample["tokens"] == asked[-1] + drawn[-1]
+    assert sum(sample["loss_mask"]) == sum(map(len, drawn))
+    assert sample["weight_versions"] == [{"version": "default", "start": len(asked[0]), "end": len(sample["tokens"])}]
+    view = (await rig.call("GET", f"/sessions/{session}")).json()
+    assert view["metadata"]["accumulated_token_ids"] == sample["tokens"]
+    assert view["metadata"]["tito_session_mismatch"] == []
+    assert [record["request"]["input_ids"] for record in view["records"]] == asked
+    assert rig.sglang.requests[0].header("x-smg-routing-key") == session
+
+
+async def test_the_engine_is_asked_in_its_own_words(rig: Rig) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}], "cache_control": {"a": 1}}]
+    session = await rig.open(chat_template_kwargs={"enable_thinking": False})
+    answer = await rig.chat(
+        session, *messages, tools=[tool], tool_choice="required", temperature=0.5, stop=["x"], max_completion_tokens=9
+    )
+    assert answer.status == 200, answer.body
+    asked = rig.sglang.requests[0].json
+    assert asked["messages"] == messages
+    assert asked["tools"] == [tool]
+    assert (asked["tool_choice"], asked["temperature"], asked["stop"], asked["max_tokens"]) == (
+        "required", 0.5, ["x"], 9,
+    )  # fmt: skip
+    assert (asked["logprobs"], asked["return_meta_info"], asked["no_stop_trim"]) == (True, True, False)
+    assert asked["stream"] is False
+    assert asked["chat_template_kwargs"] == {"enable_thinking": False}
+    assert asked["rid"] == (await rig.records(session))[0]["request_id"]
+
+
+async def test_a_tool_call_that_the_engine_parsed_is_the_message_that_comes_back(rig: Rig) -> None:
+    session = await rig.open()
+    rig.sglang.plan(
+        rig.script("", ids=(*rig.renderer.tokenizer.encode("<x>"), END), tool_calls=(("call_7", "f", '{"a": 1}'),))
+    )
+    first = (await rig.chat(session, user("go"))).json()["choices"][0]
+    assert first["finish_reason"] == "tool_calls"
+    call = {**first["message"]["tool_calls"][0], "function": {"name": "f", "arguments": '{"a":1.0}'}}
+    replayed = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call_7", "content": "done"}
+    assert (await rig.chat(session, user("go"), replayed, result)).status == 200
+    assert len(await rig.records(session)) == 2
+
+
+async def test_a_client_that_streams_gets_one_piece_and_leaves_the_same_record(rig: Rig) -> None:
+    records = []
+    for stream in (False, True):
+        session = await rig.open()
+        rig.sglang.plan(rig.script("Hello", reasoning="why"))
+        answer = await rig.chat(session, user("hi"), stream=stream)
+        (record,) = await rig.records(session)
+        kept = record["response"]["choices"][0]
+        del kept["meta_info"]["id"]
+        records.append((kept, record["request"]["input_ids"], record["weight_versions"]))
+        if stream:
+            events = [line.removeprefix("data: ") for line in answer.body.decode().split("\n\n") if line]
+            deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
+            assert events[-1] == "[DONE]"
+            assert [delta for delta in deltas if delta.get("reasoning_content") or delta.get("content")] == [
+                {"content": "Hello", "reasoning_content": "why"}
+            ]
+    assert records[0] == records[1]
+
+
+@pytest.mark.parametrize("mode", list(ReplyMode))
+async def test_lean_replies_leave_out_the_experts_which_records_and_samples_keep(
+    connect: Connect, mode: ReplyMode
+) -> None:
+    async with connect(reply=mode, replay=True) as rig:
+        session = await rig.open()
+        script = rig.script("Hi")
+        messages = [user("hello")]
+        rig.sglang.plan(rig.script("Hi"))
+        await rig.chat(await rig.open(), *messages)  # to learn how long the prompt is
+        num_tokens = len(rig.sglang.requests[0].json["input_ids"]) + len(script.ids)
+        experts = np.arange((num_tokens - 1) * 4, dtype="<i4")
+        rig.sglang.plan(rig.script("Hi", routed_experts=experts.tobytes(), indexer_topk=experts.tobytes()))
+        answer = await rig.chat(session, *messages)
+        assert rig.sglang.requests[-1].json["return_routed_experts"] is True
+        told = rig.sglang.replies[-1].body
+        meta = answer.json()["choices"][0]["meta_info"]
+        if mode is ReplyMode.PASSTHROUGH:
+            assert answer.body == told
+        else:
+            assert "routed_experts" not in meta
+            assert "indexer_topk" not in meta
+            assert meta["output_token_logprobs"] == json.loads(told)["choices"][0]["meta_info"]["output_token_logprobs"]
+        (record,) = await rig.records(session)
+        kept = record["response"]["choices"][0]["meta_info"]
+        assert kept["routed_experts"] == kept["indexer_topk"] == base64.b64encode(experts.tobytes()).decode()
+        samples = (await rig.call("POST", f"/sessions/{session}/samples", {"format": "json"})).json()
+        assert samples["samples"][0]["rollout_routed_experts"] == experts.reshape(num_tokens - 1, 2, 2).tolist()
+
+
+@pytest.mark.parametrize("status", [302, 400, 404, 429, 500, 503])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anything_but_200_goes_out_as_it_came_and_is_not_recorded(rig: Rig, status: int, stream: bool) -> None:
+    session = await rig.open()
+    body = b'{"object":"error", "message" : "no"}'
+    rig.sglang.plan(rig.script("", status=status, body=body, headers=(("Retry-After", "7"), ("Location", "/x"))))
+    answer = await rig.chat(session, user("hi"), stream=stream)
+    assert (answer.status, answer.body) == (status, body)
+    assert (answer.headers["retry-after"], answer.headers["content-type"]) == ("7", "application/json")
+    assert await rig.records(session) == []
+    assert (await rig.chat(session, user("hi"))).status == 200
+
+
+def lies() -> dict[str, tuple[str, Callable[[dict[str, Any]], object]]]:
+    """Ways in which a 200 can lie, and the law that each breaks: the reply is edited, or replaced by bytes."""
+
+    def choice(body: dict[str, Any]) -> Any:
+        return body["choices"][0]
+
+    def rows(body: dict[str, Any]) -> Any:
+        return choice(body)["meta_info"]["output_token_logprobs"]
+
+    def put(target: Any, key: Any, value: object) -> None:
+        target[key] = value
+
+    return {
+        "null content": ("content_is_text", lambda b: put(choice(b)["message"], "content", None)),
+        "no meta_info": ("has_meta_info", lambda b: choice(b).pop("meta_info")),
+        "no logprobs": ("has_logprobs", lambda b: choice(b)["meta_info"].pop("output_token_logprobs")),
+        "no count": ("has_completion_tokens", lambda b: choice(b)["meta_info"].pop("completion_tokens")),
+        "one token less": ("count_agrees", lambda b: rows(b).pop()),
+        "an id beyond the vocabulary": ("id_in_vocab", lambda b: put(rows(b)[0], 1, 10**6)),
+        "a huge id": ("id_in_vocab", lambda b: put(rows(b)[0], 1, 10**40)),
+        "a bool for an id": ("id_in_vocab", lambda b: put(rows(b)[0], 1, True)),
+        "a float for an id": ("id_in_vocab", lambda b: put(rows(b)[0], 1, 1.0)),
+        "a null logprob": ("logprob_is_finite", lambda b: put(rows(b)[0], 0, None)),
+        "a bool logprob": ("logprob_is_finite", lambda b: put(rows(b)[0], 0, False)),
+        "a row of one": ("row_shape", lambda b: put(rows(b), 0, [-1.0])),
+        "two choices": ("one_choice", lambda b: b["choices"].append(choice(b))),
+        "another finish": ("finish_reason", lambda b: put(choice(b), "finish_reason", "eos")),
+        "NaN": ("json", lambda b: json.dumps(b).replace("-0.125", "NaN", 1).encode()),
+        "1e999": ("logprob_is_finite", lambda b: json.dumps(b).replace("[-0.125", "[1e999").encode()),
+        "bytes after it": ("json", lambda b: json.dumps(b).encode() + b"x"),
+        "no UTF-8": ("utf8", lambda b: json.dumps(b).replace("chat.completion", "@").encode().replace(b"@", b"\xff")),
+        "no JSON": ("json", lambda b: b"<html>"),
+        "nothing": ("json", lambda b: b""),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", list(lies()))
+async def test_a_200_that_lies_is_502_with_its_law_and_leaves_nothing(rig: Rig, lie: str) -> None:
+    law, edit = lies()[lie]
+    session = await rig.open()
+    rig.sglang.plan(rig.script("fine"))
+    assert (await rig.chat(session, user("hi"))).status == 200
+    before = await rig.records(session)
+    body = json.loads(rig.sglang.replies[0].body or b"")
+    edited = edit(body)
+    raw = edited if isinstance(edited, bytes) else json.dumps(body).encode()
+    rig.sglang.plan(rig.script("", body=raw))
+    messages = (user("hi"), assistant("fine"), user("more"))
+    answer = await rig.chat(session, *messages)
+    error = answer.json()["error"]
+    assert (answer.status, error["code"]) == (502, "upstream_invalid"), answer.body
+    assert error["message"].startswith(f"{law}: "), error
+    assert await rig.records(session) == before
+    assert await rig.metric(f'stenograph_upstream_invalid_total{{law="{law}"}}') == "1.0"
+    assert (await rig.chat(session, *messages)).status == 200
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.CLOSED, Fault.RESET, Fault.CUT_BODY, Fault.CUT_CHUNK, Fault.LONG_LENGTH, Fault.BAD_CHUNK, Fault.GARBAGE,
+    ],
+)  # fmt: skip
+async def test_a_broken_exchange_is_502_and_the_next_turn_works(rig: Rig, fault: Fault) -> None:
+    session = await rig.open()
+    rig.sglang.plan(rig.script("lost", fault=fault))
+    answer = await rig.chat(session, user("hi"))
+    assert (answer.status, answer.json()["error"]["code"]) == (502, "upstream_unreachable"), answer.body
+    assert await rig.records(session) == []
+    assert (await rig.chat(session, user("hi"))).status == 200
+
+
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.HELD_HEADERS, Fault.HELD_BODY])
+async def test_a_turn_past_its_deadline_is_504_and_stopped_at_the_engine(connect: Connect, fault: Fault) -> None:
+    async with connect(request_timeout_s=0.2) as rig:
+        session = await rig.open()
+        rig.sglang.plan(rig.script("late", fault=fault))
+        answer = await rig.chat(session, user("hi"))
+        assert (answer.status, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+        rid = rig.sglang.requests[0].json["rid"]
+        await rig.sglang.aborted(1)
+        await rig.sglang.left(1)
+        assert (rig.sglang.aborts, rig.sglang.hung_up) == ([rid], [rid])
+        assert await rig.records(session) == []
+        assert (await rig.chat(session, user("hi"))).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_hang_up_closes_the_engines_connection_and_aborts_with_our_id(rig: Rig, stream: bool) -> None:
+    session = await rig.open()
+    rig.sglang.plan(rig.script("never", paused=True))
+    call = asyncio.ensure_future(rig.chat(session, user("hi"), stream=stream))
+    await rig.sglang.begun(1)
+    call.cancel()
+    rid = rig.sglang.requests[0].json["rid"]
+    await rig.sglang.aborted(1)
+    await rig.sglang.left(1)
+    assert (rig.sglang.aborts, rig.sglang.hung_up) == ([rid], [rid])
+    assert (await rig.chat(session, user("hi"))).status == 200
+    assert len(await rig.records(session)) == 1
+
+
+async def test_an_aborted_turn_is_returned_unchanged_and_recorded(rig: Rig) -> None:
+    session = await rig.open()
+    rig.sglang.plan(rig.script("partial", paused=True, num_drawn=3))
+    call = asyncio.ensure_future(rig.chat(session, user("hi")))
+    await rig.sglang.held(1)
+    assert (await rig.call("POST", f"/sessions/{session}/abort")).json() == {"aborted": 1}
+    answer = await call
+    assert (answer.status, answer.body) == (200, rig.sglang.replies[0].body)
+    assert answer.json()["choices"][0]["finish_reason"] == "abort"
+    (record,) = await rig.records(session)
+    assert (record["status"], len(output_ids(record))) == ("aborted", 3)
+    more = await rig.chat(session, user("hi"), answer.json()["choices"][0]["message"], user("more"))
+    assert (more.status, more.json()["error"]["code"]) == (409, "truncated_generation")
+    assert (await rig.chat(session, user("hi"))).status == 200
+
+
+async def test_a_deleted_sessions_caller_gets_the_partial_reply_or_404(connect: Connect) -> None:
+    async with connect(abort_grace_s=0.3) as rig:
+        for ignored, status in ((0, 200), (10**6, 404)):
+            session = await rig.open()
+            rig.sglang.plan(rig.script("partial", paused=True, num_drawn=2, ignored_aborts=ignored))
+            call = asyncio.ensure_future(rig.chat(session, user("hi")))
+            await rig.sglang.held(1)
+            assert (await rig.call("DELETE", f"/sessions/{session}")).status == 204
+            answer = await call
+            assert answer.status == status, answer.body
+            if status == 404:
+                assert answer.json()["error"]["code"] == "session_not_found"
+            assert (await rig.chat(session, user("hi"))).status == 404
+        await rig.sglang.idle()
+        assert rig.manager.num_in_flight == 0
+
+
+async def test_an_abort_that_the_engine_does_not_answer_ends_as_a_timeout(connect: Connect) -> None:
+    async with connect(abort_grace_s=0.3) as rig:
+        session = await rig.open()
+        rig.sglang.plan(rig.script("stuck", paused=True, ignored_aborts=10**6))
+        call = asyncio.ensure_future(rig.chat(session, user("hi")))
+        await rig.sglang.held(1)
+        await rig.call("POST", f"/sessions/{session}/abort")
+        answer = await call
+        assert (answer.status, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+        await rig.sglang.left(1)
+        assert (await rig.chat(session, user("hi"))).status == 200
+
+
+async def test_aborting_everything_while_64_sessions_run_returns_every_reply_and_loses_none(rig: Rig) -> None:
+    sessions = [await rig.open() for _ in range(64)]
+    rig.sglang.plan(*(rig.script(f"reply {number}", paused=True, num_drawn=number % 5) for number in range(64)))
+    calls = [asyncio.ensure_future(rig.chat(session, user("hi"), n=1)) for session in sessions]
+    await rig.sglang.begun(64)
+    assert (await rig.call("POST", "/abort_request", {"abort_all": True})).json() == {"aborted": 64}
+    answers = await asyncio.gather(*calls)
+    assert [answer.status for answer in answers] == [200] * 64
+    for session, answer in zip(sessions, answers, strict=True):
+        (record,) = await rig.records(session)
+        rows = answer.json()["choices"][0]["meta_info"]["output_token_logprobs"]
+        assert record["status"] == "aborted"
+        assert output_ids(record) == [row[1] for row in rows]
+    num_drawn = [len(output_ids((await rig.records(session))[0])) for session in sessions]
+    assert sum(num_drawn) == sum(number % 5 for number in range(64))
+
+
+async def test_a_retry_joins_the_turn_in_flight_and_the_engine_sees_one(rig: Rig) -> None:
+    session = await rig.open()
+    rig.sglang.plan(rig.script("once", paused=True))
+    body = {"messages": [user("hi")]}
+    path = f"/sessions/{session}/v1/chat/completions"
+    first = asyncio.ensure_future(rig.call("POST", path, body))
+    await rig.sglang.held(1)
+    second = asyncio.ensure_future(rig.call("POST", path, body, x_stainless_retry_count="1"))
+    busy = await rig.call("POST", path, body)
+    assert (busy.status, busy.headers["x-should-retry"]) == (409, "false")
+    rig.sglang.release()
+    one, two = await asyncio.gather(first, second)
+    assert one.body == two.body == rig.sglang.replies[0].body
+    assert len(rig.sglang.requests) == 1
+    assert len(await rig.records(session)) == 1
+
+
+async def test_a_reader_that_never_reads_pins_nothing(rig: Rig) -> None:
+    session = await rig.open()
+    rig.sglang.plan(rig.script("big"))
+    await rig.chat(await rig.open(), user("hi"))
+    body = json.loads(rig.sglang.replies[0].body or b"")
+    body["padding"] = "x" * 30_000_000
+    rig.sglang.plan(rig.script("", body=json.dumps(body).encode()))
+    host, port = rig.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    payload = json.dumps({"messages": [user("hi")]}).encode()
+    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n"
+    writer.write(head.encode() + payload)
+    assert (await reader.read(1)) == b"H"  # the turn is committed, its reply is on its way, and nobody reads on
+    message = body["choices"][0]["message"]
+    assert (await rig.chat(session, user("hi"), message, user("more"))).status == 200
+    assert len(await rig.records(session)) == 2
+    assert rig.manager.num_in_flight == 0
+    writer.close()
+
+
+async def test_concurrent_turns_on_a_tree_become_siblings(rig: Rig) -> None:
+    session = await rig.open(history="tree")
+    rig.sglang.plan(rig.script("root"))
+    root = (await rig.chat(session, user("hi"))).json()["choices"][0]["message"]
+    rig.sglang.plan(*(rig.script(text, paused=True) for text in ("left", "right")))
+    calls = [asyncio.ensure_future(rig.chat(session, user("hi"), root, user("go"))) for _ in range(2)]
+    await rig.sglang.held(2)
+    rig.sglang.release()
+    assert [answer.status for answer in await asyncio.gather(*calls)] == [200, 200]
+    view = (await rig.call("GET", f"/sessions/{session}")).json()
+    assert [node["parent"] for node in view["metadata"]["tree"]["nodes"]] == [None, 0, 0]
+    assert [leaf["path_node_ids"] for leaf in view["metadata"]["tree"]["leaves"]] == [[0, 1], [0, 2]]
+    lines = (await rig.call("GET", f"/sessions/{session}/drift")).json()["lines"]
+    assert [(line["leaf"], line["mismatches"]) for line in lines] == [(1, []), (2, [])]
+
+
+async def test_the_proxy_passes_on_what_its_list_names_and_nothing_else(rig: Rig) -> None:
+    session = await rig.open()
+    base = f"/sessions/{session}"
+    answer = await rig.call(
+        "POST", f"{base}/v1/embeddings?a=b%2Fc", {"input": "hi"}, authorization="Bearer secret", x_custom="kept"
+    )
+    assert (answer.status, answer.json()["object"]) == (200, "list")
+    asked = rig.sglang.asked[-1]
+    assert asked.path == "/v1/embeddings?a=b%2Fc"
+    assert (asked.header("authorization"), asked.header("x-custom")) == (None, "kept")
+    assert asked.header("x-smg-routing-key") == session
+    assert (await rig.call("GET", f"{base}/v1/models")).json()["data"][0]["id"] == "stand-in"
+    num_asked = len(rig.sglang.asked)
+    for path in ("v1/completions", "v1/embeddings/x", "flush_cache", "v1/../flush_cache", "v1%2Fembeddings/../x", "v1"):
+        refused = await rig.call("POST", f"{base}/{path}", {})
+        assert refused.status in (403, 404), path
+    assert (await rig.call("POST", "/v1/embeddings", {"input": "hi"})).status == 200
+    assert len(rig.sglang.asked) == num_asked + 1
+    assert (await rig.call("POST", "/sessions/none/v1/embeddings", {})).status == 404
+    assert (await rig.call("GET", f"{base}/samples")).status == 405
+    assert await rig.records(session) == []
+
+
+async def test_an_engine_that_is_down_is_502_and_not_ready_until_it_is_back(rig: Rig) -> None:
+    session = await rig.open()
+    await rig.sglang.aclose()
+    answer = await rig.chat(session, user("hi"))
+    assert (answer.status, answer.json()["error"]["code"]) == (502, "upstream_unreachable")
+    ready = await rig.call("GET", "/ready")
+    assert (ready.status, ready.json()["engines"][0]["state"]) == (503, "down")
+    assert (await rig.call("GET", "/health")).status == 200
+    await rig.sglang.start()
+    assert (await rig.chat(session, user("hi"))).status == 200
+    assert (await rig.call("GET", "/ready")).status == 200
