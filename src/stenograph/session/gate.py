@@ -36,11 +36,6 @@ class Gate:
         return f"<Gate leases={len(self._leases)} closing={self._closing}>"
 
     @property
-    def num_leases(self) -> int:
-        """Turns that run."""
-        return len(self._leases)
-
-    @property
     def is_busy(self) -> bool:
         """Whether a turn runs."""
         return bool(self._leases)

@@ -88,7 +88,9 @@ class SessionManager:
     def has(self, session_id: str) -> bool:
         """Whether there is a live session of that id."""
         session = self._sessions.get(SessionId(session_id))
-        return session is not None and not session.gate.is_closing
+        if session is None or session.gate.is_closing:
+            return False
+        return not session.is_expired(self._services.clock.monotonic())
 
     def page(self, *, limit: int, after: str | None) -> list[Session]:
         """Up to `limit` live sessions in order of creation, those after the id `after`.
@@ -114,8 +116,7 @@ class SessionManager:
 
     async def settle(self, session: Session | None) -> None:
         """Wait for the turns that have been abandoned to end. They have been told to; this takes no engine's time."""
-        tasks = [turn.task for turn in session.running if turn.is_abandoned] if session is not None else []
-        if tasks:
+        while session is not None and (tasks := [turn.task for turn in session.running if turn.is_abandoned]):
             await asyncio.wait(tasks)
 
     def start(
@@ -130,18 +131,18 @@ class SessionManager:
 
         `decode` gives the request and, as JSON, what of it is kept in the record. A request that repeats a turn, by
         its `identity`, watches that turn instead. Raises SessionNotFound before IdempotencyMismatch before
-        SessionBusy before whatever `decode` raises; nothing is held then. The lease is given back when the task ends,
-        however it ends.
+        SessionBusy before Draining and LimitExceeded before whatever `decode` raises; nothing is held then. The lease
+        is given back when the task ends, however it ends.
         """
         if session is not None and not session.gate.is_closing and identity is not None:
             repeated = session.find_repeated(identity)
             if repeated is not None:
                 self._telemetry.retry_answered(joined=not repeated.task.done())
                 return repeated.watch()
-        self._check_room()
         lease = session.gate.lease() if session is not None else None
-        started.mark(Stage.ADMIT, self._services.clock.monotonic())
         try:
+            self._check_room()
+            started.mark(Stage.ADMIT, self._services.clock.monotonic())
             if session is not None:
                 session.check_limits()
             request, request_json = decode()
@@ -163,8 +164,8 @@ class SessionManager:
         session.gate.close()
         turns = session.running
         try:
-            for turn in turns:
-                await turn.run.abort(unanswered=SessionNotFound(session.id))
+            # All are told before the first wait, so that each ends within its grace time whatever becomes of this one.
+            await asyncio.gather(*(turn.run.abort(unanswered=SessionNotFound(session.id)) for turn in turns))
             if turns:
                 await asyncio.wait([turn.task for turn in turns])
         finally:

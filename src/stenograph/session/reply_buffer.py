@@ -56,17 +56,21 @@ class ReplyReader:
     def __init__(self, buffer: ReplyBuffer) -> None:
         self.changed = asyncio.Event()
         self._buffer = buffer
+        self._is_closed = False
         self._num_deltas = 0
         self._num_chunks = 0
 
     async def take(self) -> StreamPiece | None:
-        """Wait for something new and take all of it, merged; None once the buffer is closed and read to its end."""
+        """Wait for something new and take all of it, merged; None once the buffer is closed and read to its end, or
+        this reader is closed."""
         buffer = self._buffer
-        while len(buffer.deltas) == self._num_deltas and len(buffer.chunks) == self._num_chunks:
+        while not self._is_closed and len(buffer.deltas) == self._num_deltas and len(buffer.chunks) == self._num_chunks:
             if buffer.is_closed:
                 return None
             self.changed.clear()
             await self.changed.wait()
+        if self._is_closed:
+            return None
         piece = StreamPiece(
             delta=_merged(buffer.deltas[self._num_deltas :]), chunks=tuple(buffer.chunks[self._num_chunks :])
         )
@@ -74,8 +78,10 @@ class ReplyReader:
         return piece
 
     def close(self) -> None:
-        """Read no more."""
+        """Read no more; a `take` that waits ends."""
+        self._is_closed = True
         self._buffer.remove(self)
+        self.changed.set()
 
 
 def _merged(deltas: list[ReplyDelta]) -> ReplyDelta:

@@ -70,9 +70,10 @@ class Turn:
     def abandon(self, why: StenographError | None = None) -> None:
         """Stop the turn and keep nothing of it. Without effect once it has ended; past the commit it has.
 
-        `why` is what its watchers are told; None if they have all left.
+        `why` is what its watchers are told; None if they have all left. The task is cancelled once: a second time
+        would break into what it does to end, and the engine might never be told.
         """
-        if self.task.cancel():
+        if self._is_abandoned or self.task.cancel():
             self._is_abandoned = True
             self._why = self._why or why
 
@@ -120,7 +121,7 @@ class Watch:
         return self._turn.run.request
 
     async def take(self) -> StreamPiece | None:
-        """What the turn has produced since the last call; None when it has ended."""
+        """What the turn has produced since the last call; None when it has ended, or this watch has left."""
         return await self._reader.take()
 
     async def result(self) -> TurnOutcome:

@@ -67,14 +67,15 @@ class Session:
         return list(self._running.values())
 
     def is_expired(self, now: float) -> bool:
-        """Whether it has been without a chat for longer than it may."""
-        ttl_s = self.options.ttl_s
-        return ttl_s is not None and not self.gate.is_busy and now - self._last_chat >= ttl_s
+        """Whether it has been without a chat for longer than it may. One that is being deleted ends by that."""
+        ttl_s, gate = self.options.ttl_s, self.gate
+        return ttl_s is not None and not gate.is_busy and not gate.is_closing and now - self._last_chat >= ttl_s
 
     def check_limits(self) -> None:
-        """Raise LimitExceeded if there is no room for the turn that has just got its lease."""
+        """Raise LimitExceeded if there is no room for one more turn than those that are kept or may yet be."""
         options, nodes = self.options, self.history.nodes
-        num_turns = len(nodes) + self.gate.num_leases - 1
+        # One whose task is done is a node by now, or never will be, though its lease ends a moment later.
+        num_turns = len(nodes) + sum(not turn.task.done() for turn in self._running.values())
         if options.max_turns is not None and num_turns >= options.max_turns:
             raise LimitExceeded(Limit.SESSION_TURNS, f"this session has had its {options.max_turns} turns (max_turns)")
         if options.max_nodes is not None and options.history is HistoryKind.TREE and num_turns >= options.max_nodes:
@@ -105,8 +106,10 @@ class Session:
                 return turn
         for kept in self._kept.values():
             turn, known = kept.turn, kept.turn.identity
-            if known is not None and known.is_repeated_by(identity):
-                return turn if not turn.was_delivered or identity.key is not None else None
+            if known is None or not known.is_repeated_by(identity):
+                continue
+            if not turn.was_delivered or identity.key is not None:
+                return turn
         return None
 
     def began(self, turn: Turn) -> None:

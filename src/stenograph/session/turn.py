@@ -13,8 +13,8 @@ time, is the turn ended without it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, ReplyDelta, ToolMode, whole_delta
@@ -119,24 +119,26 @@ class TurnRun:
         """Whether tokens come as they are drawn."""
         return self._services.engine.capabilities.streams
 
-    async def abort(self, unanswered: StenographError | None = None) -> bool:
+    def abort(self, unanswered: StenographError | None = None) -> Coroutine[None, None, bool]:
         """End the turn with what it has drawn; one that has not reached the engine ends with nothing drawn.
 
         If the engine has not answered within the grace time, the turn fails with `unanswered` (default:
-        UpstreamTimeout). Returns whether there was anything left to end.
+        UpstreamTimeout): that much is settled when this returns. What it returns asks the engine, within that time
+        too, and tells whether there was anything left to end.
         """
         was_new = not self._abort_requested
         self._abort_requested = True
         self._abort_error = unanswered or self._abort_error
-        if was_new and self._deadline is not None and (when := self._deadline.when()) is not None:
-            grace_end = asyncio.get_running_loop().time() + self._services.abort_grace_s
-            self._deadline.reschedule(min(when, grace_end))
-        return await self._services.engine.abort(self.request_id) or (was_new and not self._has_sampled)
+        if was_new:
+            self._begin_grace()
+        return self._ask_engine_to_end(was_new)
 
     async def run(self) -> TurnOutcome:
         """The turn. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
         try:
             async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
+                if self._abort_requested:  # before the first step
+                    self._begin_grace()
                 context = PromptContext(tools=self.request.tools, template_kwargs=self.request.template_kwargs)
                 self._services.renderer.check_messages(self.request.messages, self.request.tools)
                 attachment = self._history.position(self.request.messages, context)
@@ -145,10 +147,26 @@ class TurnRun:
                 sampled, parsed, written = await self._sample(prompt, params)
                 return self._commit(attachment, context, prompt, sampled, parsed, written)
         except TimeoutError as error:
+            if self._deadline is None or not self._deadline.expired():
+                raise  # not ours: a bug of whoever let it out
             raise self._timeout_error() from error
         finally:
             self._deadline = None
             self.buffer.close()
+
+    def _begin_grace(self) -> None:
+        """Bring the deadline forward. One that has passed already ends the turn as it is."""
+        deadline = self._deadline
+        if deadline is None or deadline.expired() or (when := deadline.when()) is None:
+            return
+        deadline.reschedule(min(when, asyncio.get_running_loop().time() + self._services.abort_grace_s))
+
+    async def _ask_engine_to_end(self, was_new: bool) -> bool:
+        was_running = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._services.abort_grace_s):
+                was_running = await self._services.engine.abort(self.request_id)
+        return was_running or (was_new and not self._has_sampled)
 
     async def _render(self, attachment: Attachment, context: PromptContext) -> Prompt:
         """Ids of this turn's prompt: the line's, untouched, and the bridge; or the whole conversation at first."""

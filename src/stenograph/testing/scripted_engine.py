@@ -7,6 +7,7 @@ a paused reply goes on when the test lets it.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from stenograph.core.errors import EngineUnavailable
@@ -18,22 +19,39 @@ from stenograph.engine.base import Capabilities, EngineHealth, EngineState, Gene
 class Script:
     """One reply: ids drawn one by one, then `finish`, or `error` in its place. Logprob of the i-th is -(i + 1) / 8.
 
-    A paused script draws a token only when `ScriptedEngine.step` allows it, and ends only after one step more.
+    A paused script draws a token only when `ScriptedEngine.step` or `step_turn` allows it, and ends only after one step
+    more. Three ways to break the laws of an engine: ids and `logprobs` of any value, no `finish`, and a `deaf` script,
+    which no abort ends.
     """
 
     ids: tuple[int, ...]
-    finish: Finish = Finish(reason=FinishReason.STOP)
+    finish: Finish | None = Finish(reason=FinishReason.STOP)
     error: Exception | None = None
     paused: bool = False
+    logprobs: tuple[float, ...] | None = None
+    deaf: bool = False
+
+
+@dataclass(slots=True)
+class _Running:
+    """A generation under way: whether it is to end, and the steps that are allowed to it alone."""
+
+    aborted: asyncio.Event
+    steps: asyncio.Semaphore
 
 
 class ScriptedEngine:
-    """Plays scripts in the order in which they were planned."""
+    """Plays scripts in the order in which they were planned, but for those that are planned for a seed.
 
-    def __init__(self, *, vocab_size: int, max_context_tokens: int = 65536) -> None:
+    `drawn` has the ids of each generation so far. `num_passes` is how many passes of the loop an abort takes, and a
+    generation that is left early until the engine knows of it (`stopped`), as if the word had a way to go.
+    """
+
+    def __init__(self, *, vocab_size: int, max_context_tokens: int = 65536, num_passes: int = 0) -> None:
         self.requests: list[GenerateRequest] = []
         self.chunks: list[Chunk] = []
         self.stopped: list[RequestId] = []
+        self.drawn: dict[RequestId, list[int]] = {}
         self._capabilities = Capabilities(
             engine="scripted",
             model="scripted",
@@ -43,13 +61,15 @@ class ScriptedEngine:
             streams=True,
         )
         self._scripts: deque[Script] = deque()
-        self._aborts: dict[RequestId, asyncio.Event] = {}
+        self._scripts_by_seed: dict[int, Script] = {}
+        self._num_passes = num_passes
+        self._running: dict[RequestId, _Running] = {}
         self._steps = asyncio.Semaphore(0)
         self._changed = asyncio.Condition()
         self._state = EngineState.READY
 
     def __repr__(self) -> str:
-        return f"<ScriptedEngine {len(self._scripts)} scripts left, {len(self._aborts)} running>"
+        return f"<ScriptedEngine {len(self._scripts)} scripts left, {len(self._running)} running>"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -58,16 +78,25 @@ class ScriptedEngine:
     @property
     def num_running(self) -> int:
         """Generations that have begun and not ended."""
-        return len(self._aborts)
+        return len(self._running)
 
     def plan(self, *scripts: Script) -> None:
         """Add replies to play."""
         self._scripts.extend(scripts)
 
+    def plan_for(self, seed: int, script: Script) -> None:
+        """Play this reply to every request with that seed, in whatever order they come."""
+        self._scripts_by_seed[seed] = script
+
     def step(self, num_steps: int = 1) -> None:
         """Let paused replies draw this many tokens in all."""
         for _ in range(num_steps):
             self._steps.release()
+
+    def step_turn(self, request_id: RequestId, num_steps: int = 1) -> None:
+        """Let this generation alone draw so many tokens; it must be running."""
+        for _ in range(num_steps):
+            self._running[request_id].steps.release()
 
     async def begun(self, num_requests: int) -> None:
         """Wait until this many generations have begun since the engine was made."""
@@ -77,7 +106,7 @@ class ScriptedEngine:
     async def idle(self) -> None:
         """Wait until no generation runs."""
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._aborts)
+            await self._changed.wait_for(lambda: not self._running)
 
     async def start(self) -> None:
         self._state = EngineState.READY
@@ -85,47 +114,64 @@ class ScriptedEngine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         if self._state is not EngineState.READY:
             raise EngineUnavailable("the scripted engine is stopped", retry_after_s=1.0)
-        if not self._scripts:
-            raise EngineUnavailable("no script is left for this request")
-        script = self._scripts.popleft()
-        aborted = self._aborts[request.request_id] = asyncio.Event()
+        script = self._script_for(request)
+        running = self._running[request.request_id] = _Running(asyncio.Event(), asyncio.Semaphore(0))
+        drawn = self.drawn[request.request_id] = []
         async with self._changed:
             self.requests.append(request)
             self._changed.notify_all()
         ended = False
         try:
-            async for chunk in self._play(script, aborted):
-                ended = chunk.finish is not None
-                self.chunks.append(chunk)
-                yield chunk
+            async with aclosing(self._play(script, running)) as chunks:
+                async for chunk in chunks:
+                    ended = chunk.finish is not None
+                    self.chunks.append(chunk)
+                    drawn.extend(chunk.ids)
+                    yield chunk
         finally:
-            del self._aborts[request.request_id]
-            if not ended:
-                self.stopped.append(request.request_id)
+            try:
+                if not ended:
+                    await self._pass()
+                    self.stopped.append(request.request_id)
+            finally:
+                del self._running[request.request_id]
             async with self._changed:
                 self._changed.notify_all()
 
     async def abort(self, request_id: RequestId) -> bool:
-        event = self._aborts.get(request_id)
-        if event is not None:
-            event.set()
-        return event is not None
+        await self._pass()
+        running = self._running.get(request_id)
+        if running is not None:
+            running.aborted.set()
+        return running is not None
 
     def health(self) -> EngineHealth:
         return EngineHealth(state=self._state)
 
     async def aclose(self) -> None:
         self._state = EngineState.STOPPED
-        for event in self._aborts.values():
-            event.set()
+        for running in self._running.values():
+            running.aborted.set()
 
-    async def _play(self, script: Script, aborted: asyncio.Event) -> AsyncGenerator[Chunk, None]:
+    def _script_for(self, request: GenerateRequest) -> Script:
+        seed = request.params.seed
+        if seed is not None and seed in self._scripts_by_seed:
+            return self._scripts_by_seed[seed]
+        if not self._scripts:
+            raise EngineUnavailable("no script is left for this request")
+        return self._scripts.popleft()
+
+    async def _pass(self) -> None:
+        for _ in range(self._num_passes):
+            await asyncio.sleep(0)
+
+    async def _play(self, script: Script, running: _Running) -> AsyncGenerator[Chunk, None]:
         for index, id_ in enumerate(script.ids):
-            if script.paused and await self._aborted_before_step(aborted):
+            if script.paused and await self._aborted_before_step(script, running):
                 yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
                 return
             last = index == len(script.ids) - 1 and script.error is None and not script.paused
-            logprob = -(index + 1) / 8
+            logprob = -(index + 1) / 8 if script.logprobs is None else script.logprobs[index]
             yield Chunk(
                 ids=(id_,),
                 logprobs=(logprob,),
@@ -134,21 +180,26 @@ class ScriptedEngine:
             )
             if last:
                 return
-        if script.paused and await self._aborted_before_step(aborted):
+        if script.paused and await self._aborted_before_step(script, running):
             yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
             return
         if script.error is not None:
             raise script.error
         yield Chunk(ids=(), logprobs=(), finish=script.finish)
 
-    async def _aborted_before_step(self, aborted: asyncio.Event) -> bool:
+    async def _aborted_before_step(self, script: Script, running: _Running) -> bool:
         """Wait for a step or an abort, whichever comes first; tell which it was."""
         loop = asyncio.get_running_loop()
-        waits = [loop.create_task(self._steps.acquire()), loop.create_task(aborted.wait())]
+        waits: list[asyncio.Task[bool]] = [
+            loop.create_task(self._steps.acquire()),
+            loop.create_task(running.steps.acquire()),
+        ]
+        if not script.deaf:
+            waits.append(loop.create_task(running.aborted.wait()))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
             await asyncio.wait(waits)
-        return aborted.is_set()
+        return running.aborted.is_set() and not script.deaf
