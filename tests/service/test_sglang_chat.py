@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from yarl import URL
 
-from stenograph.core.settings import ReplyMode
+from stenograph.core.settings import ReplayKind, ReplyMode
 from stenograph.engine.sglang import SGLangEngine, SGLangOptions
 from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
@@ -71,7 +71,7 @@ def connect(renderer: Renderer) -> Connect:
     """Servers with other settings, each before a stand-in of its own."""
 
     @asynccontextmanager
-    async def connected(*, replay: bool = False, **settings: Any) -> AsyncIterator[Rig]:
+    async def connected(*, replay: ReplayKind = ReplayKind.NONE, **settings: Any) -> AsyncIterator[Rig]:
         encode = renderer.tokenizer.encode
         async with SGLangServer(encode=lambda text: list(encode(text)), stop_id=END) as sglang:
             options = SGLangOptions(
@@ -195,7 +195,7 @@ async def test_a_client_that_streams_gets_one_piece_and_leaves_the_same_record(r
 async def test_lean_replies_leave_out_the_experts_which_records_and_samples_keep(
     connect: Connect, mode: ReplyMode
 ) -> None:
-    async with connect(reply=mode, replay=True) as rig:
+    async with connect(reply=mode, replay=ReplayKind.ALL) as rig:
         session = await rig.open()
         script = rig.script("Hi")
         messages = [user("hello")]

@@ -24,6 +24,7 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Engine, EngineState, Forwards, GenerateRequest
 from stenograph.engine.sglang import SGLangEngine, SGLangOptions
@@ -148,7 +149,7 @@ async def test_the_request_carries_ids_and_id_and_the_session_s_key(server: SGLa
 
 
 async def test_replay_and_alternatives_are_asked_for_and_read(server: SGLangServer, connect: Connect) -> None:
-    async with connect(server, replay=True) as engine:
+    async with connect(server, replay=ReplayKind.ALL) as engine:
         server.plan(says(num_top=2, triples=False, indexer_topk=bytes(12)))
         chunk = await generated(engine, request(num_top_logprobs=2))
     assert server.requests[0].json["return_routed_experts"] is True

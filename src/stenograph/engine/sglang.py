@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from stenograph.core.errors import EngineUnavailable, UpstreamError, UpstreamRefused, UpstreamUnreachable
+from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Chunk, EngineReply, GrammarKind, RequestId
 from stenograph.engine.base import Capabilities, EngineHealth, EngineState, GenerateRequest
 from stenograph.engine.sglang_wire import GRAMMARS, decode_reply, encode_abort, encode_request
@@ -39,7 +40,7 @@ CLOSE_GRACE_S = 2.0
 class SGLangOptions:
     """Where an SGLang server, or a router before several, is, and what its model is.
 
-    `model` is its name there. `replay` asks for routed experts and indexer choices, for trainers that replay them.
+    `model` is its name there. `replay` says what is asked for that trainers replay.
     """
 
     url: str
@@ -48,7 +49,7 @@ class SGLangOptions:
     connect_timeout_s: float = 5.0
     probe_pause_s: float = 3.0
     grammars: frozenset[GrammarKind] = GRAMMARS
-    replay: bool = False
+    replay: ReplayKind = ReplayKind.NONE
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ import msgspec
 from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, Replay, SamplingParams, TopLogprob
 from stenograph.engine.base import GenerateRequest
 
@@ -46,7 +47,7 @@ _NO_MESSAGES = b'[{"role":"user","content":""}]'
 # -- the request
 
 
-def encode_request(request: GenerateRequest, *, model: str, replay: bool) -> bytes:
+def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) -> bytes:
     """The body of a chat request. Raises InvalidRequest for a grammar that SGLang does not take.
 
     The long parts, messages and ids, are joined as they are, never parsed or encoded again.
@@ -55,8 +56,10 @@ def encode_request(request: GenerateRequest, *, model: str, replay: bool) -> byt
     parts += _chat_parts(request.chat)
     parts += [b',"rid":', _json(request.request_id)]
     parts.append(b',"logprobs":true,"return_meta_info":true,"no_stop_trim":false,"stream":false')
-    if replay:
-        parts.append(b',"return_routed_experts":true,"return_indexer_topk":true')
+    if replay in (ReplayKind.ROUTED_EXPERTS, ReplayKind.ALL):
+        parts.append(b',"return_routed_experts":true')
+    if replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        parts.append(b',"return_indexer_topk":true')
     for name, value in _sampling_fields(request.params):
         parts += [b',"', name.encode(), b'":', _json(value)]
     if request.params.grammar is not None:

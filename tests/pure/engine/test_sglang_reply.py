@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.settings import ReplayKind
 from stenograph.core.types import (
     Finish,
     FinishReason,
@@ -382,7 +383,7 @@ def request(chat: ChatRequest | None = None, ids: tuple[int, ...] = (1, 2, 3), *
     )
 
 
-def sent(of: GenerateRequest, *, replay: bool = False) -> dict[str, Any]:
+def sent(of: GenerateRequest, *, replay: ReplayKind = ReplayKind.NONE) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(encode_request(of, model="m", replay=replay))
     return parsed
 
@@ -412,7 +413,7 @@ def test_a_plain_request_has_these_fields_and_no_other() -> None:
 
 
 def test_the_messages_are_sent_as_they_were_spelled_and_never_an_empty_list() -> None:
-    assert CHAT.messages_json in encode_request(request(CHAT), model="m", replay=False)
+    assert CHAT.messages_json in encode_request(request(CHAT), model="m", replay=ReplayKind.NONE)
     empty = ChatRequest(messages=CHAT.messages, messages_json=b" [ ]")
     for chat in (None, empty):
         assert sent(request(chat))["messages"] == [{"role": "user", "content": ""}]
@@ -476,7 +477,7 @@ def test_tools_and_template_arguments_go_along_for_parsing(choice: ToolChoice, e
         parallel_tool_calls=False,
         template_kwargs={"enable_thinking": False},
     )
-    body = encode_request(request(chat), model="m", replay=False)
+    body = encode_request(request(chat), model="m", replay=ReplayKind.NONE)
     assert b'"tools":[{"a": 1.0},{"b": 1e5}]' in body
     assert json.loads(body) == {
         **ALWAYS,
@@ -514,14 +515,17 @@ def test_a_grammar_of_another_dialect_is_refused(kind: GrammarKind) -> None:
         sent(request(CHAT, grammar=Grammar(kind=kind, source="x")))
 
 
-def test_replay_payloads_are_asked_for_when_told_to() -> None:
-    got = sent(request(CHAT), replay=True)
-    assert got == {
-        **ALWAYS,
-        "messages": [{"role": "user"}],
-        "return_routed_experts": True,
-        "return_indexer_topk": True,
-    }
+@pytest.mark.parametrize(
+    ("replay", "asked"),
+    [
+        (ReplayKind.NONE, {}),
+        (ReplayKind.ROUTED_EXPERTS, {"return_routed_experts": True}),
+        (ReplayKind.INDEXER_TOPK, {"return_indexer_topk": True}),
+        (ReplayKind.ALL, {"return_routed_experts": True, "return_indexer_topk": True}),
+    ],
+)
+def test_replay_payloads_are_asked_for_when_told_to(replay: ReplayKind, asked: dict[str, bool]) -> None:
+    assert sent(request(CHAT), replay=replay) == {**ALWAYS, "messages": [{"role": "user"}], **asked}
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1), st.lists(st.integers(0, 2**31 - 1), min_size=1))
