@@ -106,8 +106,10 @@ class SessionRoutes:
                 **session.options.metadata,
                 "accumulated_token_ids": line_ids(latest).tolist(),
                 "max_trim_tokens": self.renderer.max_trim_tokens,
-                "tito_session_mismatch": [] if report is None else drift_json(report),
             }
+            mismatches = [] if report is None else drift_json(report)
+            if mismatches is not None:  # a line that the template cannot show was not compared
+                metadata["tito_session_mismatch"] = mismatches
             if is_tree:
                 metadata["tree"] = tree_metadata(nodes)
             line = [] if latest is None else latest.line()
