@@ -40,6 +40,7 @@ class WireFunction(msgspec.Struct, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     arguments: str = ""
+    parsed_arguments: Recorded = UNSET
 
 
 class WireToolCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,6 +73,7 @@ class WireMessage(msgspec.Struct, forbid_unknown_fields=True):
     thinking_blocks: Recorded = UNSET
     reasoning_details: Recorded = UNSET
     images: Recorded = UNSET
+    parsed: Recorded = UNSET
 
 
 class WireToolFunction(msgspec.Struct, forbid_unknown_fields=True):

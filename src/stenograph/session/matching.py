@@ -7,11 +7,18 @@ still the same message. On a match the stored spelling and the stored tokens win
 import enum
 import importlib
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, cast
 
 from stenograph.core.errors import StartupError
-from stenograph.core.messages import Message, ToolCall
+from stenograph.core.messages import Message, Role, ToolCall
+
+_THOUGHT = re.compile(r"<(?:think|thinking|budget:thinking)>(.*?)</(?:think|thinking|budget:thinking)>(.*)", re.DOTALL)
+"""What LiteLLM takes out of a text that begins with it, and sends back as reasoning."""
+_MAX_EXACT_INT = 2**53
+"""Above it a client whose numbers are doubles (JavaScript) sends back another spelling."""
 
 
 class Matcher(Protocol):
@@ -36,6 +43,15 @@ class HarnessMatcher:
     arguments equal as JSON; reasoning only where the client sends it back."""
 
     def matches(self, stored: Message, given: Message) -> bool:
+        if self._is_same(stored, given):
+            return True
+        if stored.role is not Role.ASSISTANT or stored.reasoning:
+            return False
+        thought = _THOUGHT.match(stored.content or "")
+        return thought is not None and self._is_same(replace(stored, reasoning=thought[1], content=thought[2]), given)
+
+    @staticmethod
+    def _is_same(stored: Message, given: Message) -> bool:
         return (
             stored.role is given.role
             and stored.tool_call_id == given.tool_call_id
@@ -126,13 +142,14 @@ def _same_calls(stored: tuple[ToolCall, ...], given: tuple[ToolCall, ...]) -> bo
 def same_json(one: str, other: str) -> bool:
     """Whether two texts are the same JSON value; texts that are not JSON are the same if they are equal.
 
-    Unlike Python's `==`, keeps `true` and `1` apart; like JSON, takes `1` and `1.0` as one number.
+    Unlike Python's `==`, keeps `true` and `1` apart; like JSON, takes `1` and `1.0` as one number, and whole numbers
+    that are too large for a double's digits by the double.
     """
     if one == other:
         return True
     try:
         return _canonical_text(one) == _canonical_text(other)
-    except (ValueError, RecursionError):
+    except (ValueError, OverflowError, RecursionError):
         return False
 
 
@@ -145,6 +162,8 @@ def _canonical(value: object) -> object:
         return {key: _canonical(item) for key, item in cast("dict[str, object]", value).items()}
     if isinstance(value, list):
         return [_canonical(item) for item in cast("list[object]", value)]
+    if isinstance(value, int) and abs(value) > _MAX_EXACT_INT:
+        value = float(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
