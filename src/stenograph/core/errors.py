@@ -15,6 +15,7 @@ of the field to blame. How an error is written on a wire is the protocol's busin
 """
 
 import enum
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -112,6 +113,10 @@ class MethodNotAllowed(CallerError):
     """The route exists, for another method."""
 
     code, status = "method_not_allowed", 405
+
+    def __init__(self, method: str, path: str, *, allowed: Iterable[str]) -> None:
+        self.allowed = tuple(sorted(allowed))
+        super().__init__(f"{path} takes {', '.join(self.allowed)}, not {method}.")
 
 
 class TruncatedGeneration(CallerError):

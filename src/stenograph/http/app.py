@@ -19,10 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import MethodNotAllowed, StartupError
-from stenograph.core.settings import EngineKind, ReplayKind, Settings
+from stenograph.core.settings import EngineKind, Settings
 from stenograph.embedded.fetch import resolve_model
 from stenograph.embedded.progress import Progress
-from stenograph.engine.base import Engine, EngineState
+from stenograph.engine.base import Engine, EngineState, Forwards
 from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
 from stenograph.engine.sglang import SGLangEngine, SGLangOptions
 from stenograph.export.replay import ReplayShape
@@ -30,6 +30,7 @@ from stenograph.http.auth import Doorman
 from stenograph.http.chat_route import ChatRoute
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.metrics import Metrics
+from stenograph.http.openapi import Described, openapi_document
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.wire import count_error, send_error
 from stenograph.offload.pool import CpuPool
@@ -39,7 +40,7 @@ from stenograph.render.renderer import Renderer
 from stenograph.render.template import ChatTemplate
 from stenograph.render.tokenizer import Tokenizer
 from stenograph.session.manager import Limits, SessionManager
-from stenograph.session.matching import load_matcher
+from stenograph.session.matching import MATCHERS, load_matcher
 from stenograph.session.turn import TurnServices
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class App:
         if match is None:
             return await self._control(scope, receive, send)
         if scope["method"] != "POST":
-            error = MethodNotAllowed(f"{scope['method']} is not a method of {scope['path']}.")
+            error = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
             count_error(self._metrics, error)
             return await send_error(send, error)
         return await self._chat.handle(scope, receive, send, session_id=match["id"])
@@ -146,6 +147,16 @@ def make_app(
         instance_id=uuid.uuid4().hex,
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
+        openapi=openapi_document(
+            Described(
+                has_keys=bool(settings.api_key),
+                unknown_fields=settings.unknown_fields,
+                matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
+                vocab_size=renderer.tokenizer.vocab_size,
+                proxy_allow=settings.proxy_allow,
+                forwards=isinstance(engine, Forwards),
+            )
+        ),
     )
     return App(chat=chat, control=control.app(), metrics=metrics), manager
 
@@ -159,7 +170,7 @@ def make_engine(settings: Settings, files: ModelFiles, path: Path) -> Engine:
                 model=files.name,
                 vocab_size=files.vocab_size,
                 connect_timeout_s=settings.connect_timeout_s,
-                replay=settings.replay is not ReplayKind.NONE,
+                replay=settings.replay,
             )
         )
     options = EmbeddedOptions(

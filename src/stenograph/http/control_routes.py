@@ -46,6 +46,7 @@ class ControlRoutes:
     instance_id: str
     max_body_bytes: int
     proxy_allow: tuple[str, ...]
+    openapi: bytes
 
     def app(self) -> Starlette:
         """The Starlette application."""
@@ -67,6 +68,7 @@ class ControlRoutes:
                 Route("/health", self._health, methods=["GET"]),
                 Route("/ready", self._ready, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
+                Route("/openapi.json", self._openapi, methods=["GET"]),
                 Route("/v1/models", keyed(self._models), methods=["GET"]),
                 Route("/tokenize", keyed(self._tokenize), methods=["POST"]),
                 Route("/detokenize", keyed(self._detokenize), methods=["POST"]),
@@ -104,6 +106,9 @@ class ControlRoutes:
         # Writing it out takes milliseconds, and no session's state.
         body, content_type = await self.pool.run(self.metrics.exposition, num_bytes=INLINE_BELOW_BYTES)
         return Response(body, headers={"content-type": content_type})
+
+    async def _openapi(self, request: Request) -> Response:
+        return Response(self.openapi, media_type="application/json")
 
     async def _models(self, request: Request) -> Response:
         model = {
@@ -156,11 +161,21 @@ class ControlRoutes:
     async def _answer_http_exception(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
-            return self._error_response(MethodNotAllowed(f"{request.method} is not a method of {request.url.path}."))
+            allowed = _methods_of(request)
+            return self._error_response(MethodNotAllowed(request.method, request.url.path, allowed=allowed))
         return self._error_response(RouteNotFound(f"There is no route {request.url.path}."))
 
     async def _answer_bug(self, request: Request, error: Exception) -> Response:
         return self._error_response(UnexpectedFailure("The server failed on this request."))
+
+
+def _methods_of(request: Request) -> set[str]:
+    """The methods of a path: Starlette's own `allow` has those of one route only. What is proxied counts where nothing
+    else is there."""
+    app: Starlette = request.app
+    found = [r for r in app.routes if isinstance(r, Route) and r.path_regex.match(request.scope["path"])]
+    own = [route for route in found if not route.path.endswith("/{path:path}")]
+    return {method for route in own or found for method in route.methods or ()}
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

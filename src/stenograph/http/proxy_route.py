@@ -17,7 +17,7 @@ from stenograph.session.manager import SessionManager
 
 PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
-_OWN_PATHS = frozenset({"samples", "drift", "abort", "v1/chat/completions"})
+OWN_PATHS = {"samples": ("POST",), "drift": ("GET", "HEAD"), "abort": ("POST",), "v1/chat/completions": ("POST",)}
 """Routes of a session that are ours: another method on them is 405, not a matter of the allow-list."""
 
 _NOT_FORWARDED = frozenset(
@@ -45,8 +45,8 @@ class ProxyRoute:
         """`/sessions/{id}/{path}`. Raises SessionNotFound, then what `_pass_on` raises."""
         session = self.manager.get(request.path_params["id"])
         path = request.path_params["path"].rstrip("/")
-        if path in _OWN_PATHS:
-            raise MethodNotAllowed(f"{request.method} is not a method of {request.url.path}.")
+        if path in OWN_PATHS:
+            raise MethodNotAllowed(request.method, request.url.path, allowed=OWN_PATHS[path])
         return await self._pass_on(request, path, affinity_key=session.id)
 
     async def of_server(self, request: Request) -> Response:
@@ -64,6 +64,8 @@ class ProxyRoute:
         if not isinstance(self.engine, Forwards):
             endpoint = self.local.get(("GET" if request.method == "HEAD" else request.method, path))
             if endpoint is None:
+                if methods := {method for method, local in self.local if local == path}:
+                    raise MethodNotAllowed(request.method, request.url.path, allowed=_with_head(methods))
                 raise RouteNotFound(f"The engine {self.engine.capabilities.engine} has no {request.method} {path}.")
             return await endpoint(request)
         headers = [(name, value) for name, value in request.headers.items() if name not in _NOT_FORWARDED]
@@ -80,3 +82,7 @@ class ProxyRoute:
             (b"content-length", str(len(answer.body)).encode()),
         ]
         return response
+
+
+def _with_head(methods: set[str]) -> set[str]:
+    return {*methods, "HEAD"} if "GET" in methods else methods

@@ -1,5 +1,5 @@
-"""What the routes answer, as types. Nothing is decoded or encoded with them: openapi.py makes its schemas of them, and a
-test holds every reply of a live server against those. Knows neither routes nor statuses.
+"""What the routes answer, as types. Nothing is decoded or encoded with them: openapi_schemas.py makes schemas of them,
+and a test holds every reply of a live server against those. Knows neither routes nor statuses.
 
 A field that is left out where it has nothing to say is `… | UnsetType`.
 """
@@ -252,7 +252,7 @@ class ChunkChoice(msgspec.Struct):
     delta: MessageDelta
     logprobs: ReplyLogprobs | None
     finish_reason: ReplyFinish | None
-    stop_reason: int | str | None | UnsetType = UNSET
+    stop_reason: int | str | UnsetType | None = UNSET
     token_ids: TokenIds | UnsetType = UNSET
 
 

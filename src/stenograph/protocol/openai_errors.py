@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stenograph.core.errors import StenographError
+from stenograph.core.errors import MethodNotAllowed, StenographError
 
 
 def error_body(error: StenographError) -> bytes:
@@ -20,8 +20,13 @@ def error_body(error: StenographError) -> bytes:
 
 
 def error_headers(error: StenographError) -> list[tuple[str, str]]:
-    """Headers that tell a client whether to try again: `x-should-retry` for the SDKs, `retry-after` in seconds."""
+    """Headers that tell a client whether to try again: `x-should-retry` for the SDKs, `retry-after` in seconds.
+
+    A 405 says with `allow` which methods there are. Source: RFC 9110, section 15.5.6.
+    """
     headers = [("x-should-retry", "true" if error.should_retry else "false")]
     if error.retry_after_s is not None:
         headers.append(("retry-after", f"{max(1, round(error.retry_after_s))}"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append(("allow", ", ".join(error.allowed)))
     return headers

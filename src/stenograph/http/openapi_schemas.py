@@ -1,0 +1,225 @@
+"""The schemas of all bodies, made from the structs that read them (`protocol`) and those that show replies
+(reply_shapes.py). Pure.
+
+What the structs leave to later checks is added here, as far as JSON Schema can say it: ranges, spellings, what a
+message of each role has. What it cannot say is in the descriptions. Knows no routes.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+from stenograph.core.messages import Role
+from stenograph.core.settings import HistoryKind, UnknownFields
+from stenograph.http.reply_shapes import REPLIES
+from stenograph.protocol.openai_chat_fields import FIELD_NAMES, REFUSED, Rule, WireChatRequest, WireMessage, rule_of
+from stenograph.protocol.sessions import (
+    SAMPLE_FORMATS,
+    AbortRequest,
+    CreateSession,
+    Detokenize,
+    SamplesRequest,
+    Tokenize,
+)
+from stenograph.protocol.template_kwargs import RESERVED
+
+Schema = dict[str, Any]
+
+REF = "#/components/schemas/"
+
+_REQUESTS = (AbortRequest, CreateSession, Detokenize, SamplesRequest, Tokenize, WireChatRequest, WireMessage)
+_NULL: Schema = {"type": "null"}
+_EMPTY_TEXT: Schema = {"anyOf": [{"type": "string", "maxLength": 0}, _NULL]}
+"""What an absent text may look like."""
+
+_RANGES: dict[str, Schema] = {
+    "temperature": {"minimum": 0, "maximum": 100},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "exclusiveMaximum": 2**31},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "seed": {"minimum": -(2**63), "exclusiveMaximum": 2**64},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "repetition_penalty": {"minimum": 0.01, "maximum": 100},
+    "max_tokens": {"minimum": 1, "exclusiveMaximum": 2**31},
+    "max_completion_tokens": {"minimum": 1, "exclusiveMaximum": 2**31},
+    "top_logprobs": {"minimum": 0, "maximum": 20},
+    "n": {"minimum": 1, "maximum": 1},
+    "stop_token_ids": {"items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31}},
+    "logit_bias": {
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    },
+}
+"""Of `core.types.SamplingParams`, whose numbers they are, and of decode_chat."""
+
+_CHAT_TEXT = """An OpenAI chat request. `null` means absent. Numbers that are integers are written without a fraction.
+
+Not said by this schema: `top_logprobs` needs `logprobs`; `stream_options` needs `stream`; `max_tokens` and
+`max_completion_tokens` do not disagree; `tool_choice` names a tool that is there, and `required` needs one; a forced
+call and a `response_format` exclude each other; the schemas of tools and of `response_format` are ones that guided
+decoding knows; a tool message answers a call before it; the last message is not a reply that the session generated;
+the model's template can show every message; nothing is nested deeper than 64 levels; it fits the context."""
+
+_MESSAGE_TEXT = "A message. Fields that only decorate it are taken and dropped. Content parts are joined."
+
+
+def components(*, unknown_fields: UnknownFields, matchers: Sequence[str], vocab_size: int) -> dict[str, Schema]:
+    """The schemas by name. They accept what the server with these settings accepts."""
+    structs = (*_REQUESTS, *REPLIES)
+    _, made = msgspec.json.schema_components(structs, schema_hook=_any_value, ref_template=REF + "{name}")
+    schemas = {_public(name): cast("Schema", _renamed(schema)) for name, schema in made.items()}
+    for schema in schemas.values():
+        schema["description"] = " ".join(schema["description"].split())
+    _narrow_chat(schemas, unknown_fields)
+    _narrow_message(schemas)
+    _narrow_sessions(schemas, matchers)
+    _first(schemas["Detokenize"], "tokens")["items"] = {"type": "integer", "minimum": 0, "exclusiveMaximum": vocab_size}
+    return schemas
+
+
+def _any_value(kind: type) -> Schema:
+    if kind is object:
+        return {"title": "Any JSON value"}
+    raise NotImplementedError
+
+
+def _public(name: str) -> str:
+    return name.removeprefix("Wire")
+
+
+def _renamed(value: object) -> object:
+    """A schema under the names that it has outside, of itself and of those it refers to."""
+    if isinstance(value, list):
+        return [_renamed(item) for item in cast("list[object]", value)]
+    if not isinstance(value, dict):
+        return value
+    renamed = {key: _renamed(item) for key, item in cast("dict[str, object]", value).items()}
+    if isinstance(ref := renamed.get("$ref"), str):
+        renamed["$ref"] = REF + _public(ref.removeprefix(REF))
+    if isinstance(title := renamed.get("title"), str):
+        renamed["title"] = _public(title)
+    return renamed
+
+
+def _first(schema: Schema, name: str) -> Schema:
+    """A property's schema; of one that may be null, the other choice."""
+    found: Schema = schema["properties"][name]
+    return cast("Schema", found["anyOf"][0]) if "anyOf" in found else found
+
+
+def _narrow_chat(schemas: dict[str, Schema], unknown_fields: UnknownFields) -> None:
+    chat = schemas["ChatRequest"]
+    fields: dict[str, Schema] = chat["properties"]
+    chat["description"] = _CHAT_TEXT
+    chat["additionalProperties"] = unknown_fields is UnknownFields.RECORD
+    for name in FIELD_NAMES:
+        if rule_of(name) is Rule.RECORDED:
+            fields[name] = {"description": "Recorded, without effect."}
+    for name, why in REFUSED.items():
+        del fields[name]
+        if unknown_fields is UnknownFields.RECORD:
+            fields[name] = {**_NULL, "description": f"Refused: {why}."}
+    fields["messages"] = {"type": "array", "minItems": 1, "items": {"$ref": f"{REF}Message"}}
+    for name, narrower in _RANGES.items():
+        _first(chat, name).update(narrower)
+    text, texts, null = fields["stop"]["anyOf"]
+    text["minLength"] = texts["items"]["minLength"] = 1
+    fields["stop"]["anyOf"] = [text, {**texts, "maxItems": 64}, null]
+    _first(chat, "tool_choice")["enum"] = ["auto", "none", "required"]
+    _without_reserved(_first(chat, "chat_template_kwargs"))
+    schemas["NamedChoice"]["properties"]["type"] = {"const": "function"}
+    schemas["ToolCall"]["properties"]["type"]["enum"] = ["function"]
+    tool = schemas["Tool"]
+    tool["properties"] |= {"type": {"const": "function"}, "function": {"$ref": f"{REF}ToolFunction"}}
+    tool["required"] = ["type", "function"]
+    _split_response_format(schemas)
+
+
+def _split_response_format(schemas: dict[str, Schema]) -> None:
+    """`response_format` with a schema, and without."""
+    made = schemas["ResponseFormat"]
+    plain = {**made["properties"], "type": {"enum": ["text", "json_object"]}}
+    held = {"type": {"const": "json_schema"}, "json_schema": {"$ref": f"{REF}JsonSchema"}}
+    schemas["ResponseFormat"] = {
+        "title": made["title"],
+        "description": made["description"],
+        "anyOf": [
+            {"type": "object", "properties": plain, "required": ["type"], "additionalProperties": False},
+            {"type": "object", "properties": held, "required": [*held], "additionalProperties": False},
+        ],
+    }
+
+
+def _narrow_message(schemas: dict[str, Schema]) -> None:
+    """A message of each role: what it must have, and what it must not."""
+    made, part = schemas["Message"], schemas["TextPart"]
+    part["description"] = "Text. Parts of other types are refused."
+    part["properties"] |= {"type": {"const": "text"}, "text": {"type": "string"}}
+    part["required"] = ["type", "text"]
+    no_calls: Schema = {"anyOf": [{"type": "array", "maxItems": 0}, _NULL]}
+    not_assistant = {"reasoning_content": _EMPTY_TEXT, "reasoning": _EMPTY_TEXT, "tool_calls": no_calls}
+    text, parts, null = made["properties"]["content"]["anyOf"]
+    content: Schema = {"anyOf": [text, parts]}
+    # A null content is the same as none, which only an assistant's message may have.
+    own: dict[str, tuple[Schema, list[str]]] = {
+        "AssistantMessage": (
+            {
+                "role": {"const": Role.ASSISTANT.value},
+                "content": {"anyOf": [text, parts, null]},
+                "tool_call_id": _EMPTY_TEXT,
+            },
+            ["role"],
+        ),
+        "ToolMessage": (
+            {
+                **not_assistant,
+                "role": {"const": Role.TOOL.value},
+                "content": content,
+                "tool_call_id": {"type": "string", "minLength": 1},
+            },
+            ["role", "content", "tool_call_id"],
+        ),
+        "PromptMessage": (
+            {
+                **not_assistant,
+                "role": {"enum": [Role.SYSTEM.value, Role.DEVELOPER.value, Role.USER.value]},
+                "content": content,
+                "tool_call_id": _EMPTY_TEXT,
+            },
+            ["role", "content"],
+        ),
+    }
+    for name, (properties, required) in own.items():
+        schemas[name] = {
+            "title": name,
+            "type": "object",
+            "properties": {**made["properties"], **properties},
+            "required": required,
+            "additionalProperties": False,
+        }
+    schemas["Message"] = {
+        "title": "Message",
+        "description": _MESSAGE_TEXT,
+        "anyOf": [{"$ref": REF + name} for name in own],
+    }
+
+
+def _narrow_sessions(schemas: dict[str, Schema], matchers: Sequence[str]) -> None:
+    opened, samples = schemas["CreateSession"], schemas["SamplesRequest"]
+    opened["description"] = "What a session is opened with. `null` means absent."
+    _first(opened, "history")["enum"] = [kind.value for kind in HistoryKind]
+    _first(opened, "matcher")["enum"] = list(matchers)
+    _without_reserved(_first(opened, "chat_template_kwargs"))
+    samples["description"] = "What samples are wanted. `null` means absent. `token_texts` needs `format` `json`."
+    _first(samples, "format")["enum"] = list(SAMPLE_FORMATS)
+    schemas["AbortRequest"]["description"] = "What is to end: every running turn."
+    schemas["AbortRequest"]["properties"]["abort_all"] = {"const": True}
+    schemas["Tokenize"]["description"] = "A text; the spellings of control tokens in it are recognized."
+    schemas["Detokenize"]["description"] = "Token ids of the model."
+
+
+def _without_reserved(kwargs: Schema) -> None:
+    kwargs["description"] = "Arguments of the chat template, but for those that the server alone sets."
+    kwargs["propertyNames"] = {"not": {"enum": list(RESERVED)}}

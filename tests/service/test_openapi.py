@@ -1,0 +1,419 @@
+"""/openapi.json says what the server does: each route, and whatever schemathesis can think of to ask of it."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+from urllib.request import Request, urlopen
+
+import jsonschema
+import pytest
+import schemathesis
+from schemathesis.config import SchemathesisConfig
+from schemathesis.engine import events, from_schema
+from schemathesis.engine.run import PhaseName
+from schemathesis.generation.meta import CoveragePhaseData, CoverageScenario
+from starlette.routing import Route
+
+from stenograph.core import errors
+from stenograph.core.clock import SystemClock
+from stenograph.core.errors import StenographError
+from stenograph.core.settings import Settings, UnknownFields
+from stenograph.core.types import Chunk, Finish, FinishReason
+from stenograph.engine.base import ForwardedAnswer, GenerateRequest
+from stenograph.http.app import make_app
+from stenograph.http.openapi import Described, openapi_document
+from stenograph.offload.pool import CpuPool
+from stenograph.render.renderer import Renderer
+from stenograph.testing.scripted_engine import Script, ScriptedEngine
+
+from .conftest import END, Live, assistant, running, user
+
+Serve = Callable[..., AbstractAsyncContextManager[Live]]
+Json = dict[str, Any]
+
+HEX = re.compile("[0-9a-f]{32}")
+OWN_CHATS = {"POST /v1/chat/completions", "POST /sessions/{id}/v1/chat/completions"}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+class ObligingEngine(ScriptedEngine):
+    """Answers any number of requests: one token of text and the end, or only the text if no more is wanted."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        if request.params.max_tokens == 1:
+            self.plan(Script(ids=(70,), finish=Finish(reason=FinishReason.LENGTH)))
+        else:
+            self.plan(Script(ids=(70, END), finish=Finish(reason=FinishReason.STOP, matched=END)))
+        async for chunk in super().generate(request):
+            yield chunk
+
+
+class ForwardingEngine(ScriptedEngine):
+    """An engine that is a server; nobody asks it anything here."""
+
+    async def forward(
+        self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> ForwardedAnswer:
+        raise NotImplementedError
+
+
+# --- the routes -----------------------------------------------------------------------------------------------------
+
+
+def document_of(
+    *, has_keys: bool = False, unknown: UnknownFields = UnknownFields.REFUSE, forwards: bool = False
+) -> Json:
+    described = Described(
+        has_keys=has_keys,
+        unknown_fields=unknown,
+        matchers=("harness",),
+        vocab_size=320,
+        proxy_allow=Settings().proxy_allow,
+        forwards=forwards,
+    )
+    document: Json = json.loads(openapi_document(described))
+    return document
+
+
+def operations_in(document: Json) -> dict[str, Json]:
+    return {
+        f"{method.upper()} {path}": operation
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+
+
+def bound_routes(renderer: Renderer, engine: ScriptedEngine) -> tuple[set[str], Json]:
+    """The methods and paths of a server's route table, `HEAD` aside, and its document."""
+    pool = CpuPool(1)
+    app, _ = make_app(Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock())
+    pool.close()
+    routes = [route for route in app._control.routes if isinstance(route, Route)]  # type: ignore[attr-defined]
+    bound = {f"{method} {route.path}" for route in routes for method in route.methods or () if method != "HEAD"}
+    (served,) = (route.endpoint for route in routes if route.path == "/openapi.json")
+    return bound, json.loads(served.__self__.openapi)
+
+
+def test_the_document_has_every_route_that_is_bound_and_no_other(renderer: Renderer) -> None:
+    bound, document = bound_routes(renderer, ScriptedEngine(vocab_size=320))
+    own = {name for name in bound if not name.endswith("{path:path}")}
+    local = {
+        "GET /sessions/{id}/v1/models",
+        "POST /sessions/{id}/tokenize",
+        "POST /sessions/{id}/detokenize",
+    }
+    assert set(operations_in(document)) == own | OWN_CHATS | local
+
+
+def test_of_an_engine_that_is_a_server_the_allow_list_is_documented_for_every_method(renderer: Renderer) -> None:
+    bound, document = bound_routes(renderer, ForwardingEngine(vocab_size=320))
+    own = {name for name in bound if not name.endswith("{path:path}")}
+    passed = {
+        name.replace("{path:path}", entry if "{id}" in name else entry.removeprefix("v1/"))
+        for name in bound
+        if name.endswith("{path:path}")
+        for entry in Settings().proxy_allow
+        if "{id}" in name or entry.startswith("v1/")
+    }
+    assert set(operations_in(document)) == own | OWN_CHATS | passed
+
+
+def test_every_error_is_documented_somewhere_and_under_its_status() -> None:
+    def leaves(kind: type[StenographError]) -> set[type[StenographError]]:
+        below = kind.__subclasses__()
+        return {kind} if not below else set().union(*map(leaves, below))
+
+    told = {
+        (status, code)
+        for operation in operations_in(document_of(has_keys=True)).values()
+        for status, answer in operation["responses"].items()
+        for schema in answer.get("content", {}).get("application/json", {}).get("schema", {}).get("allOf", [])
+        if "properties" in schema
+        for code in schema["properties"]["error"]["properties"]["code"]["enum"]
+    }
+    # Of these the first three are not of a route, and the last goes out in the engine's own words.
+    elsewhere = {errors.RouteNotFound, errors.MethodNotAllowed, errors.Forbidden, errors.UpstreamRefused}
+    assert told == {(str(kind.status), kind.code) for kind in leaves(StenographError) - elsewhere}
+
+
+@pytest.mark.parametrize("forwards", [False, True])
+@pytest.mark.parametrize("unknown", list(UnknownFields))
+def test_all_schemas_are_schemas_and_all_references_lead_somewhere(forwards: bool, unknown: UnknownFields) -> None:
+    document = document_of(has_keys=True, unknown=unknown, forwards=forwards)
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    text = json.dumps(document)
+    for ref in re.findall(r'"\$ref": "#/([^"]+)"', text):
+        found: Any = document
+        for step in ref.split("/"):
+            found = found[step]
+    ids = [operation["operationId"] for operation in operations_in(document).values()]
+    assert len(ids) == len(set(ids))
+
+
+async def test_what_is_said_to_ask_for_a_key_does_and_the_rest_does_not(serve: Serve) -> None:
+    async with serve(api_key=("secret",)) as live:
+        document = (await live.call("GET", "/openapi.json")).json()
+        assert set(document["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
+        for name, operation in operations_in(document).items():
+            method, path = name.split()
+            answer = await live.call(method, path.replace("{id}", "0" * 32))
+            assert (answer.status == 401) == ("security" in operation), name
+            if answer.status == 401:
+                validate(
+                    answer.json(), document, operation["responses"]["401"]["content"]["application/json"]["schema"]
+                )
+        assert [name for name, o in operations_in(document).items() if "security" not in o] == [
+            "GET /health",
+            "GET /ready",
+            "GET /metrics",
+            "GET /openapi.json",
+        ]
+
+
+async def test_a_server_without_keys_documents_none(live: Live) -> None:
+    document = (await live.call("GET", "/openapi.json")).json()
+    assert "securitySchemes" not in document["components"]
+    assert not any("security" in operation for operation in operations_in(document).values())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("PATCH", "/sessions", "GET, HEAD, POST"),
+        ("PUT", "/sessions/{id}", "DELETE, GET, HEAD"),
+        ("GET", "/sessions/{id}/samples", "POST"),
+        ("POST", "/sessions/{id}/drift", "GET, HEAD"),
+        ("TRACE", "/sessions/{id}/drift", "GET, HEAD"),
+        ("GET", "/sessions/{id}/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/chat/completions", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("TRACE", "/v1/models", "GET, HEAD"),
+        ("GET", "/sessions/{id}/tokenize", "POST"),
+        ("POST", "/health", "GET, HEAD"),
+    ],
+)
+async def test_a_405_names_the_methods_that_there_are(live: Live, method: str, path: str, allow: str) -> None:
+    answer = await live.call(method, path.replace("{id}", await live.open()))
+    assert (answer.status, answer.headers.get("allow")) == (405, allow)
+
+
+# --- the bodies -----------------------------------------------------------------------------------------------------
+
+
+def closed(document: Json) -> Json:
+    """The document with every reply's shape closed: a field that it does not list is a mistake then."""
+    for name, schema in document["components"]["schemas"].items():
+        if "properties" in schema and name != "SessionMetadata":  # a client's own keys are in there
+            schema.setdefault("additionalProperties", False)
+    return document
+
+
+def validate(value: Any, document: Json, schema: Json | str) -> None:
+    """Hold a value against a schema, or one of the components."""
+    root = {"$ref": f"#/components/schemas/{schema}"} if isinstance(schema, str) else schema
+    jsonschema.Draft202012Validator({**root, "components": document["components"]}).validate(value)
+
+
+async def test_what_a_session_with_tool_calls_and_logprobs_answers_is_as_documented(live: Live) -> None:
+    document = closed((await live.call("GET", "/openapi.json")).json())
+    session = await live.open(history="tree", metadata={"task": [1, {"a": None}]})
+    fields = {"tools": [TOOL], "logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    text = 'hm<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+    live.says(text)
+    answer = await live.chat(session, user("a"), **fields)
+    validate(answer.json(), document, "ChatCompletion")
+    message = answer.json()["choices"][0]["message"]
+    assert message["tool_calls"]
+    live.says(text)
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x", "name": "look"}
+    await live.chat(session, user("a"), message, result, **fields)
+    live.says(text)
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    streamed = await live.chat(session, user("b"), **fields, **stream)
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    chunks = [json.loads(line[6:]) for line in streamed.body.decode().split("\n\n") if line.startswith("data: {")]
+    assert any(choice["delta"].get("tool_calls") for chunk in chunks for choice in chunk["choices"])
+    for chunk in chunks:
+        validate(chunk, document, "ChatCompletionChunk")
+    for query in ("", "?records=delta"):
+        validate((await live.call("GET", f"/sessions/{session}{query}")).json(), document, "SessionView")
+    wanted = {"format": "json", "token_texts": True, "metadata": {"k": 1}}
+    samples = await live.call("POST", f"/sessions/{session}/samples", wanted)
+    validate(samples.json(), document, "JsonSamples")
+    assert len(samples.json()["samples"]) == 2
+    validate((await live.call("GET", f"/sessions/{session}/drift")).json(), document, "DriftReports")
+    validate((await live.call("GET", "/sessions")).json(), document, "SessionPage")
+
+
+CHATS: list[Json] = [
+    {},
+    {"messages": []},
+    {"messages": [{"role": "user"}]},
+    {"messages": [{"role": "user", "content": None}]},
+    {"messages": [{"role": "user", "content": []}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+    {"messages": [{"role": "user", "content": "x", "tool_calls": []}]},
+    {"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]},
+    {"messages": [{"role": "user", "content": "x", "tool_call_id": ""}]},
+    {"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]},
+    {"messages": [{"role": "user", "content": "x", "reasoning": "r"}]},
+    {"messages": [{"role": "wizard", "content": "x"}]},
+    {"messages": [user("a"), {"role": "assistant"}]},
+    {"messages": [user("a"), {"role": "assistant", "content": None, "reasoning_content": "r"}]},
+    {"messages": [user("a"), {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]},
+    {"messages": [user("a"), {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": ""}}]}]},
+    {"messages": [user("a"), assistant("b"), {"role": "tool", "content": "x"}]},
+    {"tools": [{"type": "function"}]},
+    {"tools": [{"type": "code", "function": {"name": "f"}}]},
+    {"tools": [TOOL], "tool_choice": "any"},
+    {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
+    {"response_format": {"type": "json_schema"}},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "text", "json_schema": None}},
+    {"response_format": {"type": "xml"}},
+    {"stop": ""},
+    {"stop": ["a"] * 64},
+    {"stop": ["a"] * 65},
+    {"logit_bias": {"1": -100}},
+    {"logit_bias": {"1": -100.5}},
+    {"logit_bias": {"-1": 0}},
+    {"logit_bias": {"1234567890": 0}},
+    {"chat_template_kwargs": {"messages": None}},
+    {"top_k": -1},
+    {"top_k": -2},
+    {"n": 2},
+    {"user": {"any": [1]}},
+    {"audio": {}},
+    {"wat": 1},
+    *({name: None} for name in ("n", "tools", "tool_choice", "stop", "logit_bias", "response_format", "stream")),
+]
+"""What is changed in a request that is accepted; half of them make it one that is not."""
+
+
+@pytest.mark.parametrize("unknown", list(UnknownFields))
+async def test_the_schema_of_a_chat_accepts_what_the_server_accepts(renderer: Renderer, unknown: UnknownFields) -> None:
+    engine = ObligingEngine(vocab_size=320, max_context_tokens=4096)
+    document = document_of(unknown=unknown)
+    validator = jsonschema.Draft202012Validator(
+        {"$ref": "#/components/schemas/ChatRequest", "components": document["components"]}
+    )
+    async with running(engine, renderer, unknown_fields=unknown) as (url, _):
+        for change in CHATS:
+            body = {"messages": [user("x")], **change}
+            status, answer = await asyncio.to_thread(asked, "POST", f"{url}/v1/chat/completions", body)
+            assert status == (200 if validator.is_valid(body) else 400), (change, answer)
+
+
+def asked(method: str, url: str, body: Json | None = None) -> tuple[int, Any]:
+    """A request from a thread."""
+    data = None if body is None else json.dumps(body).encode()
+    request = Request(url, data=data, method=method)
+    try:
+        with urlopen(request) as response:
+            return response.status, json.loads(response.read() or b"null")
+    except OSError as error:
+        return error.code, json.loads(error.read())  # type: ignore[attr-defined]
+
+
+# --- schemathesis ---------------------------------------------------------------------------------------------------
+
+NOT_IN_THE_SCHEMA = (
+    "Expected `int`, got `float`",
+    "Expected `int | null`, got `float`",
+    "token_texts needs format 'json'.",
+    "top_logprobs needs logprobs: true.",
+    "stream_options needs stream: true.",
+    "max_tokens and max_completion_tokens disagree",
+    "tool_choice 'required' needs tools.",
+    "There is no tool ",
+    "response_format cannot be held together with a forced tool call",
+    "A tool message answers a tool call, but none comes before it.",
+    "This model's maximum context length is ",
+)
+"""How a message begins that says why a request is refused which the schemas allow. The document says these in words."""
+
+
+@schemathesis.check
+def what_the_schemas_allow_is_accepted(ctx: Any, response: Any, case: Any) -> None:
+    phase = case.meta.phase.data
+    if isinstance(phase, CoveragePhaseData) and phase.scenario is CoverageScenario.UNSPECIFIED_HTTP_METHOD:
+        return
+    if case.meta.generation.mode.is_positive and response.status_code == 400:
+        message = response.json()["error"]["message"]
+        assert message.startswith(NOT_IN_THE_SCHEMA), message
+
+
+class LiveIds:
+    """Gives requests that name a session which never was a real one: what comes after a 404 is worth a look too."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._id = ""
+
+    def put_in(self, case: Any) -> None:
+        """Replace the ids of a case. Those of the stateful phase come from the document's links, and stay."""
+        if case.meta.phase.name is PhaseName.STATEFUL_TESTING:
+            return
+        if HEX.fullmatch(str((case.path_parameters or {}).get("id", ""))):
+            case.path_parameters["id"] = self._open() if case.method == "DELETE" else self._standing()
+        if HEX.fullmatch(str((case.headers or {}).get("X-Session-Id", ""))):
+            case.headers["X-Session-Id"] = self._standing()
+
+    def _standing(self) -> str:
+        self._id = self._id or self._open()
+        return self._id
+
+    def _open(self) -> str:
+        return str(asked("POST", f"{self.url}/sessions", {"history": "tree"})[1]["session_id"])
+
+
+@pytest.fixture
+def live_ids() -> Iterator[LiveIds]:
+    ids = LiveIds()
+
+    @schemathesis.hook
+    def before_call(context: Any, case: Any, kwargs: Any) -> None:
+        ids.put_in(case)
+
+    yield ids
+    schemathesis.hooks.unregister(before_call)
+
+
+def found_by_schemathesis(document: Json, url: str) -> Iterator[str]:
+    """Run all phases, and tell what failed."""
+    config = SchemathesisConfig.from_dict(
+        {
+            "seed": 1,
+            "max-failures": 50,
+            "generation": {"deterministic": True, "max-examples": 15, "database": "none"},
+            "phases": {"stateful": {"generation": {"max-examples": 10}}},
+            "checks": {"positive_data_acceptance": {"enabled": False}},
+        }
+    )
+    schema = schemathesis.openapi.from_dict(document, config=config)
+    schema.config.update(base_url=url)
+    for event in from_schema(schema).execute():
+        if isinstance(event, events.NonFatalError):
+            yield f"{event.label}: {event.value!r}"
+        if isinstance(event, events.ScenarioFinished):
+            for case_id, checks in event.recorder.checks.items():
+                for check in checks:
+                    if check.failure_info is not None:
+                        case, failure = event.recorder.cases[case_id].value, check.failure_info.failure
+                        yield f"{case.operation.label}: {failure!r}\n  {case.as_curl_command()[:2000]}"
+
+
+async def test_a_live_server_does_what_its_document_says(renderer: Renderer, live_ids: LiveIds) -> None:
+    engine = ObligingEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
+    async with running(engine, renderer, max_sessions=100_000) as (url, _):
+        live_ids.url = url
+        _, document = await asyncio.to_thread(asked, "GET", f"{url}/openapi.json")
+        found = await asyncio.to_thread(lambda: list(found_by_schemathesis(closed(document), url)))
+        assert not found, "\n\n".join(found)
+        assert len(engine.requests) > 100
