@@ -30,7 +30,8 @@ from stenograph.http.auth import Doorman
 from stenograph.http.chat_route import ChatRoute
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.metrics import Metrics
-from stenograph.http.openapi import Described, openapi_document
+from stenograph.http.openapi import openapi_document
+from stenograph.http.openapi_routes import Described
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.wire import count_error, send_error
 from stenograph.offload.pool import CpuPool

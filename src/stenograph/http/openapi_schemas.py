@@ -54,13 +54,14 @@ _RANGES: dict[str, Schema] = {
 }
 """Of `core.types.SamplingParams`, whose numbers they are, and of decode_chat."""
 
-_CHAT_TEXT = """An OpenAI chat request. `null` means absent. Numbers that are integers are written without a fraction.
+_CHAT_TEXT = """An OpenAI chat request. `null` means absent.
 
 Not said by this schema: `top_logprobs` needs `logprobs`; `stream_options` needs `stream`; `max_tokens` and
 `max_completion_tokens` do not disagree; `tool_choice` names a tool that is there, and `required` needs one; a forced
 call and a `response_format` exclude each other; the schemas of tools and of `response_format` are ones that guided
 decoding knows; a tool message answers a call before it; the last message is not a reply that the session generated;
-the model's template can show every message; nothing is nested deeper than 64 levels; it fits the context."""
+the model's template can show every message; nothing is nested deeper than 64 levels; it fits the context. Fields that
+docs/http-api.md lists as refused may come as null, which the schema leaves out."""
 
 _MESSAGE_TEXT = "A message. Fields that only decorate it are taken and dropped. Content parts are joined."
 
@@ -160,42 +161,29 @@ def _narrow_message(schemas: dict[str, Schema]) -> None:
     part["required"] = ["type", "text"]
     no_calls: Schema = {"anyOf": [{"type": "array", "maxItems": 0}, _NULL]}
     not_assistant = {"reasoning_content": _EMPTY_TEXT, "reasoning": _EMPTY_TEXT, "tool_calls": no_calls}
-    text, parts, null = made["properties"]["content"]["anyOf"]
+    text, parts, _ = made["properties"]["content"]["anyOf"]
     content: Schema = {"anyOf": [text, parts]}
+    no_call_id = {"tool_call_id": _EMPTY_TEXT}
+    call_id: Schema = {"tool_call_id": {"type": "string", "minLength": 1}}
     # A null content is the same as none, which only an assistant's message may have.
-    own: dict[str, tuple[Schema, list[str]]] = {
-        "AssistantMessage": (
-            {
-                "role": {"const": Role.ASSISTANT.value},
-                "content": {"anyOf": [text, parts, null]},
-                "tool_call_id": _EMPTY_TEXT,
-            },
-            ["role"],
-        ),
+    own: dict[str, tuple[list[Role], Schema, list[str]]] = {
+        "AssistantMessage": ([Role.ASSISTANT], no_call_id, ["role"]),
         "ToolMessage": (
-            {
-                **not_assistant,
-                "role": {"const": Role.TOOL.value},
-                "content": content,
-                "tool_call_id": {"type": "string", "minLength": 1},
-            },
+            [Role.TOOL],
+            {**not_assistant, **call_id, "content": content},
             ["role", "content", "tool_call_id"],
         ),
         "PromptMessage": (
-            {
-                **not_assistant,
-                "role": {"enum": [Role.SYSTEM.value, Role.DEVELOPER.value, Role.USER.value]},
-                "content": content,
-                "tool_call_id": _EMPTY_TEXT,
-            },
+            [Role.SYSTEM, Role.DEVELOPER, Role.USER],
+            {**not_assistant, **no_call_id, "content": content},
             ["role", "content"],
         ),
     }
-    for name, (properties, required) in own.items():
+    for name, (roles, properties, required) in own.items():
         schemas[name] = {
             "title": name,
             "type": "object",
-            "properties": {**made["properties"], **properties},
+            "properties": {**made["properties"], **properties, "role": {"enum": [role.value for role in roles]}},
             "required": required,
             "additionalProperties": False,
         }
@@ -212,7 +200,9 @@ def _narrow_sessions(schemas: dict[str, Schema], matchers: Sequence[str]) -> Non
     _first(opened, "history")["enum"] = [kind.value for kind in HistoryKind]
     _first(opened, "matcher")["enum"] = list(matchers)
     _without_reserved(_first(opened, "chat_template_kwargs"))
-    samples["description"] = "What samples are wanted. `null` means absent. `token_texts` needs `format` `json`."
+    samples["description"] = (
+        "What samples are wanted. `null` means absent. `token_texts` needs `format` `json`; `arrow` needs pyarrow."
+    )
     _first(samples, "format")["enum"] = list(SAMPLE_FORMATS)
     schemas["AbortRequest"]["description"] = "What is to end: every running turn."
     schemas["AbortRequest"]["properties"]["abort_all"] = {"const": True}
