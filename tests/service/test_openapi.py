@@ -140,6 +140,15 @@ def test_every_error_is_documented_somewhere_and_under_its_status() -> None:
     assert told == {(str(kind.status), kind.code) for kind in leaves(StenographError) - elsewhere}
 
 
+def test_where_an_engines_own_answers_go_out_no_shape_is_promised_for_errors() -> None:
+    passed = [o for o in operations_in(document_of(forwards=True)).values() if "default" in o["responses"]]
+    contents = [
+        answer["content"] for o in passed for status, answer in o["responses"].items() if not status.startswith("2")
+    ]
+    assert len(contents) > 100
+    assert all(content == {"*/*": {}} for content in contents)
+
+
 @pytest.mark.parametrize("forwards", [False, True])
 @pytest.mark.parametrize("unknown", list(UnknownFields))
 def test_all_schemas_are_schemas_and_all_references_lead_somewhere(forwards: bool, unknown: UnknownFields) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from stenograph import __version__
 from stenograph.core.errors import StenographError, Unauthorized, UnexpectedFailure
-from stenograph.http.openapi_routes import JSON, Described, Operation, operations
+from stenograph.http.openapi_routes import ANY, JSON, Described, Operation, operations
 from stenograph.http.openapi_schemas import REF, Schema, components
 
 _ERROR_HEADERS: dict[str, Schema] = {
@@ -81,7 +81,7 @@ def _entry(operation: Operation, described: Described) -> Schema:
     answers = dict(operation.answers)
     for status, kinds in groupby(sorted(errors, key=_status), key=_status):
         # Readiness is the one answer that shares its status with no error of ours.
-        answers[str(status)] = _error_answer(list(kinds))
+        answers[str(status)] = _error_answer(list(kinds), or_engines="default" in operation.answers)
     entry["responses"] = dict(sorted(answers.items()))
     return entry
 
@@ -90,13 +90,19 @@ def _status(error: type[StenographError]) -> int:
     return error.status
 
 
-def _error_answer(kinds: Sequence[type[StenographError]]) -> Schema:
-    """The answer for errors of one status: the one shape, with their codes and types."""
+def _error_answer(kinds: Sequence[type[StenographError]], *, or_engines: bool) -> Schema:
+    """The answer for errors of one status: the one shape, with their codes and types.
+
+    Where an engine's own answers go out as they come, it may have this status too, and any shape.
+    """
+    codes = "\n".join(f"- `{kind.code}`: {(kind.__doc__ or '').splitlines()[0]}" for kind in kinds)
+    if or_engines:
+        return {"description": f"{codes}\n\nOr the engine's own answer.", "content": ANY}
     told = {"code": sorted({kind.code for kind in kinds}), "type": sorted({kind.type for kind in kinds})}
     facts = {name: {"enum": values} for name, values in told.items()}
     narrower: Schema = {"properties": {"error": {"properties": facts}}}
     return {
-        "description": "\n".join(f"- `{kind.code}`: {(kind.__doc__ or '').splitlines()[0]}" for kind in kinds),
+        "description": codes,
         "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in _ERROR_HEADERS},
         "content": {JSON: {"schema": {"allOf": [{"$ref": f"{REF}ErrorBody"}, narrower]}}},
     }

@@ -40,7 +40,7 @@ Errors = tuple[type[StenographError], ...]
 
 JSON = "application/json"
 _ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
-_ANY: dict[str, Schema] = {"*/*": {}}
+ANY: dict[str, Schema] = {"*/*": {}}
 
 _READS_BODY: Errors = (InvalidJson, InvalidRequest, BodyTooLarge)
 _CHAT: Errors = (
@@ -354,8 +354,8 @@ def _chat(path: str, prefix: str, described: Described) -> Operation:
         }
     }
     if described.forwards:
-        answers["200"]["content"] |= _ANY
-        answers["default"] = {"description": "What the engine refused the turn with.", "content": _ANY}
+        answers["200"]["content"] |= ANY
+        answers["default"] = {"description": "What the engine refused the turn with.", "content": ANY}
     return Operation(
         method="POST",
         path=path,
@@ -394,8 +394,8 @@ def _forwarded(described: Described) -> Iterator[Operation]:
                 id=_operation_id(method, path),
                 summary=f"{entry} of the engine, unrecorded",
                 parameters=(_PATH_ID,) if on_session else (_SESSION_HEADER,),
-                body={"required": False, "content": _ANY},
-                answers={"default": {"description": "What the engine answers.", "content": _ANY}},
+                body={"required": False, "content": ANY},
+                answers={"default": {"description": "What the engine answers.", "content": ANY}},
                 errors=_PROXIED,
             )
 
