@@ -44,7 +44,7 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
     }  # fmt: skip
     assert list(texts) == [setting.name for setting in SETTINGS]
     typed = {
-        name: f'["{text}"]' if name in ("api_key", "proxy_allow") else text if text[0].isdigit() else f'"{text}"'
+        name: f'["{text}"]' if name in ("api_key", "proxy_allow", "engine_url") else text if text[0].isdigit() else f'"{text}"'
         for name, text in texts.items()
     }
     from_flags = load_settings(texts, {}, None)

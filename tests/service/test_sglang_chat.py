@@ -259,6 +259,7 @@ def lies() -> dict[str, tuple[str, Callable[[dict[str, Any]], object]]]:
         "a null logprob": ("logprob_is_finite", lambda b: put(rows(b)[0], 0, None)),
         "a bool logprob": ("logprob_is_finite", lambda b: put(rows(b)[0], 0, False)),
         "a row of one": ("row_shape", lambda b: put(rows(b), 0, [-1.0])),
+        "another prompt": ("prompt_agrees", lambda b: put(choice(b)["meta_info"], "prompt_tokens", 3)),
         "two choices": ("one_choice", lambda b: b["choices"].append(choice(b))),
         "another finish": ("finish_reason", lambda b: put(choice(b), "finish_reason", "eos")),
         "NaN": ("json", lambda b: json.dumps(b).replace("-0.125", "NaN", 1).encode()),
@@ -278,6 +279,7 @@ async def test_a_200_that_lies_is_502_with_its_law_and_leaves_nothing(rig: Rig, 
     assert (await rig.chat(session, user("hi"))).status == 200
     before = await rig.records(session)
     body = json.loads(rig.sglang.replies[0].body or b"")
+    del body["choices"][0]["meta_info"]["prompt_tokens"]  # it was of the first turn
     edited = edit(body)
     raw = edited if isinstance(edited, bytes) else json.dumps(body).encode()
     rig.sglang.plan(rig.script("", body=raw))

@@ -187,13 +187,17 @@ def _paths() -> Kind:
     return Kind(expected="paths like v1/models, without a slash before or after", read=read, repeatable=True)
 
 
-def _url() -> Kind:
-    def read(value: object) -> str:
-        if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
+def _urls() -> Kind:
+    def read(value: object) -> tuple[str, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not parts:
             raise ValueError
-        return value.rstrip("/")
+        urls = cast("list[object]", parts)
+        if not all(isinstance(url, str) and re.fullmatch(r"https?://[^\s/?#@,]+(/[^\s?#,]*)?", url) for url in urls):
+            raise ValueError
+        return tuple(dict.fromkeys(url.rstrip("/") for url in cast("list[str]", urls)))
 
-    return Kind(expected="an http or https address, without a query", read=read)
+    return Kind(expected="http or https addresses, without a query", read=read, repeatable=True)
 
 
 def _setting(default: _T, kind: Kind, doc: str, *, unit: str = "", shown: str = "", secret: bool = False) -> _T:
@@ -228,7 +232,9 @@ class Settings:
     model: str = _setting("smollm2-135m", _text(), "The model: `smollm2-135m`, a .gguf file, or a folder.")
     family: str = _setting("auto", _text(), "The model's family: how its turns are rendered and parsed.")
     engine: EngineKind = _setting(EngineKind.EMBEDDED, _choice(EngineKind), "What samples the tokens.")
-    engine_url: str = _setting("", _url(), "Address of the engine, for those that are servers.", shown="none")
+    engine_url: tuple[str, ...] = _setting(
+        (), _urls(), "Address of the engine, for those that are servers; only one today.", shown="none"
+    )
     connect_timeout_s: float = _setting(
         5.0, _seconds(3600), "How long a connection to the engine may take to be made.", unit="seconds"
     )
@@ -348,10 +354,14 @@ def _check_together(settings: Settings) -> None:
     is_embedded = settings.engine is EngineKind.EMBEDDED
     if not is_embedded and not settings.engine_url:
         raise StartupError(f"engine {settings.engine} needs its address: set engine_url")
+    if len(settings.engine_url) > 1:
+        raise StartupError("engine_url names several engines; this version serves one")
     if is_embedded and settings.engine_url:
         raise StartupError("engine_url is set, but the engine is the embedded one: set engine too")
     if is_embedded and settings.replay is not ReplayKind.NONE:
         raise StartupError("replay is set, but the embedded engine has no experts to replay")
+    if is_embedded and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"reply is {settings.reply}, but the embedded engine writes no replies: set engine too")
 
 
 def _read_toml(file: Path) -> dict[str, object]:

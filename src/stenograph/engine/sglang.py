@@ -115,7 +115,7 @@ class SGLangEngine:
             await asyncio.wait((exchange,))
         finally:
             self._end(request.request_id)
-        yield self._chunk(self._outcome(exchange))
+        yield self._chunk(self._outcome(exchange), num_prompt=len(request.prompt.ids))
 
     async def abort(self, request_id: RequestId) -> bool:
         """Ask the engine until the generation ends: an abort that overtakes its request is forgotten there."""
@@ -179,8 +179,8 @@ class SGLangEngine:
         self._become(EngineState.READY)
         return reply
 
-    def _chunk(self, http: HttpReply) -> Chunk:
-        reply = decode_reply(http.body, vocab_size=self._options.vocab_size)
+    def _chunk(self, http: HttpReply, *, num_prompt: int) -> Chunk:
+        reply = decode_reply(http.body, vocab_size=self._options.vocab_size, num_prompt=num_prompt)
         return Chunk(
             ids=reply.ids,
             logprobs=reply.logprobs,

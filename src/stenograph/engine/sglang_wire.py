@@ -7,13 +7,14 @@ returns what is true, or raises `UpstreamInvalid` with the law that was broken, 
     json                    it is JSON, with nothing after it
     shape                   its fields have the types that SGLang gives them
     one_choice              there is exactly one choice
-    content_is_text         the message's content is there, and a string
+    content_is_text         the message's content is there, and a string; null only where nothing was drawn
     tool_calls_shape        a tool call has an id, a name, and its arguments as a string
     has_meta_info, has_logprobs, has_completion_tokens     what was sampled is there
     row_shape               a sampled token is [logprob, id] or [logprob, id, text or null]
     logprob_is_finite       a logprob is a finite number
     id_in_vocab             a token's id is an integer in [0, vocabulary)
     count_agrees            there are `completion_tokens` tokens
+    prompt_agrees           `prompt_tokens`, where it is told, is the number of ids that were sent
     has_tokens              no token means that the generation was aborted
     finish_reason           the reason is one of stop, tool_calls, length, abort, and told once
     replay_is_base64        a replay payload is a string of the size of base64 of int32
@@ -170,7 +171,7 @@ class _Call(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    content: str
+    content: str | None
     reasoning_content: str | None = None
     tool_calls: list[_Call] | None = None
 
@@ -182,6 +183,7 @@ class _MetaFinish(msgspec.Struct):
 
 class _MetaInfo(msgspec.Struct):
     completion_tokens: Annotated[int, NATURAL]
+    prompt_tokens: Annotated[int, NATURAL] | None = None
     output_token_logprobs: list[_Row] | None = None
     output_top_logprobs: list[list[_TopRow] | None] | None = None
     cached_tokens: Annotated[int, NATURAL] | None = None
@@ -251,8 +253,11 @@ class SGLangReply:
     replay: Replay | None
 
 
-def decode_reply(body: bytes, *, vocab_size: int) -> SGLangReply:
-    """Read a reply's body, once. Raises UpstreamInvalid, naming the law that it breaks, and nothing else."""
+def decode_reply(body: bytes, *, vocab_size: int, num_prompt: int | None = None) -> SGLangReply:
+    """Read a reply's body, once. `num_prompt` is how many ids were sent; None does not ask.
+
+    Raises UpstreamInvalid, naming the law that it breaks, and nothing else.
+    """
     completion = _decode(body)
     if len(completion.choices) != 1:
         raise UpstreamInvalid("one_choice", f"one choice was asked for, {len(completion.choices)} came")
@@ -260,12 +265,18 @@ def decode_reply(body: bytes, *, vocab_size: int) -> SGLangReply:
     meta = choice.meta_info
     finish = _finish(choice)
     ids, logprobs = _tokens(meta, finish, vocab_size)
+    if num_prompt is not None and meta.prompt_tokens not in (None, num_prompt):
+        raise UpstreamInvalid(
+            "prompt_agrees",
+            f"{num_prompt} ids were sent, but the engine tells of {_short(meta.prompt_tokens or 0)} prompt tokens:"
+            " it does not know input_ids, or made a prompt of its own",
+        )
     version = meta.weight_version
     if version is None and completion.metadata is not None:
         version = completion.metadata.weight_version
     return SGLangReply(
         id=completion.id,
-        message=_message(choice.message),
+        message=_message(choice.message, drew_nothing=not ids),
         finish=finish,
         ids=ids,
         logprobs=logprobs,
@@ -355,14 +366,20 @@ def _top_logprobs(meta: _MetaInfo, vocab_size: int) -> tuple[tuple[TopLogprob, .
     )
 
 
-def _message(message: _Message) -> Message:
+def _message(message: _Message, *, drew_nothing: bool) -> Message:
+    if message.content is None and not drew_nothing:
+        raise UpstreamInvalid(
+            "content_is_text",
+            "the message's content is null, which a client would send back as another message; SGLang has to write"
+            ' "" beside tool calls (docs/engines.md)',
+        )
     calls = (
         ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
         for call in message.tool_calls or ()
     )
     return Message(
         role=Role.ASSISTANT,
-        content=message.content,
+        content=message.content or "",
         reasoning=message.reasoning_content,
         tool_calls=tuple(calls),
     )

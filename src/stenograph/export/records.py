@@ -1,8 +1,8 @@
 """A session as its trainer reads it: records, ids, metadata. Pure: session state to plain values.
 
 The shapes are the miles session server's: `session_id`, `records`, `metadata`; a record has `timestamp`,
-`request_timestamp`, `method`, `path`, `status_code`, `request` as it went to the engine, `response` as SGLang's chat
-route writes it. `records=delta` leaves out what stands in the records before: the messages and ids of earlier turns.
+`request_timestamp`, `method`, `path`, `status_code`, `request` as it went to the engine, `response` in the shape of
+SGLang's chat route. `records=delta` leaves out what stands in the records before: the messages and ids of earlier turns.
 """
 
 from array import array
@@ -68,7 +68,7 @@ def _record(node: Node, request: dict[str, object]) -> dict[str, object]:
             "tools": [msgspec.Raw(tool.json.encode()) for tool in turn.context.tools],
             "parameters": msgspec.Raw(turn.request_json),
         },
-        "response": _response(turn),
+        "response": _response(node),
         "weight_versions": [
             {"version": span.version, "start": span.start, "end": span.end} for span in turn.sampled.weights
         ],
@@ -77,8 +77,9 @@ def _record(node: Node, request: dict[str, object]) -> dict[str, object]:
     }
 
 
-def _response(turn: CommittedTurn) -> dict[str, object]:
-    sampled = turn.sampled
+def _response(node: Node) -> dict[str, object]:
+    turn, sampled = node.turn, node.turn.sampled
+    num_prompt, num_drawn = node.num_tokens - len(sampled.ids), len(sampled.ids)
     return {
         "id": turn.reply_id,
         "object": "chat.completion",
@@ -90,9 +91,14 @@ def _response(turn: CommittedTurn) -> dict[str, object]:
                 "parse_problem": turn.reply.problem,
                 "finish_reason": _finish_reason(turn),
                 "stop_reason": sampled.finish.matched,
-                "meta_info": _meta_info(turn),
+                "meta_info": {"prompt_tokens": num_prompt, **_meta_info(turn)},
             }
         ],
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_drawn,
+            "total_tokens": num_prompt + num_drawn,
+        },
     }
 
 

@@ -167,7 +167,7 @@ def make_engine(settings: Settings, files: ModelFiles, path: Path) -> Engine:
     if settings.engine is EngineKind.SGLANG:
         return SGLangEngine(
             SGLangOptions(
-                url=settings.engine_url,
+                url=settings.engine_url[0],
                 model=files.name,
                 vocab_size=files.vocab_size,
                 connect_timeout_s=settings.connect_timeout_s,

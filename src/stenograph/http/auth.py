@@ -21,32 +21,37 @@ class Doorman:
         """Raise Unauthorized unless the request carries one of the server's keys; without keys all may enter."""
         if not self._keys:
             return
-        given = _credential(dict(headers))
-        if given is None:
+        given = _credentials(headers)
+        if not given:
             raise Unauthorized("This server asks for a key: send it as 'Authorization: Bearer …' or as 'x-api-key'.")
         # Every key is compared, in constant time, so that timing tells nothing of any.
-        if sum(hmac.compare_digest(given, key) for key in self._keys) == 0:
+        if sum(hmac.compare_digest(one, key) for one in given for key in self._keys) == 0:
             raise Unauthorized("The key is not one of this server's keys.")
 
     def session_of(self, path_session_id: str | None, headers: Headers) -> Session | None:
-        """The session that the path names, else `X-Session-Id`, else (on a server without keys) the bearer.
+        """The session of the path, else of `X-Session-Id`, else (on a server without keys) of a bearer or `x-api-key`.
 
         None means that the request names no session and is served statelessly. Raises SessionNotFound for a path or
-        header that names none; a bearer that is no session is just a key.
+        header that names none; a credential that is no session is just a key.
         """
         if path_session_id is not None:
             return self._manager.get(path_session_id)
         found = dict(headers)
         if (named := found.get(b"x-session-id")) is not None:
             return self._manager.get(named.decode("latin-1"))
-        bearer = None if self._keys else _credential(found)
-        if bearer is not None and self._manager.has(bearer.decode("latin-1")):
-            return self._manager.get(bearer.decode("latin-1"))
+        for credential in () if self._keys else _credentials(headers):
+            if self._manager.has(credential.decode("latin-1")):
+                return self._manager.get(credential.decode("latin-1"))
         return None
 
 
-def _credential(headers: dict[bytes, bytes]) -> bytes | None:
-    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer" and token.strip():
-        return token.strip()
-    return headers.get(b"x-api-key")
+def _credentials(headers: Headers) -> list[bytes]:
+    """The bearer and the `x-api-key`, those that are there: SDKs fill in one, and people set the other beside it."""
+    given: list[bytes] = []
+    for name, value in headers:
+        scheme, _, token = value.partition(b" ")
+        if name == b"authorization" and scheme.lower() == b"bearer" and token.strip():
+            given.append(token.strip())
+        elif name == b"x-api-key" and value:
+            given.append(value)
+    return given

@@ -111,6 +111,8 @@ class ControlRoutes:
         return Response(self.openapi, media_type="application/json")
 
     async def _models(self, request: Request) -> Response:
+        if "id" not in request.path_params:
+            self.doorman.session_of(None, request.scope["headers"])  # 404 for a header that names none
         model = {
             "id": self.model,
             "object": "model",

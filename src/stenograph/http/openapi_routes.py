@@ -199,6 +199,7 @@ _TOKENS = (
         id="listModels",
         summary="The model",
         answers={"200": _MODELS},
+        errors=(SessionNotFound,),
     ),
     Operation(
         method="POST",
@@ -303,8 +304,9 @@ _SESSIONS = (
         id="abortSession",
         summary="End the session's running turns",
         parameters=(_PATH_ID,),
+        body=_body("Nothing", required=False),
         answers={"200": _json("Aborted", "They were told to.")},
-        errors=(SessionNotFound,),
+        errors=(*_READS_BODY, SessionNotFound),
     ),
     Operation(
         method="POST",

@@ -19,6 +19,7 @@ from stenograph.protocol.sessions import (
     AbortRequest,
     CreateSession,
     Detokenize,
+    Nothing,
     SamplesRequest,
     Tokenize,
 )
@@ -28,7 +29,7 @@ Schema = dict[str, Any]
 
 REF = "#/components/schemas/"
 
-_REQUESTS = (AbortRequest, CreateSession, Detokenize, SamplesRequest, Tokenize, WireChatRequest, WireMessage)
+_REQUESTS = (AbortRequest, CreateSession, Detokenize, Nothing, SamplesRequest, Tokenize, WireChatRequest, WireMessage)
 _NULL: Schema = {"type": "null"}
 _EMPTY_TEXT: Schema = {"anyOf": [{"type": "string", "maxLength": 0}, _NULL]}
 """What an absent text may look like."""

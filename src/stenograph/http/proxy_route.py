@@ -12,7 +12,7 @@ from starlette.responses import Response
 from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound
 from stenograph.engine.base import Engine, Forwards
 from stenograph.http.auth import Doorman
-from stenograph.http.wire import read_body
+from stenograph.http.wire import header_bytes, read_body
 from stenograph.session.manager import SessionManager
 
 PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -77,8 +77,8 @@ class ProxyRoute:
         answer = await self.engine.forward(request.method, target, headers, body)
         response = Response(answer.body, status_code=answer.status)
         response.raw_headers = [
-            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers),
-            (b"content-type", answer.content_type.encode("latin-1")),
+            *(header_bytes(name, value) for name, value in answer.headers),
+            header_bytes("content-type", answer.content_type),
             (b"content-length", str(len(answer.body)).encode()),
         ]
         return response

@@ -298,6 +298,7 @@ class MetaInfo(msgspec.Struct):
 
     id: Hex32
     finish_reason: RecordedFinish
+    prompt_tokens: Count
     completion_tokens: Count
     cached_tokens: Count
     output_token_logprobs: list[tuple[Logprob, int, None]]
@@ -318,13 +319,22 @@ class RecordedChoice(msgspec.Struct):
     meta_info: MetaInfo
 
 
+class RecordedUsage(msgspec.Struct):
+    """Token counts of a turn."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+
+
 class RecordedResponse(msgspec.Struct):
-    """A reply as SGLang's chat route writes it."""
+    """A reply in the shape of SGLang's chat route."""
 
     id: str
     object: Literal["chat.completion"]
     created: int
     choices: Annotated[list[RecordedChoice], Meta(min_length=1, max_length=1)]
+    usage: RecordedUsage
 
 
 class Record(msgspec.Struct):

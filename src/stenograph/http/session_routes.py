@@ -23,7 +23,7 @@ from stenograph.export.samples import make_samples, to_json
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import json_response, read_body
 from stenograph.offload.pool import CpuPool
-from stenograph.protocol.sessions import SamplesRequest, decode_abort, decode_create, decode_samples
+from stenograph.protocol.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
 from stenograph.render.drift import DriftReport, num_by_class
 from stenograph.render.drift import to_json as drift_json
 from stenograph.render.renderer import Renderer
@@ -83,6 +83,7 @@ class SessionRoutes:
 
     async def list_sessions(self, request: Request) -> Response:
         """`GET /sessions?limit=&after=`."""
+        _check_query(request, "limit", "after")
         limit = request.query_params.get("limit", "100")
         if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
             raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
@@ -93,28 +94,21 @@ class SessionRoutes:
 
     async def get(self, request: Request) -> Response:
         """`GET /sessions/{id}?records=full|delta`: the records of the latest line, and what a trainer wants beside."""
+        session = self._session(request)
+        _check_query(request, "records")
         wanted = request.query_params.get("records", "full")
         if wanted not in ("full", "delta"):
             raise InvalidRequest(f"records must be 'full' or 'delta', got {wanted[:20]!r}.", param="/records")
-        session = self._session(request)
         latest, nodes = session.history.latest, tuple(session.history.nodes)
-        is_tree = session.options.history is HistoryKind.TREE
 
         def body() -> tuple[bytes, DriftReport | None]:
             report = None if latest is None else line_drift(latest, self.renderer)
-            metadata: dict[str, object] = {
-                **session.options.metadata,
-                "accumulated_token_ids": line_ids(latest).tolist(),
-                "max_trim_tokens": self.renderer.max_trim_tokens,
-            }
-            mismatches = [] if report is None else drift_json(report)
-            if mismatches is not None:  # a line that the template cannot show was not compared
-                metadata["tito_session_mismatch"] = mismatches
-            if is_tree:
-                metadata["tree"] = tree_metadata(nodes)
             line = [] if latest is None else latest.line()
-            records = record_views(line, delta=wanted == "delta")
-            view = {"session_id": session.id, "records": records, "metadata": metadata}
+            view = {
+                "session_id": session.id,
+                "records": record_views(line, delta=wanted == "delta"),
+                "metadata": self._metadata(session.options, latest, nodes, report),
+            }
             return msgspec.json.encode(view), report
 
         num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN * len(nodes)
@@ -130,7 +124,9 @@ class SessionRoutes:
 
     async def abort(self, request: Request) -> Response:
         """`POST /sessions/{id}/abort`."""
-        return json_response({"aborted": await self.manager.abort(self._session(request).id)})
+        session = self._session(request)
+        decode_nothing(await self._body(request))
+        return json_response({"aborted": await self.manager.abort(session.id)})
 
     async def abort_all(self, request: Request) -> Response:
         """`POST /abort_request {"abort_all": true}`."""
@@ -157,14 +153,15 @@ class SessionRoutes:
 
     async def samples(self, request: Request) -> Response:
         """`POST /sessions/{id}/samples`."""
+        self._session(request)  # 404 comes before a body that is wrong
         wire = decode_samples(await self._body(request))
         session = self._session(request)
-        nodes = tuple(session.history.nodes)
+        nodes, latest = tuple(session.history.nodes), session.history.latest
         reports = await self._drift_of(leaves(nodes))
         self._count_drift(session, {leaf.id: report for leaf, report in reports})
-        mismatches = {leaf.id: told for leaf, report in reports if (told := drift_json(report)) is not None}
+        by_leaf = {leaf.id: report for leaf, report in reports}
         content, media_type = await self.pool.run(
-            lambda: self._encode_samples(nodes, session.options.metadata, wire, mismatches),
+            lambda: self._encode_samples(nodes, latest, session.options, wire, by_leaf),
             num_bytes=_BYTES_PER_TOKEN * sum(node.turn.num_tokens for node in nodes),
         )
         return Response(content, media_type=media_type)
@@ -172,20 +169,23 @@ class SessionRoutes:
     def _encode_samples(
         self,
         nodes: Sequence[Node],
-        metadata: Mapping[str, object],
+        latest: Node | None,
+        options: SessionOptions,
         wire: SamplesRequest,
-        mismatches: Mapping[int, Sequence[object]],
+        reports: Mapping[int, DriftReport],
     ) -> tuple[bytes, str]:
         """The samples of a session and their media type. Touches no session: it runs on a worker."""
+        told = {leaf_id: drift_json(report) for leaf_id, report in reports.items()}
         made = make_samples(
             nodes,
             decode=self.renderer.tokenizer.decode,
             max_seq_len=wire.max_seq_len,
             max_trim_tokens=self.renderer.max_trim_tokens,
             replay_shape=self.replay_shape,
-            metadata={**metadata, **(wire.metadata or {})},
-            mismatches=mismatches,
+            metadata={**options.metadata, **(wire.metadata or {})},
+            mismatches={leaf_id: mismatches for leaf_id, mismatches in told.items() if mismatches is not None},
         )
+        metadata = self._metadata(options, latest, nodes, None if latest is None else reports[latest.id])
         if wire.format == "arrow":
             payload = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
             return payload, MEDIA_TYPE
@@ -199,6 +199,22 @@ class SessionRoutes:
             "empty_reason": made.empty_reason,
         }
         return msgspec.json.encode(body), "application/json"
+
+    def _metadata(
+        self, options: SessionOptions, latest: Node | None, nodes: Sequence[Node], report: DriftReport | None
+    ) -> dict[str, object]:
+        """What the server says of a session, over what its creator said: of the latest line, and of the whole tree."""
+        metadata: dict[str, object] = {
+            **options.metadata,
+            "accumulated_token_ids": line_ids(latest).tolist(),
+            "max_trim_tokens": self.renderer.max_trim_tokens,
+        }
+        mismatches = [] if report is None else drift_json(report)
+        if mismatches is not None:  # a line that the template cannot show was not compared
+            metadata["tito_session_mismatch"] = mismatches
+        if options.history is HistoryKind.TREE:
+            metadata["tree"] = tree_metadata(nodes)
+        return metadata
 
     async def _drift_of(self, ends: Sequence[Node]) -> list[tuple[Node, DriftReport]]:
         num_bytes = sum(_BYTES_PER_TOKEN * leaf.num_tokens for leaf in ends)
@@ -230,3 +246,10 @@ class SessionRoutes:
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)
+
+
+def _check_query(request: Request, *known: str) -> None:
+    """Raise InvalidRequest for a query parameter that means nothing here."""
+    for name in request.query_params:
+        if name not in known:
+            raise InvalidRequest(f"Unknown query parameter {name[:40]!r}; known are {', '.join(known)}.")

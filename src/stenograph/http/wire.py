@@ -48,9 +48,14 @@ def header_value(scope: Scope, name: bytes) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
+def header_bytes(name: str, value: str) -> tuple[bytes, bytes]:
+    """A header to send. An engine's came as any bytes, was read as UTF-8 with surrogates, and goes out as it came."""
+    return name.encode("ascii"), value.encode("utf-8", "surrogateescape")
+
+
 async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> None:
     """Send an answer at once, with its length."""
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    raw = [header_bytes(name, value) for name, value in headers]
     raw.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})

@@ -42,6 +42,10 @@ class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
     abort_all: bool
 
 
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a route that takes no fields."""
+
+
 class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
     """`POST /tokenize`; special tokens in the text are recognized, as engines do."""
 
@@ -59,6 +63,7 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 _CREATE = msgspec.json.Decoder(CreateSession)
 _SAMPLES = msgspec.json.Decoder(SamplesRequest)
 _ABORT = msgspec.json.Decoder(AbortRequest)
+_NOTHING = msgspec.json.Decoder(Nothing)
 _TOKENIZE = msgspec.json.Decoder(Tokenize)
 _DETOKENIZE = msgspec.json.Decoder(Detokenize)
 
@@ -96,6 +101,12 @@ def decode_abort(body: bytes) -> AbortRequest:
             "abort_all must be true here; POST /sessions/{id}/abort ends one session's turn.", param="/abort_all"
         )
     return wire
+
+
+def decode_nothing(body: bytes) -> None:
+    """Read the body of a route that takes no fields: nothing, or `{}`. Raises InvalidJson or InvalidRequest."""
+    if body.strip():
+        decode_json(body, _NOTHING)
 
 
 def decode_tokenize(body: bytes) -> Tokenize:

@@ -204,6 +204,23 @@ def test_an_aborted_reply_may_have_no_token(field: str) -> None:
     assert law_of(whole) == "has_logprobs"
 
 
+def test_an_abort_before_the_first_token_may_have_null_content() -> None:
+    whole = reply(output_token_logprobs=[], completion_tokens=0)
+    whole["choices"][0] |= {"message": {"role": "assistant", "content": None}, "finish_reason": "abort"}
+    assert decoded(whole).message == Message(role=Role.ASSISTANT, content="")
+
+
+@pytest.mark.parametrize(("told", "law"), [(4, None), (None, None), (3, "prompt_agrees"), (10**30, "prompt_agrees")])
+def test_an_engine_that_made_a_prompt_of_its_own_is_found_out(told: int | None, law: str | None) -> None:
+    body = dumped(reply(prompt_tokens=told))
+    if law is None:
+        assert decode_reply(body, vocab_size=VOCAB, num_prompt=4).ids == (5, 6, 7)
+        return
+    with pytest.raises(UpstreamInvalid) as caught:
+        decode_reply(body, vocab_size=VOCAB, num_prompt=4)
+    assert caught.value.law == law
+
+
 def test_no_token_without_an_abort_is_refused() -> None:
     assert law_of(reply(output_token_logprobs=[], completion_tokens=0)) == "has_tokens"
 
