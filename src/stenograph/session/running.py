@@ -71,9 +71,10 @@ class Turn:
         """Stop the turn and keep nothing of it. Without effect once it has ended; past the commit it has.
 
         `why` is what its watchers are told; None if they have all left. The task is cancelled once: a second time
-        would break into what it does to end, and the engine might never be told.
+        would break into what it does to end, and the engine might never be told. One whose deadline has passed is
+        ending already, and by that.
         """
-        if self._is_abandoned or self.task.cancel():
+        if self._is_abandoned or self.run.is_timed_out or self.task.cancel():
             self._is_abandoned = True
             self._why = self._why or why
 

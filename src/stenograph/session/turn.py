@@ -119,6 +119,11 @@ class TurnRun:
         """Whether tokens come as they are drawn."""
         return self._services.engine.capabilities.streams
 
+    @property
+    def is_timed_out(self) -> bool:
+        """Whether its deadline has passed, and it is only waited for to end."""
+        return self._deadline is not None and self._deadline.expired()
+
     def abort(self, unanswered: StenographError | None = None) -> Coroutine[None, None, bool]:
         """End the turn with what it has drawn; one that has not reached the engine ends with nothing drawn.
 
@@ -131,7 +136,7 @@ class TurnRun:
         self._abort_error = unanswered or self._abort_error
         if was_new:
             self._begin_grace()
-        return self._ask_engine_to_end(was_new)
+        return self._ask_engine_to_end(was_left=was_new and not self._has_sampled)
 
     async def run(self) -> TurnOutcome:
         """The turn. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
@@ -147,7 +152,7 @@ class TurnRun:
                 sampled, parsed, written = await self._sample(prompt, params)
                 return self._commit(attachment, context, prompt, sampled, parsed, written)
         except TimeoutError as error:
-            if self._deadline is None or not self._deadline.expired():
+            if not self.is_timed_out:
                 raise  # not ours: a bug of whoever let it out
             raise self._timeout_error() from error
         finally:
@@ -156,17 +161,16 @@ class TurnRun:
 
     def _begin_grace(self) -> None:
         """Bring the deadline forward. One that has passed already ends the turn as it is."""
-        deadline = self._deadline
-        if deadline is None or deadline.expired() or (when := deadline.when()) is None:
-            return
-        deadline.reschedule(min(when, asyncio.get_running_loop().time() + self._services.abort_grace_s))
+        if self._deadline is not None and not self.is_timed_out and (when := self._deadline.when()) is not None:
+            grace_end = asyncio.get_running_loop().time() + self._services.abort_grace_s
+            self._deadline.reschedule(min(when, grace_end))
 
-    async def _ask_engine_to_end(self, was_new: bool) -> bool:
+    async def _ask_engine_to_end(self, *, was_left: bool) -> bool:
         was_running = False
         with suppress(TimeoutError):
             async with asyncio.timeout(self._services.abort_grace_s):
                 was_running = await self._services.engine.abort(self.request_id)
-        return was_running or (was_new and not self._has_sampled)
+        return was_running or was_left
 
     async def _render(self, attachment: Attachment, context: PromptContext) -> Prompt:
         """Ids of this turn's prompt: the line's, untouched, and the bridge; or the whole conversation at first."""
