@@ -341,6 +341,7 @@ NOT_IN_THE_SCHEMA = (
     "stream_options needs stream: true.",
     "max_tokens and max_completion_tokens disagree",
     "tool_choice 'required' needs tools.",
+    "reasoning and reasoning_content disagree",
     "There is no tool ",
     "response_format cannot be held together with a forced tool call",
     "A tool message answers a tool call, but none comes before it.",

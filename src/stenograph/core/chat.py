@@ -48,6 +48,7 @@ class ChatRequest:
 
     `template_kwargs` go to the chat template; `recorded` are fields that are kept in the record without effect on
     sampling, as the JSON text they came as. Both are part of the value, never changed after it is made.
+    `max_tokens_param` points at the field that `params.max_tokens` came from.
     `messages_json` is the messages as an OpenAI list, for engines that parse replies by it.
     """
 
@@ -58,6 +59,7 @@ class ChatRequest:
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     params: SamplingParams = SamplingParams()
+    max_tokens_param: str = "/max_tokens"
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     reply: ReplyOptions = ReplyOptions()
     recorded: Mapping[str, str] = field(default_factory=dict[str, str])

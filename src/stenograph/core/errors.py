@@ -71,12 +71,19 @@ class ContextLengthExceeded(CallerError):
 
     code, status = "context_length_exceeded", 400
 
-    def __init__(self, *, num_prompt_tokens: int, max_tokens: int | None, max_context_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_prompt_tokens: int,
+        max_tokens: int | None,
+        max_context_tokens: int,
+        max_tokens_param: str = "/max_tokens",
+    ) -> None:
         wanted = "" if max_tokens is None else f" and {max_tokens} for the completion"
         super().__init__(
             f"This model's maximum context length is {max_context_tokens} tokens, but the request needs"
             f" {num_prompt_tokens} tokens for the prompt{wanted}.",
-            param="/messages" if max_tokens is None else "/max_tokens",
+            param="/messages" if num_prompt_tokens >= max_context_tokens else max_tokens_param,
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_context_tokens = max_context_tokens

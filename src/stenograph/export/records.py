@@ -2,7 +2,7 @@
 
 The shapes are the miles session server's: `session_id`, `records`, `metadata`; a record has `timestamp`,
 `request_timestamp`, `method`, `path`, `status_code`, `request` as it went to the engine, `response` in the shape of
-SGLang's chat route. `records=delta` leaves out what stands in the records before: the messages and ids of earlier turns.
+SGLang's chat route. `records=delta` leaves out what stands in the records before: messages and ids of earlier turns.
 """
 
 from array import array

@@ -60,9 +60,10 @@ _CHAT_TEXT = """An OpenAI chat request. `null` means absent.
 Not said by this schema: `top_logprobs` needs `logprobs`; `stream_options` needs `stream`; `max_tokens` and
 `max_completion_tokens` do not disagree; `tool_choice` names a tool that is there, and `required` needs one; a forced
 call and a `response_format` exclude each other; the schemas of tools and of `response_format` are ones that guided
-decoding knows; a tool message answers a call before it; the last message is not a reply that the session generated;
-the model's template can show every message; nothing is nested deeper than 64 levels; it fits the context. Fields that
-docs/http-api.md lists as refused may come as null, which the schema leaves out."""
+decoding knows; a tool message answers a call before it; a message's `reasoning` and `reasoning_content` do not
+disagree; the last message is not a reply that the session generated; the model's template can show every message;
+nothing is nested deeper than 64 levels; it fits the context. Fields that docs/http-api.md lists as refused may come as
+null, which the schema leaves out."""
 
 _MESSAGE_TEXT = "A message. Fields that only decorate it are taken and dropped. Content parts are joined."
 
@@ -160,8 +161,11 @@ def _narrow_message(schemas: dict[str, Schema]) -> None:
     part["description"] = "Text. Parts of other types are refused."
     part["properties"] |= {"type": {"const": "text"}, "text": {"type": "string"}}
     part["required"] = ["type", "text"]
-    no_calls: Schema = {"anyOf": [{"type": "array", "maxItems": 0}, _NULL]}
-    not_assistant = {"reasoning_content": _EMPTY_TEXT, "reasoning": _EMPTY_TEXT, "tool_calls": no_calls}
+    for name in ("image_url", "input_audio", "file"):
+        part["properties"][name] = _NULL
+    nothing: Schema = {"anyOf": [{"type": "array", "maxItems": 0}, _NULL]}
+    not_assistant = {"reasoning_content": _EMPTY_TEXT, "reasoning": _EMPTY_TEXT, "tool_calls": nothing}
+    made["properties"]["images"] = nothing
     text, parts, _ = made["properties"]["content"]["anyOf"]
     content: Schema = {"anyOf": [text, parts]}
     no_call_id = {"tool_call_id": _EMPTY_TEXT}

@@ -35,9 +35,11 @@ def decode_json(body: bytes, decoder: "msgspec.json.Decoder[T]", *, known: Itera
     return convert_errors(lambda: decoder.decode(body), at="", known=known)
 
 
-def decode_part(raw: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]", *, at: str) -> T:
+def decode_part(
+    raw: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]", *, at: str, known: Iterable[str] = ()
+) -> T:
     """Decode a part of a body that has passed `check_utf8`; `at` is its JSON pointer. Raises as `decode_json`."""
-    return convert_errors(lambda: decoder.decode(raw), at=at)
+    return convert_errors(lambda: decoder.decode(raw), at=at, known=known)
 
 
 def convert_errors(decode: Callable[[], T], *, at: str, known: Iterable[str] = ()) -> T:
@@ -65,7 +67,7 @@ def _invalid(text: str, at: str, known: Iterable[str]) -> InvalidRequest:
         pointer, message = at + _pointer(path["path"]), text[: path.start()]
     if unknown := _UNKNOWN.match(message):
         pointer += "/" + _escape(unknown["name"])
-        hint = nearest(unknown["name"], known) if path is None else ""
+        hint = nearest(unknown["name"], known) if path is None or at else ""
         message = f"Unknown field {unknown['name']!r}.{hint}"
     elif missing := _MISSING.match(message):
         pointer += "/" + _escape(missing["name"])

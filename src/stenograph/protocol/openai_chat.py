@@ -5,6 +5,7 @@ blame is named by a JSON pointer. Replies are openai_chat_reply.py's.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -17,6 +18,7 @@ from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, Samplin
 from stenograph.protocol.json_errors import decode_json, decode_part, nearest
 from stenograph.protocol.openai_chat_fields import (
     FIELD_NAMES,
+    NESTED_NAMES,
     RECORDED,
     REFUSED,
     TextPart,
@@ -40,9 +42,13 @@ def decode_chat(body: bytes, *, unknown_fields: UnknownFields = UnknownFields.RE
     extra: dict[str, str] = {}
     if unknown_fields is UnknownFields.RECORD:
         body, extra = _without_unknown(body)
-    wire = decode_json(body, _REQUEST, known=FIELD_NAMES)
-    _check_refused(wire)
-    messages = decode_part(wire.messages, _MESSAGES, at="/messages")
+    try:
+        wire = decode_json(body, _REQUEST, known=FIELD_NAMES)
+        _check_refused(wire)
+        messages = decode_part(wire.messages, _MESSAGES, at="/messages", known=NESTED_NAMES)
+    except InvalidRequest as error:
+        _blame_type(body, error)
+        raise
     if not messages:
         raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
     tools = tuple(_tool(tool, index) for index, tool in enumerate(wire.tools or ()))
@@ -54,6 +60,7 @@ def decode_chat(body: bytes, *, unknown_fields: UnknownFields = UnknownFields.RE
         tool_choice=_tool_choice(wire.tool_choice, tools),
         parallel_tool_calls=wire.parallel_tool_calls is not False,
         params=_params(wire),
+        max_tokens_param=f"/{_max_tokens_field(wire)}",
         template_kwargs=_template_kwargs(wire),
         reply=_reply_options(wire),
         recorded={**_recorded(wire), **extra},
@@ -72,6 +79,32 @@ def request_json(request: ChatRequest) -> bytes:
         "recorded": {name: Raw(text.encode()) for name, text in request.recorded.items()},
     }
     return msgspec.json.encode(kept)
+
+
+def _blame_type(body: bytes, error: InvalidRequest) -> None:
+    """Raise UnrenderableMessage if what the error points into is of a type that cannot be shown: that comes first.
+
+    Such parts and tools have fields of their own, which are not what is wrong with them.
+    """
+    steps: tuple[str, ...]
+    match (error.param or "").split("/")[1:]:
+        case ["tools", index, *_]:
+            steps, shown, what = ("tools", index), "function", "tool"
+        case ["messages", index, "content", part, *_]:
+            steps, shown, what = ("messages", index, "content", part), "text", "content part"
+        case ["messages", index, "tool_calls", call, *_]:
+            steps, shown, what = ("messages", index, "tool_calls", call), "function", "tool call"
+        case _:
+            return
+    value: Any = msgspec.json.decode(body)
+    for step in steps:
+        value = value[int(step)] if isinstance(value, list) else value[step]
+    kind = value.get("type", shown) if isinstance(value, dict) else shown
+    if isinstance(kind, str) and kind != shown:
+        raise UnrenderableMessage(
+            f"A {what} of type {kind[:80]!r} cannot be shown to the model; only {shown}s can.",
+            param="/" + "/".join((*steps, "type")),
+        ) from error
 
 
 def _without_unknown(body: bytes) -> tuple[bytes, dict[str, str]]:
@@ -114,6 +147,10 @@ def _message(wire: WireMessage, at: str) -> Message:
         raise InvalidRequest("A tool message needs the tool_call_id that it answers.", param=f"{at}/tool_call_id")
     if role is not Role.TOOL and wire.tool_call_id:
         raise InvalidRequest(f"A {role} message has no tool_call_id.", param=f"{at}/tool_call_id")
+    if isinstance(wire.images, Raw) and bytes(wire.images).strip() not in (b"[]", b"null"):
+        raise UnrenderableMessage("Images cannot be shown to the model; only text can.", param=f"{at}/images")
+    if wire.reasoning and wire.reasoning_content and wire.reasoning != wire.reasoning_content:
+        raise InvalidRequest("reasoning and reasoning_content disagree; send one.", param=f"{at}/reasoning")
     content = _content(wire.content, f"{at}/content")
     if content is None and role is not Role.ASSISTANT:
         raise InvalidRequest(f"A {role} message needs content.", param=f"{at}/content")
@@ -148,6 +185,9 @@ def _content(content: str | list[TextPart] | None, at: str) -> str | None:
             )
         if part.text is None:
             raise InvalidRequest("A text part needs its text.", param=f"{at}/{index}/text")
+        for name in ("image_url", "input_audio", "file"):
+            if _given(getattr(part, name)):
+                raise InvalidRequest(f"A text part has no {name}.", param=f"{at}/{index}/{name}")
         texts.append(part.text)
     return "".join(texts)
 
@@ -214,7 +254,13 @@ def _params(wire: WireChatRequest) -> SamplingParams:
             num_top_logprobs=_num_top_logprobs(wire),
         )
     except ParamOutOfRange as error:
-        raise InvalidRequest(f"{error}.", param=f"/{error.name}") from error
+        name = _max_tokens_field(wire) if error.name == "max_tokens" else error.name
+        raise InvalidRequest(f"{str(error).replace(error.name, name, 1)}.", param=f"/{name}") from error
+
+
+def _max_tokens_field(wire: WireChatRequest) -> str:
+    """Under which of its names the client gave it."""
+    return "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
 
 
 def _max_tokens(wire: WireChatRequest) -> int | None:

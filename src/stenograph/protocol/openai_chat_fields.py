@@ -235,6 +235,13 @@ REFUSED: dict[str, str] = {
     "guided_grammar": "engines ignore it",
 }
 
+NESTED_NAMES: tuple[str, ...] = tuple(
+    field.name
+    for struct in (WireMessage, TextPart, WireToolCall, WireFunction)
+    for field in msgspec.structs.fields(struct)
+)
+"""Names of what is inside of messages, for hints."""
+
 FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in msgspec.structs.fields(WireChatRequest))
 
 

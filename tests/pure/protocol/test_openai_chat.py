@@ -235,3 +235,59 @@ def test_any_bytes_are_taken_or_refused_with_400(raw: bytes) -> None:
     with pytest.raises(StenographError) as caught:
         decode_chat(raw)
     assert caught.value.status == 400
+
+
+def with_message(**fields: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": "x", **fields}]}
+
+
+def with_part(**part: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]}
+
+
+def with_assistant(**fields: object) -> dict[str, object]:
+    return {"messages": [{"role": "assistant", **fields}, {"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (with_part(type="video_url", video_url={"url": "x"}), "unrenderable_message", "/messages/0/content/1/type"),
+        (with_part(type="image", source={"a": 1}), "unrenderable_message", "/messages/0/content/1/type"),
+        (with_part(type="text", text="b", txt=1), "invalid_request", "/messages/0/content/1/txt"),
+        (with_part(type="text", text="b", image_url="x"), "invalid_request", "/messages/0/content/1/image_url"),
+        (
+            {**with_message(), "tools": [{"type": "custom", "custom": {"name": "c"}}]},
+            "unrenderable_message",
+            "/tools/0/type",
+        ),
+        (
+            {**with_message(), "tools": [{"type": "web_search", "external_web_access": True}]},
+            "unrenderable_message",
+            "/tools/0/type",
+        ),
+        (
+            with_assistant(tool_calls=[{"id": "1", "type": "custom", "custom": {"name": "c", "input": ""}}]),
+            "unrenderable_message",
+            "/messages/0/tool_calls/0/type",
+        ),
+        (with_message(images=["x"]), "unrenderable_message", "/messages/0/images"),
+        (with_assistant(reasoning="a", reasoning_content="b"), "invalid_request", "/messages/0/reasoning"),
+        ({**with_message(), "max_completion_tokens": 0}, "invalid_request", "/max_completion_tokens"),
+        ({**with_message(), "max_tokens": 0}, "invalid_request", "/max_tokens"),
+    ],
+)
+def test_what_is_to_blame_is_what_is_pointed_at(body: dict[str, object], code: str, param: str) -> None:
+    with pytest.raises(StenographError) as caught:
+        decode_chat(json.dumps(body).encode())
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+def test_an_unknown_name_inside_of_a_message_is_told_with_the_nearest() -> None:
+    with pytest.raises(InvalidRequest, match="Did you mean 'content'"):
+        decode_chat(b'{"messages": [{"role": "user", "contnt": "x"}]}')
+
+
+@pytest.mark.parametrize("harmless", [{"images": []}, {"images": None}])
+def test_empty_decorations_are_taken(harmless: dict[str, object]) -> None:
+    assert decode_chat(json.dumps(with_message(**harmless)).encode()).messages[0].content == "x"
