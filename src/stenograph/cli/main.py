@@ -1,4 +1,4 @@
-"""The command line: `stenograph serve`, `stenograph fetch`. Flags are the rows of the settings table.
+"""The command line: `stenograph serve`, `fetch` and `bench`. Flags are the rows of the settings table.
 
 Owns exit codes: 0 when all went well, 2 for whatever stops the start (one line on stderr), 130 for an interrupt.
 """
@@ -15,6 +15,7 @@ from typing import NoReturn
 import uvloop
 
 from stenograph import __version__
+from stenograph.cli.bench_command import BENCH, become_bench
 from stenograph.core.errors import StartupError
 from stenograph.core.settings import SETTINGS, Setting, Settings, load_settings
 from stenograph.embedded.fetch import resolve_model
@@ -37,6 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    become_bench(sys.argv[1:] if arguments is None else arguments)
     options = vars(_parser().parse_args(arguments))
     command, config = options.pop("command"), options.pop("config")
     try:
@@ -63,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     fetching = commands.add_parser(
         "fetch", help="fetch the model's weights", description="Fetch the model into the cache and print its path."
     )
+    commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
     for setting in SETTINGS:
         _add_flag(serving, setting)
         if setting.name in FETCH_SETTINGS:

@@ -1,0 +1,57 @@
+"""`python -m stenograph.bench`, which `stenograph bench` becomes: one subcommand a benchmark.
+
+A benchmark is a module with `add_arguments(parser)` and `run(options) -> exit code`, and a row in `BENCHMARKS`.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from stenograph.bench import compare, responsiveness
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A subcommand."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+BENCHMARKS = {
+    "responsiveness": Benchmark(
+        "does the server answer at once while it carries large and many chats?",
+        responsiveness.add_arguments,
+        responsiveness.run,
+    ),
+    "compare": Benchmark("what got better or worse between two runs?", compare.add_arguments, compare.run),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one benchmark; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="stenograph bench", description="Measure the server, on this machine.")
+    commands = parser.add_subparsers(dest="benchmark", required=True)
+    for name, benchmark in BENCHMARKS.items():
+        benchmark.add_arguments(commands.add_parser(name, help=benchmark.help, description=benchmark.help))
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return BENCHMARKS[options.benchmark].run(options)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends it as Ctrl-C does: the processes that it started go first."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

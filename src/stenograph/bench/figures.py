@@ -1,0 +1,88 @@
+"""What is measured: names, units, which way is better, and what is to be reached. Pure."""
+
+import enum
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Figures = dict[str, float]
+"""What one repeat came to, by the figure's name."""
+
+
+class Better(enum.StrEnum):
+    """Which way a figure gets better."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+
+
+HIGHER_IS_BETTER = frozenset({"chats_per_s", "share_of_direct", "given_back_share"})
+
+
+def better(figure: str) -> Better:
+    """Which way a figure gets better."""
+    return Better.HIGHER if figure in HIGHER_IS_BETTER else Better.LOWER
+
+
+LABELS: Mapping[str, str] = {
+    "chats_per_s": "chats/s",
+    "share_of_direct": "chats/s, share of direct",
+    "cpu_ms_per_chat": "server CPU, ms per chat",
+    "standin_cpu_ms_per_chat": "stand-in CPU, ms per chat",
+    "load_cpu_ms_per_chat": "load CPU, ms per chat",
+    "chat_p50_ms": "chat p50, ms",
+    "chat_p99_ms": "chat p99, ms",
+    "chat_p99_over_p50": "chat p99 / p50",
+    "early_turn_ms": "turn 10, ms",
+    "last_turn_ms": "last turn, ms",
+    "last_over_early_turn": "last turn / turn 10",
+    "health_p50_ms": "/health p50, ms",
+    "health_p95_ms": "/health p95, ms",
+    "health_p99_ms": "/health p99, ms",
+    "health_max_ms": "/health max, ms",
+    "health_failures": "/health failures",
+    "errors": "errors",
+    "rss_before_mib": "RSS before, MiB",
+    "rss_loaded_mib": "RSS after the load, MiB",
+    "rss_deleted_mib": "RSS after delete, MiB",
+    "kept_kib_per_turn": "kept per turn, KiB",
+    "given_back_share": "given back after delete, share",
+    "regrown_kib_per_turn": "second round's growth, KiB per turn",
+}
+"""All figures, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What a figure is to reach: at most `value`, or at least, by which way it gets better."""
+
+    figure: str
+    value: float
+
+    @property
+    def shown(self) -> str:
+        """As a table shows it."""
+        return f"{'≥' if better(self.figure) is Better.HIGHER else '≤'} {self.value:,g}"
+
+    def is_reached(self, value: float) -> bool:
+        """Whether `value` is as good as was asked."""
+        return value >= self.value if better(self.figure) is Better.HIGHER else value <= self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A figure over all repeats."""
+
+    median: float
+    least: float
+    most: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median, least and most. Raises ValueError if there are no values."""
+    return Spread(median=statistics.median(values), least=min(values), most=max(values))
+
+
+def values_of(repeats: Sequence[Figures], figure: str) -> list[float]:
+    """A figure in all repeats that have it."""
+    return [repeat[figure] for repeat in repeats if figure in repeat]

@@ -1,0 +1,146 @@
+"""Child processes of a benchmark: started, spoken to by lines of JSON, measured, and ended, each by its handle.
+
+Children run in a session of their own, so that Ctrl-C reaches the benchmark alone, and it ends them. A signal is held
+back while one is started or ended: none is ever without an owner.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+END_GRACE_S = 10.0
+"""How long a child may take to end when it is asked to."""
+
+
+class ChildFailed(Exception):
+    """A child ended, or said what was not expected; `str()` has the end of its stderr."""
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Generator[None]:
+    """Hold SIGINT and SIGTERM back while inside; raises KeyboardInterrupt at the end if one came."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+class Child:
+    """A process of ours, made by `Children`."""
+
+    def __init__(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+            env=None if environment is None else dict(environment),
+        )
+
+    def __repr__(self) -> str:
+        return f"<Child {self.name} {self._process.pid}>"
+
+    def line(self) -> str:
+        """The next line that it says. Raises ChildFailed where it ends instead."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().decode()
+        if not line:
+            raise ChildFailed(f"{self.name} ended with status {self._process.wait()}: {self.stderr_tail()}")
+        return line
+
+    def event(self) -> dict[str, Any]:
+        """The next line, as a JSON object."""
+        decoded: dict[str, Any] = msgspec.json.decode(self.line(), type=dict[str, Any])
+        return decoded
+
+    def tell(self, line: str) -> None:
+        """Write it a line. Raises ChildFailed where it is gone."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise ChildFailed(f"{self.name} is gone: {self.stderr_tail()}") from error
+
+    def stderr_tail(self) -> str:
+        """The last of what it wrote to stderr."""
+        self._errors.flush()
+        size = os.fstat(self._errors.fileno()).st_size
+        tail = os.pread(self._errors.fileno(), 2000, max(0, size - 2000))
+        return tail.decode(errors="replace").strip() or "it wrote nothing"
+
+    def cpu_s(self) -> float:
+        """CPU time, user and system, of all its threads so far, in steps of a nanosecond (those of /proc are 10 ms).
+
+        Source of the clock's number: `MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED)`, Linux include/linux/posix-timers.h.
+        """
+        return time.clock_gettime((~self._process.pid << 3) | 2)
+
+    def rss_kib(self) -> int:
+        """Memory that is in RAM now, in KiB."""
+        found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{self._process.pid}/status").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+
+    def end(self) -> int:
+        """Close its stdin and ask it to end; kill it where it does not. Returns its exit status."""
+        process = self._process
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            return process.wait(END_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+        finally:
+            self._errors.close()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+class Children:
+    """The processes of one measurement. However a `with` of it is left, they have ended by then."""
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with uninterrupted():
+            for child in reversed(self._children):
+                child.end()
+
+    def start(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Child:
+        """Start a Python module by its name and arguments."""
+        with uninterrupted():
+            child = Child(name, arguments, environment=environment)
+            self._children.append(child)
+        return child

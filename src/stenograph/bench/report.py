@@ -1,0 +1,154 @@
+"""Tables of figures beside their goals, the one JSON line, and a plot of latency against load."""
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stenograph.bench.artifact import Artifact, ScenarioResult
+from stenograph.bench.figures import LABELS, Figures, Goal, better, spread, values_of
+from stenograph.bench.verdicts import compare_values
+
+SHARED_WITH_DIRECT = "—"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as text in columns, the first as the head; Markdown, so that it can be pasted."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def responsiveness_table(artifact: Artifact) -> str:
+    """Every figure of every scenario: median (least … most), its goal, the same figure straight at the engine."""
+    has_before = any("before" in result.figures for result in artifact.scenarios)
+    head = ["scenario", "figure", "server", "goal", "reached", "direct"]
+    rows = [[*head, "before", "against before"] if has_before else head]
+    for result in artifact.scenarios:
+        rows += _rows_of(result, has_before=has_before)
+    return table(rows)
+
+
+def _rows_of(result: ScenarioResult, *, has_before: bool) -> Iterator[list[str]]:
+    goals = {figure: Goal(figure=figure, value=value) for figure, value in result.goals}
+    server, direct = result.figures.get("server", []), result.figures.get("direct", [])
+    before = result.figures.get("before", [])
+    shown = result.name
+    for figure, label in LABELS.items():
+        values = values_of(server, figure)
+        goal = goals.get(figure)
+        if not values and goal is None:
+            continue
+        reached = "" if goal is None else "not measured" if not values else _yes(goal.is_reached(spread(values).median))
+        row = [shown, label, _shown(values), "" if goal is None else goal.shown, reached, _shown(_of(direct, figure))]
+        if has_before:
+            old = _of(before, figure)
+            row += [_shown(old), compare_values(old, values, better(figure)).verdict if old and values else ""]
+        yield row
+        shown = ""
+
+
+def _of(repeats: list[Figures], figure: str) -> list[float]:
+    return values_of(repeats, figure)
+
+
+def _yes(is_reached: bool) -> str:
+    return "yes" if is_reached else "NO"
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if value == 0:
+        return "0"
+    magnitude = abs(value)
+    decimals = 0 if magnitude >= 100 else 1 if magnitude >= 10 else 2 if magnitude >= 1 else 3
+    return f"{value:,.{decimals}f}"
+
+
+def _shown(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    found = spread(values)
+    if found.least == found.most:
+        return number(found.median)
+    return f"{number(found.median)} ({number(found.least)} … {number(found.most)})"
+
+
+def errors_of(artifact: Artifact) -> list[str]:
+    """What went wrong in a run, a line a kind, with the first body of each step that had one."""
+    lines: list[str] = []
+    for result in artifact.scenarios:
+        for target, repeats in result.raw.items():
+            for raw in repeats:
+                steps: list[dict[str, Any]] = [step for step in raw.values() if isinstance(step, dict)]
+                lines += [
+                    f"{result.name} {target}, {step['step']}: {step['errors']}; the first: {step['first_error']}"
+                    for step in steps
+                    if step.get("errors")
+                ]
+    return lines
+
+
+def json_line(artifact: Artifact) -> str:
+    """The run in one line: medians, and which goals were missed."""
+    medians: dict[str, dict[str, dict[str, float]]] = {}
+    missed: list[str] = []
+    for result in artifact.scenarios:
+        medians[result.name] = {
+            target: {
+                figure: float(f"{spread(values_of(repeats, figure)).median:.4g}")
+                for figure in LABELS
+                if values_of(repeats, figure)
+            }
+            for target, repeats in result.figures.items()
+        }
+        for figure, value in result.goals:
+            median = medians[result.name].get("server", {}).get(figure)
+            if median is None or not Goal(figure=figure, value=value).is_reached(median):
+                missed.append(f"{result.name}.{figure}")
+    line = {
+        "bench": artifact.bench,
+        "commit": artifact.commit,
+        "dirty": artifact.dirty,
+        "scale": artifact.arguments.get("scale"),
+        "repeats": artifact.arguments.get("repeats"),
+        "missed": missed,
+        "figures": medians,
+    }
+    return msgspec.json.encode(line).decode()
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed; the extra `bench` brings it."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def plot_latency(artifact: Artifact, path: Path) -> None:
+    """Latency against load as a PNG: a panel a scenario, chats' and probes' p50 and p99 by sessions at once.
+
+    Takes artifacts of `--levels`, in which a scenario appears once a level. Needs matplotlib.
+    """
+    plots: Any = importlib.import_module("matplotlib.pyplot")
+    by_name: dict[str, list[ScenarioResult]] = {}
+    for result in artifact.scenarios:
+        by_name.setdefault(result.name, []).append(result)
+    figure, axes = plots.subplots(1, len(by_name), figsize=(5 * len(by_name), 4), squeeze=False)
+    for axis, (name, results) in zip(axes[0], by_name.items(), strict=True):
+        results.sort(key=lambda result: result.sessions)
+        for key in ("chat_p50_ms", "chat_p99_ms", "health_p50_ms", "health_p99_ms"):
+            points = [(r.sessions, spread(values_of(r.figures["server"], key)).median) for r in results]
+            axis.plot(*zip(*points, strict=True), marker="o", label=LABELS[key].removesuffix(", ms"))
+        axis.set(title=f"{name}: {results[0].title}", xlabel="sessions at once", ylabel="ms")
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.legend()
+        axis.grid(visible=True, alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plots.close(figure)
