@@ -37,14 +37,19 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "host": "::1", "port": "0", "model": "m.gguf", "family": "chatml", "engine": "sglang",
         "engine_url": "http://127.0.0.1:1", "connect_timeout": "0.5", "replay": "all", "reply": "lean",
         "engine_threads": "2", "max_batch": "3", "kv_tokens": "4096", "cpu_workers": "5", "history": "tree",
-        "matcher": "strict", "max_sessions": "6", "max_in_flight": "7", "max_nodes": "8", "session_ttl": "60",
+        "matcher": "strict", "max_sessions": "6", "max_in_flight": "7", "max_held_tokens": "9", "max_nodes": "8",
+        "session_ttl": "60",
         "max_body_bytes": "8192", "request_timeout": "1.5", "abort_grace": "0.5", "drain_timeout": "2.5",
         "unknown_fields": "record", "proxy_allow": "v1/models", "api_key": "one", "log_level": "debug",
         "cache_dir": "/c",
     }  # fmt: skip
     assert list(texts) == [setting.name for setting in SETTINGS]
     typed = {
-        name: f'["{text}"]' if name in ("api_key", "proxy_allow", "engine_url") else text if text[0].isdigit() else f'"{text}"'
+        name: f'["{text}"]'
+        if name in ("api_key", "proxy_allow", "engine_url")
+        else text
+        if text[0].isdigit()
+        else f'"{text}"'
         for name, text in texts.items()
     }
     from_flags = load_settings(texts, {}, None)
@@ -148,3 +153,18 @@ def test_the_environment_reads_text_as_the_command_line_does(name: str, value: o
         except StartupError:
             outcomes.append("refused")
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"engine": "sglang"}, "engine sglang needs its address"),
+        ({"engine_url": "http://x"}, "engine_url is set, but the engine is the embedded one"),
+        ({"engine": "sglang", "engine_url": ["http://x", "http://y"]}, "names several engines"),
+        ({"replay": "all"}, "replay is set, but the embedded engine"),
+        ({"reply": "lean"}, "reply is lean, but the embedded engine"),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_stop_the_start(flags: dict[str, object], message: str):
+    with pytest.raises(StartupError, match=message):
+        load_settings(flags, {}, None)

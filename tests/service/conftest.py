@@ -10,13 +10,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-import uvicorn
 
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.settings import Settings
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import Engine
-from stenograph.http.app import Server, listen, make_app, make_renderer
+from stenograph.http.app import Server, listen, make_app, make_renderer, uvicorn_config
 from stenograph.offload.pool import CpuPool
 from stenograph.render.model_files import ModelFiles
 from stenograph.render.renderer import Renderer
@@ -121,9 +120,7 @@ async def running(
         moe_shape=(2, 2),
     )
     ready = asyncio.Event()
-    config = uvicorn.Config(
-        app, lifespan="off", log_config=None, server_header=False, headers=[("server", "stenograph")]
-    )
+    config = uvicorn_config(app, drain_timeout_s=10.0)
     server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0)
     with listen("127.0.0.1", 0) as listener:
         async with asyncio.TaskGroup() as tasks:

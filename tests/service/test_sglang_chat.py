@@ -488,3 +488,62 @@ async def test_an_engine_that_is_down_is_502_and_not_ready_until_it_is_back(rig:
     await rig.sglang.start()
     assert (await rig.chat(session, user("hi"))).status == 200
     assert (await rig.call("GET", "/ready")).status == 200
+
+
+async def test_the_ids_are_in_the_reply_of_a_client_that_asks_for_them(rig: Rig) -> None:
+    session = await rig.open()
+    rig.sglang.plan(rig.script("Hi", headers=(("ETag", "x"),)), rig.script("Hi"))
+    answer = await rig.chat(session, user("hi"), return_token_ids=True)
+    body, told = answer.json(), json.loads(rig.sglang.replies[0].body or b"")
+    assert body.pop("prompt_token_ids") == rig.sglang.requests[0].json["input_ids"]
+    assert body["choices"][0].pop("token_ids") == list(rig.script("Hi").ids)
+    assert body == told
+    assert "etag" not in answer.headers
+    stream = await rig.chat(await rig.open(), user("hi"), return_token_ids=True, stream=True)
+    events = [line.removeprefix("data: ") for line in stream.body.decode().split("\n\n") if line]
+    first = json.loads(events[0])
+    assert first["prompt_token_ids"] == rig.sglang.requests[1].json["input_ids"]
+    assert first["id"] == json.loads(rig.sglang.replies[1].body or b"")["id"]
+
+
+@pytest.mark.parametrize(("sent", "seen"), [("caf\u00e9", "caf\udce9"), ("plain", "plain"), ("a\x01b", None)])
+async def test_a_header_of_any_bytes_goes_out_as_it_came_or_not_at_all(rig: Rig, sent: str, seen: str | None) -> None:
+    session = await rig.open()
+    rig.sglang.plan(rig.script("Hi", headers=(("X-Note", sent), ("X-Long", "x" * 9000))))
+    answer = await rig.chat(session, user("hi"))
+    assert (answer.status, answer.headers.get("x-note"), answer.headers.get("x-long")) == (200, seen, None)
+    assert len(await rig.records(session)) == 1
+
+
+@pytest.mark.parametrize("status", [600, 999, 99])
+async def test_a_status_that_nobody_may_send_is_a_lie_too(rig: Rig, status: int) -> None:
+    session = await rig.open()
+    rig.sglang.plan(rig.script("Hi", status=status))
+    answer = await rig.chat(session, user("hi"))
+    assert answer.status == 502, answer.body
+    assert await rig.records(session) == []
+
+
+async def test_a_client_that_pipelines_is_hung_up_on_and_its_turn_is_stopped(rig: Rig) -> None:
+    session = await rig.open()
+    rig.sglang.plan(rig.script("never", paused=True))
+    host, port = rig.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    payload = json.dumps({"messages": [user("hi")]}).encode()
+    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n"
+    writer.write(head.encode() + payload)
+    await rig.sglang.held(1)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert await reader.read() == b""
+    await rig.sglang.aborted(1)
+    writer.close()
+    assert (await rig.chat(session, user("hi"))).status == 200
+    assert len(await rig.records(session)) == 1
+
+
+async def test_headers_beyond_any_sense_are_refused(rig: Rig) -> None:
+    host, port = rig.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nidempotency-key: " + b"x" * 100_000 + b"\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 400")
+    writer.close()

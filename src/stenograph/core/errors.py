@@ -247,6 +247,7 @@ class Limit(enum.StrEnum):
     SESSION_TURNS = "session_turns"
     SESSION_TOKENS = "session_tokens"
     NODES = "nodes"
+    HELD_TOKENS = "held_tokens"
 
 
 class LimitExceeded(NobodyError):
@@ -258,7 +259,7 @@ class LimitExceeded(NobodyError):
         super().__init__(message, retry_after_s=retry_after_s)
         self.limit = limit
         # Other clients' turns and sessions end; what this session has used up, it has.
-        self.should_retry = limit in (Limit.SESSIONS, Limit.IN_FLIGHT)
+        self.should_retry = limit in (Limit.SESSIONS, Limit.IN_FLIGHT, Limit.HELD_TOKENS)
 
 
 class Draining(NobodyError):

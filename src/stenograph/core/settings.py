@@ -263,6 +263,9 @@ class Settings:
     )
     max_sessions: int = _setting(10_000, _int(1), "Sessions that may be open at once.", unit="sessions")
     max_in_flight: int = _setting(256, _int(1), "Turns that may run at once in the whole server.", unit="turns")
+    max_held_tokens: int = _setting(
+        10**9, _int(1), "Tokens that all sessions together may hold before turns are refused.", unit="tokens"
+    )
     max_nodes: int = _setting(4096, _int(1), "Turns that a tree history may hold.", unit="turns")
     session_ttl_s: float | None = _setting(
         None,

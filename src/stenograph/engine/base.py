@@ -13,7 +13,7 @@ Laws, which `stenograph.testing.check_engine` tests:
 """
 
 import enum
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -118,8 +118,8 @@ class ForwardedAnswer(Protocol):
 class Forwards(Protocol):
     """An engine that is a server, to which other requests can be passed on as they come."""
 
-    async def forward(
+    def forward(
         self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> ForwardedAnswer:
+    ) -> Coroutine[None, None, ForwardedAnswer]:
         """Pass a request on; `target` is path and query. Raises UpstreamUnreachable, for no status of the engine."""
         ...

@@ -23,8 +23,11 @@ KEEPALIVE_S = 3.0
 READ_BUFFER_BYTES = 2**15
 """Small, so that a reply that nobody reads yet waits in the engine's socket."""
 MAX_LINE_BYTES = 2**16
-MAX_DECODED_BYTES = 2**30
+MAX_FORWARDED_VALUE = 4096
+"""Longest header value that goes on to a client; many take no line of more than 8 KiB."""
+MAX_DECODED_BYTES = 2**29
 """What a compressed reply may grow to: routed experts of 128k tokens are 0.3 GiB."""
+MAX_GZIP_MEMBERS = 64
 
 HOP_BY_HOP = frozenset(
     {
@@ -59,8 +62,15 @@ class HttpReply:
 
 def end_to_end(headers: Iterable[tuple[str, str]]) -> Headers:
     """An engine's headers that its client may see: lower-case names, in order, without content-type."""
-    lower = [(name.lower(), value) for name, value in headers]
+    lower = [(name.lower(), value) for name, value in headers if _can_be_sent(value)]
     return tuple(pair for pair in _without_hops(lower) if pair[0] not in _OF_THE_ENGINE)
+
+
+def _can_be_sent(value: str) -> bool:
+    """Whether a server may send this value, and a client will take it: no control characters, not too long."""
+    return len(value) <= MAX_FORWARDED_VALUE and not any(
+        (char < " " and char != "\t") or char == "\x7f" for char in value
+    )
 
 
 def decode_body(body: bytes, encodings: str) -> bytes:
@@ -140,10 +150,15 @@ class EngineTransport:
                 raw = await response.read()
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:  # OSError has TimeoutError below it
             raise UpstreamUnreachable(_story(error)) from error
+        content_type = response.headers.get("content-type", "application/octet-stream")
+        if not 200 <= response.status <= 599:
+            raise UpstreamInvalid("status", f"the engine answered with the status {response.status}")
+        if not _can_be_sent(content_type):
+            raise UpstreamInvalid("content_type", "the reply's content-type cannot be sent on")
         encodings = ",".join(response.headers.getall("content-encoding", ()))
         return HttpReply(
             status=response.status,
-            content_type=response.headers.get("content-type", "application/octet-stream"),
+            content_type=content_type,
             headers=end_to_end(response.headers.items()),
             body=decode_body(raw, encodings) if encodings else raw,
         )
@@ -167,6 +182,8 @@ def _inflate(body: bytes, wbits: int) -> bytes:
         left -= len(members[-1])
         if not member.eof:
             raise zlib.error("it is cut" if left else f"it grows beyond {MAX_DECODED_BYTES} bytes")
+        if len(members) > MAX_GZIP_MEMBERS:
+            raise zlib.error(f"it has more than {MAX_GZIP_MEMBERS} members")
         body = member.unused_data
         left = max(left, 1)  # 0 would mean no limit
     return b"".join(members)

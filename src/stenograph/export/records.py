@@ -16,6 +16,8 @@ from stenograph.protocol.openai_chat_reply import message_body
 from stenograph.session.history import CommittedTurn, Node
 from stenograph.session.session import Session
 
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
 
 def record_views(line: Sequence[Node], *, delta: bool) -> list[dict[str, object]]:
     """The records of a line, oldest first. `delta`: each with only what its turn added, and how much it did not."""
@@ -45,7 +47,7 @@ def session_summary(session: Session) -> dict[str, object]:
         "created_at": session.created_at,
         "history": session.options.history,
         "num_turns": len(nodes),
-        "num_tokens": sum(node.turn.num_tokens for node in nodes),
+        "num_tokens": session.history.num_tokens,
         "busy": session.gate.is_busy,
         "metadata": session.options.metadata,
     }
@@ -66,7 +68,13 @@ def _record(node: Node, request: dict[str, object]) -> dict[str, object]:
         "request": {
             **request,
             "tools": [msgspec.Raw(tool.json.encode()) for tool in turn.context.tools],
-            "parameters": msgspec.Raw(turn.request_json),
+            "parameters": {
+                **_OBJECT.decode(turn.request_json),
+                "sampling_params": msgspec.to_builtins(turn.params),
+                "tool_choice": msgspec.to_builtins(turn.tool_choice),
+                "parallel_tool_calls": turn.parallel_tool_calls,
+                "chat_template_kwargs": turn.context.template_kwargs,
+            },
         },
         "response": _response(node),
         "weight_versions": [

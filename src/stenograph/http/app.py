@@ -28,6 +28,7 @@ from stenograph.engine.sglang import SGLangEngine, SGLangOptions
 from stenograph.export.replay import ReplayShape
 from stenograph.http.auth import Doorman
 from stenograph.http.chat_route import ChatRoute
+from stenograph.http.connection import ClientConnection
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.metrics import Metrics
 from stenograph.http.openapi import openapi_document
@@ -48,7 +49,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_PERIOD_S = 10.0
 
-_CHAT_PATH = re.compile(r"^(?:/sessions/(?P<id>[^/]+))?/v1/chat/completions/?$")
+_CHAT_PATH = re.compile(r"(?:/sessions/(?P<id>[^/]+))?/v1/chat/completions/?")
 
 
 class App:
@@ -62,7 +63,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._control(scope, receive, send)
-        match = _CHAT_PATH.match(scope["path"])
+        match = _CHAT_PATH.fullmatch(scope["path"])
         if match is None:
             return await self._control(scope, receive, send)
         if scope["method"] != "POST":
@@ -101,7 +102,11 @@ def make_app(
         timeout_s=settings.request_timeout_s,
         abort_grace_s=settings.abort_grace_s,
     )
-    limits = Limits(max_sessions=settings.max_sessions, max_in_flight=settings.max_in_flight)
+    limits = Limits(
+        max_sessions=settings.max_sessions,
+        max_in_flight=settings.max_in_flight,
+        max_held_tokens=settings.max_held_tokens,
+    )
     metrics = Metrics(version=__version__)
     manager = SessionManager(services=services, limits=limits, telemetry=metrics)
     metrics.bind(
@@ -148,6 +153,7 @@ def make_app(
         instance_id=uuid.uuid4().hex,
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
+        timeout_s=settings.request_timeout_s,
         openapi=openapi_document(
             Described(
                 has_keys=bool(settings.api_key),
@@ -260,6 +266,21 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
             pool.close()
 
 
+def uvicorn_config(app: App, *, drain_timeout_s: float) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        app,
+        http=ClientConnection,
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        server_header=False,
+        headers=[("server", "stenograph")],
+        # The drain ends every turn by its own deadline; this one is for a client that does not take its reply.
+        timeout_graceful_shutdown=math.ceil(drain_timeout_s) + 5,
+    )
+
+
 async def sweep(manager: SessionManager) -> None:
     """Drop expired sessions now and then, for ever. A request for one finds it gone without this."""
     while True:
@@ -271,16 +292,7 @@ async def sweep(manager: SessionManager) -> None:
 async def _run_uvicorn(
     settings: Settings, app: App, manager: SessionManager, listener: socket.socket, announce: Callable[[str], None]
 ) -> None:
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        log_config=None,
-        lifespan="off",
-        server_header=False,
-        headers=[("server", "stenograph")],
-        # The drain ends every turn by its own deadline; this one is for a client that does not take its reply.
-        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + 5,
-    )
+    config = uvicorn_config(app, drain_timeout_s=settings.drain_timeout_s)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from stenograph.core.chat import ChatRequest
+from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
 from stenograph.core.settings import ReplyMode, UnknownFields
@@ -20,7 +20,7 @@ from stenograph.http.auth import Doorman
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import Client, ClientGone, count_error, header_value, read_body, send_error, send_whole
 from stenograph.protocol.openai_chat import decode_chat, request_json
-from stenograph.protocol.openai_chat_reply import StreamEncoder, TokenText, encode_reply
+from stenograph.protocol.openai_chat_reply import StreamEncoder, TokenText, encode_reply, with_token_ids
 from stenograph.protocol.openai_errors import error_body
 from stenograph.protocol.sse import data_event
 from stenograph.session.manager import SessionManager
@@ -29,6 +29,8 @@ from stenograph.session.running import TurnAbandoned, Watch
 
 _OURS = frozenset({"x-request-id", "server-timing"})
 """Headers of an engine's reply that ours replace."""
+_OF_THE_BYTES = frozenset({"etag", "content-md5", "content-digest", "repr-digest", "digest"})
+"""Headers that are true of the engine's bytes alone, not of another copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +91,17 @@ class ChatRoute:
             body = encode_reply(outcome.reply, watch.request.reply, self.token_text)
             headers.append(("content-type", "application/json"))
         else:
-            body = self._client_copy(written)
+            body = self._client_copy(written, outcome.reply, watch.request.reply)
             headers.append(("content-type", written.content_type))
-            headers += [(name, value) for name, value in written.headers if name not in _OURS]
+            replaced = _OURS if body is written.body else _OURS | _OF_THE_BYTES
+            headers += [(name, value) for name, value in written.headers if name not in replaced]
         if await client.finish(send_whole(send, 200, body, headers)):
             watch.delivered()
 
-    def _client_copy(self, written: EngineReply) -> bytes:
-        return written.body if self.reply_mode is ReplyMode.PASSTHROUGH else cut_replay(written.body)
+    def _client_copy(self, written: EngineReply, reply: ChatReply, options: ReplyOptions) -> bytes:
+        """The engine's own bytes, but for what the server's settings leave out and the client asks to be added."""
+        body = written.body if self.reply_mode is ReplyMode.PASSTHROUGH else cut_replay(written.body)
+        return with_token_ids(body, reply) if options.return_token_ids else body
 
     async def _stream(self, watch: Watch, client: Client, send: Send) -> None:
         piece = await watch.take()
@@ -110,14 +115,14 @@ class ChatRoute:
                 await self._send_error(send, error)
                 return
         encoder = StreamEncoder(
-            reply_id=f"chatcmpl-{watch.request_id}",
+            reply_id=watch.reply_id,
             created=int(self.clock.wall()),
             model=self.model,
             options=watch.request.reply,
             token_text=self.token_text,
         )
         await _start_stream(watch, send)
-        await _send_more(send, encoder.start())
+        await _send_more(send, encoder.start(watch.prompt_ids))
         while piece is not None:
             if event := encoder.piece(piece):
                 await _send_more(send, event)

@@ -46,6 +46,7 @@ class ControlRoutes:
     instance_id: str
     max_body_bytes: int
     proxy_allow: tuple[str, ...]
+    timeout_s: float
     openapi: bytes
 
     def app(self) -> Starlette:
@@ -62,8 +63,9 @@ class ControlRoutes:
                 ("POST", "detokenize"): self._detokenize,
             },
             max_body_bytes=self.max_body_bytes,
+            timeout_s=self.timeout_s,
         )
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route("/health", self._health, methods=["GET"]),
                 Route("/ready", self._ready, methods=["GET"]),
@@ -90,6 +92,8 @@ class ControlRoutes:
                 Exception: self._answer_bug,
             },
         )
+        app.router.redirect_slashes = False  # a redirect is no answer in our shape
+        return app
 
     async def _health(self, request: Request) -> Response:
         return json_response(

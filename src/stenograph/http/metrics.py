@@ -147,6 +147,9 @@ PROMPT_TOKENS = _counter(
 )
 COMPLETION_TOKENS = _counter("stenograph_completion_tokens_total", "Tokens drawn, wasted ones included.")
 CACHED_TOKENS = _counter("stenograph_cached_tokens_total", "Prompt tokens that the engine did not compute again.")
+ABORTED_TOKENS = _counter(
+    "stenograph_aborted_tokens_total", "Tokens of turns that the engine ended early, with finish reason abort."
+)
 WASTED_TOKENS = _counter(
     "stenograph_wasted_tokens_total", "Tokens drawn for nobody: their turn failed or was abandoned."
 )
@@ -186,7 +189,7 @@ BUILD_INFO = _gauge("stenograph_build_info", "Always 1; the label is the version
 METRICS: tuple[Metric, ...] = (
     *(TURNS, TURN_FAILURES, UPSTREAM_INVALID, TURNS_ABORTED),
     *(STAGE, TTFT, TPOT, ITL),
-    *(PROMPT_TOKENS, COMPLETION_TOKENS, CACHED_TOKENS, WASTED_TOKENS),
+    *(PROMPT_TOKENS, COMPLETION_TOKENS, CACHED_TOKENS, ABORTED_TOKENS, WASTED_TOKENS),
     *(ERRORS, LIMITS, RETRIES, SESSIONS_ENDED, DRIFT),
     *(SESSIONS, TURNS_IN_FLIGHT, ENGINE_READY, BUILD_INFO),
 )
@@ -286,6 +289,7 @@ class Metrics(Collector):
             self._counters[UPSTREAM_INVALID].add(value=report.law)
         if report.was_aborted:
             self._counters[TURNS_ABORTED].add()
+            self._counters[ABORTED_TOKENS].add(report.num_completion)
         for stage, duration_s in report.stages_s.items():
             if stage is not Stage.REPLY:
                 self._histograms[STAGE].observe((duration_s,), stage)

@@ -3,16 +3,17 @@
 An engine that is no server of its own has what this server can answer in its place, and nothing else.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound
-from stenograph.engine.base import Engine, Forwards
+from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound, UpstreamTimeout
+from stenograph.engine.base import Engine, ForwardedAnswer, Forwards
 from stenograph.http.auth import Doorman
-from stenograph.http.wire import header_bytes, read_body
+from stenograph.http.wire import Client, ClientGone, header_bytes, read_body
 from stenograph.session.manager import SessionManager
 
 PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -24,10 +25,14 @@ _NOT_FORWARDED = frozenset(
     {
         "accept-encoding", "authorization", "connection", "content-length", "cookie", "host", "idempotency-key",
         "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
-        "x-api-key", "x-session-id",
+        "x-session-id", "x-smg-routing-key",
     }
 )  # fmt: skip
 """Request headers that are between the client and this server: credentials, and what frames the body."""
+
+
+def _may_be_forwarded(name: str) -> bool:
+    return name not in _NOT_FORWARDED and not name.endswith(("api-key", "-token"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,7 @@ class ProxyRoute:
     allowed: tuple[str, ...]
     local: Mapping[tuple[str, str], Callable[[Request], Awaitable[Response]]]
     max_body_bytes: int
+    timeout_s: float
 
     async def of_session(self, request: Request) -> Response:
         """`/sessions/{id}/{path}`. Raises SessionNotFound, then what `_pass_on` raises."""
@@ -68,20 +74,43 @@ class ProxyRoute:
                     raise MethodNotAllowed(request.method, request.url.path, allowed=_with_head(methods))
                 raise RouteNotFound(f"The engine {self.engine.capabilities.engine} has no {request.method} {path}.")
             return await endpoint(request)
-        headers = [(name, value) for name, value in request.headers.items() if name not in _NOT_FORWARDED]
+        headers = [(name, value) for name, value in request.headers.items() if _may_be_forwarded(name)]
         if affinity_key is not None:
             headers.append(("x-smg-routing-key", affinity_key))
         body = await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)
         # The target is the list's own spelling: nothing that a client encodes in a path goes further than this.
         target = f"/{path}" + (f"?{request.url.query}" if request.url.query else "")
-        answer = await self.engine.forward(request.method, target, headers, body)
+        answer = await self._exchange(self.engine.forward(request.method, target, headers, body), request)
         response = Response(answer.body, status_code=answer.status)
         response.raw_headers = [
             *(header_bytes(name, value) for name, value in answer.headers),
             header_bytes("content-type", answer.content_type),
-            (b"content-length", str(len(answer.body)).encode()),
         ]
+        if request.method != "HEAD":  # whose answer tells the length of a body that does not come
+            response.raw_headers.append((b"content-length", str(len(answer.body)).encode()))
         return response
+
+    async def _exchange(self, work: Coroutine[None, None, ForwardedAnswer], request: Request) -> ForwardedAnswer:
+        """Wait for the engine, as long as the client waits and no longer than a turn may take.
+
+        Raises ClientGone, UpstreamTimeout, and what the engine's `forward` raises.
+        """
+        forwarding = asyncio.get_running_loop().create_task(work, name="forward")
+
+        def gone() -> None:
+            forwarding.cancel()
+
+        try:
+            async with Client(request.receive, on_gone=gone).watched():
+                await asyncio.wait({forwarding}, timeout=self.timeout_s)
+            if not forwarding.done():
+                raise UpstreamTimeout(f"The engine did not answer within {self.timeout_s:g} s.")
+        finally:
+            forwarding.cancel()
+            await asyncio.wait({forwarding})
+        if forwarding.cancelled():
+            raise ClientGone
+        return forwarding.result()
 
 
 def _with_head(methods: set[str]) -> set[str]:

@@ -265,6 +265,7 @@ class ChatCompletionChunk(msgspec.Struct):
     model: str
     choices: Annotated[list[ChunkChoice], Meta(max_length=1)]
     usage: ReplyUsage | UnsetType = UNSET
+    prompt_token_ids: TokenIds | UnsetType = UNSET
 
 
 class Span(msgspec.Struct):

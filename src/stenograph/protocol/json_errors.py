@@ -11,6 +11,9 @@ from stenograph.core.errors import InvalidJson, InvalidRequest
 
 T = TypeVar("T")
 
+LONGEST_NAME = 64
+"""Longer than any name of ours; what is longer is shown cut."""
+
 _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 _STEP = re.compile(r"\.(?P<key>[^.\[\]]+)|\[(?P<index>\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`")
@@ -54,8 +57,15 @@ def convert_errors(decode: Callable[[], T], *, at: str, known: Iterable[str] = (
         raise InvalidJson("The body is nested too deeply.", param=at or None) from error
 
 
+def shown(text: str) -> str:
+    """A client's text in a message to it: quoted, and cut."""
+    return repr(text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + "…")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or nothing if no known name is near."""
+    if len(name) > LONGEST_NAME:  # the search costs as much as the name is long
+        return ""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -66,9 +76,9 @@ def _invalid(text: str, at: str, known: Iterable[str]) -> InvalidRequest:
     if path is not None:
         pointer, message = at + _pointer(path["path"]), text[: path.start()]
     if unknown := _UNKNOWN.match(message):
-        pointer += "/" + _escape(unknown["name"])
+        pointer += "/" + _escape(unknown["name"][:LONGEST_NAME])
         hint = nearest(unknown["name"], known) if path is None or at else ""
-        message = f"Unknown field {unknown['name']!r}.{hint}"
+        message = f"Unknown field {shown(unknown['name'])}.{hint}"
     elif missing := _MISSING.match(message):
         pointer += "/" + _escape(missing["name"])
         message = f"Required field {missing['name']!r} is missing."

@@ -15,7 +15,7 @@ from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.settings import UnknownFields
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.protocol.json_errors import decode_json, decode_part, nearest
+from stenograph.protocol.json_errors import decode_json, decode_part, nearest, shown
 from stenograph.protocol.openai_chat_fields import (
     FIELD_NAMES,
     NESTED_NAMES,
@@ -35,6 +35,8 @@ _MESSAGES = msgspec.json.Decoder(list[WireMessage])
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _ROLES = {str(role): role for role in Role}
 _MAX_STOPS = 64
+_MAX_STOP_IDS = 1024
+_MAX_BIASES = 10_000
 
 
 def decode_chat(body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
@@ -68,14 +70,9 @@ def decode_chat(body: bytes, *, unknown_fields: UnknownFields = UnknownFields.RE
 
 
 def request_json(request: ChatRequest) -> bytes:
-    """What of a request is kept in its record beside messages and tools, as JSON."""
-    params = request.params
+    """What of a request is kept in its record as it came, as a JSON object."""
     kept: dict[str, object] = {
         "model": request.model,
-        "sampling_params": msgspec.to_builtins(params),
-        "tool_choice": msgspec.to_builtins(request.tool_choice),
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "chat_template_kwargs": request.template_kwargs,
         "recorded": {name: Raw(text.encode()) for name, text in request.recorded.items()},
     }
     return msgspec.json.encode(kept)
@@ -89,20 +86,20 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
     steps: tuple[str, ...]
     match (error.param or "").split("/")[1:]:
         case ["tools", index, *_]:
-            steps, shown, what = ("tools", index), "function", "tool"
+            steps, known, what = ("tools", index), "function", "tool"
         case ["messages", index, "content", part, *_]:
-            steps, shown, what = ("messages", index, "content", part), "text", "content part"
+            steps, known, what = ("messages", index, "content", part), "text", "content part"
         case ["messages", index, "tool_calls", call, *_]:
-            steps, shown, what = ("messages", index, "tool_calls", call), "function", "tool call"
+            steps, known, what = ("messages", index, "tool_calls", call), "function", "tool call"
         case _:
             return
     value: Any = msgspec.json.decode(body)
     for step in steps:
         value = value[int(step)] if isinstance(value, list) else value[step]
-    kind = value.get("type", shown) if isinstance(value, dict) else shown
-    if isinstance(kind, str) and kind != shown:
+    kind = value.get("type", known) if isinstance(value, dict) else known
+    if isinstance(kind, str) and kind != known:
         raise UnrenderableMessage(
-            f"A {what} of type {kind[:80]!r} cannot be shown to the model; only {shown}s can.",
+            f"A {what} of type {shown(kind)} cannot be shown to the model; only {known}s can.",
             param="/" + "/".join((*steps, "type")),
         ) from error
 
@@ -136,7 +133,7 @@ def _message(wire: WireMessage, at: str) -> Message:
     role = _ROLES.get(wire.role)
     if role is None:
         raise InvalidRequest(
-            f"Unknown role {wire.role!r}; known are {', '.join(_ROLES)}.{nearest(wire.role, _ROLES)}",
+            f"Unknown role {shown(wire.role)}; known are {', '.join(_ROLES)}.{nearest(wire.role, _ROLES)}",
             param=f"{at}/role",
         )
     if role is not Role.ASSISTANT:
@@ -157,7 +154,7 @@ def _message(wire: WireMessage, at: str) -> Message:
     for index, call in enumerate(wire.tool_calls or ()):
         if call.type != "function":
             raise UnrenderableMessage(
-                f"A tool call of type {call.type!r} cannot be shown to the model.",
+                f"A tool call of type {shown(call.type)} cannot be shown to the model.",
                 param=f"{at}/tool_calls/{index}/type",
             )
     return Message(
@@ -180,7 +177,7 @@ def _content(content: str | list[TextPart] | None, at: str) -> str | None:
     for index, part in enumerate(content):
         if part.type != "text":
             raise UnrenderableMessage(
-                f"A content part of type {part.type!r} cannot be shown to the model; only text can.",
+                f"A content part of type {shown(part.type)} cannot be shown to the model; only text can.",
                 param=f"{at}/{index}/type",
             )
         if part.text is None:
@@ -196,7 +193,7 @@ def _tool(wire: WireTool, index: int) -> Tool:
     at = f"/tools/{index}"
     if wire.type != "function":
         raise UnrenderableMessage(
-            f"A tool of type {wire.type!r} cannot be shown to the model; only functions can.", param=f"{at}/type"
+            f"A tool of type {shown(wire.type)} cannot be shown to the model; only functions can.", param=f"{at}/type"
         )
     if wire.function is None:
         raise InvalidRequest("A tool of type 'function' needs its function.", param=f"{at}/function")
@@ -219,14 +216,14 @@ def _tool_choice(wire: str | WireNamedChoice | None, tools: tuple[Tool, ...]) ->
     at = "/tool_choice"
     if isinstance(wire, WireNamedChoice):
         if wire.type != "function":
-            raise InvalidRequest(f"tool_choice.type must be 'function', got {wire.type!r}.", param=f"{at}/type")
+            raise InvalidRequest(f"tool_choice.type must be 'function', got {shown(wire.type)}.", param=f"{at}/type")
         if wire.function.name not in {tool.name for tool in tools}:
-            raise InvalidRequest(f"There is no tool {wire.function.name!r}.", param=f"{at}/function/name")
+            raise InvalidRequest(f"There is no tool {shown(wire.function.name)}.", param=f"{at}/function/name")
         return ToolChoice(mode=ToolMode.NAMED, name=wire.function.name)
     if wire is None:
         return ToolChoice()
     if wire not in ("auto", "none", "required"):
-        raise InvalidRequest(f"tool_choice must be auto, none, required or a function, got {wire!r}.", param=at)
+        raise InvalidRequest(f"tool_choice must be auto, none, required or a function, got {shown(wire)}.", param=at)
     if wire == "required" and not tools:
         raise InvalidRequest("tool_choice 'required' needs tools.", param=at)
     return ToolChoice(mode=ToolMode(wire))
@@ -243,6 +240,8 @@ def _params(wire: WireChatRequest) -> SamplingParams:
     }  # fmt: skip
     if wire.top_k == -1:
         given["top_k"] = 0
+    if len(wire.stop_token_ids or ()) > _MAX_STOP_IDS:
+        raise InvalidRequest(f"At most {_MAX_STOP_IDS} stop ids.", param="/stop_token_ids")
     try:
         return SamplingParams(
             **given,  # type: ignore[arg-type]  # typed by the wire struct, under the same names
@@ -283,10 +282,12 @@ def _stop(wire: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _logit_bias(wire: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    if len(wire) > _MAX_BIASES:
+        raise InvalidRequest(f"At most {_MAX_BIASES} biases, got {len(wire)}.", param="/logit_bias")
     pairs: list[tuple[int, float]] = []
     for key, bias in wire.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 9):
-            raise InvalidRequest(f"A key of logit_bias is a token id, got {key!r}.", param="/logit_bias")
+            raise InvalidRequest(f"A key of logit_bias is a token id, got {shown(key)}.", param="/logit_bias")
         pairs.append((int(key), bias))
     return tuple(sorted(pairs))
 
@@ -298,7 +299,7 @@ def _grammar(wire: WireResponseFormat | None) -> Grammar | None:
         return Grammar(kind=GrammarKind.JSON_OBJECT)
     if wire.type != "json_schema":
         raise InvalidRequest(
-            f"response_format.type must be text, json_object or json_schema, got {wire.type!r}.",
+            f"response_format.type must be text, json_object or json_schema, got {shown(wire.type)}.",
             param="/response_format/type",
         )
     if wire.json_schema is None:

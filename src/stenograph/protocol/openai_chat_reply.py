@@ -3,6 +3,7 @@
 The ids and logprobs of a reply are in vLLM's places: `prompt_token_ids` at the top, `token_ids` in the choice.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -12,6 +13,9 @@ from stenograph.core.chat import ChatReply, ReplyDelta, ReplyOptions, StreamPiec
 from stenograph.core.messages import Message
 from stenograph.core.types import FinishReason, TopLogprob, Usage
 from stenograph.protocol.sse import DONE, data_event
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 TokenText = Callable[[int], str]
 """One token as text, for a person; bytes that are no UTF-8 by themselves are U+FFFD."""
@@ -51,6 +55,21 @@ def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText)
     return msgspec.json.encode(body)
 
 
+def with_token_ids(body: bytes, reply: ChatReply) -> bytes:
+    """An engine's own reply with the ids in vLLM's places, for a client that asks for them: `prompt_token_ids` at the
+    top, `token_ids` in the choice. Every other value is spelled as it came. `body` is a reply with one choice."""
+    whole = _OBJECT.decode(body)
+    (choice,) = _LIST.decode(whole["choices"])
+    members = {**_OBJECT.decode(choice), "token_ids": _raw_ids(reply.sampled.ids)}
+    whole["choices"] = msgspec.Raw(msgspec.json.encode([members]))
+    whole["prompt_token_ids"] = _raw_ids(reply.prompt.ids)
+    return msgspec.json.encode(whole)
+
+
+def _raw_ids(ids: "array[int]") -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(ids.tolist()))
+
+
 class StreamEncoder:
     """Writes one streamed reply: `start`, any number of `piece`, then `end` after the commit, or nothing."""
 
@@ -61,9 +80,13 @@ class StreamEncoder:
         self._options = options
         self._token_text = token_text
 
-    def start(self) -> bytes:
-        """The first event: the role."""
-        return self._event({"role": "assistant", "content": ""})
+    def start(self, prompt_ids: "array[int]") -> bytes:
+        """The first event: the role, and the prompt's ids if they were asked for."""
+        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        body: dict[str, object] = {**self._head, "choices": [choice]}
+        if self._options.return_token_ids:
+            body["prompt_token_ids"] = prompt_ids.tolist()
+        return data_event(msgspec.json.encode(body))
 
     def piece(self, piece: StreamPiece) -> bytes:
         """Everything that one piece holds, in one event; nothing if the client would see nothing new."""

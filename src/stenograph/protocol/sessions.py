@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.settings import HistoryKind
-from stenograph.protocol.json_errors import decode_json
+from stenograph.protocol.json_errors import decode_json, shown
 from stenograph.protocol.template_kwargs import check_depth, check_template_kwargs
 
 
@@ -70,13 +70,23 @@ _DETOKENIZE = msgspec.json.Decoder(Detokenize)
 SAMPLE_FORMATS = ("safetensors", "json", "arrow")
 
 
+MAX_METADATA_BYTES = 64 * 1024
+"""Metadata stands in every sample and in every listing."""
+
+
+def _check_metadata(metadata: dict[str, object] | None) -> None:
+    check_depth(metadata, at="/metadata")
+    if metadata and (size := len(msgspec.json.encode(metadata))) > MAX_METADATA_BYTES:
+        raise InvalidRequest(f"metadata has {size} bytes as JSON; at most {MAX_METADATA_BYTES}.", param="/metadata")
+
+
 def decode_create(body: bytes) -> CreateSession:
     """Read the optional body of `POST /sessions`. Raises InvalidJson or InvalidRequest."""
     wire = decode_json(body, _CREATE, known=CreateSession.__struct_fields__) if body.strip() else CreateSession()
     if wire.history is not None and wire.history not in tuple(HistoryKind):
-        raise InvalidRequest(f"history must be 'linear' or 'tree', got {wire.history!r}.", param="/history")
+        raise InvalidRequest(f"history must be 'linear' or 'tree', got {shown(wire.history)}.", param="/history")
     check_template_kwargs(wire.chat_template_kwargs or {}, at="/chat_template_kwargs")
-    check_depth(wire.metadata, at="/metadata")
+    _check_metadata(wire.metadata)
     return wire
 
 
@@ -85,11 +95,11 @@ def decode_samples(body: bytes) -> SamplesRequest:
     wire = decode_json(body, _SAMPLES, known=SamplesRequest.__struct_fields__) if body.strip() else SamplesRequest()
     if wire.format is not None and wire.format not in SAMPLE_FORMATS:
         raise InvalidRequest(
-            f"format must be one of {', '.join(SAMPLE_FORMATS)}, got {wire.format!r}.", param="/format"
+            f"format must be one of {', '.join(SAMPLE_FORMATS)}, got {shown(wire.format)}.", param="/format"
         )
     if wire.token_texts and wire.format != "json":
         raise InvalidRequest("token_texts needs format 'json'.", param="/token_texts")
-    check_depth(wire.metadata, at="/metadata")
+    _check_metadata(wire.metadata)
     return wire
 
 

@@ -13,10 +13,10 @@ from typing import Protocol
 
 import msgspec
 
-from stenograph.core.chat import ParsedReply
+from stenograph.core.chat import ParsedReply, ToolChoice
 from stenograph.core.errors import HistoryMismatch, SessionInvariant, TruncatedGeneration
 from stenograph.core.messages import Message, Tool
-from stenograph.core.types import FinishReason, RequestId, SampledTurn, StageTimes, token_ids
+from stenograph.core.types import FinishReason, RequestId, SampledTurn, SamplingParams, StageTimes, token_ids
 from stenograph.session.matching import Matcher
 
 
@@ -42,17 +42,27 @@ _STATUS_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptContext:
-    """What stands in the prompt beside the messages. Turns with different contexts do not share a prefix."""
+    """What stands in the prompt beside the messages. Turns with different contexts do not share a prefix.
+
+    `kwargs_json` is `template_kwargs` with sorted keys, by which they are compared: `true` and `1` are not the same.
+    """
 
     tools: tuple[Tool, ...] = ()
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    kwargs_json: bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        encoded = msgspec.json.encode(self.template_kwargs, order="sorted") if self.template_kwargs else b"{}"
+        object.__setattr__(self, "kwargs_json", encoded)
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much it brings to a template."""
+        return len(self.kwargs_json) + sum(len(tool.json) for tool in self.tools)
 
     def is_same(self, other: "PromptContext") -> bool:
-        """Whether both put the same into a prompt; `true` and `1` are not the same."""
-        return self.tools == other.tools and self._kwargs_json() == other._kwargs_json()
-
-    def _kwargs_json(self) -> bytes:
-        return msgspec.json.encode(self.template_kwargs, order="sorted") if self.template_kwargs else b"{}"
+        """Whether both put the same into a prompt."""
+        return self is other or (self.kwargs_json == other.kwargs_json and self.tools == other.tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +71,8 @@ class CommittedTurn:
 
     `new_prompt_ids` are the ids of this turn's prompt after the ids of its parent (the whole prompt for a root), of
     which the last `num_trimmed` were left out; `messages` are the request's messages after those of the parent.
-    `request_json` is what the client asked for beside the messages (parameters and recorded fields) as JSON text.
+    `params` are those that the engine was given, `request_json` the rest of what the client sent (the model's name,
+    recorded fields) as a JSON object.
     `stages` is the turn's own clock, which the reply still marks after the commit. `reply_id` is what the client
     knows the reply by.
     """
@@ -74,6 +85,9 @@ class CommittedTurn:
     reply: ParsedReply
     context: PromptContext
     num_trimmed: int = 0
+    params: SamplingParams = SamplingParams()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
     reply_id: str = ""
     request_json: bytes = b"{}"
     requested_at: float = 0.0
@@ -159,6 +173,11 @@ class History(Protocol):
         """The turn that was committed last."""
         ...
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all turns, those that several lines share once."""
+        ...
+
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """Find where a request attaches. Raises HistoryMismatch or TruncatedGeneration."""
         ...
@@ -186,6 +205,10 @@ class LinearHistory:
     @property
     def latest(self) -> Node | None:
         return self._nodes[-1] if self._nodes else None
+
+    @property
+    def num_tokens(self) -> int:
+        return self._nodes[-1].num_tokens if self._nodes else 0
 
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """Find where a request attaches. Changes nothing.
@@ -229,7 +252,8 @@ class LinearHistory:
         turn = self._nodes[num_turns].turn
         discarded = len(self._nodes) - num_turns
         if not turn.context.is_same(context):
-            what, param = "its tools or chat_template_kwargs differ from the stored turn's", "/tools"
+            param = "/chat_template_kwargs" if turn.context.tools == context.tools else "/tools"
+            what = "its tools or chat_template_kwargs differ from the stored turn's"
         else:
             stored = (*turn.messages, turn.reply.message)
             given = messages[num_messages : num_messages + len(stored)]
@@ -254,7 +278,9 @@ def continues(node: Node, messages: Sequence[Message], context: PromptContext, m
     return (
         node.num_messages <= len(messages)
         and node.turn.context.is_same(context)
-        and all(map(matcher.matches, stored, messages[start : node.num_messages]))
+        # The reply first: it is what siblings differ by.
+        and matcher.matches(stored[-1], messages[node.num_messages - 1])
+        and all(map(matcher.matches, stored[:-1], messages[start:]))
     )
 
 

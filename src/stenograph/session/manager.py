@@ -12,7 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stenograph.core.chat import ChatRequest
-from stenograph.core.errors import Draining, Limit, LimitExceeded, SessionNotFound, StenographError, UpstreamInvalid
+from stenograph.core.errors import (
+    Draining,
+    InternalError,
+    Limit,
+    LimitExceeded,
+    SessionNotFound,
+    StenographError,
+    UpstreamInvalid,
+)
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import FinishReason, RequestId, SessionId, Stage, StageTimes
 from stenograph.session.gate import Lease
@@ -32,6 +40,7 @@ class Limits:
 
     max_sessions: int
     max_in_flight: int
+    max_held_tokens: int = 10**9
 
 
 class SessionManager:
@@ -43,6 +52,7 @@ class SessionManager:
         self._telemetry = telemetry or NoTelemetry()
         self._sessions: dict[SessionId, Session] = {}
         self._turns: set[Turn] = set()
+        self._held_tokens = 0
         self._draining = False
 
     def __repr__(self) -> str:
@@ -169,8 +179,7 @@ class SessionManager:
             if turns:
                 await asyncio.wait([turn.task for turn in turns])
         finally:
-            self._sessions.pop(session.id, None)
-            self._telemetry.session_ended(SessionEnd.DELETED)
+            self._forget(session, SessionEnd.DELETED)
 
     async def abort(self, session_id: str | None) -> int:
         """Ask the engine to end the running turns of one session, or (None) every turn; returns how many it knew."""
@@ -196,12 +205,21 @@ class SessionManager:
     def abandon_all(self) -> None:
         """Stop every turn at once; the watchers are told that the server is going down."""
         for turn in list(self._turns):
-            turn.abandon(Draining("The turn was stopped because the server is shutting down; nothing of it was kept."))
+            why = "The turn was stopped because the server is shutting down; nothing of it was kept."
+            turn.abandon(Draining(why, retry_after_s=5.0))
 
     def _drop_expired(self, session: Session) -> None:
         session.gate.close()
-        del self._sessions[session.id]
-        self._telemetry.session_ended(SessionEnd.EXPIRED)
+        self._forget(session, SessionEnd.EXPIRED)
+
+    def _forget(self, session: Session, end: SessionEnd) -> None:
+        if self._sessions.pop(session.id, None) is not None:
+            self._count_tokens(session, 0)
+            self._telemetry.session_ended(end)
+
+    def _count_tokens(self, session: Session, num_tokens: int) -> None:
+        self._held_tokens += num_tokens - session.num_counted_tokens
+        session.num_counted_tokens = num_tokens
 
     def _check_room(self) -> None:
         if self._draining:
@@ -211,6 +229,13 @@ class SessionManager:
                 Limit.IN_FLIGHT,
                 f"the server runs its {self._limits.max_in_flight} turns (--max-in-flight)",
                 retry_after_s=1.0,
+            )
+        if self._held_tokens >= self._limits.max_held_tokens:
+            raise LimitExceeded(
+                Limit.HELD_TOKENS,
+                f"the sessions hold {self._held_tokens} tokens of at most {self._limits.max_held_tokens}"
+                " (--max-held-tokens); delete those that are done",
+                retry_after_s=5.0,
             )
 
     def _make_run(
@@ -260,6 +285,8 @@ class SessionManager:
             if session is not None:
                 now = self._services.clock.monotonic()
                 session.ended(turn, now=now, committed=report.end is TurnEnd.COMMITTED)
+                if session.id in self._sessions:
+                    self._count_tokens(session, session.history.num_tokens)
             if lease is not None:
                 lease.release()
             self._telemetry.turn_ended(report)
@@ -301,7 +328,7 @@ def _report(run: TurnRun, task: "asyncio.Task[TurnOutcome]") -> TurnReport:
 def _log_failure(run: TurnRun, error: BaseException) -> None:
     if isinstance(error, StenographError) and error.status < 500:
         log.debug("%r refused: %s", run, error)
-    elif isinstance(error, StenographError):
+    elif isinstance(error, StenographError) and not isinstance(error, InternalError):
         log.warning("%r failed: %s: %s", run, error.code, error)
     else:
         log.error("%r failed on a bug of ours", run, exc_info=error)

@@ -5,11 +5,12 @@ asked again finds its turn going on.
 """
 
 import asyncio
+from array import array
 from collections.abc import Callable
 
 from stenograph.core.chat import ChatRequest, StreamPiece
 from stenograph.core.errors import StenographError, UnexpectedFailure
-from stenograph.core.types import RequestId, Stage
+from stenograph.core.types import RequestId, Stage, token_ids
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.turn import TurnOutcome, TurnRun
 
@@ -120,6 +121,17 @@ class Watch:
     def request(self) -> ChatRequest:
         """What was asked for."""
         return self._turn.run.request
+
+    @property
+    def reply_id(self) -> str:
+        """By which the client knows the reply; settled when the first piece is there."""
+        return self._turn.run.reply_id
+
+    @property
+    def prompt_ids(self) -> "array[int]":
+        """The prompt's ids; empty while there is none."""
+        prompt = self._turn.run.prompt
+        return token_ids() if prompt is None else prompt.ids
 
     async def take(self) -> StreamPiece | None:
         """What the turn has produced since the last call; None when it has ended, or this watch has left."""

@@ -57,6 +57,8 @@ class Session:
         self._last_chat = now
         self._num_started = 0
         self._looked_at: set[int] = set()
+        self.num_counted_tokens = 0
+        """Of its tokens, how many the manager has counted among those that all sessions hold."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id} {self.history!r} {self.gate!r}>"
@@ -81,7 +83,7 @@ class Session:
         if options.max_nodes is not None and options.history is HistoryKind.TREE and num_turns >= options.max_nodes:
             raise LimitExceeded(Limit.NODES, f"this session's tree has its {options.max_nodes} nodes (--max-nodes)")
         if options.max_total_tokens is not None:
-            used = sum(node.turn.num_tokens for node in nodes)
+            used = self.history.num_tokens
             if used >= options.max_total_tokens:
                 raise LimitExceeded(
                     Limit.SESSION_TOKENS,

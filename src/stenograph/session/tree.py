@@ -25,6 +25,7 @@ class TreeHistory:
         self._matcher = matcher
         self._nodes: list[Node] = []
         self._roots: list[Node] = []
+        self._num_tokens = 0
 
     def __repr__(self) -> str:
         return f"<TreeHistory {len(self._nodes)} nodes, {len(self._roots)} roots>"
@@ -36,6 +37,10 @@ class TreeHistory:
     @property
     def latest(self) -> Node | None:
         return self._nodes[-1] if self._nodes else None
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens
 
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """The deepest node whose whole line is a prefix of the request, ties to the latest; else a new root.
@@ -54,6 +59,7 @@ class TreeHistory:
         node = Node(id_=len(self._nodes), turn=turn, parent=parent)
         (parent.children if parent is not None else self._roots).append(node)
         self._nodes.append(node)
+        self._num_tokens += turn.num_tokens
         return node
 
     def _deepest_match(self, messages: Sequence[Message], context: PromptContext) -> Node | None:

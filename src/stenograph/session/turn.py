@@ -53,6 +53,9 @@ from stenograph.session.reply_buffer import ReplyBuffer
 NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""
 
+FRAME_BYTES = 32
+"""What a message costs that says nothing."""
+
 TAIL_TOKENS = 64
 """How many of a line's last ids a bridge is shown: more than any template writes between two messages."""
 
@@ -80,8 +83,21 @@ class TurnOutcome:
     committed: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """What came of a generation, checked and parsed, and the parameters that it was asked for with."""
+
+    params: SamplingParams
+    sampled: SampledTurn
+    parsed: ParsedReply
+    written: EngineReply | None
+
+
 class TurnRun:
-    """One generation on one session. Made by the manager, run once, watched through `buffer`."""
+    """One generation on one session. Made by the manager, run once, watched through `buffer`.
+
+    `prompt` is there before the first piece is, and `reply_id` is the one that the client is told by then.
+    """
 
     def __init__(
         self,
@@ -98,6 +114,8 @@ class TurnRun:
         self.request_id = request_id
         self.request = request
         self.buffer = ReplyBuffer()
+        self.prompt: Prompt | None = None
+        self.reply_id = f"chatcmpl-{request_id}"
         self.stages = stages
         self.meter = TurnMeter(started=stages.start)
         self._request_json = request_json
@@ -147,10 +165,13 @@ class TurnRun:
                 context = PromptContext(tools=self.request.tools, template_kwargs=self.request.template_kwargs)
                 self._services.renderer.check_messages(self.request.messages, self.request.tools)
                 attachment = self._history.position(self.request.messages, context)
+                if attachment.parent is not None and attachment.parent.turn.context.is_same(context):
+                    context = attachment.parent.turn.context  # one object for all turns of a line
                 prompt = await self._render(attachment, context)
                 params = self._effective_params(prompt)
-                sampled, parsed, written = await self._sample(prompt, params)
-                return self._commit(attachment, context, prompt, sampled, parsed, written)
+                self.prompt = prompt
+                drawn = await self._sample(prompt, params)
+                return self._commit(attachment, context, prompt, drawn)
         except TimeoutError as error:
             if not self.is_timed_out:
                 raise  # not ours: a bug of whoever let it out
@@ -176,7 +197,7 @@ class TurnRun:
         """Ids of this turn's prompt: the line's, untouched, and the bridge; or the whole conversation at first."""
         renderer, new, tools = self._services.renderer, attachment.new_messages, context.tools
         kwargs, parent = context.template_kwargs, attachment.parent
-        num_bytes = sum(map(_num_chars, new)) + sum(len(tool.json) for tool in tools)
+        num_bytes = sum(map(_num_bytes, new)) + context.num_bytes
         kept = line_ids(parent)
         if parent is None:
             work: Callable[[], Bridge] = lambda: Bridge(ids=renderer.render(new, tools, kwargs))  # noqa: E731
@@ -199,7 +220,10 @@ class TurnRun:
         room = None if limit is None else limit - len(prompt.ids)
         if limit is not None and room is not None and (room < 1 or (params.max_tokens or 1) > room):
             raise ContextLengthExceeded(
-                num_prompt_tokens=len(prompt.ids), max_tokens=params.max_tokens, max_context_tokens=limit
+                num_prompt_tokens=len(prompt.ids),
+                max_tokens=params.max_tokens,
+                max_context_tokens=limit,
+                max_tokens_param=request.max_tokens_param,
             )
         grammar = self._services.renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
         if grammar is not None and params.grammar is not None:
@@ -212,9 +236,7 @@ class TurnRun:
             raise InvalidRequest(f"the engine {capabilities.engine} has no {grammar.kind} grammars")
         return replace(params, grammar=grammar, max_tokens=params.max_tokens or room)
 
-    async def _sample(
-        self, prompt: Prompt, params: SamplingParams
-    ) -> tuple[SampledTurn, ParsedReply, EngineReply | None]:
+    async def _sample(self, prompt: Prompt, params: SamplingParams) -> _Drawn:
         """Draw, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin."""
         services = self._services
         collector = TurnCollector(vocab_size=services.engine.capabilities.vocab_size, max_tokens=params.max_tokens)
@@ -233,6 +255,8 @@ class TurnRun:
                 async for chunk in chunks:
                     self.meter.drew(len(chunk.ids), services.clock.monotonic())
                     collector.add(chunk)
+                    if chunk.reply is not None:
+                        self.reply_id = chunk.reply.id
                     self.buffer.push(reader.feed(chunk), chunk)
         except InvalidRequest as error:
             if error.param is None and params.grammar is not None:  # the engine does not know where it came from
@@ -245,25 +269,17 @@ class TurnRun:
         self._mark(Stage.VALIDATE)
         rest, parsed = reader.finish(sampled.finish)
         self.buffer.push(rest)
-        return sampled, parsed, reader.written
+        return _Drawn(params=params, sampled=sampled, parsed=parsed, written=reader.written)
 
     def _reader(self, params: SamplingParams) -> "_ReplyReader":
         tools = () if self.request.tool_choice.mode is ToolMode.NONE else self.request.tools
         return _ReplyReader(self._services.renderer.parser(params, tools, id_prefix=self.request_id[:12]))
 
-    def _commit(
-        self,
-        attachment: Attachment,
-        context: PromptContext,
-        prompt: Prompt,
-        sampled: SampledTurn,
-        parsed: ParsedReply,
-        written: EngineReply | None,
-    ) -> TurnOutcome:
+    def _commit(self, attachment: Attachment, context: PromptContext, prompt: Prompt, drawn: _Drawn) -> TurnOutcome:
         """Keep the turn, unless its session is being deleted. Synchronous: nothing can come between."""
         self._mark(Stage.COMMIT)
         now = self._services.clock.wall()
-        reply_id = written.id if written is not None else f"chatcmpl-{self.request_id}"
+        sampled, parsed, request = drawn.sampled, drawn.parsed, self.request
         committed = self._may_commit()
         if committed:
             turn = CommittedTurn(
@@ -274,7 +290,10 @@ class TurnRun:
                 status=TurnStatus.of(sampled.finish.reason),
                 messages=attachment.new_messages,
                 reply=parsed,
-                reply_id=reply_id,
+                params=drawn.params,
+                tool_choice=request.tool_choice,
+                parallel_tool_calls=request.parallel_tool_calls,
+                reply_id=self.reply_id,
                 context=context,
                 request_json=self._request_json,
                 requested_at=self._requested_at,
@@ -283,7 +302,7 @@ class TurnRun:
             )
             self._history.commit(attachment, turn)
         reply = ChatReply(
-            id=reply_id,
+            id=self.reply_id,
             created=int(now),
             model=self._services.engine.capabilities.model,
             prompt=prompt,
@@ -295,7 +314,7 @@ class TurnRun:
                 num_cached=sampled.num_cached_tokens,
                 num_reasoning=parsed.num_reasoning_tokens,
             ),
-            written=written,
+            written=drawn.written,
             stages_s=self.stages.durations_s(),
         )
         return TurnOutcome(reply=reply, committed=committed)
@@ -350,7 +369,7 @@ async def _nothing() -> AsyncGenerator[Chunk, None]:
     yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
 
 
-def _num_chars(message: Message) -> int:
-    """About how much text a message brings to the tokenizer."""
-    calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
-    return len(message.content or "") + len(message.reasoning or "") + calls
+def _num_bytes(message: Message) -> int:
+    """About how much work a message is for the template and the tokenizer, as bytes of text."""
+    calls = sum(FRAME_BYTES + len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return FRAME_BYTES + len(message.content or "") + len(message.reasoning or "") + calls

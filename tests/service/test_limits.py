@@ -1,0 +1,221 @@
+"""Limits, each with its error and its metric; sessions that expire; matchers and credentials that a session has."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from stenograph.core.errors import StartupError
+from stenograph.core.messages import Message, Role
+from stenograph.session.matching import load_matcher
+from stenograph.testing.clock import ManualClock
+
+from .conftest import Answer, Live, assistant, user
+
+Serve = Callable[..., AbstractAsyncContextManager[Live]]
+
+
+async def metric(live: Live, line: str) -> str:
+    page = (await live.call("GET", "/metrics")).body.decode()
+    return next((row.rsplit(" ", 1)[1] for row in page.splitlines() if row.startswith(line)), "absent")
+
+
+async def assert_refused(live: Live, answer: Answer, limit: str, *, retry: str) -> None:
+    assert (answer.status, answer.json()["error"]["code"]) == (429, "limit_exceeded"), answer.body
+    assert answer.headers["x-should-retry"] == retry
+    assert ("retry-after" in answer.headers) == (retry == "true")
+    assert await metric(live, f'stenograph_limits_total{{limit="{limit}"}}') == "1.0"
+    assert await metric(live, 'stenograph_errors_total{code="limit_exceeded"}') == "1.0"
+
+
+async def test_a_session_has_its_turns_and_no_more(live: Live) -> None:
+    session = await live.open(max_turns=1)
+    live.says("a")
+    assert (await live.chat(session, user("hi"))).status == 200
+    await assert_refused(live, await live.chat(session, user("hi")), "session_turns", retry="false")
+    assert len(live.engine.requests) == 1
+
+
+async def test_a_session_has_its_tokens_and_no_more(live: Live) -> None:
+    session = await live.open(max_total_tokens=5)
+    live.says("a")
+    assert (await live.chat(session, user("hi"))).status == 200
+    answer = await live.chat(session, user("hi"), assistant("a"), user("more"))
+    await assert_refused(live, answer, "session_tokens", retry="false")
+
+
+async def test_a_full_tree_refuses_before_the_engine_is_asked_and_running_turns_count(serve: Serve) -> None:
+    async with serve(max_nodes=2) as live:
+        session = await live.open(history="tree")
+        live.says("a")
+        live.says("b", paused=True)
+        assert (await live.chat(session, user("hi"))).status == 200
+        running = asyncio.ensure_future(live.chat(session, user("side")))
+        await live.engine.begun(2)
+        await assert_refused(live, await live.chat(session, user("other")), "nodes", retry="false")
+        live.engine.step(10)
+        assert (await running).status == 200
+        assert len(live.engine.requests) == 2
+        linear = await live.open(history="linear")
+        for text in ("x", "y", "z"):  # the limit is a tree's
+            live.says(text)
+            assert (await live.chat(linear, user(text))).status == 200
+
+
+async def test_all_sessions_together_hold_so_many_tokens_and_deleting_gives_them_back(serve: Serve) -> None:
+    async with serve(max_held_tokens=5) as live:
+        session = await live.open()
+        live.says("a")
+        assert (await live.chat(session, user("hi"))).status == 200
+        await assert_refused(live, await live.chat(await live.open(), user("hi")), "held_tokens", retry="true")
+        await live.call("DELETE", f"/sessions/{session}")
+        live.says("b")
+        assert (await live.chat(await live.open(), user("hi"))).status == 200
+
+
+async def test_sessions_turns_in_flight_and_bodies_are_limited(serve: Serve) -> None:
+    async with serve(max_sessions=1, max_in_flight=1, max_body_bytes=1024) as live:
+        session = await live.open()
+        refused = await live.call("POST", "/sessions")
+        assert (refused.status, refused.headers["retry-after"]) == (429, "5")
+        live.says("a", paused=True)
+        running = asyncio.ensure_future(live.chat(session, user("hi")))
+        await live.engine.begun(1)
+        refused = await live.chat(None, user("stateless"))
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        large = await live.chat(session, user("x" * 2000))
+        assert (large.status, large.json()["error"]["code"]) == (413, "body_too_large")
+        live.engine.step(10)
+        assert (await running).status == 200
+        for limit in ("sessions", "in_flight", "body_bytes"):
+            assert await metric(live, f'stenograph_limits_total{{limit="{limit}"}}') == "1.0"
+
+
+async def test_a_session_expires_when_it_has_had_no_chat_for_its_ttl(serve: Serve) -> None:
+    clock = ManualClock()
+    async with serve(clock=clock, session_ttl_s=100.0) as live:
+        short, default = await live.open(ttl_s=10), await live.open()
+        live.says("a", paused=True)
+        running = asyncio.ensure_future(live.chat(short, user("hi")))
+        await live.engine.begun(1)
+        clock.advance(50.0)  # a running turn keeps its session
+        assert (await live.call("GET", f"/sessions/{short}")).status == 200
+        live.engine.step(10)
+        assert (await running).status == 200
+        clock.advance(9.0)
+        assert (await live.call("GET", f"/sessions/{short}")).status == 200  # looking at it is no chat
+        clock.advance(1.0)
+        assert (await live.chat(short, user("hi"))).status == 404
+        assert (await live.call("GET", f"/sessions/{default}")).status == 200
+        clock.advance(40.0)
+        assert live.manager.expire() == 1
+        assert (await live.call("GET", "/sessions")).json()["sessions"] == []
+        assert await metric(live, 'stenograph_sessions_ended_total{end="expired"}') == "2.0"
+
+
+async def test_a_matcher_at_a_dotted_path_is_the_servers_to_name(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    (tmp_path / "their_matchers.py").write_text(
+        "class FirstLetter:\n"
+        "    def matches(self, stored, given):\n"
+        "        return (stored.content or ' ')[0] == (given.content or ' ')[0]\n"
+        "def same_role(stored, given):\n"
+        "    return stored.role is given.role\n"
+        "nothing = 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with serve(matcher="their_matchers.FirstLetter") as live:
+        session = await live.open()
+        live.says("Paris")
+        await live.chat(session, user("hi"))
+        live.says("more")
+        answer = await live.chat(session, user("hello"), assistant("Prague"), user("and?"))
+        assert answer.status == 200
+        view = (await live.call("GET", f"/sessions/{session}")).json()
+        assert view["records"][1]["request"]["messages"][0]["content"] == "hi"  # the stored spelling wins
+        for name in ("their_matchers.same_role", "os.system"):
+            refused = await live.call("POST", "/sessions", {"matcher": name})
+            assert (refused.status, refused.json()["error"]["param"]) == (400, "/matcher")
+        assert (await live.call("POST", "/sessions", {"matcher": "their_matchers.FirstLetter"})).status == 200
+    assert load_matcher("their_matchers.same_role").matches(
+        Message(role=Role.USER, content="a"), Message(role=Role.USER, content="b")
+    )
+    for name in ("nonsense", "no.such.module", "their_matchers.nothing", "their_matchers.missing"):
+        with pytest.raises(StartupError, match=name):
+            load_matcher(name)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer {id}"},
+        {"x_api_key": "{id}"},
+        {"authorization": "Bearer dummy", "x_api_key": "{id}"},
+        {"authorization": "Bearer {id}", "x_api_key": "dummy"},
+        {"x_session_id": "{id}", "authorization": "Bearer dummy"},
+    ],
+)
+async def test_a_session_is_named_by_any_credential_that_is_one(live: Live, headers: dict[str, str]) -> None:
+    session = await live.open()
+    live.says("a")
+    named = {name: value.format(id=session) for name, value in headers.items()}
+    answer = await live.call("POST", "/v1/chat/completions", {"messages": [user("hi")]}, **named)
+    assert answer.status == 200
+    assert len((await live.call("GET", f"/sessions/{session}")).json()["records"]) == 1
+
+
+async def test_either_credential_may_be_the_servers_key(serve: Serve) -> None:
+    async with serve(api_key=("key",)) as live:
+        for headers in ({"authorization": "Bearer wrong", "x_api_key": "key"}, {"authorization": "Bearer key"}):
+            assert (await live.call("GET", "/v1/models", **headers)).status == 200
+        assert (await live.call("GET", "/v1/models", authorization="Bearer wrong", x_api_key="no")).status == 401
+        assert (await live.call("GET", "/metrics")).status == 200
+
+
+async def test_404_comes_before_what_is_wrong_with_a_request(live: Live) -> None:
+    for method, path, body in (
+        ("POST", "/sessions/nope/samples", {"format": "x"}),
+        ("GET", "/sessions/nope?records=x", None),
+        ("POST", "/sessions/nope/abort", {"junk": 1}),
+        ("GET", "/sessions/nope/drift", None),
+        ("POST", "/sessions/nope/v1/chat/completions", b"{{{"),
+    ):
+        answer = await live.call(method, path, body)
+        assert (answer.status, answer.json()["error"]["code"]) == (404, "session_not_found"), path
+    assert (await live.call("GET", "/v1/models", x_session_id="nope")).status == 404
+    session = await live.open()
+    for method, path, body in (
+        ("POST", f"/sessions/{session}/abort", {"junk": 1}),
+        ("POST", f"/sessions/{session}/abort", b"{{{"),
+        ("GET", f"/sessions/{session}?record=full", None),
+        ("GET", "/sessions?limt=3", None),
+    ):
+        assert (await live.call(method, path, body)).status == 400, path
+    assert (await live.call("POST", f"/sessions/{session}/abort", {})).json() == {"aborted": 0}
+
+
+async def test_a_record_holds_what_the_engine_was_asked_with(live: Live) -> None:
+    session = await live.open(chat_template_kwargs={"a": 1})
+    live.says("ok")
+    await live.chat(session, user("hi"), user="me", chat_template_kwargs={"b": 2}, temperature=0.5)
+    (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+    asked, parameters = live.engine.requests[0], record["request"]["parameters"]
+    assert parameters["sampling_params"]["max_tokens"] == asked.params.max_tokens is not None
+    assert parameters["sampling_params"]["temperature"] == 0.5
+    assert parameters["chat_template_kwargs"] == {"a": 1, "b": 2}
+    assert parameters["recorded"] == {"user": "me"}
+    assert record["request"]["input_ids"] == list(asked.prompt.ids)
+
+
+async def test_a_stream_carries_the_prompts_ids_in_its_first_event(live: Live) -> None:
+    script = live.says("Hello")
+    answer = await live.chat(await live.open(), user("hi"), stream=True, return_token_ids=True)
+    events = [line.removeprefix("data: ") for line in answer.body.decode().split("\n\n") if line]
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert chunks[0]["prompt_token_ids"] == list(live.engine.requests[0].prompt.ids)
+    drawn = [id_ for chunk in chunks for choice in chunk["choices"] for id_ in choice.get("token_ids", ())]
+    assert drawn == list(script.ids)
