@@ -1,5 +1,6 @@
 """`stenograph bench …` as a process: a tiny run of each benchmark, end to end. What it measures is not asserted."""
 
+import importlib.util
 import json
 import os
 import re
@@ -142,6 +143,14 @@ def test_what_cannot_be_measured_is_one_line_and_exit_code_2(
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    done = bench("responsiveness", "--plot", "latency.png", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "stenograph[bench]" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.timeout(120)

@@ -40,6 +40,7 @@ LABELS: Mapping[str, str] = {
     "health_p95_ms": "/health p95, ms",
     "health_p99_ms": "/health p99, ms",
     "health_max_ms": "/health max, ms",
+    "probe_late_p99_ms": "the probe's own lateness p99, ms",
     "health_failures": "/health failures",
     "errors": "errors",
     "rss_before_mib": "RSS before, MiB",

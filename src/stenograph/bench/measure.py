@@ -4,10 +4,13 @@ Owns the order of things in a measurement, and what its figures are made of. Kno
 nothing.
 """
 
+import contextlib
 import os
 import re
+import signal
 import time
 import urllib.request
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,8 +81,9 @@ def measure_server(scenario: Scenario, shape: ReplyShape, command: ServerCommand
         load = _start_load(children, plan)
         opened = _step(load, "open")
         probe = _start_probe(children, url)
-        cpu = (server.cpu_s(), standin.cpu_s(), load.cpu_s())
-        run = _step(load, "run")
+        with _sampled(server, command):
+            cpu = (server.cpu_s(), standin.cpu_s(), load.cpu_s())
+            run = _step(load, "run")
         spent = (server.cpu_s() - cpu[0], standin.cpu_s() - cpu[1], load.cpu_s() - cpu[2])
         health = _stop(probe)
         loaded_kib = server.rss_kib()
@@ -182,6 +186,16 @@ def _step(load: Child, name: str) -> dict[str, Any]:
     return load.event()
 
 
+@contextlib.contextmanager
+def _sampled(server: Child, command: ServerCommand) -> Generator[None]:
+    """Look where the server's CPU goes while inside, if that was asked for."""
+    if command.profile is not None:
+        server.signal(signal.SIGUSR2)
+    yield
+    if command.profile is not None:
+        server.signal(signal.SIGUSR2)
+
+
 def _stop(probe: Child) -> dict[str, Any]:
     probe.tell("")
     return probe.event()
@@ -212,6 +226,8 @@ def _load_figures(run: dict[str, Any], health: dict[str, Any], *others: dict[str
     for name in ("p50_ms", "p95_ms", "p99_ms", "max_ms"):
         if name in health:
             figures[f"health_{name}"] = health[name]
+    if "p99_ms" in health["lateness"]:
+        figures["probe_late_p99_ms"] = health["lateness"]["p99_ms"]
     figures["health_failures"] = health["num_failures"]
     figures["errors"] = sum(sum(step["errors"].values()) for step in (run, *others))
     return figures

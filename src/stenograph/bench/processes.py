@@ -84,6 +84,10 @@ class Child:
         except BrokenPipeError as error:
             raise ChildFailed(f"{self.name} is gone: {self.stderr_tail()}") from error
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
     def stderr_tail(self) -> str:
         """The last of what it wrote to stderr."""
         self._errors.flush()

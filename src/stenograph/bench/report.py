@@ -12,8 +12,6 @@ from stenograph.bench.artifact import Artifact, ScenarioResult
 from stenograph.bench.figures import LABELS, Figures, Goal, better, spread, values_of
 from stenograph.bench.verdicts import compare_values
 
-SHARED_WITH_DIRECT = "—"
-
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as text in columns, the first as the head; Markdown, so that it can be pasted."""
@@ -25,21 +23,27 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def name_in(artifact: Artifact, result: ScenarioResult) -> str:
+    """A result's name: with its sessions where the scenario was run at several levels."""
+    is_alone = sum(other.name == result.name for other in artifact.scenarios) == 1
+    return result.name if is_alone else f"{result.name}@{result.sessions}"
+
+
 def responsiveness_table(artifact: Artifact) -> str:
     """Every figure of every scenario: median (least … most), its goal, the same figure straight at the engine."""
     has_before = any("before" in result.figures for result in artifact.scenarios)
     head = ["scenario", "figure", "server", "goal", "reached", "direct"]
     rows = [[*head, "before", "against before"] if has_before else head]
     for result in artifact.scenarios:
-        rows += _rows_of(result, has_before=has_before)
+        rows += _rows_of(result, name_in(artifact, result), has_before=has_before)
     return table(rows)
 
 
-def _rows_of(result: ScenarioResult, *, has_before: bool) -> Iterator[list[str]]:
+def _rows_of(result: ScenarioResult, name: str, *, has_before: bool) -> Iterator[list[str]]:
     goals = {figure: Goal(figure=figure, value=value) for figure, value in result.goals}
     server, direct = result.figures.get("server", []), result.figures.get("direct", [])
     before = result.figures.get("before", [])
-    shown = result.name
+    shown = name
     for figure, label in LABELS.items():
         values = values_of(server, figure)
         goal = goals.get(figure)
@@ -100,7 +104,8 @@ def json_line(artifact: Artifact) -> str:
     medians: dict[str, dict[str, dict[str, float]]] = {}
     missed: list[str] = []
     for result in artifact.scenarios:
-        medians[result.name] = {
+        name = name_in(artifact, result)
+        medians[name] = {
             target: {
                 figure: float(f"{spread(values_of(repeats, figure)).median:.4g}")
                 for figure in LABELS
@@ -109,9 +114,9 @@ def json_line(artifact: Artifact) -> str:
             for target, repeats in result.figures.items()
         }
         for figure, value in result.goals:
-            median = medians[result.name].get("server", {}).get(figure)
+            median = medians[name].get("server", {}).get(figure)
             if median is None or not Goal(figure=figure, value=value).is_reached(median):
-                missed.append(f"{result.name}.{figure}")
+                missed.append(f"{name}.{figure}")
     line = {
         "bench": artifact.bench,
         "commit": artifact.commit,

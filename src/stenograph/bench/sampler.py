@@ -5,7 +5,7 @@
 Costs a few percent, and distorts little: cProfile, which sees every call, doubles the cost of small functions. The
 kernel looks no oftener than it ticks (often 4 ms), so that a profile wants some seconds of load. What C code does is
 told of the Python function that called it; what the event loop does between two callbacks, of the next one. `OUT.txt`
-is in collapsed stacks, `a;b;c microseconds`, as flame graphs take them.
+is in collapsed stacks, `a;b;c microseconds`, as flame graphs take them. SIGUSR2 begins the looking, and ends it.
 """
 
 import argparse
@@ -23,15 +23,21 @@ MOST_FRAMES = 60
 
 
 class Sampler:
-    """Counts CPU time by stack from `start` to `stop`. One a process: it owns SIGPROF."""
+    """Counts CPU time by stack from `start` to `stop`. One a process: it owns SIGPROF and its timer."""
 
     def __init__(self) -> None:
         self.by_stack_s: defaultdict[tuple[str, ...], float] = defaultdict(float)
         self._seen_s = 0.0
         self._begun_s = (0.0, 0.0)
+        self._runs = False
+
+    def toggle(self, number: int, frame: FrameType | None) -> None:
+        """Start, or stop; a signal's handler."""
+        (self.stop if self._runs else self.start)()
 
     def start(self) -> None:
         """Begin. In the main thread."""
+        self._runs = True
         self._begun_s = (time.process_time(), time.thread_time())
         self._seen_s = time.thread_time()
         signal.signal(signal.SIGPROF, self._look)
@@ -40,9 +46,12 @@ class Sampler:
 
     def stop(self) -> None:
         """End, and count what the other threads took as a stack of its own."""
+        if not self._runs:
+            return
+        self._runs = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         process_s, thread_s = time.process_time() - self._begun_s[0], time.thread_time() - self._begun_s[1]
-        self.by_stack_s["(other threads)",] = max(0.0, process_s - thread_s)
+        self.by_stack_s["(other threads)",] += max(0.0, process_s - thread_s)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         # The timer counts all threads' time; the sample weighs what this one took since the last.
@@ -95,7 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     sys.argv = [options.module, *options.arguments]
     sampler = Sampler()
-    sampler.start()
+    signal.signal(signal.SIGUSR2, sampler.toggle)
     try:
         runpy.run_module(options.module, run_name="__main__", alter_sys=True)
     finally:
