@@ -5,7 +5,9 @@ so that a turn would be drawn to its end for nobody. No client of these routes p
 Request headers are limited in all: uvicorn limits only the target.
 """
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from typing import cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEADER_BYTES = 64 * 1024
 """Names and values together."""
@@ -18,7 +20,8 @@ class ClientConnection(HttpToolsProtocol):
     _num_header_bytes = 0
 
     def on_message_begin(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        running = cast("RequestResponseCycle | None", self.cycle)
+        if running is not None and not running.response_complete:
             self._is_refused = True
             self.transport.close()
         if not self._is_refused:

@@ -94,9 +94,12 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
         case _:
             return
     value: Any = msgspec.json.decode(body)
-    for step in steps:
-        value = value[int(step)] if isinstance(value, list) else value[step]
-    kind = value.get("type", known) if isinstance(value, dict) else known
+    try:
+        for step in steps:
+            value = value[int(step) if step.isdigit() else step]
+        kind: object = value["type"]
+    except (KeyError, IndexError, TypeError):  # it has no type: that is not what is wrong
+        return
     if isinstance(kind, str) and kind != known:
         raise UnrenderableMessage(
             f"A {what} of type {shown(kind)} cannot be shown to the model; only {known}s can.",

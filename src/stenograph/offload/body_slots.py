@@ -1,0 +1,71 @@
+"""Few large bodies at a time: while some flow and are decoded, the others wait in their sockets.
+
+Under load the stall is not one slow decode, it is one pass of the loop that serves every ready connection. A slot is
+held around reading and decoding; whoever waits for one does not read, and flow control tells the other side to wait. A
+body that stops flowing gives its slot up until it flows again, so a peer that stalls holds up nobody. Knows nothing of
+HTTP.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+LARGE_BODY_BYTES = 64 * 1024
+"""Smaller bodies need no slot: they arrive in one or two reads."""
+
+STALL_S = 0.05
+"""A body that brings nothing for this long gives up its slot."""
+
+
+class BodySlots:
+    """At most `num_slots` bodies flow at a time. First come, first served."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = asyncio.Semaphore(num_slots)
+        self._num_slots = num_slots
+
+    def __repr__(self) -> str:
+        return f"<BodySlots {self._num_slots}, locked={self._free.locked()}>"
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncGenerator["Slot"]:
+        """Hold a slot for one body."""
+        slot = Slot(self._free)
+        await slot.take()
+        try:
+            yield slot
+        finally:
+            slot.give_up()
+
+
+class Slot:
+    """One body's place among those that flow."""
+
+    def __init__(self, free: asyncio.Semaphore) -> None:
+        self._free = free
+        self._is_held = False
+
+    async def take(self) -> None:
+        """Wait for the slot. Does nothing if it is held."""
+        if not self._is_held:
+            await self._free.acquire()
+            self._is_held = True
+
+    def give_up(self) -> None:
+        """Let another body flow. Does nothing if the slot is not held."""
+        if self._is_held:
+            self._is_held = False
+            self._free.release()
+
+    async def piece(self, read: Awaitable[T]) -> T:
+        """Wait for the next piece of the body, without the slot if it is long in coming."""
+        stall = asyncio.get_running_loop().call_later(STALL_S, self.give_up)
+        try:
+            piece = await read
+        finally:
+            stall.cancel()
+        await self.take()
+        return piece
