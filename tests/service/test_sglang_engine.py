@@ -514,7 +514,7 @@ async def test_a_name_that_does_not_resolve_is_unreachable() -> None:
     transport = EngineTransport("http://engine.invalid:1", 5.0)
     transport.open()
     with pytest.raises(UpstreamUnreachable, match="could not be reached"):
-        await transport.post("/", b"{}")
+        await transport.post("/", b"{}", (), lambda reply: reply)
     await transport.aclose()
 
 
@@ -530,7 +530,7 @@ async def test_a_connection_that_is_never_accepted_is_unreachable() -> None:
         transport = EngineTransport(f"http://127.0.0.1:{listener.getsockname()[1]}", 0.05)
         transport.open()
         with pytest.raises(UpstreamUnreachable, match="in time"):
-            await transport.post("/", b"{}")
+            await transport.post("/", b"{}", (), lambda reply: reply)
         await transport.aclose()
 
 

@@ -38,6 +38,13 @@ class ReplyMode(enum.StrEnum):
     LEAN = "lean"
 
 
+class Switch(enum.StrEnum):
+    """Whether something is done."""
+
+    ON = "on"
+    OFF = "off"
+
+
 class HistoryKind(enum.StrEnum):
     """How many lines a session's history has."""
 
@@ -251,6 +258,15 @@ class Settings:
     kv_tokens: int = _setting(65536, _int(16), "Room of the embedded engine's KV cache.", unit="tokens")
     cpu_workers: int = _computed(
         _default_cpu_workers, _int(1, 1024), "Threads for CPU work off the loop.", unit="threads", shown="min(16, CPUs)"
+    )
+    body_slots: int = _setting(
+        2,
+        _int(1, 1024),
+        "Large bodies that are read and decoded at a time; the others wait in their sockets.",
+        unit="bodies",
+    )
+    loop_watchdog: Switch = _setting(
+        Switch.OFF, _choice(Switch), "Log what holds the event loop whenever it is held for 50 ms."
     )
     history: HistoryKind = _setting(
         HistoryKind.LINEAR, _choice(HistoryKind), "The history of sessions that do not say which they want."

@@ -17,6 +17,7 @@ from stenograph.core.types import Chunk, EngineReply, GrammarKind, RequestId
 from stenograph.engine.base import Capabilities, EngineHealth, EngineState, GenerateRequest
 from stenograph.engine.sglang_wire import GRAMMARS, decode_reply, encode_abort, encode_request
 from stenograph.engine.transport import EngineTransport, HttpReply
+from stenograph.offload.body_slots import BodySlots
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +57,20 @@ class SGLangOptions:
 class _Running:
     """A generation's request under way, and who asks that it be aborted, if anyone does."""
 
-    exchange: "asyncio.Task[HttpReply]"
+    exchange: "asyncio.Task[Chunk]"
     aborter: "asyncio.Task[None] | None" = None
+
+
+_NOT_WHOLE = (UpstreamUnreachable, asyncio.CancelledError)
+"""Ways in which an exchange ends while the engine may still draw."""
 
 
 class SGLangEngine:
     """An SGLang server somewhere on the network."""
 
-    def __init__(self, options: SGLangOptions) -> None:
+    def __init__(self, options: SGLangOptions, body_slots: BodySlots | None = None) -> None:
         self._options = options
-        self._transport = EngineTransport(options.url, options.connect_timeout_s)
+        self._transport = EngineTransport(options.url, options.connect_timeout_s, body_slots)
         self._health = EngineHealth(state=EngineState.STARTING, detail="not probed yet")
         self._running: dict[RequestId, _Running] = {}
         self._tasks: set[asyncio.Task[object]] = set()
@@ -108,14 +113,18 @@ class SGLangEngine:
         body = encode_request(request, model=self._options.model, replay=self._options.replay)
         key = request.affinity_key
         headers = () if key is None else (("x-smg-routing-key", key),)
-        exchange = self._own(self._transport.post(CHAT_PATH, body, headers), name=f"sglang-{request.request_id}")
+        num_prompt = len(request.prompt.ids)
+        exchange = self._own(
+            self._transport.post(CHAT_PATH, body, headers, lambda http: self._chunk(http, num_prompt=num_prompt)),
+            name=f"sglang-{request.request_id}",
+        )
         assert request.request_id not in self._running, "a request id is used once"
         self._running[request.request_id] = _Running(exchange=exchange)
         try:
             await asyncio.wait((exchange,))
         finally:
             self._end(request.request_id)
-        yield self._chunk(self._outcome(exchange), num_prompt=len(request.prompt.ids))
+        yield self._outcome(exchange)
 
     async def abort(self, request_id: RequestId) -> bool:
         """Ask the engine until the generation ends: an abort that overtakes its request is forgotten there."""
@@ -155,31 +164,32 @@ class SGLangEngine:
         if running is None:
             return
         exchange = running.exchange
-        whole = exchange.done() and not exchange.cancelled() and exchange.exception() is None
+        whole = exchange.done() and not exchange.cancelled() and not isinstance(exchange.exception(), _NOT_WHOLE)
         if running.aborter is not None:
             running.aborter.cancel()
         if not whole:
             exchange.cancel()
             self._own(self._tell_abort(request_id), name=f"sglang-abort-{request_id}")
 
-    def _outcome(self, exchange: "asyncio.Task[HttpReply]") -> HttpReply:
-        """The engine's 200, or why there is none."""
+    def _outcome(self, exchange: "asyncio.Task[Chunk]") -> Chunk:
+        """What the engine drew, or why there is nothing."""
         if exchange.cancelled():  # by `aclose`, and by nothing else
             raise EngineUnavailable("The turn was lost: the engine was stopped.")
         try:
-            reply = exchange.result()
+            chunk = exchange.result()
         except UpstreamUnreachable as error:
             self._become(EngineState.DOWN, error.message)
             self._doubt.set()
             raise
-        if reply.status != 200:
-            raise UpstreamRefused(
-                status=reply.status, content_type=reply.content_type, headers=reply.headers, body=reply.body
-            )
         self._become(EngineState.READY)
-        return reply
+        return chunk
 
     def _chunk(self, http: HttpReply, *, num_prompt: int) -> Chunk:
+        """A reply, checked. Raises UpstreamRefused for any status but 200, UpstreamInvalid for a 200 that lies."""
+        if http.status != 200:
+            raise UpstreamRefused(
+                status=http.status, content_type=http.content_type, headers=http.headers, body=http.body
+            )
         reply = decode_reply(http.body, vocab_size=self._options.vocab_size, num_prompt=num_prompt)
         return Chunk(
             ids=reply.ids,
@@ -208,14 +218,16 @@ class SGLangEngine:
     async def _tell_abort(self, request_id: RequestId) -> None:
         try:
             async with asyncio.timeout(ABORT_DEADLINE_S):
-                reply = await self._transport.post(ABORT_PATH, encode_abort(request_id))
+                status = await self._transport.post(
+                    ABORT_PATH, encode_abort(request_id), (), lambda reply: reply.status
+                )
         except UpstreamError as error:
             log.warning("could not abort %s at %s: %s", request_id, self._options.url, error.message)
         except TimeoutError:
             log.warning("could not abort %s at %s within %g s", request_id, self._options.url, ABORT_DEADLINE_S)
         else:
-            if reply.status != 200:
-                log.warning("could not abort %s at %s: status %d", request_id, self._options.url, reply.status)
+            if status != 200:
+                log.warning("could not abort %s at %s: status %d", request_id, self._options.url, status)
 
     # -- health
 

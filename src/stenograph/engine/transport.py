@@ -7,15 +7,18 @@ Doubled `server` and `date` headers are fine, except in Python's development mod
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid, UpstreamUnreachable
+from stenograph.offload.body_slots import DEFAULT_BODY_SLOTS, LARGE_BODY_BYTES, BodySlots
 
+T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
 
 KEEPALIVE_S = 3.0
@@ -90,7 +93,8 @@ def decode_body(body: bytes, encodings: str) -> bytes:
 class EngineTransport:
     """The connections to one engine. Open it inside the loop, close it in the end."""
 
-    def __init__(self, base_url: str, connect_timeout_s: float) -> None:
+    def __init__(self, base_url: str, connect_timeout_s: float, body_slots: BodySlots | None = None) -> None:
+        self._body_slots = body_slots or BodySlots(DEFAULT_BODY_SLOTS)
         self._base_url = base_url.rstrip("/")
         self._connect_timeout_s = connect_timeout_s
         self._session: aiohttp.ClientSession | None = None
@@ -121,9 +125,13 @@ class EngineTransport:
         if session is not None:
             await session.close()
 
-    async def post(self, path: str, body: bytes, headers: Headers = ()) -> HttpReply:
-        """POST JSON. Raises UpstreamUnreachable if no whole reply came, UpstreamInvalid for an unknown encoding."""
-        return await self._exchange("POST", path, (("content-type", "application/json"), *headers), body)
+    async def post(self, path: str, body: bytes, headers: Headers, decode: Callable[[HttpReply], T]) -> T:
+        """POST JSON, and decode the reply while its body slot is held.
+
+        Raises UpstreamUnreachable if no whole reply came, UpstreamInvalid for an unknown encoding, and what `decode`
+        raises.
+        """
+        return await self._exchange("POST", path, (("content-type", "application/json"), *headers), body, decode)
 
     async def forward(self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes) -> HttpReply:
         """Send a request on as it came, to the path and query `target`.
@@ -135,9 +143,11 @@ class EngineTransport:
             raise InvalidRequest("The path must be percent-encoded, and begin with a slash.")
         lower = [(name.lower(), value) for name, value in headers]
         kept = tuple(pair for pair in _without_hops(lower) if pair[0] not in _OF_THIS_REQUEST)
-        return await self._exchange(method, target, kept, body)
+        return await self._exchange(method, target, kept, body, lambda reply: reply)
 
-    async def _exchange(self, method: str, path: str, headers: Headers, body: bytes) -> HttpReply:
+    async def _exchange(
+        self, method: str, path: str, headers: Headers, body: bytes, decode: Callable[[HttpReply], T]
+    ) -> T:
         assert self._session is not None, "a transport is open while it is used"
         try:
             async with self._session.request(
@@ -147,21 +157,31 @@ class EngineTransport:
                 headers=(*headers, ("accept-encoding", "identity")),
                 allow_redirects=False,
             ) as response:
-                raw = await response.read()
+                if 0 <= (response.content_length or -1) < LARGE_BODY_BYTES:
+                    return decode(_reply(response, await response.read()))
+                async with self._body_slots.slot() as slot:
+                    pieces: list[bytes] = []
+                    while piece := await slot.piece(response.content.readany()):
+                        pieces.append(piece)
+                    return decode(_reply(response, b"".join(pieces)))
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:  # OSError has TimeoutError below it
             raise UpstreamUnreachable(_story(error)) from error
-        content_type = response.headers.get("content-type", "application/octet-stream")
-        if not 200 <= response.status <= 599:
-            raise UpstreamInvalid("status", f"the engine answered with the status {response.status}")
-        if not _can_be_sent(content_type):
-            raise UpstreamInvalid("content_type", "the reply's content-type cannot be sent on")
-        encodings = ",".join(response.headers.getall("content-encoding", ()))
-        return HttpReply(
-            status=response.status,
-            content_type=content_type,
-            headers=end_to_end(response.headers.items()),
-            body=decode_body(raw, encodings) if encodings else raw,
-        )
+
+
+def _reply(response: aiohttp.ClientResponse, raw: bytes) -> HttpReply:
+    """A reply that is whole. Raises UpstreamInvalid for one that cannot be sent on."""
+    content_type = response.headers.get("content-type", "application/octet-stream")
+    if not 200 <= response.status <= 599:
+        raise UpstreamInvalid("status", f"the engine answered with the status {response.status}")
+    if not _can_be_sent(content_type):
+        raise UpstreamInvalid("content_type", "the reply's content-type cannot be sent on")
+    encodings = ",".join(response.headers.getall("content-encoding", ()))
+    return HttpReply(
+        status=response.status,
+        content_type=content_type,
+        headers=end_to_end(response.headers.items()),
+        body=decode_body(raw, encodings) if encodings else raw,
+    )
 
 
 def _without_hops(lower: list[tuple[str, str]]) -> Iterable[tuple[str, str]]:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import MethodNotAllowed, StartupError
-from stenograph.core.settings import EngineKind, Settings
+from stenograph.core.settings import EngineKind, Settings, Switch
 from stenograph.embedded.fetch import resolve_model
 from stenograph.embedded.progress import Progress
 from stenograph.engine.base import Engine, EngineState, Forwards
@@ -35,6 +35,8 @@ from stenograph.http.openapi import openapi_document
 from stenograph.http.openapi_routes import Described
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.wire import count_error, send_error
+from stenograph.offload.body_slots import BodySlots
+from stenograph.offload.loop_lag import LoopLag
 from stenograph.offload.pool import CpuPool
 from stenograph.render.families import family_for
 from stenograph.render.model_files import ModelFiles, load_model_files
@@ -58,7 +60,7 @@ class App:
     def __init__(self, *, chat: ChatRoute, control: ASGIApp, metrics: Metrics) -> None:
         self._chat = chat
         self._control = control
-        self._metrics = metrics
+        self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,7 +70,7 @@ class App:
             return await self._control(scope, receive, send)
         if scope["method"] != "POST":
             error = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
-            count_error(self._metrics, error)
+            count_error(self.metrics, error)
             return await send_error(send, error)
         return await self._chat.handle(scope, receive, send, session_id=match["id"])
 
@@ -92,8 +94,10 @@ def make_app(
     model: str,
     clock: Clock,
     moe_shape: tuple[int, int] | None = None,
+    body_slots: BodySlots | None = None,
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError."""
+    body_slots = body_slots or BodySlots(settings.body_slots)
     services = TurnServices(
         engine=engine,
         renderer=renderer,
@@ -125,6 +129,8 @@ def make_app(
         max_body_bytes=settings.max_body_bytes,
         unknown_fields=settings.unknown_fields,
         reply_mode=settings.reply,
+        pool=pool,
+        body_slots=body_slots,
     )
     sessions = SessionRoutes(
         manager=manager,
@@ -168,7 +174,7 @@ def make_app(
     return App(chat=chat, control=control.app(), metrics=metrics), manager
 
 
-def make_engine(settings: Settings, files: ModelFiles, path: Path) -> Engine:
+def make_engine(settings: Settings, files: ModelFiles, path: Path, body_slots: BodySlots) -> Engine:
     """The engine that the settings name, not yet started."""
     if settings.engine is EngineKind.SGLANG:
         return SGLangEngine(
@@ -178,7 +184,8 @@ def make_engine(settings: Settings, files: ModelFiles, path: Path) -> Engine:
                 vocab_size=files.vocab_size,
                 connect_timeout_s=settings.connect_timeout_s,
                 replay=settings.replay,
-            )
+            ),
+            body_slots,
         )
     options = EmbeddedOptions(
         threads=settings.engine_threads, max_batch=settings.max_batch, kv_tokens=settings.kv_tokens
@@ -242,7 +249,8 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
         path = await asyncio.to_thread(resolve_model, settings.model, cache_dir=settings.cache_dir, progress=progress)
         files = await asyncio.to_thread(load_model_files, path)
         renderer = await asyncio.to_thread(make_renderer, files, settings.family)
-        engine = make_engine(settings, files, path)
+        body_slots = BodySlots(settings.body_slots)
+        engine = make_engine(settings, files, path, body_slots)
         pool = CpuPool(settings.cpu_workers)
         try:
             app, manager = make_app(
@@ -253,14 +261,18 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
                 model=files.name,
                 clock=clock,
                 moe_shape=files.moe_shape,
+                body_slots=body_slots,
             )
             await engine.start()
+            lag = LoopLag(app.metrics.loop_lagged, name_culprits=settings.loop_watchdog is Switch.ON)
+            lag.start()
             sweeper = asyncio.get_running_loop().create_task(sweep(manager), name="sweep-sessions")
             try:
                 await _run_uvicorn(settings, app, manager, listener, announce)
             finally:
                 sweeper.cancel()
                 await asyncio.wait({sweeper})
+                lag.close()
         finally:
             await engine.aclose()
             pool.close()

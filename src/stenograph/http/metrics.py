@@ -181,6 +181,9 @@ DRIFT = _counter(
     label="class",
     values=DRIFT_CLASSES,
 )
+LOOP_LAG = _histogram(
+    "stenograph_loop_lag_seconds", "How late the event loop's heartbeat, due every 10 ms, came.", _TOKEN_BOUNDS_S
+)
 SESSIONS = _gauge("stenograph_sessions", "Sessions held now, those that are being deleted included.")
 TURNS_IN_FLIGHT = _gauge("stenograph_turns_in_flight", "Turns that run now.")
 ENGINE_READY = _gauge("stenograph_engine_ready", "1 if the engine takes turns now, else 0.")
@@ -191,6 +194,7 @@ METRICS: tuple[Metric, ...] = (
     *(STAGE, TTFT, TPOT, ITL),
     *(PROMPT_TOKENS, COMPLETION_TOKENS, CACHED_TOKENS, ABORTED_TOKENS, WASTED_TOKENS),
     *(ERRORS, LIMITS, RETRIES, SESSIONS_ENDED, DRIFT),
+    LOOP_LAG,
     *(SESSIONS, TURNS_IN_FLIGHT, ENGINE_READY, BUILD_INFO),
 )
 """Every metric, in the order in which it is shown."""
@@ -322,6 +326,10 @@ class Metrics(Collector):
     def limit_hit(self, limit: str) -> None:
         """Count a refusal by a `Limit`, or by `BODY_BYTES`."""
         self._counters[LIMITS].add(value=limit)
+
+    def loop_lagged(self, lag_s: float) -> None:
+        """Count one heartbeat of the event loop."""
+        self._histograms[LOOP_LAG].observe((lag_s,))
 
     def drift_found(self, counts: Mapping[str, int]) -> None:
         """Count differences, by drift class."""

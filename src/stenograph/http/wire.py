@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from stenograph.core.errors import BodyTooLarge, InvalidRequest, LimitExceeded, StenographError, UpstreamRefused
 from stenograph.http.metrics import Metrics
+from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.protocol.openai_errors import error_body, error_headers
 
 Headers = Iterable[tuple[str, str]]
@@ -19,14 +20,22 @@ class ClientGone(Exception):
     """The client closed its connection before its request was whole; there is nobody to answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
-    """Read the whole body. Raises BodyTooLarge before reading more than `max_bytes`, ClientGone, InvalidRequest."""
+async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None) -> bytes:
+    """Read the whole body, a large one in a slot. Raises BodyTooLarge before reading more than `max_bytes`,
+    ClientGone, InvalidRequest."""
     headers = dict(scope["headers"])
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise InvalidRequest("The body must not be compressed (content-encoding).")
     announced = headers.get(b"content-length", b"0")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
+    if body_slots is None or (announced.isdigit() and 0 < int(announced) < LARGE_BODY_BYTES):
+        return await _gather(receive, max_bytes)
+    async with body_slots.slot() as slot:
+        return await _gather(lambda: slot.piece(receive()), max_bytes)
+
+
+async def _gather(receive: Receive, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:

@@ -16,6 +16,8 @@ T = TypeVar("T")
 LARGE_BODY_BYTES = 64 * 1024
 """Smaller bodies need no slot: they arrive in one or two reads."""
 
+DEFAULT_BODY_SLOTS = 2
+
 STALL_S = 0.05
 """A body that brings nothing for this long gives up its slot."""
 

@@ -47,13 +47,17 @@ class Gate:
 
     def lease(self) -> Lease:
         """Take the right to run a turn. Raises SessionNotFound when closing, SessionBusy while another runs."""
+        self.check()
+        lease = Lease(self)
+        self._leases.add(lease)
+        return lease
+
+    def check(self) -> None:
+        """Raise what `lease` would."""
         if self._closing:
             raise SessionNotFound(self._session_id)
         if self._exclusive and self._leases:
             raise SessionBusy
-        lease = Lease(self)
-        self._leases.add(lease)
-        return lease
 
     def close(self) -> None:
         """Refuse every turn from now on. Those that run keep their leases until they end."""

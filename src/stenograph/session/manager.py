@@ -129,6 +129,21 @@ class SessionManager:
         while session is not None and (tasks := [turn.task for turn in session.running if turn.is_abandoned]):
             await asyncio.wait(tasks)
 
+    def is_new(self, session: Session | None, identity: RequestIdentity | None) -> bool:
+        """Whether `start` would run a turn for this request, if it were called now; False if it would join one.
+
+        For who has to wait before it can call `start`: raises what `start` raises before it decodes, and holds nothing.
+        """
+        if session is not None:
+            if session.gate.is_closing:
+                raise SessionNotFound(session.id)
+            if identity is not None and session.find_repeated(identity) is not None:
+                return False
+        self._check_room()
+        if session is not None:
+            session.gate.check()
+        return True
+
     def start(
         self,
         session: Session | None,
