@@ -28,6 +28,7 @@ PURE = (
     "engine/sglang_wire",
     "engine/validate",
     "session/history",
+    "session/line_json",
     "session/matching",
     "session/meter",
     "session/retries",

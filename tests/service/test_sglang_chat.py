@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -547,3 +548,27 @@ async def test_headers_beyond_any_sense_are_refused(rig: Rig) -> None:
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nidempotency-key: " + b"x" * 100_000 + b"\r\n\r\n")
     assert (await reader.read()).startswith(b"HTTP/1.1 400")
     writer.close()
+
+
+@pytest.mark.parametrize("history", ["linear", "tree"])
+async def test_the_ids_that_are_sent_as_text_are_the_lines_also_after_a_retry_and_a_branch(
+    rig: Rig, history: str
+) -> None:
+    session = await rig.open(history=history)
+    messages: list[dict[str, Any]] = []
+    for text, num_dropped in (("one", 0), ("two", 0), ("two again", 2), ("three", 0), ("four", 0)):
+        messages = messages[: len(messages) - num_dropped]
+        rig.sglang.plan(rig.script(text))
+        messages.append(user(f"for {text}"))
+        answer = await rig.chat(session, *messages)
+        assert answer.status == 200, answer.body
+        messages.append(answer.json()["choices"][0]["message"])
+    records = await rig.records(session)
+    assert [output_ids(record) for record in records] == [
+        list(rig.script(text).ids) for text in ("one", "two again", "three", "four")
+    ]
+    by_rid = {request.json["rid"]: request.json["input_ids"] for request in rig.sglang.requests}
+    for record, following in pairwise(records):
+        assert record["request"]["input_ids"] == by_rid[record["request_id"]]
+        line = by_rid[record["request_id"]] + output_ids(record)
+        assert by_rid[following["request_id"]][: len(line)] == line

@@ -90,6 +90,7 @@ class SGLangEngine:
             grammars=self._options.grammars,
             streams=False,
             parses=True,
+            takes_json=True,
         )
 
     @property

@@ -23,7 +23,6 @@ Field names: SGLang's `entrypoints/openai/protocol.py` and `serving_chat.py`.
 """
 
 import re
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -33,9 +32,10 @@ import msgspec
 
 from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
+from stenograph.core.ids_json import encode_ids, join_ids
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.settings import ReplayKind
-from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, Replay, SamplingParams, TopLogprob
+from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, Prompt, Replay, SamplingParams, TopLogprob
 from stenograph.engine.base import GenerateRequest
 
 NATURAL = msgspec.Meta(ge=0)
@@ -65,13 +65,14 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
         parts += [b',"', name.encode(), b'":', _json(value)]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
-    parts += [b',"input_ids":[', encode_ids(request.prompt.ids), b"]}"]
+    parts += [b',"input_ids":[', _prompt_ids(request.prompt), b"]}"]
     return b"".join(parts)
 
 
-def encode_ids(ids: "array[int]") -> bytes:
-    """Ids with commas between them: fragments of a list, joined by a comma, are a fragment of the longer list."""
-    return msgspec.json.encode(ids.tolist())[1:-1]
+def _prompt_ids(prompt: Prompt) -> bytes:
+    if prompt.kept_json is None:
+        return encode_ids(prompt.ids)
+    return join_ids((prompt.kept_json, encode_ids(prompt.ids[prompt.num_kept :])))
 
 
 def encode_abort(request_id: str) -> bytes:

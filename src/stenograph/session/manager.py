@@ -25,6 +25,7 @@ from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEn
 from stenograph.core.types import FinishReason, RequestId, SessionId, Stage, StageTimes
 from stenograph.session.gate import Lease
 from stenograph.session.history import LinearHistory
+from stenograph.session.line_json import LineJson
 from stenograph.session.matching import StrictMatcher
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.running import Turn, Watch
@@ -268,6 +269,7 @@ class SessionManager:
             request=request,
             request_json=request_json,
             history=session.history if session is not None else LinearHistory(StrictMatcher()),
+            line_json=session.line_json if session is not None else LineJson(),
             may_commit=may_commit,
             affinity_key=session.id if session is not None else None,
             stages=stages,

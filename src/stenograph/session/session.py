@@ -8,6 +8,7 @@ from stenograph.core.settings import HistoryKind
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.gate import Gate
 from stenograph.session.history import History, LinearHistory
+from stenograph.session.line_json import LineJson
 from stenograph.session.matching import HarnessMatcher, Matcher
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.running import Turn
@@ -51,6 +52,7 @@ class Session:
         self.created_at = created_at
         is_tree = options.history is HistoryKind.TREE
         self.history: History = TreeHistory(options.matcher) if is_tree else LinearHistory(options.matcher)
+        self.line_json = LineJson()
         self.gate = Gate(session_id, exclusive=not is_tree)
         self._running: dict[RequestId, Turn] = {}
         self._kept: dict[RequestId, _Kept] = {}

@@ -13,6 +13,7 @@ time, is the turn ended without it.
 """
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from stenograph.core.errors import (
     UnrenderableMessage,
     UpstreamTimeout,
 )
+from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message
 from stenograph.core.types import (
     Chunk,
@@ -46,7 +48,8 @@ from stenograph.engine.validate import TurnCollector
 from stenograph.offload.pool import CpuPool
 from stenograph.render.parsers.reply import ReplyParser
 from stenograph.render.renderer import Bridge, Renderer
-from stenograph.session.history import Attachment, CommittedTurn, History, PromptContext, TurnStatus, line_ids
+from stenograph.session.history import Attachment, CommittedTurn, History, Node, PromptContext, TurnStatus, line_ids
+from stenograph.session.line_json import LineJson
 from stenograph.session.meter import TurnMeter
 from stenograph.session.reply_buffer import ReplyBuffer
 
@@ -106,6 +109,7 @@ class TurnRun:
         request: ChatRequest,
         request_json: bytes,
         history: History,
+        line_json: LineJson,
         may_commit: Callable[[], bool],
         affinity_key: str | None,
         stages: StageTimes,
@@ -120,6 +124,7 @@ class TurnRun:
         self.meter = TurnMeter(started=stages.start)
         self._request_json = request_json
         self._history = history
+        self._line_json = line_json
         self._may_commit = may_commit
         self._affinity_key = affinity_key
         self._services = services
@@ -211,7 +216,21 @@ class TurnRun:
         self._mark(Stage.RENDER)
         if bridge.num_trimmed:
             del kept[-bridge.num_trimmed :]
-        return Prompt(ids=kept + bridge.ids, num_kept=len(kept), num_trimmed=bridge.num_trimmed)
+        return Prompt(
+            ids=kept + bridge.ids,
+            num_kept=len(kept),
+            num_trimmed=bridge.num_trimmed,
+            kept_json=await self._kept_json(parent, kept, bridge),
+        )
+
+    async def _kept_json(self, parent: Node | None, kept: "array[int]", bridge: Bridge) -> bytes | None:
+        """The kept ids as text, if the engine takes text: as it is at hand, or written anew."""
+        if not self._services.engine.capabilities.takes_json:
+            return None
+        at_hand = None if bridge.num_trimmed else self._line_json.of(parent)
+        if at_hand is not None:
+            return at_hand
+        return await self._services.pool.run(lambda: encode_ids(kept), num_bytes=4 * len(kept))
 
     def _effective_params(self, prompt: Prompt) -> SamplingParams:
         """The request's parameters with the tool grammar and the room that the context leaves."""
@@ -300,7 +319,8 @@ class TurnRun:
                 committed_at=now,
                 stages=self.stages,
             )
-            self._history.commit(attachment, turn)
+            node = self._history.commit(attachment, turn)
+            self._line_json.extend(prompt, sampled, node)
         reply = ChatReply(
             id=self.reply_id,
             created=int(now),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
+from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.settings import ReplayKind
 from stenograph.core.types import (
@@ -27,7 +28,7 @@ from stenograph.core.types import (
     token_ids,
 )
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.sglang_wire import SGLangReply, cut_replay, decode_reply, encode_ids, encode_request
+from stenograph.engine.sglang_wire import SGLangReply, cut_replay, decode_reply, encode_request
 
 VOCAB = 1000
 EXPERTS = base64.b64encode(bytes(24)).decode()
