@@ -95,7 +95,7 @@ def test_a_server_with_other_flags_is_measured_in_turn_with_the_first_at_each_le
     assert artifact["arguments"]["server_flags"] == "--cpu-workers 1"
     assert "against before" in done.stdout
     stacks = (tmp_path / "stacks.txt").read_text()
-    assert re.search(r"stenograph\.cli\.main\S* \d+$", stacks, re.MULTILINE) or "asyncio.runners" in stacks
+    assert re.search(r"^\(other threads\) \d+$", stacks, re.MULTILINE)  # so few chats may be over between two looks
 
 
 def test_a_run_compared_with_itself_is_noise_and_exit_code_0(tiny_run: tuple[Path, str]) -> None:
