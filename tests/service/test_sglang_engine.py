@@ -112,8 +112,8 @@ async def test_a_generation_is_one_chunk_with_the_engine_s_reply_byte_for_byte(
         )
     )
     chunk = await generated(engine, request())
-    assert chunk.ids == IDS
-    assert chunk.logprobs == (-0.125, -0.25, -0.375)
+    assert tuple(chunk.ids) == IDS
+    assert tuple(chunk.logprobs) == (-0.125, -0.25, -0.375)
     assert chunk.sampling_logprobs is None
     assert chunk.finish == Finish(reason=FinishReason.STOP, matched=7)
     assert (chunk.num_cached_tokens, chunk.weight_version) == (2, "step-3")
@@ -373,7 +373,7 @@ async def test_an_abort_of_a_running_generation_yields_what_was_drawn(
         await server.held(1)
         assert await engine.abort(RequestId("mine"))
     chunk = generation.result()
-    assert (chunk.ids, chunk.finish) == (IDS[:2], Finish(reason=FinishReason.ABORT))
+    assert (tuple(chunk.ids), chunk.finish) == (IDS[:2], Finish(reason=FinishReason.ABORT))
     assert chunk.reply is not None
     assert json.loads(chunk.reply.body)["choices"][0]["finish_reason"] == "abort"
     assert set(server.aborts) == {"mine"}
@@ -386,7 +386,7 @@ async def test_an_aborted_generation_may_have_drawn_nothing(server: SGLangServer
         generation = tasks.create_task(generated(engine, request("mine")))
         await server.held(1)
         await engine.abort(RequestId("mine"))
-    assert (generation.result().ids, generation.result().finish) == ((), Finish(reason=FinishReason.ABORT))
+    assert (tuple(generation.result().ids), generation.result().finish) == ((), Finish(reason=FinishReason.ABORT))
 
 
 async def test_an_abort_of_an_unknown_generation_asks_nobody(server: SGLangServer, engine: SGLangEngine) -> None:
@@ -428,7 +428,7 @@ async def test_64_generations_that_are_aborted_at_once_each_have_a_reply(
         generations = [tasks.create_task(generated(engine, request(f"r-{i}"))) for i in range(num)]
         await server.held(num)
         assert all([await engine.abort(RequestId(f"r-{i}")) for i in range(num)])
-    assert [generation.result().ids for generation in generations] == [IDS[:1]] * num
+    assert [tuple(generation.result().ids) for generation in generations] == [IDS[:1]] * num
     assert engine.num_running == 0
     assert not server.hung_up
 

@@ -6,11 +6,12 @@ that built one may change it.
 """
 
 import enum
-import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
+
+import numpy as np
 
 from stenograph.core.messages import Message
 
@@ -193,13 +194,14 @@ class Chunk:
     `logprobs[i]` is ln p(ids[i]) in nats under the model's raw distribution (softmax of the logits, before
     temperature, penalties, truncation and grammar): what a teacher-forced pass gives.
     `sampling_logprobs[i]` is the same under the distribution that ids[i] was really drawn from; None where the
-    engine does not tell. `finish` is set in the last chunk of a generation, and only there, and so are `reply`, where
-    the engine wrote the client's reply itself, and `replay`.
+    engine does not tell. Few tokens come as tuples, a whole reply's as arrays (int32, float64). `finish` is set in the
+    last chunk of a generation, and only there, and so are `reply`, where the engine wrote the client's reply itself,
+    and `replay`.
     """
 
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    sampling_logprobs: tuple[float, ...] | None = None
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    sampling_logprobs: Sequence[float] | None = None
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None = None
     finish: Finish | None = None
     num_cached_tokens: int = 0
@@ -215,6 +217,11 @@ class Chunk:
             raise ValueError(f"{len(self.ids)} ids but {len(self.sampling_logprobs)} sampling logprobs")
         if self.top_logprobs is not None and len(self.top_logprobs) != len(self.ids):
             raise ValueError(f"{len(self.ids)} ids but {len(self.top_logprobs)} rows of top logprobs")
+
+
+def all_finite(values: "array[float]") -> bool:
+    """Whether there is no NaN and no infinity among them. Looks at the array as it lies in memory."""
+    return bool(np.isfinite(np.frombuffer(values)).all()) if values else True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +246,7 @@ class SampledTurn:
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
         if self.sampling_logprobs is not None and len(self.sampling_logprobs) != len(self.ids):
             raise ValueError(f"{len(self.ids)} ids but {len(self.sampling_logprobs)} sampling logprobs")
-        if not all(map(math.isfinite, self.logprobs)):
+        if not all_finite(self.logprobs):
             raise ValueError("a logprob is not finite")
         end = 0
         for span in self.weights:

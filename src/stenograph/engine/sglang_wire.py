@@ -23,6 +23,7 @@ Field names: SGLang's `entrypoints/openai/protocol.py` and `serving_chat.py`.
 """
 
 import re
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -35,7 +36,17 @@ from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.ids_json import encode_ids, join_ids
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.settings import ReplayKind
-from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, Prompt, Replay, SamplingParams, TopLogprob
+from stenograph.core.types import (
+    Finish,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Prompt,
+    Replay,
+    SamplingParams,
+    TopLogprob,
+    token_ids,
+)
 from stenograph.engine.base import GenerateRequest
 
 NATURAL = msgspec.Meta(ge=0)
@@ -246,8 +257,8 @@ class SGLangReply:
     id: str
     message: Message
     finish: Finish
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    ids: "array[int]"
+    logprobs: "array[float]"
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None
     num_cached_tokens: int
     weight_version: str | None
@@ -290,7 +301,8 @@ def decode_reply(body: bytes, *, vocab_size: int, num_prompt: int | None = None)
 
 def _decode(body: bytes) -> _Completion:
     try:
-        body.decode()  # msgspec does not look into strings that it skips, and they go out unchanged
+        if not body.isascii():
+            body.decode()  # msgspec does not look into strings that it skips, and they go out unchanged
         return _COMPLETION.decode(body)
     except UnicodeDecodeError as error:
         raise UpstreamInvalid("utf8", f"{error.reason} at byte {error.start}") from error
@@ -324,7 +336,7 @@ def _finish(choice: _Choice) -> Finish:
     return Finish(reason=reason, matched=matched if reason is FinishReason.STOP else None)
 
 
-def _tokens(meta: _MetaInfo, finish: Finish, vocab_size: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _tokens(meta: _MetaInfo, finish: Finish, vocab_size: int) -> tuple["array[int]", "array[float]"]:
     rows = meta.output_token_logprobs
     if rows is None:
         # SGLang leaves the list out where a generation was aborted before it ran.
@@ -336,9 +348,9 @@ def _tokens(meta: _MetaInfo, finish: Finish, vocab_size: int) -> tuple[tuple[int
         raise UpstreamInvalid("count_agrees", detail)
     if not rows and finish.reason is not FinishReason.ABORT:
         raise UpstreamInvalid("has_tokens", "the engine drew no token, and does not say that it was aborted")
-    ids: tuple[int, ...] = tuple(map(attrgetter("id"), rows))
+    ids: list[int] = list(map(attrgetter("id"), rows))
     _check_ids(ids, vocab_size)
-    return ids, tuple(map(attrgetter("logprob"), rows))
+    return token_ids(ids), array("d", map(attrgetter("logprob"), rows))
 
 
 def _check_ids(ids: Iterable[int], vocab_size: int) -> None:

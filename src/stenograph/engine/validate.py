@@ -2,9 +2,21 @@
 
 import math
 from array import array
+from collections.abc import Sequence
+
+import numpy as np
 
 from stenograph.core.errors import UpstreamInvalid
-from stenograph.core.types import Chunk, Finish, FinishReason, SampledTurn, TopLogprob, WeightSpan, token_ids
+from stenograph.core.types import (
+    Chunk,
+    Finish,
+    FinishReason,
+    SampledTurn,
+    TopLogprob,
+    WeightSpan,
+    all_finite,
+    token_ids,
+)
 
 
 class TurnCollector:
@@ -32,12 +44,9 @@ class TurnCollector:
         """Take the next chunk. Raises UpstreamInvalid, naming the law, and keeps nothing of a bad chunk."""
         if self.finish is not None:
             raise UpstreamInvalid("finish_is_last", "the engine went on after the chunk that ended the generation")
-        for id_ in chunk.ids:
-            if type(id_) is not int or not 0 <= id_ < self._vocab_size:
-                raise UpstreamInvalid("id_in_vocab", f"{id_!r} is no token id of a vocabulary of {self._vocab_size}")
-        for logprob in (*chunk.logprobs, *(chunk.sampling_logprobs or ())):
-            if type(logprob) is not float or not math.isfinite(logprob):
-                raise UpstreamInvalid("logprob_is_finite", f"{logprob!r} is not a finite number")
+        self._check_ids(chunk.ids)
+        _check_logprobs(chunk.logprobs)
+        _check_logprobs(chunk.sampling_logprobs or ())
         if self._max_tokens is not None and len(self._ids) + len(chunk.ids) > self._max_tokens:
             raise UpstreamInvalid("max_tokens", f"the engine drew more than the {self._max_tokens} tokens asked for")
         self._take(chunk)
@@ -61,6 +70,18 @@ class TurnCollector:
             replay=self._last.replay,
         )
 
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if isinstance(ids, array) and self._are_in_vocab(ids):
+            return
+        for id_ in ids:
+            if type(id_) is not int or not 0 <= id_ < self._vocab_size:
+                raise UpstreamInvalid("id_in_vocab", f"{id_!r} is no token id of a vocabulary of {self._vocab_size}")
+
+    def _are_in_vocab(self, ids: "array[int]") -> bool:
+        """The same for C integers, looked at as they lie in memory."""
+        found = np.frombuffer(ids, dtype=np.int32)
+        return not len(found) or bool(found.min() >= 0 and found.max() < self._vocab_size)
+
     def _take(self, chunk: Chunk) -> None:
         start = len(self._ids)
         self._ids.extend(chunk.ids)
@@ -80,3 +101,11 @@ class TurnCollector:
         if last is not None and last.version == chunk.weight_version and last.end == start:
             start = self._weights.pop().start
         self._weights.append(WeightSpan(version=chunk.weight_version, start=start, end=len(self._ids)))
+
+
+def _check_logprobs(logprobs: Sequence[float]) -> None:
+    if isinstance(logprobs, array) and all_finite(logprobs):
+        return
+    for logprob in logprobs:
+        if type(logprob) is not float or not math.isfinite(logprob):
+            raise UpstreamInvalid("logprob_is_finite", f"{logprob!r} is not a finite number")

@@ -1,8 +1,7 @@
 """Which lines of a session become samples, how much of each turn a sample holds, and who trains it (SPEC 9). Pure.
 
 Every function gets committed turns oldest first, as `History.nodes` has them, and may run on a worker with a snapshot:
-children are derived from parents, because `Node.children` may grow meanwhile. Numbers per token are made in
-samples.py.
+children are derived from parents. Numbers per token are made in samples.py.
 """
 
 from array import array

@@ -22,6 +22,8 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`")
 
 def check_utf8(body: bytes) -> None:
     """Raise InvalidJson unless the whole body is UTF-8: msgspec does not look into strings that it skips."""
+    if body.isascii():  # four times as fast, and makes no copy
+        return
     try:
         body.decode()
     except UnicodeDecodeError as error:

@@ -101,18 +101,18 @@ class CommittedTurn:
 
 
 class Node:
-    """A committed turn in its place. `id` counts the commits of its session; everything but `children` is fixed.
+    """A committed turn in its place. `id` counts the commits of its session. It knows its parent, not its children: so
+    a session that is dropped is given back at once, without the collector of cycles.
 
     `num_tokens`, `num_messages` and `depth` (turns) are those of the whole line down to this node.
     """
 
-    __slots__ = ("children", "depth", "id", "num_messages", "num_tokens", "parent", "turn")
+    __slots__ = ("depth", "id", "num_messages", "num_tokens", "parent", "turn")
 
     def __init__(self, *, id_: int, turn: CommittedTurn, parent: "Node | None") -> None:
         self.id = id_
         self.turn = turn
         self.parent = parent
-        self.children: list[Node] = []
         self.depth: int = 1 + (parent.depth if parent else 0)
         self.num_tokens: int = turn.num_tokens + (parent.num_tokens if parent else 0)
         self.num_messages: int = len(turn.messages) + 1 + (parent.num_messages if parent else 0)
@@ -239,8 +239,6 @@ class LinearHistory:
             )
         parent = attachment.parent
         node = Node(id_=self._revision, turn=turn, parent=parent)
-        if parent is not None:
-            parent.children = [node]
         del self._nodes[parent.depth if parent is not None else 0 :]
         self._nodes.append(node)
         self._revision += 1

@@ -24,11 +24,11 @@ class TreeHistory:
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
         self._nodes: list[Node] = []
-        self._roots: list[Node] = []
+        self._children: dict[int | None, list[Node]] = {}
         self._num_tokens = 0
 
     def __repr__(self) -> str:
-        return f"<TreeHistory {len(self._nodes)} nodes, {len(self._roots)} roots>"
+        return f"<TreeHistory {len(self._nodes)} nodes, {len(self.children_of(None))} roots>"
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -57,19 +57,23 @@ class TreeHistory:
         """Append `turn` under its parent. The tree only grows, so that place is always there."""
         parent = attachment.parent
         node = Node(id_=len(self._nodes), turn=turn, parent=parent)
-        (parent.children if parent is not None else self._roots).append(node)
+        self._children.setdefault(None if parent is None else parent.id, []).append(node)
         self._nodes.append(node)
         self._num_tokens += turn.num_tokens
         return node
 
+    def children_of(self, node: Node | None) -> list[Node]:
+        """The turns that follow `node`, oldest first; of None, the roots."""
+        return list(self._children.get(None if node is None else node.id, ()))
+
     def _deepest_match(self, messages: Sequence[Message], context: PromptContext) -> Node | None:
         best: Node | None = None
-        open_nodes = list(self._roots)
+        open_nodes = self.children_of(None)
         while open_nodes:
             node = open_nodes.pop()
             if not continues(node, messages, context, self._matcher):
                 continue
             if best is None or (node.num_messages, node.id) > (best.num_messages, best.id):
                 best = node
-            open_nodes.extend(node.children)
+            open_nodes.extend(self.children_of(node))
         return best

@@ -87,8 +87,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 def test_a_valid_reply_is_read_whole() -> None:
     got = decoded(reply(routed_experts=EXPERTS))
-    assert got.ids == (5, 6, 7)
-    assert got.logprobs == (-0.5, -1.0, -2.25)
+    assert got.ids == token_ids((5, 6, 7))
+    assert list(got.logprobs) == [-0.5, -1.0, -2.25]
     assert all(type(logprob) is float for logprob in got.logprobs)
     assert got.finish == Finish(reason=FinishReason.STOP, matched=7)
     assert got.message == Message(
@@ -198,9 +198,9 @@ def test_an_aborted_reply_may_have_no_token(field: str) -> None:
     choice["finish_reason"] = None if field == "meta" else "abort"
     choice["meta_info"]["finish_reason"] = None if field == "choice" else {"type": "abort", "message": "x"}
     got = decoded(whole)
-    assert (got.ids, got.finish) == ((), Finish(reason=FinishReason.ABORT))
+    assert (list(got.ids), got.finish) == ([], Finish(reason=FinishReason.ABORT))
     del choice["meta_info"]["output_token_logprobs"]  # aborted before it ran: SGLang leaves them out
-    assert decoded(whole).ids == ()
+    assert decoded(whole).ids == token_ids(())
     choice["meta_info"]["completion_tokens"] = 1
     assert law_of(whole) == "has_logprobs"
 
@@ -215,7 +215,7 @@ def test_an_abort_before_the_first_token_may_have_null_content() -> None:
 def test_an_engine_that_made_a_prompt_of_its_own_is_found_out(told: int | None, law: str | None) -> None:
     body = dumped(reply(prompt_tokens=told))
     if law is None:
-        assert decode_reply(body, vocab_size=VOCAB, num_prompt=4).ids == (5, 6, 7)
+        assert decode_reply(body, vocab_size=VOCAB, num_prompt=4).ids == token_ids((5, 6, 7))
         return
     with pytest.raises(UpstreamInvalid) as caught:
         decode_reply(body, vocab_size=VOCAB, num_prompt=4)

@@ -74,7 +74,7 @@ def test_a_snapshot_does_not_see_children_committed_after_it(new_session: NewSes
     session = new_session()
     root = session.add(None, [1], [(10, -1.0)])
     snapshot = tuple(session.nodes)
-    root.children.append(session.add(root, [2], [(11, -1.0)]))
+    session.add(root, [2], [(11, -1.0)])
     assert [leaf.id for leaf in kept_leaves(snapshot)] == [0]
 
 

@@ -108,7 +108,7 @@ def test_a_request_attaches_to_the_deepest_node_whose_line_it_begins_with(data: 
         context = data.draw(st.sampled_from(CONTEXTS), label="context")
         reason = data.draw(st.sampled_from((FinishReason.STOP, *FinishReason)), label="finish")
         wanted = naive_parent(tree, messages, context)
-        before = [(node, list(node.children)) for node in tree.nodes]
+        before = [(node, tree.children_of(node)) for node in tree.nodes]
         if wanted is not None and len(line_messages(wanted)) == len(messages):
             with pytest.raises(HistoryMismatch):
                 tree.position(messages, context)
@@ -119,7 +119,7 @@ def test_a_request_attaches_to_the_deepest_node_whose_line_it_begins_with(data: 
             at = tree.position(messages, context)
             assert at.parent is wanted
             assert [*line_messages(wanted), *at.new_messages] == messages
-            assert [(node, list(node.children)) for node in tree.nodes] == before  # positioning changes nothing
+            assert [(node, tree.children_of(node)) for node in tree.nodes] == before  # positioning changes nothing
             node = tree.commit(at, a_turn(at, data.draw(TEXTS), [9, len(before)], context, reason))
             assert tree.latest is node
             assert node.parent is wanted
@@ -139,7 +139,7 @@ def check(tree: TreeHistory) -> None:
             len(node.line()),
         )
         if node.parent is not None:
-            assert node.parent.children.count(node) == 1
+            assert tree.children_of(node.parent).count(node) == 1
             assert node.parent.id < node.id
 
 
@@ -151,7 +151,7 @@ def test_two_turns_that_were_positioned_before_either_was_kept_become_siblings()
     nodes = [
         tree.commit(at, a_turn(at, text, [1], PLAIN, FinishReason.STOP)) for at, text in ((second, "x"), (first, "y"))
     ]
-    assert root.children == nodes
+    assert tree.children_of(root) == nodes
     assert [node.id for node in nodes] == [1, 2]
 
 
@@ -197,5 +197,5 @@ def test_a_truncated_node_is_not_continued_but_generated_again_beside_it(reason:
         tree.position([user("a"), assistant("A"), user("b")], PLAIN)
     assert caught.value.param == "/messages/1"
     again = grow(tree, [user("a")], "whole")
-    assert (again.parent, cut.children) == (None, [])
+    assert (again.parent, tree.children_of(cut)) == (None, [])
     assert tree.position([user("a"), assistant("whole"), user("b")], PLAIN).parent is again
