@@ -45,7 +45,7 @@ IMPURE_MODULES = {"asyncio", "time", "random", "socket", "logging", "threading",
 
 TASK_OWNERS = {
     "session/manager": "owns every turn; drain and delete await them",
-    "http/app": "serve cancels its sweeper and awaits it",
+    "http/app": "serve cancels its housekeeper and awaits it",
     "http/proxy_route": "the handler owns its exchange and awaits it on exit",
     "http/wire": "the handler owns its watcher and awaits it on exit",
     "engine/local": "owns its child's reader and supervisor; aclose awaits them",

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import itertools
 import logging
 import math
 import re
@@ -37,7 +38,8 @@ from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.wire import count_error, send_error
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_lag import LoopLag
-from stenograph.offload.pool import CpuPool
+from stenograph.offload.memory import trim_memory
+from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.families import family_for
 from stenograph.render.model_files import ModelFiles, load_model_files
 from stenograph.render.renderer import Renderer
@@ -49,7 +51,9 @@ from stenograph.session.turn import TurnServices
 
 log = logging.getLogger(__name__)
 
-SWEEP_PERIOD_S = 10.0
+HOUSEKEEPING_PERIOD_S = 0.5
+EXPIRE_TICKS = 20
+TRIM_TICKS = 10
 
 _CHAT_PATH = re.compile(r"(?:/sessions/(?P<id>[^/]+))?/v1/chat/completions/?")
 
@@ -266,12 +270,12 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
             await engine.start()
             lag = LoopLag(app.metrics.loop_lagged, name_culprits=settings.loop_watchdog is Switch.ON)
             lag.start()
-            sweeper = asyncio.get_running_loop().create_task(sweep(manager), name="sweep-sessions")
+            housekeeper = asyncio.get_running_loop().create_task(keep_house(manager, pool), name="keep-house")
             try:
                 await _run_uvicorn(settings, app, manager, listener, announce)
             finally:
-                sweeper.cancel()
-                await asyncio.wait({sweeper})
+                housekeeper.cancel()
+                await asyncio.wait({housekeeper})
                 lag.close()
         finally:
             await engine.aclose()
@@ -293,12 +297,20 @@ def uvicorn_config(app: App, *, drain_timeout_s: float) -> uvicorn.Config:
     )
 
 
-async def sweep(manager: SessionManager) -> None:
-    """Drop expired sessions now and then, for ever. A request for one finds it gone without this."""
-    while True:
-        await asyncio.sleep(SWEEP_PERIOD_S)
-        if num := manager.expire():
+async def keep_house(manager: SessionManager, pool: CpuPool) -> None:
+    """Drop expired sessions and give memory back, for ever.
+
+    A request for an expired session finds it gone without this. Memory is given back soon after sessions were dropped,
+    and now and then while turns are made: what is between them is in pieces that malloc would keep.
+    """
+    num_forgotten = 0
+    for tick in itertools.count(1):
+        await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
+        if tick % EXPIRE_TICKS == 0 and (num := manager.expire()):
             log.info("dropped %d sessions that were idle for longer than their ttl_s", num)
+        if manager.num_forgotten != num_forgotten or tick % TRIM_TICKS == 0:
+            num_forgotten = manager.num_forgotten
+            await pool.run(trim_memory, num_bytes=INLINE_BELOW_BYTES)
 
 
 async def _run_uvicorn(

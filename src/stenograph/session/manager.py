@@ -54,6 +54,8 @@ class SessionManager:
         self._sessions: dict[SessionId, Session] = {}
         self._turns: set[Turn] = set()
         self._held_tokens = 0
+        self.num_forgotten = 0
+        """Sessions that are gone."""
         self._draining = False
 
     def __repr__(self) -> str:
@@ -231,6 +233,8 @@ class SessionManager:
     def _forget(self, session: Session, end: SessionEnd) -> None:
         if self._sessions.pop(session.id, None) is not None:
             self._count_tokens(session, 0)
+            self.num_forgotten += 1
+            session.close()
             self._telemetry.session_ended(end)
 
     def _count_tokens(self, session: Session, num_tokens: int) -> None:

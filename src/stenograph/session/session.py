@@ -92,6 +92,10 @@ class Session:
                     f"this session has used {used} of its {options.max_total_tokens} tokens (max_total_tokens)",
                 )
 
+    def close(self) -> None:
+        """Let go of what refers back to the session, so that it is given back at once."""
+        self._kept.clear()
+
     def is_first_look(self, leaf_id: int) -> bool:
         """Whether the drift of the line that ends with this node is looked at for the first time."""
         is_first = leaf_id not in self._looked_at
