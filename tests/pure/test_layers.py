@@ -31,6 +31,7 @@ PURE = (
     "session/line_json",
     "session/matching",
     "session/meter",
+    "session/recent",
     "session/retries",
     "session/tree",
     "embedded/scheduler",

@@ -4,7 +4,8 @@ Knows neither a wire format nor a template.
 """
 
 import enum
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stenograph.core.messages import Message, Tool
@@ -43,17 +44,46 @@ class ReplyOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrint:
+    """A text's length and checksums, by which it is known again. They go on: a longer text's are made of them.
+
+    No secret is in them: whoever makes two texts with the same print fools nobody but the own session.
+    """
+
+    length: int = 0
+    crc: int = 0
+    adler: int = 1
+
+    def then(self, text: "bytes | memoryview") -> "TextPrint":
+        """The print of this text with `text` after it."""
+        return TextPrint(
+            length=self.length + len(text), crc=zlib.crc32(text, self.crc), adler=zlib.adler32(text, self.adler)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KnownMessages:
+    """Messages that a request may begin with: the print of their text, a JSON list without its closing bracket."""
+
+    text_print: TextPrint
+    of_line: Callable[[], Sequence[Message]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A generation request, whatever dialect it came in.
 
     `template_kwargs` go to the chat template; `recorded` are fields that are kept in the record without effect on
     sampling, as the JSON text they came as. Both are part of the value, never changed after it is made.
     `max_tokens_param` points at the field that `params.max_tokens` came from.
+    `text_print` is that of the messages' text without its closing bracket, and `known` what it was seen to begin with.
     `messages_json` is the messages as an OpenAI list, for engines that parse replies by it.
     """
 
     messages: tuple[Message, ...]
     messages_json: bytes = b"[]"
+    text_print: TextPrint | None = None
+    known: KnownMessages | None = None
     model: str | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()

@@ -80,13 +80,19 @@ class App:
 
 
 def make_renderer(files: ModelFiles, family_name: str) -> Renderer:
-    """Tokenizer, template and family of a model. Raises StartupError where they do not fit."""
+    """Tokenizer, template and family of a model. Raises StartupError where they do not fit.
+
+    Says in the log why the fast tokenizer is not used, where it is not.
+    """
     family = family_for(files, family_name)
     source = family.template_source or files.chat_template
     if source is None:
         raise StartupError(f"{files.path} has no chat template, and the family {family.name} brings none")
     template = ChatTemplate(source, bos_token=files.bos_token, eos_token=files.eos_token)
-    return Renderer(Tokenizer(files.tokenizer_json), template, family)
+    tokenizer = Tokenizer(files.tokenizer_json, sample_texts=(source,))
+    if tokenizer.why_not_preferred:
+        log.warning("text is encoded by the slower reference tokenizer: %s", tokenizer.why_not_preferred)
+    return Renderer(tokenizer, template, family)
 
 
 def make_app(

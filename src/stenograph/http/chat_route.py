@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions
+from stenograph.core.chat import ChatReply, ChatRequest, KnownMessages, ReplyOptions
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
 from stenograph.core.settings import ReplyMode, UnknownFields
@@ -78,15 +78,16 @@ class ChatRoute:
         stages.mark(Stage.RECEIVE, self.clock.monotonic())
         await self.manager.settle(session)
         identity = None if session is None else _identity(scope, body)
-        decode = lambda: self._decode(body)  # noqa: E731
+        known = None if session is None else session.recent.known
+        decode = lambda: self._decode(body, known)  # noqa: E731
         if len(body) >= DECODED_OFF_LOOP_BYTES and self.manager.is_new(session, identity):
             # What msgspec does holds the GIL wherever it runs; the Python around it lets the loop in between.
             decoded = await self.pool.run(decode, num_bytes=len(body))
             decode = lambda: decoded  # noqa: E731
         return self.manager.start(session, decode, started=stages, identity=identity)
 
-    def _decode(self, body: bytes) -> tuple[ChatRequest, bytes]:
-        request = decode_chat(body, unknown_fields=self.unknown_fields)
+    def _decode(self, body: bytes, known: KnownMessages | None) -> tuple[ChatRequest, bytes]:
+        request = decode_chat(body, unknown_fields=self.unknown_fields, known=known)
         return request, request_json(request)
 
     async def _whole(self, watch: Watch, client: Client, send: Send) -> None:

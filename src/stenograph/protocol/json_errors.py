@@ -41,10 +41,24 @@ def decode_json(body: bytes, decoder: "msgspec.json.Decoder[T]", *, known: Itera
 
 
 def decode_part(
-    raw: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]", *, at: str, known: Iterable[str] = ()
+    raw: bytes | msgspec.Raw,
+    decoder: "msgspec.json.Decoder[T]",
+    *,
+    at: str,
+    known: Iterable[str] = (),
+    first: int = 0,
 ) -> T:
-    """Decode a part of a body that has passed `check_utf8`; `at` is its JSON pointer. Raises as `decode_json`."""
-    return convert_errors(lambda: decoder.decode(raw), at=at, known=known)
+    """Decode a part of a body that has passed `check_utf8`; `at` is its JSON pointer. Raises as `decode_json`.
+
+    Of a list that begins in the middle, `first` is the index of its first element.
+    """
+    try:
+        return convert_errors(lambda: decoder.decode(raw), at=at, known=known)
+    except InvalidRequest as error:
+        if first and error.param is not None and error.param.startswith(f"{at}/"):
+            index, slash, rest = error.param[len(at) + 1 :].partition("/")
+            error.param = f"{at}/{int(index) + first}{slash}{rest}"
+        raise
 
 
 def convert_errors(decode: Callable[[], T], *, at: str, known: Iterable[str] = ()) -> T:

@@ -5,12 +5,12 @@ blame is named by a JSON pointer. Replies are openai_chat_reply.py's.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw
 
-from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
+from stenograph.core.chat import ChatRequest, KnownMessages, ReplyOptions, TextPrint, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.settings import UnknownFields
@@ -33,30 +33,38 @@ from stenograph.protocol.template_kwargs import check_depth, check_template_kwar
 _REQUEST = msgspec.json.Decoder(WireChatRequest)
 _MESSAGES = msgspec.json.Decoder(list[WireMessage])
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
+_JSON_SPACE = b" \t\r\n"
 _ROLES = {str(role): role for role in Role}
 _MAX_STOPS = 64
 _MAX_STOP_IDS = 1024
 _MAX_BIASES = 10_000
 
 
-def decode_chat(body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE) -> ChatRequest:
-    """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer."""
+def decode_chat(
+    body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE, known: KnownMessages | None = None
+) -> ChatRequest:
+    """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer.
+
+    Messages that the request begins with and that are `known` are not read again.
+    """
     extra: dict[str, str] = {}
     if unknown_fields is UnknownFields.RECORD:
         body, extra = _without_unknown(body)
     try:
         wire = decode_json(body, _REQUEST, known=FIELD_NAMES)
         _check_refused(wire)
-        messages = decode_part(wire.messages, _MESSAGES, at="/messages", known=NESTED_NAMES)
+        read = _messages(bytes(wire.messages), known)
     except InvalidRequest as error:
         _blame_type(body, error)
         raise
-    if not messages:
+    if not read.messages:
         raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
     tools = tuple(_tool(tool, index) for index, tool in enumerate(wire.tools or ()))
     return ChatRequest(
-        messages=tuple(_message(message, f"/messages/{index}") for index, message in enumerate(messages)),
-        messages_json=bytes(wire.messages),
+        messages=read.messages,
+        messages_json=read.text,
+        text_print=read.text_print,
+        known=read.known,
         model=wire.model,
         tools=tools,
         tool_choice=_tool_choice(wire.tool_choice, tools),
@@ -76,6 +84,32 @@ def request_json(request: ChatRequest) -> bytes:
         "recorded": {name: Raw(text.encode()) for name, text in request.recorded.items()},
     }
     return msgspec.json.encode(kept)
+
+
+class _Read(NamedTuple):
+    """Messages as they were read, and what is kept of their text."""
+
+    messages: tuple[Message, ...]
+    text: bytes
+    text_print: TextPrint | None
+    known: KnownMessages | None
+
+
+def _messages(text: bytes, known: KnownMessages | None) -> _Read:
+    """Read a list of messages: all of it, or what comes after what is known. Raises as `decode_chat`."""
+    end = len(text.rstrip(_JSON_SPACE)) - 1
+    if known is not None:
+        view, length = memoryview(text), known.text_print.length
+        rest = text[length:].lstrip(_JSON_SPACE) if length <= end else b""
+        if rest.startswith(b",") and TextPrint().then(view[:length]) == known.text_print:
+            old = known.of_line()
+            wire = decode_part(b"[" + rest[1:], _MESSAGES, at="/messages", known=NESTED_NAMES, first=len(old))
+            new = (_message(message, f"/messages/{index}") for index, message in enumerate(wire, len(old)))
+            text_print = known.text_print.then(view[length:end])
+            return _Read(messages=(*old, *new), text=text, text_print=text_print, known=known)
+    wire = decode_part(text, _MESSAGES, at="/messages", known=NESTED_NAMES)
+    read = tuple(_message(message, f"/messages/{index}") for index, message in enumerate(wire))
+    return _Read(messages=read, text=text, text_print=TextPrint().then(memoryview(text)[:end]), known=None)
 
 
 def _blame_type(body: bytes, error: InvalidRequest) -> None:

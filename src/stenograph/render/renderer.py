@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from stenograph.core.chat import ParsedReply, ToolChoice
 from stenograph.core.errors import UnrenderableMessage
-from stenograph.core.messages import Message, Role, Tool
+from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, Grammar, SamplingParams
+from stenograph.render.bridge_frame import Frame, FrameCache, Setting, sealed
 from stenograph.render.families.family import Family
 from stenograph.render.parsers.reply import ReplyParser
 from stenograph.render.seal import Sealer
@@ -20,9 +21,6 @@ from stenograph.render.template import ChatTemplate
 from stenograph.render.template_input import client_strings, message_dict, tool_values
 from stenograph.render.tokenizer import Span, Tokenizer
 from stenograph.render.tool_grammar import tool_grammar
-
-_OPENING = Message(role=Role.USER, content="u")
-"""Stands for a line's history in a bridge: what it says does not matter, the bridge is a difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +42,20 @@ class Renderer:
         self.tokenizer = tokenizer
         self.family = family
         self._template = template
+        self._frames = FrameCache(tokenizer, template)
 
     def __repr__(self) -> str:
         return f"<Renderer {self.family.name}, {self.tokenizer!r}>"
 
-    def check_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Raise UnrenderableMessage, with the pointer of what is to blame, for what the family has no frame for."""
+    def check_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, first: int = 0) -> None:
+        """Raise UnrenderableMessage, with the pointer of what is to blame, for what the family has no frame for.
+
+        Messages before `first` have been checked before.
+        """
         if tools and not self.family.shows_tools:
             raise UnrenderableMessage("The model's chat template cannot show a tool list.", param="/tools")
-        was_call = False
-        for i, message in enumerate(messages):
+        was_call = any(message.tool_calls for message in messages[:first])
+        for i, message in enumerate(messages[first:], first):
             if message.role not in self.family.roles:
                 reason = f"The model's chat template has no frame for the role {message.role.value!r}."
                 raise UnrenderableMessage(reason, param=f"/messages/{i}/role")
@@ -91,23 +93,15 @@ class Renderer:
         They are what the template writes to close the assistant's turn, as far as the tail does not end with it
         already; the messages `new`; and the prompt. `reply` is the node's reply; of it only its calls matter, to
         templates that show results beside calls. Cost is of the new text. Raises UnrenderableMessage: the template
-        refuses, or rewrites what came before the new messages.
+        refuses, or rewrites what came before the new messages. Renders and encodes the new text once; what surrounds it
+        is kept (`bridge_frame`), save that a reply with calls is rendered beside them.
         """
         self._check_tools(tools)
-        shown = () if self.family.tools_before_turns else tools
-        calls = Message(role=Role.ASSISTANT, content="", tool_calls=reply.tool_calls)
-        sealer = Sealer(self.tokenizer, client_strings((calls, *new), shown, kwargs))
-        closing = self._closing(sealer, shown, kwargs)
-        past = (_OPENING, Message(role=Role.ASSISTANT, content="a", tool_calls=reply.tool_calls))
-        before = self._text(sealer, past, shown, kwargs, prompt=False)
-        after = self._text(sealer, (*past, *new), shown, kwargs, prompt=True)
-        if not after.startswith(before):
-            raise UnrenderableMessage(
-                "The model's chat template is not append-only: new messages change how earlier ones are written."
-            )
-        spans = [Span(text=closing, trusted=True), *sealer.open(after[len(before) :])]
+        setting = Setting(tools=() if self.family.tools_before_turns else tuple(tools), kwargs=kwargs)
+        frame, text = self._new_text(setting, reply.tool_calls, new)
+        spans = [Span(text=frame.closing, trusted=True), *frame.sealer.open(text)]
         ids = self.tokenizer.encode_spans(spans)
-        ids = ids[_overlap(tail_ids, ids, self.tokenizer.encode(closing)) :]
+        ids = ids[_overlap(tail_ids, ids, frame.closing_ids) :]
         return self._joined(tail_ids, ids)
 
     def parser(self, params: SamplingParams, tools: Sequence[Tool], *, id_prefix: str = "") -> ReplyParser:
@@ -156,16 +150,25 @@ class Renderer:
             return Bridge(ids=ids)
         return Bridge(ids=ids[1:]) if tail_ids[-1] == ids[0] else Bridge(ids=ids, num_trimmed=1)
 
-    def _closing(self, sealer: Sealer, tools: Sequence[Tool], kwargs: Mapping[str, object]) -> str:
-        """What the template writes after an assistant's text: all that follows a mark put in its place."""
-        reply = {"role": Role.ASSISTANT.value, "content": sealer.mark}
-        text = self._template.render(
-            [message_dict(_OPENING, sealer), reply], tool_values(tools, sealer), False, _sealed(kwargs, sealer)
-        )
-        _, mark, closing = text.rpartition(sealer.mark)
-        if not mark:
-            raise UnrenderableMessage("The model's chat template does not show an assistant's text.")
-        return closing
+    def _new_text(self, setting: Setting, calls: Sequence[ToolCall], new: Sequence[Message]) -> tuple[Frame, str]:
+        """A frame, and what the template appends in it, sealed.
+
+        A frame that is kept may not do: the new messages may have its mark, or it has the date of another day.
+        """
+        avoid = tuple(client_strings((Message(role=Role.ASSISTANT, tool_calls=tuple(calls)), *new), (), {}))
+        frame = self._frames.get(setting)
+        may_seal = frame.sealer.may_seal(avoid)
+        if may_seal and (text := frame.new_text(calls, new)) is not None:
+            return frame, text
+        frame = self._frames.make(setting, avoid)
+        text = frame.new_text(calls, new)
+        if text is None:
+            raise UnrenderableMessage(
+                "The model's chat template is not append-only: new messages change how earlier ones are written."
+            )
+        if may_seal:
+            self._frames.clear()
+        return frame, text
 
     def _text(
         self,
@@ -177,11 +180,7 @@ class Renderer:
         prompt: bool,
     ) -> str:
         dicts = [message_dict(message, sealer) for message in messages]
-        return self._template.render(dicts, tool_values(tools, sealer), prompt, _sealed(kwargs, sealer))
-
-
-def _sealed(kwargs: Mapping[str, object], sealer: Sealer) -> dict[str, object]:
-    return {name: sealer.seal_value(value) for name, value in kwargs.items()}
+        return self._template.render(dicts, tool_values(tools, sealer), prompt, sealed(kwargs, sealer))
 
 
 def _overlap(tail_ids: Sequence[int], ids: Sequence[int], closing_ids: Sequence[int]) -> int:

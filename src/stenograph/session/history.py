@@ -182,6 +182,13 @@ class History(Protocol):
         """Find where a request attaches. Raises HistoryMismatch or TruncatedGeneration."""
         ...
 
+    def position_after(self, node: Node, messages: Sequence[Message], context: PromptContext) -> Attachment | None:
+        """The same for a request that is known to begin with the messages of `node`'s request. None: ask `position`.
+
+        Raises HistoryMismatch or TruncatedGeneration.
+        """
+        ...
+
     def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
         """Keep a turn where it was positioned. Raises SessionInvariant if that place is no more."""
         ...
@@ -227,6 +234,14 @@ class LinearHistory:
         parent = self._nodes[num_turns - 1] if num_turns else None
         check_extension(parent, messages)
         return Attachment(parent=parent, new_messages=tuple(messages[num_messages:]), revision=self._revision)
+
+    def position_after(self, node: Node, messages: Sequence[Message], context: PromptContext) -> Attachment | None:
+        """Where a request attaches that begins with the messages of `node`'s request; None unless that is after it."""
+        if node is not self.latest or not answers(node, messages, context, self._matcher):
+            return None
+        check_extension(node, messages)
+        new = tuple(messages[node.num_messages :])
+        return Attachment(parent=node, new_messages=new, revision=self._revision)
 
     def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
         """Append `turn` at `attachment`, discarding the turn that it replaces, in one step.
@@ -279,6 +294,15 @@ def continues(node: Node, messages: Sequence[Message], context: PromptContext, m
         # The reply first: it is what siblings differ by.
         and matcher.matches(stored[-1], messages[node.num_messages - 1])
         and all(map(matcher.matches, stored[:-1], messages[start:]))
+    )
+
+
+def answers(node: Node, messages: Sequence[Message], context: PromptContext, matcher: Matcher) -> bool:
+    """Whether a request that begins with the messages of `node`'s request goes on with its reply."""
+    return (
+        node.num_messages <= len(messages)
+        and node.turn.context.is_same(context)
+        and matcher.matches(node.turn.reply.message, messages[node.num_messages - 1])
     )
 
 

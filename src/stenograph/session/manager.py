@@ -27,6 +27,7 @@ from stenograph.session.gate import Lease
 from stenograph.session.history import LinearHistory
 from stenograph.session.line_json import LineJson
 from stenograph.session.matching import StrictMatcher
+from stenograph.session.recent import RecentRequest
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.running import Turn, Watch
 from stenograph.session.session import Session, SessionOptions
@@ -273,6 +274,7 @@ class SessionManager:
             request=request,
             request_json=request_json,
             history=session.history if session is not None else LinearHistory(StrictMatcher()),
+            recent=session.recent if session is not None else RecentRequest(),
             line_json=session.line_json if session is not None else LineJson(),
             may_commit=may_commit,
             affinity_key=session.id if session is not None else None,

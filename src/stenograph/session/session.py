@@ -10,6 +10,7 @@ from stenograph.session.gate import Gate
 from stenograph.session.history import History, LinearHistory
 from stenograph.session.line_json import LineJson
 from stenograph.session.matching import HarnessMatcher, Matcher
+from stenograph.session.recent import RecentRequest
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.running import Turn
 from stenograph.session.tree import TreeHistory
@@ -53,6 +54,7 @@ class Session:
         is_tree = options.history is HistoryKind.TREE
         self.history: History = TreeHistory(options.matcher) if is_tree else LinearHistory(options.matcher)
         self.line_json = LineJson()
+        self.recent = RecentRequest()
         self.gate = Gate(session_id, exclusive=not is_tree)
         self._running: dict[RequestId, Turn] = {}
         self._kept: dict[RequestId, _Kept] = {}

@@ -12,6 +12,7 @@ from stenograph.session.history import (
     CommittedTurn,
     Node,
     PromptContext,
+    answers,
     check_extension,
     continues,
 )
@@ -52,6 +53,19 @@ class TreeHistory:
         check_extension(parent, messages)
         num_messages = parent.num_messages if parent is not None else 0
         return Attachment(parent=parent, new_messages=tuple(messages[num_messages:]), revision=len(self._nodes))
+
+    def position_after(self, node: Node, messages: Sequence[Message], context: PromptContext) -> Attachment | None:
+        """Where a request attaches that begins with the messages of `node`'s request; None unless that is after it.
+
+        Only in a tree with one line, where no other node can match as well.
+        """
+        if node is not self.latest or node.depth != len(self._nodes):
+            return None
+        if not answers(node, messages, context, self._matcher):
+            return None
+        check_extension(node, messages)
+        new = tuple(messages[node.num_messages :])
+        return Attachment(parent=node, new_messages=new, revision=len(self._nodes))
 
     def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
         """Append `turn` under its parent. The tree only grows, so that place is always there."""

@@ -51,6 +51,7 @@ from stenograph.render.renderer import Bridge, Renderer
 from stenograph.session.history import Attachment, CommittedTurn, History, Node, PromptContext, TurnStatus, line_ids
 from stenograph.session.line_json import LineJson
 from stenograph.session.meter import TurnMeter
+from stenograph.session.recent import RecentRequest
 from stenograph.session.reply_buffer import ReplyBuffer
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
@@ -109,6 +110,7 @@ class TurnRun:
         request: ChatRequest,
         request_json: bytes,
         history: History,
+        recent: RecentRequest,
         line_json: LineJson,
         may_commit: Callable[[], bool],
         affinity_key: str | None,
@@ -124,6 +126,7 @@ class TurnRun:
         self.meter = TurnMeter(started=stages.start)
         self._request_json = request_json
         self._history = history
+        self._recent = recent
         self._line_json = line_json
         self._may_commit = may_commit
         self._affinity_key = affinity_key
@@ -168,8 +171,7 @@ class TurnRun:
                 if self._abort_requested:  # before the first step
                     self._begin_grace()
                 context = PromptContext(tools=self.request.tools, template_kwargs=self.request.template_kwargs)
-                self._services.renderer.check_messages(self.request.messages, self.request.tools)
-                attachment = self._history.position(self.request.messages, context)
+                attachment = self._position(context)
                 if attachment.parent is not None and attachment.parent.turn.context.is_same(context):
                     context = attachment.parent.turn.context  # one object for all turns of a line
                 prompt = await self._render(attachment, context)
@@ -184,6 +186,14 @@ class TurnRun:
         finally:
             self._deadline = None
             self.buffer.close()
+
+    def _position(self, context: PromptContext) -> Attachment:
+        """Where the turn attaches. Messages that were read before, with the request before this one, are known good."""
+        before = self._recent.node_of(self.request)
+        num_known = 0 if before is None else before.num_messages - 1
+        self._services.renderer.check_messages(self.request.messages, self.request.tools, first=num_known)
+        attachment = None if before is None else self._history.position_after(before, self.request.messages, context)
+        return attachment or self._history.position(self.request.messages, context)
 
     def _begin_grace(self) -> None:
         """Bring the deadline forward. One that has passed already ends the turn as it is."""
@@ -321,6 +331,7 @@ class TurnRun:
             )
             node = self._history.commit(attachment, turn)
             self._line_json.extend(prompt, sampled, node)
+            self._recent.extend(self.request, node)
         reply = ChatReply(
             id=self.reply_id,
             created=int(now),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenograph.core.chat import ToolMode
+from stenograph.core.chat import KnownMessages, ToolMode
 from stenograph.core.errors import InvalidJson, InvalidRequest, StenographError, UnrenderableMessage
 from stenograph.core.messages import Role
 from stenograph.core.settings import UnknownFields
@@ -291,3 +291,58 @@ def test_an_unknown_name_inside_of_a_message_is_told_with_the_nearest() -> None:
 @pytest.mark.parametrize("harmless", [{"images": []}, {"images": None}])
 def test_empty_decorations_are_taken(harmless: dict[str, object]) -> None:
     assert decode_chat(json.dumps(with_message(**harmless)).encode()).messages[0].content == "x"
+
+
+SPACES = st.sampled_from(["", " ", "\n\t "])
+CONVERSATION = st.lists(
+    st.sampled_from(
+        [
+            {"role": "user", "content": "hi"},
+            {"role": "user", "content": [{"type": "text", "text": "é☃"}]},
+            {"role": "assistant", "content": "ok"},
+            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "system", "content": "]},{["},
+        ]
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(before=CONVERSATION, after=CONVERSATION, gap=SPACES, end=SPACES, cut=st.integers(0, 3))
+def test_what_was_read_before_is_not_read_again_and_nothing_else_is_skipped(
+    before: list[dict[str, Any]], after: list[dict[str, Any]], gap: str, end: str, cut: int
+) -> None:
+    def body_of(messages: list[dict[str, Any]]) -> bytes:
+        text = f",{gap}".join(json.dumps(message, ensure_ascii=False) for message in messages)
+        return f'{{"messages": [{text}{end}], "temperature": 0.5}}'.encode()
+
+    first = decode_chat(body_of(before))
+    assert first.text_print is not None
+    known = KnownMessages(text_print=first.text_print, of_line=lambda: first.messages)
+    whole = body_of([*before[: len(before) - cut], *after])
+    plain, quick = decode_chat(whole), decode_chat(whole, known=known)
+    assert (quick.messages, quick.messages_json, quick.text_print) == (
+        plain.messages,
+        plain.messages_json,
+        plain.text_print,
+    )
+    if not cut and not end:
+        assert quick.known is known
+
+
+def test_an_error_after_what_is_known_points_at_the_messages_place_in_the_whole() -> None:
+    first = decode_chat(body(messages=[USER, USER]))
+    assert first.text_print is not None
+    known = KnownMessages(text_print=first.text_print, of_line=lambda: first.messages)
+    for bad, param in (
+        ({"role": "user", "content": "x", "zz": 1}, "/messages/3/zz"),
+        ({"role": "who", "content": "x"}, "/messages/3/role"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "/messages/3/content/0/type"),
+        ({"role": "user", "content": [{"type": "video", "video": {}}]}, "/messages/3/content/0/type"),
+        (3, "/messages/3"),
+    ):
+        for at_hand in (None, known):
+            with pytest.raises(StenographError) as caught:
+                decode_chat(body(messages=[USER, USER, USER, bad]), known=at_hand)
+            assert caught.value.param == param
