@@ -12,5 +12,5 @@ def encode_ids(ids: "array[int]") -> bytes:
 
 
 def join_ids(fragments: Iterable[bytes]) -> bytes:
-    """One fragment of several, of which some may be empty."""
+    """One fragment of several, of which some may be empty; of any JSON values, not of ids alone."""
     return b",".join(fragment for fragment in fragments if fragment)

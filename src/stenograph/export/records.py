@@ -6,37 +6,47 @@ SGLang's chat route. `records=delta` leaves out what stands in the records befor
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from stenograph.core.ids_json import encode_ids, join_ids
 from stenograph.core.messages import Message
-from stenograph.core.types import SampledTurn, token_ids
+from stenograph.core.types import SampledTurn
 from stenograph.protocol.openai_chat_reply import message_body
-from stenograph.session.history import CommittedTurn, Node
+from stenograph.session.history import CommittedTurn, Node, line_ids
 from stenograph.session.session import Session
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def record_views(line: Sequence[Node], *, delta: bool) -> list[dict[str, object]]:
-    """The records of a line, oldest first. `delta`: each with only what its turn added, and how much it did not."""
-    records: list[dict[str, object]] = []
-    ids, messages = token_ids(), list[dict[str, object]]()
+def encoded_records(line: Sequence[Node], *, delta: bool) -> Iterator[bytes]:
+    """The records of a line as JSON, oldest first, one at a time: a long session's are many megabytes.
+
+    `delta`: each with only what its turn added, and how much it did not. What an earlier record has written is joined,
+    not written again. May run on workers, one call of `next` after the other.
+    """
+    ids, messages = b"", b""
+    num_ids = num_messages = 0
     for node in line:
         turn = node.turn
         if turn.num_trimmed:
-            del ids[-turn.num_trimmed :]
-        request: dict[str, object] = {"num_kept_ids": len(ids), "num_kept_messages": len(messages)} if delta else {}
-        first_id, first_message = (len(ids), len(messages)) if delta else (0, 0)
-        ids.extend(turn.new_prompt_ids)
-        messages.extend(map(_message, turn.messages))
-        request["messages"] = messages[first_message:]
-        request["input_ids"] = ids[first_id:].tolist()
-        records.append(_record(node, request))
-        ids.extend(turn.sampled.ids)
-        messages.append(_message(turn.reply.message))
-    return records
+            ids = encode_ids(line_ids(node.parent)[: -turn.num_trimmed])
+            num_ids -= turn.num_trimmed
+        new_ids = encode_ids(turn.new_prompt_ids)
+        new_messages = join_ids(msgspec.json.encode(_message(message)) for message in turn.messages)
+        request: dict[str, object] = {"num_kept_ids": num_ids, "num_kept_messages": num_messages} if delta else {}
+        ids, messages = join_ids((ids, new_ids)), join_ids((messages, new_messages))
+        request["messages"] = _raw_list(new_messages if delta else messages)
+        request["input_ids"] = _raw_list(new_ids if delta else ids)
+        yield msgspec.json.encode(_record(node, request))
+        ids = join_ids((ids, encode_ids(turn.sampled.ids)))
+        messages = join_ids((messages, msgspec.json.encode(_message(turn.reply.message))))
+        num_ids, num_messages = node.num_tokens, node.num_messages
+
+
+def _raw_list(elements: bytes) -> msgspec.Raw:
+    return msgspec.Raw(b"[" + elements + b"]")
 
 
 def session_summary(session: Session) -> dict[str, object]:

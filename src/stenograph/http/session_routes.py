@@ -4,19 +4,19 @@ What is large (records, samples, drift) is made on the CPU pool, from a snapshot
 does not change.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.settings import HistoryKind
 from stenograph.export.arrow import MEDIA_TYPE, to_arrow
 from stenograph.export.line_drift import line_drift
 from stenograph.export.lines import leaves, tree_metadata
-from stenograph.export.records import record_views, session_summary
+from stenograph.export.records import encoded_records, session_summary
 from stenograph.export.replay import ReplayShape
 from stenograph.export.safetensors import to_safetensors
 from stenograph.export.samples import make_samples, to_json
@@ -101,21 +101,28 @@ class SessionRoutes:
             raise InvalidRequest(f"records must be 'full' or 'delta', got {wanted[:20]!r}.", param="/records")
         latest, nodes = session.history.latest, tuple(session.history.nodes)
 
-        def body() -> tuple[bytes, DriftReport | None]:
-            report = None if latest is None else line_drift(latest, self.renderer)
-            line = [] if latest is None else latest.line()
-            view = {
-                "session_id": session.id,
-                "records": record_views(line, delta=wanted == "delta"),
-                "metadata": self._metadata(session.options, latest, nodes, report),
-            }
-            return msgspec.json.encode(view), report
+        num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN
 
-        num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN * len(nodes)
-        content, report = await self.pool.run(body, num_bytes=num_bytes)
+        def metadata_and_drift() -> tuple[bytes, DriftReport | None]:
+            report = None if latest is None else line_drift(latest, self.renderer)
+            return msgspec.json.encode(self._metadata(session.options, latest, nodes, report)), report
+
+        metadata, report = await self.pool.run(metadata_and_drift, num_bytes=num_bytes)
         if latest is not None and report is not None:
             self._count_drift(session, {latest.id: report})
-        return Response(content, media_type="application/json")
+        records = encoded_records([] if latest is None else latest.line(), delta=wanted == "delta")
+        pieces = self._view_pieces(session.id, records, metadata, num_bytes=num_bytes)
+        return StreamingResponse(pieces, media_type="application/json")
+
+    async def _view_pieces(
+        self, session_id: str, records: Iterator[bytes], metadata: bytes, *, num_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """A session's view, a record at a time: between two of them the loop serves others."""
+        before = b'{"session_id":' + msgspec.json.encode(session_id) + b',"records":['
+        while (record := await self.pool.run(lambda: next(records, None), num_bytes=num_bytes)) is not None:
+            yield before + record
+            before = b","
+        yield (b"" if before == b"," else before) + b'],"metadata":' + metadata + b"}"
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /sessions/{id}`."""
