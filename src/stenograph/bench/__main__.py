@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from stenograph.bench import compare, responsiveness
+from stenograph.bench import compare, responsiveness, serving
 
 EXIT_INTERRUPTED = 130
 
@@ -29,6 +29,11 @@ BENCHMARKS = {
         "does the server answer at once while it carries large and many chats?",
         responsiveness.add_arguments,
         responsiveness.run,
+    ),
+    "serving": Benchmark(
+        "what do conversations get, through the server and straight at the engine?",
+        serving.add_arguments,
+        serving.run,
     ),
     "compare": Benchmark("what got better or worse between two runs?", compare.add_arguments, compare.run),
 }

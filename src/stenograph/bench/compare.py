@@ -12,7 +12,7 @@ from stenograph.bench.figures import LABELS, better, spread, values_of
 from stenograph.bench.report import number, table
 from stenograph.bench.verdicts import RULE, Comparison, compare_values
 
-SAME = ("scale", "model", "levels")
+SAME = ("scale", "model", "levels", "engine", "mix", "seed", "max_tokens", "num_sessions")
 """Arguments that change what a figure means."""
 
 

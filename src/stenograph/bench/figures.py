@@ -16,7 +16,16 @@ class Better(enum.StrEnum):
     LOWER = "lower"
 
 
-HIGHER_IS_BETTER = frozenset({"chats_per_s", "share_of_direct", "given_back_share"})
+HIGHER_IS_BETTER = frozenset(
+    {
+        "chats_per_s",
+        "share_of_direct",
+        "given_back_share",
+        "prompt_tokens_per_s",
+        "completion_tokens_per_s",
+        "cached_share",
+    }
+)
 
 
 def better(figure: str) -> Better:
@@ -49,6 +58,34 @@ LABELS: Mapping[str, str] = {
     "kept_kib_per_turn": "kept per turn, KiB",
     "given_back_share": "given back after delete, share",
     "regrown_kib_per_turn": "second round's growth, KiB per turn",
+    "prompt_tokens_per_s": "prompt tokens/s",
+    "completion_tokens_per_s": "completion tokens/s",
+    "cached_share": "prompt tokens cached, share",
+    "cut_share": "replies cut by max_tokens, share",
+    "ttft_p50_ms": "TTFT p50, ms",
+    "ttft_p90_ms": "TTFT p90, ms",
+    "ttft_p99_ms": "TTFT p99, ms",
+    "ttft_mean_ms": "TTFT mean, ms",
+    "ttft_wait_ms": "of TTFT: until sent, mean ms",
+    "ttft_read_ms": "of TTFT: receive, admit, decode, mean ms",
+    "ttft_render_ms": "of TTFT: tokenize (render), mean ms",
+    "ttft_queue_ms": "of TTFT: queue, mean ms",
+    "ttft_prefill_ms": "of TTFT: prefill, mean ms",
+    "ttft_engine_ms": "of TTFT: the engine's whole reply, mean ms",
+    "ttft_rest_ms": "of TTFT: the rest, mean ms",
+    "ttft_outside_ms": "of TTFT: all that is not the engine's, mean ms",
+    "tpot_p50_ms": "TPOT p50, ms",
+    "tpot_p90_ms": "TPOT p90, ms",
+    "tpot_p99_ms": "TPOT p99, ms",
+    "tpot_mean_ms": "TPOT mean, ms",
+    "itl_p50_ms": "ITL p50, ms",
+    "itl_p90_ms": "ITL p90, ms",
+    "itl_p99_ms": "ITL p99, ms",
+    "itl_mean_ms": "ITL mean, ms",
+    "e2e_p50_ms": "end to end p50, ms",
+    "e2e_p90_ms": "end to end p90, ms",
+    "e2e_p99_ms": "end to end p99, ms",
+    "e2e_mean_ms": "end to end mean, ms",
 }
 """All figures, in the order in which they are shown."""
 

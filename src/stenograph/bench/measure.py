@@ -10,7 +10,7 @@ import re
 import signal
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,7 +51,7 @@ class ServerCommand:
 def measure_direct(scenario: Scenario, shape: ReplyShape, *, message_bytes: int, least_s: float) -> Measured:
     """The same load straight at the engine: what no server can exceed."""
     with Children() as children:
-        standin, url = _start_standin(children, shape)
+        standin, url = start_standin(children, shape)
         plan = _plan(url, scenario, shape, message_bytes, direct=True, least_s=least_s)
         _run_plan(msgspec.structs.replace(plan, sessions=min(plan.sessions, WARM_UP_SESSIONS), least_s=0.0))
         load = _start_load(children, plan)
@@ -69,7 +69,7 @@ def measure_direct(scenario: Scenario, shape: ReplyShape, *, message_bytes: int,
 def measure_server(scenario: Scenario, shape: ReplyShape, command: ServerCommand, *, message_bytes: int) -> Measured:
     """The load through a server that is started for it, warmed up, and ended."""
     with Children() as children:
-        standin, engine_url = _start_standin(children, shape)
+        standin, engine_url = start_standin(children, shape)
         server, url = _start_server(children, command, engine_url)
         plan = _plan(url, scenario, shape, message_bytes)
         _run_plan(
@@ -106,7 +106,7 @@ def measure_server(scenario: Scenario, shape: ReplyShape, command: ServerCommand
 def tokens_per_byte(command: ServerCommand, shape: ReplyShape, text: str) -> float:
     """How many tokens the model makes of a byte of `text`, as the server counts them."""
     with Children() as children:
-        _, engine_url = _start_standin(children, shape)
+        _, engine_url = start_standin(children, shape)
         _, url = _start_server(children, command, engine_url)
         body = msgspec.json.encode({"prompt": text})
         with urllib.request.urlopen(urllib.request.Request(f"{url}/tokenize", data=body, method="POST")) as response:
@@ -117,7 +117,8 @@ def tokens_per_byte(command: ServerCommand, shape: ReplyShape, text: str) -> flo
 # -- processes
 
 
-def _start_standin(children: Children, shape: ReplyShape) -> tuple[Child, str]:
+def start_standin(children: Children, shape: ReplyShape) -> tuple[Child, str]:
+    """An engine stand-in, and its URL."""
     shape_json = msgspec.json.encode(shape).decode()
     child = children.start(
         "the engine stand-in", ["stenograph.bench.standin", "--shape", shape_json, "--until-stdin-closes"]
@@ -126,17 +127,20 @@ def _start_standin(children: Children, shape: ReplyShape) -> tuple[Child, str]:
 
 
 def _start_server(children: Children, command: ServerCommand, engine_url: str) -> tuple[Child, str]:
-    """A server whose settings are its flags alone. Raises ChildFailed where it does not start."""
+    engine = ("--engine", "sglang", "--engine-url", engine_url, "--model", command.model)
+    return start_serve(children, (*engine, *command.flags), profile=command.profile)
+
+
+def start_serve(children: Children, flags: Sequence[str], *, profile: str | None = None) -> tuple[Child, str]:
+    """A server whose settings are its flags alone, and its URL. Raises ChildFailed where it does not start."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("STENOGRAPH_") or name == "STENOGRAPH_CACHE"
     }
-    profiled = [] if command.profile is None else ["stenograph.bench.sampler", command.profile]
-    serve = ["serve", "--port", "0", "--engine", "sglang", "--engine-url", engine_url, "--model", command.model]
-    child = children.start(
-        "the server", [*profiled, "stenograph.cli.main", *serve, *command.flags], environment=environment
-    )
+    profiled = [] if profile is None else ["stenograph.bench.sampler", profile]
+    serve = [*profiled, "stenograph.cli.main", "serve", "--port", "0", *flags]
+    child = children.start("the server", serve, environment=environment)
     line = child.line()
     found = re.search(r"ready at (http://\S+)", line)
     if found is None:
@@ -151,7 +155,7 @@ def _start_load(children: Children, plan: LoadPlan) -> Child:
 
 
 def _start_probe(children: Children, url: str) -> Child:
-    host, port = _address(url)
+    host, port = address(url)
     plan = msgspec.json.encode(ProbePlan(host=host, port=port)).decode()
     child = children.start("the probe", ["stenograph.bench.probe", plan])
     child.event()
@@ -161,7 +165,7 @@ def _start_probe(children: Children, url: str) -> Child:
 def _plan(
     url: str, scenario: Scenario, shape: ReplyShape, message_bytes: int, *, direct: bool = False, least_s: float = 0.0
 ) -> LoadPlan:
-    host, port = _address(url)
+    host, port = address(url)
     return LoadPlan(
         host=host,
         port=port,
@@ -174,7 +178,8 @@ def _plan(
     )
 
 
-def _address(url: str) -> tuple[str, int]:
+def address(url: str) -> tuple[str, int]:
+    """Host and port of a URL that has both."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None

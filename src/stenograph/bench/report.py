@@ -50,10 +50,17 @@ def _rows_of(result: ScenarioResult, name: str, *, has_before: bool) -> Iterator
         if not values and goal is None:
             continue
         reached = "" if goal is None else "not measured" if not values else _yes(goal.is_reached(spread(values).median))
-        row = [shown, label, _shown(values), "" if goal is None else goal.shown, reached, _shown(_of(direct, figure))]
+        row = [
+            shown,
+            label,
+            spread_cell(values),
+            "" if goal is None else goal.shown,
+            reached,
+            spread_cell(_of(direct, figure)),
+        ]
         if has_before:
             old = _of(before, figure)
-            row += [_shown(old), compare_values(old, values, better(figure)).verdict if old and values else ""]
+            row += [spread_cell(old), compare_values(old, values, better(figure)).verdict if old and values else ""]
         yield row
         shown = ""
 
@@ -75,7 +82,8 @@ def number(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def _shown(values: Sequence[float]) -> str:
+def spread_cell(values: Sequence[float]) -> str:
+    """Median (least … most), as a table shows it; nothing of nothing."""
     if not values:
         return ""
     found = spread(values)

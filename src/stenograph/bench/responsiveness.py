@@ -53,8 +53,8 @@ class Run:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
     parser.add_argument("--scenario", default="all", metavar="A,B,…|all", help="which loads to run. Default: all.")
-    parser.add_argument("--scale", type=_share, default=1.0, help="the share of each load's chats. Default: 1.")
-    parser.add_argument("--repeats", type=_count, default=3, help="how often each is measured. Default: 3.")
+    parser.add_argument("--scale", type=share, default=1.0, help="the share of each load's chats. Default: 1.")
+    parser.add_argument("--repeats", type=count, default=3, help="how often each is measured. Default: 3.")
     parser.add_argument("--levels", metavar="1,8,64", help="run each scenario once for each number of sessions")
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer and template the server uses")
     parser.add_argument(
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         if options.plot is not None and not can_plot():
             raise ValueError("--plot needs matplotlib: pip install 'stenograph[bench]'")
         prepared = _prepare(options)
-        artifact = _begin(options)
+        artifact = begin_artifact("responsiveness", options)
         for scenario in scenarios:
             artifact.scenarios.append(_measure_scenario(scenario, prepared))
             write_artifact(options.out, artifact)  # what is measured is kept, whatever happens to the rest
@@ -99,13 +99,11 @@ def _asked_scenarios(options: argparse.Namespace) -> Iterator[Scenario]:
         if options.levels is None:
             yield scaled
         else:
-            yield from (replace(scaled, sessions=_count(level)) for level in options.levels.split(","))
+            yield from (replace(scaled, sessions=count(level)) for level in options.levels.split(","))
 
 
 def _prepare(options: argparse.Namespace) -> Run:
-    cache = os.environ.get("STENOGRAPH_CACHE")
-    folder = Path(cache) if cache else default_cache_dir(os.environ)
-    path = resolve_model(options.model, cache_dir=folder, progress=StreamProgress(sys.stderr))
+    path = cached_model(options.model)
     profile = None if options.profile is None else str(options.profile.absolute())
     command = ServerCommand(model=str(path), flags=tuple(shlex.split(options.server_flags)), profile=profile)
     commands = {"server": command}
@@ -119,14 +117,22 @@ def _prepare(options: argparse.Namespace) -> Run:
     )
 
 
-def _begin(options: argparse.Namespace) -> Artifact:
+def cached_model(model: str) -> Path:
+    """A model's place, fetched first if it has to be. Raises StartupError."""
+    cache = os.environ.get("STENOGRAPH_CACHE")
+    folder = Path(cache) if cache else default_cache_dir(os.environ)
+    return resolve_model(model, cache_dir=folder, progress=StreamProgress(sys.stderr))
+
+
+def begin_artifact(bench: str, options: argparse.Namespace) -> Artifact:
+    """What is known before anything is measured."""
     arguments = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()
         if isinstance(value, str | int | float | Path | None)
     }
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    head = {"bench": "responsiveness", "begun": begun, "arguments": arguments, **provenance()}
+    head = {"bench": bench, "begun": begun, "arguments": arguments, **provenance()}
     return msgspec.convert(head, Artifact)
 
 
@@ -190,14 +196,16 @@ def _show(artifact: Artifact, options: argparse.Namespace) -> None:
     sys.stdout.flush()
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
+    """An option's value above 0 and at most 1."""
     value = float(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
     return value
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """An option's value of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
