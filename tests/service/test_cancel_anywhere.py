@@ -19,6 +19,7 @@ import pytest
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import (
     Draining,
+    SessionBusy,
     SessionNotFound,
     StenographError,
     UnexpectedFailure,
@@ -32,6 +33,7 @@ from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.renderer import Renderer
 from stenograph.session.history import line_ids, line_messages
 from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.retries import RequestIdentity
 from stenograph.session.running import TurnAbandoned, Watch
 from stenograph.session.session import SessionOptions
 from stenograph.session.turn import TurnOutcome, TurnServices
@@ -124,6 +126,7 @@ class Room:
     pool: CpuPool = field(default_factory=lambda: CpuPool(1))
     timeout_s: float | None = None
     question: str = "c"
+    clock: ManualClock = field(default_factory=ManualClock)
 
     def __post_init__(self) -> None:
         self.engine = ScriptedEngine(vocab_size=self.renderer.tokenizer.vocab_size, num_passes=self.num_passes)
@@ -132,7 +135,7 @@ class Room:
             engine=self.engine,
             renderer=self.renderer,
             pool=self.pool,
-            clock=ManualClock(),
+            clock=self.clock,
             timeout_s=self.timeout_s,
             abort_grace_s=GRACE_S,
         )
@@ -142,10 +145,11 @@ class Room:
         self.told: list[Message] = []
         self.seed = 0
 
-    def start(self, *messages: Message) -> Watch:
+    def start(self, *messages: Message, identity: RequestIdentity | None = None) -> Watch:
         """A turn that the engine plays the last script to."""
         request = ChatRequest(messages=(*self.told, *messages), params=SamplingParams(seed=self.seed))
-        return self.manager.start(self.session, lambda: (request, b"{}"), started=StageTimes(start=0.0))
+        stages = StageTimes(start=0.0)
+        return self.manager.start(self.session, lambda: (request, b"{}"), started=stages, identity=identity)
 
     def says(self, text: str, *, paused: bool = False, deaf: bool = False) -> Script:
         ids = (*self.renderer.tokenizer.encode(text), END)
@@ -481,6 +485,148 @@ def test_of_two_watchers_the_turn_ends_with_the_last_one_who_leaves(renderer: Re
         for num in itertools.count():
             if play(lambda loop, n=num, b=both: scenario(loop, Room(renderer, num_passes=1), n, both=b)):
                 break
+
+
+def test_who_asks_again_while_an_abandoned_turn_ends_never_joins_it_and_need_not_wait_long(renderer: Renderer) -> None:
+    async def scenario(loop: MovableLoop, room: Room, num: int) -> bool:
+        await room.before()
+        room.says("three", paused=True)
+        first = RequestIdentity(route="chat", body=b"c", key="k")
+        watch = room.start(user("c"), identity=first)
+        await passes(10)
+        watch.leave()
+        await passes(num)
+        was_over = not room.session.running
+        if room.history is HistoryKind.LINEAR and not was_over:
+            with pytest.raises(SessionBusy):
+                room.start(user("c"), identity=first)
+        await room.manager.settle(room.session)
+        room.says("again")
+        outcome = await settled(room.start(user("c"), identity=first))
+        assert isinstance(outcome, TurnOutcome)
+        assert outcome.reply.parsed.message.content == "again"
+        assert [report.end for report in room.telemetry.reports] == [TurnEnd.ABANDONED, TurnEnd.COMMITTED]
+        return was_over
+
+    for history in HistoryKind:
+        for num in itertools.count():
+            if play(lambda loop, n=num, h=history: scenario(loop, Room(renderer, history=h, num_passes=4), n)):
+                break
+        assert num > 2
+
+
+def test_whoever_waits_for_an_abandoned_turn_waits_for_one_that_was_abandoned_meanwhile_too(renderer: Renderer) -> None:
+    async def scenario(loop: MovableLoop) -> None:
+        room = Room(renderer, num_passes=4)
+        await room.before()
+        room.says("three", paused=True)
+        watch = room.start(user("c"))
+        await passes(10)
+        (turn,) = room.session.running
+
+        def another(_: object) -> None:
+            room.start(user("c")).leave()
+
+        turn.task.add_done_callback(another)
+        watch.leave()
+        await room.manager.settle(room.session)
+        assert room.session.running == []
+        room.telemetry.reports.pop()
+        await room.check_usable()
+
+    play(scenario)
+
+
+def test_a_reply_that_nobody_got_is_given_again_beside_the_same_one_that_somebody_got(renderer: Renderer) -> None:
+    async def scenario(loop: MovableLoop) -> None:
+        room = Room(renderer, history=HistoryKind.TREE)
+        keyed = RequestIdentity(route="chat", body=b"c", key="k")
+        bare = RequestIdentity(route="chat", body=b"c")
+        ids, watches = [], []
+        for identity in (keyed, bare):
+            script = room.says("three", paused=True)
+            watches.append(room.start(user("c"), identity=identity))
+            ids.append(watches[-1].request_id)
+            await passes(10)
+        room.engine.step(2 * (len(script.ids) + 1))
+        for watch in watches:
+            await watch.result()
+        watches[0].delivered()
+        for watch in watches:
+            watch.leave()
+        again = RequestIdentity(route="chat", body=b"c", is_retry=True)
+        assert room.start(user("c"), identity=again).request_id == ids[1]
+        assert room.start(user("c"), identity=keyed).request_id == ids[0]
+
+    play(scenario)
+
+
+def test_a_session_that_is_being_deleted_does_not_expire(renderer: Renderer) -> None:
+    async def scenario(loop: MovableLoop, num: int) -> bool:
+        clock = ManualClock()
+        room = Room(renderer, clock=clock)
+        room.session = room.manager.create(SessionOptions(ttl_s=1.0))
+        room.says("three", paused=True)
+        waiter = loop.create_task(settled(room.start(user("c"))))
+        await passes(10)
+        deleter = loop.create_task(room.manager.delete(room.session.id))
+        await passes(num)
+        was_over = deleter.done()
+        if num:
+            clock.advance(1.0)
+            assert room.manager.expire() == 0
+        await asyncio.wait({deleter, waiter})
+        assert room.telemetry.session_ends == [SessionEnd.DELETED]
+        return was_over
+
+    for num in itertools.count():
+        if play(lambda loop, n=num: scenario(loop, n)):
+            break
+    assert num > 2
+
+
+@pytest.mark.parametrize("num", [0, 3])
+def test_an_abort_of_a_turn_that_stands_in_its_rendering_has_the_grace_time_too(num: int, renderer: Renderer) -> None:
+    async def scenario(loop: MovableLoop) -> None:
+        pool = GatedPool()
+        room = Room(renderer, pool=pool, question="c" * INLINE_BELOW_BYTES)
+        await room.before()
+        script = room.says("three")
+        waiter = loop.create_task(settled(room.start(user(room.question))))
+        await passes(num)
+        assert await room.manager.abort(room.session.id) == 1
+        await passes(5)
+        assert pool.entered.wait(30)
+        loop.skipped_s += GRACE_S
+        assert isinstance(await waiter, UpstreamTimeout)
+        pool.let_go.set()
+        await room.check_ended(script)
+        pool.close()
+
+    play(scenario)
+
+
+def test_a_tree_has_room_for_the_next_node_as_soon_as_the_last_one_is_kept(renderer: Renderer) -> None:
+    """A lease ends a moment after its turn is kept; in that moment the turn does not count twice."""
+
+    async def scenario(loop: MovableLoop, num: int) -> bool:
+        room = Room(renderer, history=HistoryKind.TREE)
+        room.session = room.manager.create(SessionOptions(history=HistoryKind.TREE, max_nodes=2))
+        script = room.says("three", paused=True)
+        waiter = loop.create_task(settled(room.start(user("c"))))
+        room.engine.step(len(script.ids) + 1)
+        await passes(num)
+        was_over = waiter.done()
+        room.says("four")
+        other = await settled(room.start(user("d")))
+        assert isinstance(other, TurnOutcome)
+        assert isinstance(await waiter, TurnOutcome)
+        assert len(room.session.history.nodes) == 2
+        return was_over
+
+    for num in itertools.count():
+        if play(lambda loop, n=num: scenario(loop, n)):
+            break
 
 
 def test_a_deleter_who_is_cancelled_leaves_a_session_that_is_gone_and_turns_that_end(renderer: Renderer) -> None:
