@@ -5,7 +5,6 @@ noncharacter of Unicode, the spelling's number, the noncharacter again. After re
 was sealed is untrusted text. Knows nothing of messages or templates.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
@@ -13,7 +12,6 @@ from stenograph.core.errors import UnrenderableMessage
 from stenograph.render.tokenizer import Span, Tokenizer
 
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-_ANY_NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 """Unicode reserves these for internal use: texts hardly ever have one, and never all."""
 
 
@@ -21,21 +19,24 @@ class Sealer:
     """The seals of one rendering. `mark` occurs in no string that the rendering is given."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
-        used = {char for text in texts for char in _ANY_NONCHARACTER.findall(text)}
-        mark = next((char for char in _NONCHARACTERS if char not in used), None)
+        texts = list(texts)
+        mark = next((char for char in _NONCHARACTERS if not any(char in text for text in texts)), None)
         if mark is None:
             raise UnrenderableMessage("The messages use every noncharacter from U+FDD0 to U+FDEF.", param="/messages")
         self.mark = mark
         self._tokenizer = tokenizer
-        self._contents = list(tokenizer.added_tokens)
-        self._numbers = {content: number for number, content in enumerate(self._contents)}
+
+    def may_seal(self, texts: Iterable[str]) -> bool:
+        """Whether the mark occurs in none of `texts` either."""
+        return not any(self.mark in text for text in texts)
 
     def seal(self, text: str) -> str:
         """`text` with every spelling of an added token sealed."""
         pieces: list[str] = []
+        numbers = self._tokenizer.added_numbers
         end = 0
         for start, stop in self._tokenizer.find_added(text):
-            pieces.append(f"{text[end:start]}{self.mark}{self._numbers[text[start:stop]]}{self.mark}")
+            pieces.append(f"{text[end:start]}{self.mark}{numbers[text[start:stop]]}{self.mark}")
             end = stop
         return "".join(pieces) + text[end:] if pieces else text
 
@@ -49,12 +50,13 @@ class Sealer:
         Raises UnrenderableMessage: the template took a seal apart.
         """
         spans: list[Span] = []
+        spellings = self._tokenizer.added_spellings
         pieces = text.split(self.mark)
         for index, piece in enumerate(pieces):
             if index % 2 == 0:
                 spans.append(Span(text=piece, trusted=True))
-            elif piece.isascii() and piece.isdigit() and int(piece) < len(self._contents):
-                spans.append(Span(text=self._contents[int(piece)], trusted=False))
+            elif piece.isascii() and piece.isdigit() and int(piece) < len(spellings):
+                spans.append(Span(text=spellings[int(piece)], trusted=False))
             else:
                 raise UnrenderableMessage("The model's chat template cuts up a control token's spelling in a message.")
         if len(pieces) % 2 == 0:

@@ -1,8 +1,8 @@
 """Text to token ids and back, for byte-level BPE tokenizers.
 
 Owns where a control token may come from: added tokens are found here, by our own matcher and only in text that is
-trusted; everything else goes through a plain tokenizer that does not know them. One object serves all threads and is
-never reconfigured. Encoding releases the GIL. Knows nothing of messages.
+trusted; everything else goes through a plain tokenizer that does not know them (`fast_encoder`: which library encodes).
+One object serves all threads and is never reconfigured. Encoding releases the GIL. Knows nothing of messages.
 """
 
 import codecs
@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import tokenizers
-
 from stenograph.core.errors import StartupError, TokenizationFailed, UnrenderableMessage
 from stenograph.core.types import token_ids
+from stenograph.render.fast_encoder import EncoderKind, choose_encoder
 from stenograph.render.tokenizer_json import AddedToken, plain_tokenizer_json, read_tokenizer_json, token_bytes
 
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -36,15 +35,24 @@ class Span:
 class Tokenizer:
     """One vocabulary. All methods are pure and may be called from any thread.
 
+    `sample_texts` join those that the preferred encoder has to encode as the reference does, or is not used;
+    `encoder` is then what encodes, `why_not_preferred` a line for the log, empty where it is the preferred one.
     Raises StartupError at construction for a tokenizer that cannot be served exactly; the message says why.
     """
 
-    def __init__(self, tokenizer_json: str) -> None:
+    def __init__(
+        self,
+        tokenizer_json: str,
+        *,
+        sample_texts: Iterable[str] = (),
+        prefer: EncoderKind = EncoderKind.FASTOKENS,
+    ) -> None:
         document = read_tokenizer_json(tokenizer_json)
-        try:
-            self._plain = tokenizers.Tokenizer.from_str(plain_tokenizer_json(document))
-        except Exception as error:  # the library raises Exception itself
-            raise StartupError(f"tokenizer.json: the tokenizer library refuses it: {error}") from error
+        spelled = (spelling for token in document.added for spelling in _spellings(token.content))
+        chosen = choose_encoder(plain_tokenizer_json(document), (*spelled, *sample_texts), prefer=prefer)
+        self._encoder = chosen.encoder
+        self.encoder = chosen.encoder.kind
+        self.why_not_preferred = chosen.why_not_preferred
         self._added_by_id: dict[int, AddedToken] = {token.id: token for token in document.added}
         self._added_by_text: dict[str, AddedToken] = {token.content: token for token in document.added}
         # The reference looks for tokens that are not normalized first, then for the others in what is left.
@@ -53,12 +61,14 @@ class Tokenizer:
         self._any_added = _alternation(list(self._added_by_text))
         self._bytes = token_bytes(document)
         self.added_tokens: Mapping[str, int] = MappingProxyType({t.content: t.id for t in document.added})
+        self.added_spellings = tuple(self.added_tokens)
+        self.added_numbers: Mapping[str, int] = MappingProxyType({t: n for n, t in enumerate(self.added_spellings)})
         self.special_ids = frozenset(token.id for token in document.added if token.special)
         self._ids_of: dict[str, int] = {**document.vocab, **self.added_tokens}
         self._check_plain_is_plain()
 
     def __repr__(self) -> str:
-        return f"<Tokenizer {self.vocab_size} ids, {len(self.added_tokens)} added>"
+        return f"<Tokenizer {self.vocab_size} ids, {len(self.added_tokens)} added, by {self.encoder}>"
 
     @property
     def vocab_size(self) -> int:
@@ -75,7 +85,7 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> "array[int]":
         """Ids [T] of untrusted text: never an added token's. Raises UnrenderableMessage: a lone surrogate."""
-        return token_ids(self._encode(text))
+        return self._encode(text)
 
     def encode_spans(self, spans: Sequence[Span]) -> "array[int]":
         """Ids [T] of the spans' joined text; added tokens only where they lie wholly within trusted text.
@@ -115,11 +125,11 @@ class Tokenizer:
         """A new incremental decoder; it belongs to one reader."""
         return TextStream(self, skip_special=skip_special)
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> "array[int]":
         if not text:
-            return []
+            return token_ids()
         try:
-            return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return self._encoder.encode(text)
         except (TypeError, UnicodeEncodeError) as error:  # which of them, depends on the library's version
             found = _SURROGATE.search(text)
             if found is None:
@@ -148,7 +158,7 @@ class Tokenizer:
 
     def _check_plain_is_plain(self) -> None:
         for content in self.added_tokens:
-            for text in (content, f" {content}", f"a{content}\n"):
+            for text in _spellings(content):
                 if not self._added_by_id.keys().isdisjoint(self._encode(text)):
                     raise StartupError(f"tokenizer.json: the plain spelling of {content!r} encodes to an added token")
 
@@ -171,6 +181,11 @@ class TextStream:
     def flush(self) -> str:
         """The rest: U+FFFD for a character that was never completed. The stream is then empty again."""
         return self._utf8.decode(b"", final=True)
+
+
+def _spellings(content: str) -> tuple[str, ...]:
+    """An added token's text as clients may write it."""
+    return content, f" {content}", f"a{content}\n"
 
 
 def _alternation(contents: list[str]) -> re.Pattern[str]:

@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from stenograph.render.families import family_for
+from stenograph.render.fast_encoder import EncoderKind
 from stenograph.render.model_files import ModelFiles
 from stenograph.render.renderer import Renderer
 from stenograph.render.template import ChatTemplate
@@ -48,9 +49,13 @@ def reference() -> tokenizers.Tokenizer:
     return train_reference()
 
 
-@pytest.fixture(scope="session")
-def tokenizer(reference: tokenizers.Tokenizer) -> Tokenizer:
-    return Tokenizer(reference.to_str())
+@pytest.fixture(scope="session", params=list(EncoderKind), ids=str)
+def tokenizer(reference: tokenizers.Tokenizer, request: pytest.FixtureRequest) -> Tokenizer:
+    """What holds of a tokenizer holds whichever library encodes."""
+    kind: EncoderKind = request.param
+    made = Tokenizer(reference.to_str(), prefer=kind)
+    assert made.encoder is kind
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stenograph.core.messages import Message, Role
 from stenograph.render.families import family_for
+from stenograph.render.fast_encoder import EncoderKind
 from stenograph.render.model_files import load_model_files
 from stenograph.render.renderer import Renderer
 from stenograph.render.template import ChatTemplate
@@ -15,12 +16,15 @@ from stenograph.render.tokenizer import Tokenizer
 pytestmark = pytest.mark.weights
 
 
-@pytest.fixture(scope="module")
-def real(smollm2_path: Path) -> Renderer:
+@pytest.fixture(scope="module", params=list(EncoderKind), ids=str)
+def real(smollm2_path: Path, request: pytest.FixtureRequest) -> Renderer:
+    kind: EncoderKind = request.param
     files = load_model_files(smollm2_path)
     family = family_for(files)
     template = ChatTemplate(family.template_source or "", files.bos_token, files.eos_token)
-    return Renderer(Tokenizer(files.tokenizer_json), template, family)
+    tokenizer = Tokenizer(files.tokenizer_json, sample_texts=[family.template_source or ""], prefer=kind)
+    assert tokenizer.encoder is kind, tokenizer.why_not_preferred
+    return Renderer(tokenizer, template, family)
 
 
 CONVERSATIONS = [
@@ -49,3 +53,12 @@ def test_the_real_models_tokenizer_splits_digits_and_keeps_control_tokens(real: 
     assert list(tokenizer.encode("<|im_start|>  12<|im_end|>")) == [1, 256, 33, 34, 2]
     assert {1, 2}.isdisjoint(tokenizer.encode_plain("<|im_start|>  12<|im_end|>"))
     assert tokenizer.vocab_size == 49152
+
+
+def test_the_real_models_encoders_agree_on_code_points_of_every_plane(smollm2_path: Path) -> None:
+    tokenizer_json = load_model_files(smollm2_path).tokenizer_json
+    fast, reference = (Tokenizer(tokenizer_json, prefer=kind) for kind in EncoderKind)
+    points = [*range(0x3400), *range(0x3400, 0xD800, 17), *range(0xE000, 0x110000, 53)]
+    for start in range(0, len(points), 5000):
+        text = "".join(f"a{chr(point)}1{chr(point)} {chr(point)}\n" for point in points[start : start + 5000])
+        assert fast.encode_plain(text) == reference.encode_plain(text)

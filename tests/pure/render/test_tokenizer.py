@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.errors import StartupError, UnrenderableMessage
+from stenograph.render.fast_encoder import EncoderKind
 from stenograph.render.tokenizer import Span, Tokenizer
 
 PIECES = [
@@ -64,9 +65,12 @@ def test_a_stream_joined_is_the_decoded_text(tokenizer: Tokenizer, data: st.Data
     assert joined == tokenizer.decode(ids, skip_special=skip)
 
 
-def test_four_threads_that_share_a_tokenizer_get_what_one_alone_gets(reference: tokenizers.Tokenizer) -> None:
+@pytest.mark.parametrize("kind", list(EncoderKind))
+def test_four_threads_that_share_a_tokenizer_get_what_one_alone_gets(
+    reference: tokenizers.Tokenizer, kind: EncoderKind
+) -> None:
     texts = [f"{PIECES[n % len(PIECES)] * (n % 7)}hello {n} {'user é𝄞' * (n % 50)}<|im_end|>" for n in range(400)]
-    alone, shared = Tokenizer(reference.to_str()), Tokenizer(reference.to_str())
+    alone, shared = Tokenizer(reference.to_str(), prefer=kind), Tokenizer(reference.to_str(), prefer=kind)
     expected = [(alone.encode(text), alone.encode_plain(text)) for text in texts]
 
     def encode_all(_thread: int) -> list[tuple["array[int]", "array[int]"]]:

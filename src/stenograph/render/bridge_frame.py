@@ -1,0 +1,114 @@
+"""What a bridge is made of beside its new messages: the same for every turn with the same tools and arguments.
+
+Owns which of it is kept, and for how long: `FrameCache` is bounded in entries and in the size of each. Knows nothing
+of lines, ids that are recorded, or families.
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from stenograph.core.errors import UnrenderableMessage
+from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.render.seal import Sealer
+from stenograph.render.template import ChatTemplate
+from stenograph.render.template_input import client_strings, message_dict, tool_values
+from stenograph.render.tokenizer import Tokenizer
+
+MAX_FRAMES = 64
+MAX_FRAME_CHARS = 65_536
+"""Tools and arguments that are longer are rendered anew at each turn. What is kept is a few times as large as they
+are, so at most some tens of MB."""
+
+_OPENING = Message(role=Role.USER, content="u")
+"""Stands for a line's history in a bridge: what it says does not matter, the bridge is a difference."""
+
+
+def sealed(kwargs: Mapping[str, object], sealer: Sealer) -> dict[str, object]:
+    """A template's arguments as it may see them."""
+    return {name: sealer.seal_value(value) for name, value in kwargs.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a frame depends on. `kwargs_text` tells arguments apart that compare as equal: True, 1 and 1.0."""
+
+    tools: tuple[Tool, ...]
+    kwargs: Mapping[str, object] = field(compare=False)
+    kwargs_text: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kwargs_text", repr(dict(self.kwargs)) if self.kwargs else "")
+
+    @property
+    def num_chars(self) -> int:
+        """About how long it is."""
+        return len(self.kwargs_text) + sum(len(tool.json) + len(tool.parameters_json) for tool in self.tools)
+
+
+class Frame:
+    """The template's text around new messages. Immutable; `avoid` are strings in which its seals' mark must not occur.
+
+    `closing` is what the template writes after an assistant's text: all that follows a mark put in its place.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, setting: Setting, avoid: Iterable[str] = ()
+    ) -> None:
+        self._template = template
+        self.sealer = Sealer(tokenizer, (*client_strings((), setting.tools, setting.kwargs), *avoid))
+        self._tools = tool_values(setting.tools, self.sealer)
+        self._kwargs = sealed(setting.kwargs, self.sealer)
+        reply = {"role": Role.ASSISTANT.value, "content": self.sealer.mark}
+        _, mark, self.closing = self._render([message_dict(_OPENING, self.sealer), reply], prompt=False).rpartition(
+            self.sealer.mark
+        )
+        if not mark:
+            raise UnrenderableMessage("The model's chat template does not show an assistant's text.")
+        self.closing_ids: array[int] = tokenizer.encode(self.closing)
+        self._before_without_calls = self._before(())
+
+    def new_text(self, calls: Sequence[ToolCall], new: Sequence[Message]) -> str | None:
+        """What the template appends for `new` and the prompt, after a reply with `calls`; sealed.
+
+        None where it rewrites what came before. Raises UnrenderableMessage: it refuses.
+        """
+        before = self._before(calls) if calls else self._before_without_calls
+        new_dicts = [message_dict(message, self.sealer) for message in new]
+        after = self._render([*self._past(calls), *new_dicts], prompt=True)
+        return after[len(before) :] if after.startswith(before) else None
+
+    def _before(self, calls: Sequence[ToolCall]) -> str:
+        return self._render(self._past(calls), prompt=False)
+
+    def _past(self, calls: Sequence[ToolCall]) -> list[dict[str, object]]:
+        reply = Message(role=Role.ASSISTANT, content="a", tool_calls=tuple(calls))
+        return [message_dict(_OPENING, self.sealer), message_dict(reply, self.sealer)]
+
+    def _render(self, dicts: Sequence[Mapping[str, object]], *, prompt: bool) -> str:
+        return self._template.render(dicts, self._tools, prompt, self._kwargs)
+
+
+class FrameCache:
+    """The frames of one tokenizer and template, the least recently used forgotten first. For any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._cached = lru_cache(maxsize=MAX_FRAMES)(self.make)
+
+    def __repr__(self) -> str:
+        return f"<FrameCache {self._cached.cache_info().currsize} of {MAX_FRAMES}>"
+
+    def get(self, setting: Setting) -> Frame:
+        """The frame, as it was when it was made: a template may write the date. Raises UnrenderableMessage."""
+        return self._cached(setting) if setting.num_chars <= MAX_FRAME_CHARS else self.make(setting)
+
+    def make(self, setting: Setting, avoid: Iterable[str] = ()) -> Frame:
+        """A new frame, which is not kept."""
+        return Frame(self._tokenizer, self._template, setting, avoid)
+
+    def clear(self) -> None:
+        """Forget every frame."""
+        self._cached.cache_clear()
