@@ -10,7 +10,7 @@ import gc
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -82,7 +82,7 @@ class GatedPool(CpuPool):
         if num_bytes < INLINE_BELOW_BYTES:
             return await super().run(work, num_bytes=num_bytes)
 
-        def gated() -> T:
+        def held() -> T:
             self.entered.set()
             self.let_go.wait()
             try:
@@ -90,7 +90,7 @@ class GatedPool(CpuPool):
             finally:
                 self.ended.set()
 
-        return await super().run(gated, num_bytes=num_bytes)
+        return await super().run(held, num_bytes=num_bytes)
 
 
 class Counted(NoTelemetry):
@@ -272,6 +272,15 @@ def nothing_is_logged_as_a_bug(caplog: pytest.LogCaptureFixture) -> Any:
         yield
     gc.collect()
     assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.fixture
+def gated() -> Iterator[GatedPool]:
+    """A gated pool that holds no thread back for ever, however the test ends."""
+    pool = GatedPool()
+    yield pool
+    pool.let_go.set()
+    pool.close()
 
 
 Blow = Callable[[Room, Watch, MovableLoop], Coroutine[Any, Any, None]]
@@ -586,22 +595,22 @@ def test_a_session_that_is_being_deleted_does_not_expire(renderer: Renderer) -> 
 
 
 @pytest.mark.parametrize("num", [0, 3])
-def test_an_abort_of_a_turn_that_stands_in_its_rendering_has_the_grace_time_too(num: int, renderer: Renderer) -> None:
+def test_an_abort_of_a_turn_that_stands_in_its_rendering_has_the_grace_time_too(
+    num: int, renderer: Renderer, gated: GatedPool
+) -> None:
     async def scenario(loop: MovableLoop) -> None:
-        pool = GatedPool()
-        room = Room(renderer, pool=pool, question="c" * INLINE_BELOW_BYTES)
+        room = Room(renderer, pool=gated, question="c" * INLINE_BELOW_BYTES)
         await room.before()
         script = room.says("three")
         waiter = loop.create_task(settled(room.start(user(room.question))))
         await passes(num)
         assert await room.manager.abort(room.session.id) == 1
         await passes(5)
-        assert pool.entered.wait(30)
+        assert gated.entered.wait(30)
         loop.skipped_s += GRACE_S
         assert isinstance(await waiter, UpstreamTimeout)
-        pool.let_go.set()
+        gated.let_go.set()
         await room.check_ended(script)
-        pool.close()
 
     play(scenario)
 
@@ -735,16 +744,17 @@ def test_a_timeout_that_is_not_the_turns_own_is_a_bug_and_no_deadline(
 
 
 @pytest.mark.parametrize("name", ["leave", "abandon", "deadline", "delete", "abort"])
-def test_work_on_a_thread_that_nobody_waits_for_any_more_is_dropped(name: str, renderer: Renderer) -> None:
+def test_work_on_a_thread_that_nobody_waits_for_any_more_is_dropped(
+    name: str, renderer: Renderer, gated: GatedPool
+) -> None:
     async def scenario(loop: MovableLoop) -> None:
-        pool = GatedPool()
-        room = Room(renderer, pool=pool, timeout_s=TIMEOUT_S, question="c" * INLINE_BELOW_BYTES)
+        room = Room(renderer, pool=gated, timeout_s=TIMEOUT_S, question="c" * INLINE_BELOW_BYTES)
         await room.before()
         script = room.says("three")
         watch = room.start(user(room.question))
         waiter = loop.create_task(settled(watch))
         await passes(3)
-        assert pool.entered.wait(30)
+        assert gated.entered.wait(30)
         is_delete = name == "delete"
         blow = ENDS_SESSION[name] if is_delete else KEEPS_SESSION[name][0]
         struck = loop.create_task(blow(room, watch, loop))
@@ -752,15 +762,14 @@ def test_work_on_a_thread_that_nobody_waits_for_any_more_is_dropped(name: str, r
         if name in ("leave", "abandon", "deadline"):
             await waiter  # ends though the thread has not
             assert not room.session.gate.is_busy
-        pool.let_go.set()
-        assert pool.ended.wait(30)
+        gated.let_go.set()
+        assert gated.ended.wait(30)
         await struck
         told = await waiter
         assert isinstance(told, TurnOutcome) is (name in ("delete", "abort"))
         assert room.engine.requests == []
         report = await room.check_ended(script, is_gone=is_delete)
         assert report.num_completion == 0
-        pool.close()
 
     play(scenario)
 
