@@ -54,20 +54,25 @@ def plot_serving(artifact: Artifact, path: Path) -> None:
     for result in artifact.scenarios:
         kind, load = _load_of(result)
         loops.setdefault(kind, []).append((load, result))
-    figure, axes = plots.subplots(len(loops), len(PLOTTED), figsize=(5 * len(PLOTTED), 4 * len(loops)), squeeze=False)
+    panels = [keys for keys in PLOTTED if any(_has(result, keys) for result in artifact.scenarios)]
+    figure, axes = plots.subplots(len(loops), len(panels), figsize=(5 * len(panels), 4 * len(loops)), squeeze=False)
     for row, (kind, results) in zip(axes, loops.items(), strict=True):
         results.sort(key=lambda pair: pair[0])
-        for axis, keys in zip(row, PLOTTED, strict=True):
+        for axis, keys in zip(row, panels, strict=True):
             _draw(axis, results, keys)
             axis.set(xlabel=kind, ylabel="ms")
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
-            if axis.get_legend_handles_labels()[0]:
-                axis.legend(fontsize="small")
+            axis.set_xticks([load for load, _ in results], labels=[f"{load:g}" for load, _ in results])
+            axis.legend(fontsize="small")
             axis.grid(visible=True, alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plots.close(figure)
+
+
+def _has(result: ScenarioResult, keys: tuple[str, ...]) -> bool:
+    return any(values_of(repeats, key) for repeats in result.figures.values() for key in keys)
 
 
 def _load_of(result: ScenarioResult) -> tuple[str, float]:
