@@ -21,6 +21,7 @@ from stenograph.embedded.grammar import GrammarCompiler
 from stenograph.embedded.model import LlamaModel
 from stenograph.embedded.weights import load_weights
 from stenograph.embedded.wire import COMMANDS, Command, Drew, Failed, Generate, LoadFailed, Ready, frame, read_frame
+from stenograph.render.fast_encoder import EncoderKind
 from stenograph.render.model_files import load_model_files
 from stenograph.render.tokenizer import Tokenizer
 
@@ -53,7 +54,7 @@ def load(path: Path, limits: EngineLimits, inbox: Inbox) -> tuple[EngineCore, Re
     """Read the model and make its engine. Raises StartupError."""
     files = load_model_files(path)
     config, weights = load_weights(path)
-    tokenizer = Tokenizer(files.tokenizer_json)
+    tokenizer = Tokenizer(files.tokenizer_json, prefer=EncoderKind.REFERENCE)  # it encodes grammars, and no more
     eos_ids = tuple(id_ for id_ in files.eos_token_ids if id_ < config.vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
         raise StartupError(f"{path}: the tokenizer has {tokenizer.vocab_size} ids, the model {config.vocab_size}")

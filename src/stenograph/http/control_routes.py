@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -128,9 +129,14 @@ class ControlRoutes:
 
     async def _tokenize(self, request: Request) -> Response:
         wire = decode_tokenize(await self._body(request))
-        ids = await self.pool.run(lambda: self.tokenizer.encode(wire.prompt), num_bytes=len(wire.prompt))
         limit = self.engine.capabilities.max_context_tokens
-        return json_response({"count": len(ids), "max_model_len": limit, "tokens": ids.tolist()})
+
+        def answer() -> bytes:
+            ids = self.tokenizer.encode(wire.prompt)
+            return msgspec.json.encode({"count": len(ids), "max_model_len": limit, "tokens": ids.tolist()})
+
+        body = await self.pool.run(answer, num_bytes=len(wire.prompt))
+        return Response(body, media_type="application/json")
 
     async def _detokenize(self, request: Request) -> Response:
         wire = decode_detokenize(await self._body(request))

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-INLINE_BELOW_BYTES = 1024
-"""Work on less input than this runs on the loop: it takes under a millisecond, and a hop to a thread and back is not
+INLINE_BELOW_BYTES = 4096
+"""Work on less input than this runs on the loop: it takes half a millisecond, and a hop to a thread and back is not
 free either (docs/LOG.md, 2026-11-21)."""
 
 

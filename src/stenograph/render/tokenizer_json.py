@@ -53,7 +53,11 @@ def read_tokenizer_json(text: str) -> TokenizerDocument:
     added: object = root.get("added_tokens") or []
     if not isinstance(added, list):
         raise StartupError("tokenizer.json: added_tokens must be a list")
-    has_normalizer = root.get("normalizer") is not None
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise StartupError(
+            "tokenizer.json: a byte-level BPE has no continuing_subword_prefix and no end_of_word_suffix"
+        )
+    has_normalizer = root.get("normalizer") not in (None, {"type": "Sequence", "normalizers": []})
     tokens = tuple(_added_token(entry, has_normalizer) for entry in cast("list[object]", added))
     return TokenizerDocument(root=root, model=model, vocab=cast("dict[str, int]", vocab), added=tokens)
 

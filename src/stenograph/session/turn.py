@@ -212,7 +212,9 @@ class TurnRun:
         """Ids of this turn's prompt: the line's, untouched, and the bridge; or the whole conversation at first."""
         renderer, new, tools = self._services.renderer, attachment.new_messages, context.tools
         kwargs, parent = context.template_kwargs, attachment.parent
-        num_bytes = sum(map(_num_bytes, new)) + context.num_bytes
+        num_bytes = sum(map(_num_bytes, new))
+        if parent is None or not renderer.family.tools_before_turns:
+            num_bytes += context.num_bytes
         kept = line_ids(parent)
         if parent is None:
             work: Callable[[], Bridge] = lambda: Bridge(ids=renderer.render(new, tools, kwargs))  # noqa: E731
