@@ -143,9 +143,8 @@ class SessionManager:
                 raise SessionNotFound(session.id)
             if identity is not None and session.find_repeated(identity) is not None:
                 return False
-        self._check_room()
-        if session is not None:
             session.gate.check()
+        self._check_room()
         return True
 
     def start(
