@@ -71,6 +71,16 @@ class SGLangEngine:
     def __init__(self, options: SGLangOptions, body_slots: BodySlots | None = None) -> None:
         self._options = options
         self._transport = EngineTransport(options.url, options.connect_timeout_s, body_slots)
+        self._capabilities = Capabilities(
+            engine="sglang",
+            model=options.model,
+            vocab_size=options.vocab_size,
+            max_context_tokens=None,
+            grammars=options.grammars,
+            streams=False,
+            parses=True,
+            takes_json=True,
+        )
         self._health = EngineHealth(state=EngineState.STARTING, detail="not probed yet")
         self._running: dict[RequestId, _Running] = {}
         self._tasks: set[asyncio.Task[object]] = set()
@@ -82,16 +92,7 @@ class SGLangEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            engine="sglang",
-            model=self._options.model,
-            vocab_size=self._options.vocab_size,
-            max_context_tokens=None,
-            grammars=self._options.grammars,
-            streams=False,
-            parses=True,
-            takes_json=True,
-        )
+        return self._capabilities
 
     @property
     def num_running(self) -> int:

@@ -26,7 +26,6 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Annotated
 
 import msgspec
@@ -348,9 +347,9 @@ def _tokens(meta: _MetaInfo, finish: Finish, vocab_size: int) -> tuple["array[in
         raise UpstreamInvalid("count_agrees", detail)
     if not rows and finish.reason is not FinishReason.ABORT:
         raise UpstreamInvalid("has_tokens", "the engine drew no token, and does not say that it was aborted")
-    ids: list[int] = list(map(attrgetter("id"), rows))
+    ids = [row.id for row in rows]
     _check_ids(ids, vocab_size)
-    return token_ids(ids), array("d", map(attrgetter("logprob"), rows))
+    return token_ids(ids), array("d", [row.logprob for row in rows])
 
 
 def _check_ids(ids: Iterable[int], vocab_size: int) -> None:
