@@ -260,13 +260,13 @@ class Prompt:
     """Ids that go to the engine: `ids[:num_kept]` are the parent node's, untouched; the rest is new.
 
     `num_trimmed` of the parent's last ids are left out: a stop token that the next message's opener replaces.
-    `kept_json` is `ids[:num_kept]` as JSON without brackets, for an engine that is sent text; None where it is not.
+    `ids_json` is `ids` as JSON without brackets, for an engine that is sent text; None where it is not.
     """
 
     ids: "array[int]"
     num_kept: int = 0
     num_trimmed: int = 0
-    kept_json: bytes | None = None
+    ids_json: bytes | None = None
 
     def __post_init__(self) -> None:
         if not self.ids:

@@ -45,7 +45,7 @@ class Capabilities:
 
     `streams`: tokens come as they are drawn; else one chunk holds the whole reply. `parses`: the engine writes the
     client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself.
-    `takes_json`: it is sent ids as JSON text, so it wants `Prompt.kept_json`.
+    `takes_json`: it is sent ids as JSON text, so it wants `Prompt.ids_json`.
     """
 
     engine: str

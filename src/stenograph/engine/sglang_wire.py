@@ -32,7 +32,7 @@ import msgspec
 
 from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
-from stenograph.core.ids_json import encode_ids, join_ids
+from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.settings import ReplayKind
 from stenograph.core.types import (
@@ -80,9 +80,7 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
 
 
 def _prompt_ids(prompt: Prompt) -> bytes:
-    if prompt.kept_json is None:
-        return encode_ids(prompt.ids)
-    return join_ids((prompt.kept_json, encode_ids(prompt.ids[prompt.num_kept :])))
+    return encode_ids(prompt.ids) if prompt.ids_json is None else prompt.ids_json
 
 
 def encode_abort(request_id: str) -> bytes:

@@ -80,7 +80,8 @@ class ChatRoute:
         identity = None if session is None else _identity(scope, body)
         known = None if session is None else session.recent.known
         decode = lambda: self._decode(body, known)  # noqa: E731
-        if len(body) >= DECODED_OFF_LOOP_BYTES and self.manager.is_new(session, identity):
+        num_unread = len(body) - (0 if known is None else known.text_print.length)
+        if num_unread >= DECODED_OFF_LOOP_BYTES and self.manager.is_new(session, identity):
             # What msgspec does holds the GIL wherever it runs; the Python around it lets the loop in between.
             decoded = await self.pool.run(decode, num_bytes=len(body))
             decode = lambda: decoded  # noqa: E731

@@ -30,6 +30,5 @@ class LineJson:
 
         Does nothing if the prompt came without its text: then no engine has asked for it.
         """
-        if prompt.kept_json is not None:
-            new = encode_ids(prompt.ids[prompt.num_kept :])
-            self._node, self._text = node, join_ids((prompt.kept_json, new, encode_ids(sampled.ids)))
+        if prompt.ids_json is not None:
+            self._node, self._text = node, join_ids((prompt.ids_json, encode_ids(sampled.ids)))

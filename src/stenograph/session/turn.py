@@ -27,7 +27,7 @@ from stenograph.core.errors import (
     UnrenderableMessage,
     UpstreamTimeout,
 )
-from stenograph.core.ids_json import encode_ids
+from stenograph.core.ids_json import PIECE_IDS, encode_ids, join_ids, pieces_of
 from stenograph.core.messages import Message
 from stenograph.core.types import (
     Chunk,
@@ -232,17 +232,20 @@ class TurnRun:
             ids=kept + bridge.ids,
             num_kept=len(kept),
             num_trimmed=bridge.num_trimmed,
-            kept_json=await self._kept_json(parent, kept, bridge),
+            ids_json=await self._ids_json(parent, kept, bridge),
         )
 
-    async def _kept_json(self, parent: Node | None, kept: "array[int]", bridge: Bridge) -> bytes | None:
-        """The kept ids as text, if the engine takes text: as it is at hand, or written anew."""
+    async def _ids_json(self, parent: Node | None, kept: "array[int]", bridge: Bridge) -> bytes | None:
+        """The prompt's ids as text, if the engine takes text: what is at hand of the line, and the rest written."""
         if not self._services.engine.capabilities.takes_json:
             return None
         at_hand = None if bridge.num_trimmed else self._line_json.of(parent)
-        if at_hand is not None:
-            return at_hand
-        return await self._services.pool.run(lambda: encode_ids(kept), num_bytes=4 * len(kept))
+        fragments = [] if at_hand is None else [at_hand]
+        for piece in pieces_of(bridge.ids if at_hand is not None else kept + bridge.ids):
+            if len(piece) == PIECE_IDS:
+                await asyncio.sleep(0)  # many: let the loop serve others in between
+            fragments.append(encode_ids(piece))
+        return join_ids(fragments)
 
     def _effective_params(self, prompt: Prompt) -> SamplingParams:
         """The request's parameters with the tool grammar and the room that the context leaves."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.chat import ParsedReply
-from stenograph.core.ids_json import encode_ids
+from stenograph.core.ids_json import encode_ids, join_ids
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, Prompt, RequestId, SampledTurn, token_ids
 from stenograph.session.history import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
@@ -52,7 +52,7 @@ def test_what_is_at_hand_is_the_line(turns: list[tuple[int, list[int], list[int]
         prompt = Prompt(
             ids=kept + token_ids(new),
             num_kept=len(kept),
-            kept_json=encode_ids(kept) if at_hand is None else at_hand,
+            ids_json=join_ids((encode_ids(kept) if at_hand is None else at_hand, encode_ids(token_ids(new)))),
         )
         node = node_of(parent, new, drawn, len(nodes))
         lines.extend(prompt, node.turn.sampled, node)
