@@ -65,11 +65,9 @@ class SessionRoutes:
     async def create(self, request: Request) -> Response:
         """`POST /sessions`."""
         wire = decode_create(await self._body(request))
-        name, matcher = self._matcher(wire.matcher)
         options = SessionOptions(
             history=self.defaults.history if wire.history is None else HistoryKind(wire.history),
-            matcher=matcher,
-            matcher_name=name,
+            matcher=self._matcher(wire.matcher),
             metadata=wire.metadata or {},
             ttl_s=self.defaults.ttl_s if wire.ttl_s is None else wire.ttl_s,
             max_turns=wire.max_turns,
@@ -238,10 +236,10 @@ class SessionRoutes:
     def _session(self, request: Request) -> Session:
         return self.manager.get(request.path_params["id"])
 
-    def _matcher(self, name: str | None) -> tuple[str, Matcher]:
+    def _matcher(self, name: str | None) -> Matcher:
         defaults = self.defaults
         if name is None or name == defaults.matcher_name:
-            return defaults.matcher_name, defaults.matcher
+            return defaults.matcher
         if name not in MATCHERS:
             known = ", ".join(dict.fromkeys([*MATCHERS, defaults.matcher_name]))
             raise InvalidRequest(
@@ -249,7 +247,7 @@ class SessionRoutes:
                 " (--matcher): it imports code.",
                 param="/matcher",
             )
-        return name, MATCHERS[name]
+        return MATCHERS[name]
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)

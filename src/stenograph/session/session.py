@@ -21,13 +21,11 @@ class SessionOptions:
     """What a session is created with. None is no limit.
 
     `max_turns` counts turns in the history and on their way there, `max_total_tokens` the tokens of all of them, each
-    once. `ttl_s`: seconds without a chat after which the session is dropped. `matcher_name` is what `matcher` was
-    asked for as.
+    once. `ttl_s`: seconds without a chat after which the session is dropped.
     """
 
     history: HistoryKind = HistoryKind.LINEAR
     matcher: Matcher = field(default_factory=HarnessMatcher)
-    matcher_name: str = "harness"
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     ttl_s: float | None = None
     max_turns: int | None = None
