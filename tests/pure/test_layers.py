@@ -50,7 +50,7 @@ TASK_OWNERS = {
     "http/proxy_route": "the handler owns its exchange and awaits it on exit",
     "http/wire": "the handler owns its watcher and awaits it on exit",
     "engine/local": "owns its child's reader and supervisor; aclose awaits them",
-    "engine/sglang": "owns its requests, aborts and probe; aclose awaits them",
+    "engine/http_engine": "owns its requests, aborts and probe; aclose awaits them",
     "testing/faults": "hands a connection's task to the server's set, which its aclose awaits",
     "testing/scripted_engine": "waits for both of its tasks before it goes on",
 }

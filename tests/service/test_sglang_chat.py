@@ -15,7 +15,8 @@ import pytest
 from yarl import URL
 
 from stenograph.core.settings import ReplayKind, ReplyMode
-from stenograph.engine.sglang import SGLangEngine, SGLangOptions
+from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.sglang import SGLangChat
 from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
 from stenograph.testing.faults import Fault
@@ -31,7 +32,7 @@ class Rig:
     url: str
     manager: SessionManager
     sglang: SGLangServer
-    engine: SGLangEngine
+    engine: HttpEngine
     renderer: Renderer
     client: aiohttp.ClientSession
 
@@ -75,10 +76,8 @@ def connect(renderer: Renderer) -> Connect:
     async def connected(*, replay: ReplayKind = ReplayKind.NONE, **settings: Any) -> AsyncIterator[Rig]:
         encode = renderer.tokenizer.encode
         async with SGLangServer(encode=lambda text: list(encode(text)), stop_id=END) as sglang:
-            options = SGLangOptions(
-                url=sglang.url, model="tiny", vocab_size=renderer.tokenizer.vocab_size, replay=replay
-            )
-            engine = SGLangEngine(options)
+            dialect = SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size, replay=replay)
+            engine = HttpEngine(HttpEngineOptions(url=sglang.url), dialect)
             await engine.start()
             try:
                 async with (

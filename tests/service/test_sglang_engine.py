@@ -27,7 +27,8 @@ from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Engine, EngineState, Forwards, GenerateRequest
-from stenograph.engine.sglang import SGLangEngine, SGLangOptions
+from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.sglang import SGLangChat
 from stenograph.engine.transport import MAX_DECODED_BYTES, EngineTransport, decode_body, end_to_end
 from stenograph.testing.faults import Fault
 from stenograph.testing.sglang_server import SGLangScript, SGLangServer
@@ -41,7 +42,13 @@ CHAT = ChatRequest(
 AIOHTTP_IS_STRICT = sys.flags.dev_mode or bool(os.environ.get("PYTHONASYNCIODEBUG"))
 """Its parser refuses doubled headers when Python is in development mode, and only then."""
 
-Connect = Callable[..., AbstractAsyncContextManager[SGLangEngine]]
+Connect = Callable[..., AbstractAsyncContextManager[HttpEngine]]
+
+
+def sglang(url: str, *, probe_pause_s: float = 3.0, replay: ReplayKind = ReplayKind.NONE) -> HttpEngine:
+    """The engine of a server, not started."""
+    dialect = SGLangChat(model="m", vocab_size=VOCAB, replay=replay)
+    return HttpEngine(HttpEngineOptions(url=url, probe_pause_s=probe_pause_s), dialect)
 
 
 @pytest.fixture
@@ -55,9 +62,9 @@ def connect() -> Connect:
     """Engines of a server: `async with connect(server) as engine`; leaves no task behind."""
 
     @asynccontextmanager
-    async def connected(to: SGLangServer, **options: Any) -> AsyncIterator[SGLangEngine]:
+    async def connected(to: SGLangServer, **options: Any) -> AsyncIterator[HttpEngine]:
         before = asyncio.all_tasks()
-        engine = SGLangEngine(SGLangOptions(url=to.url, model="m", vocab_size=VOCAB, **options))
+        engine = sglang(to.url, **options)
         await engine.start()
         try:
             yield engine
@@ -70,7 +77,7 @@ def connect() -> Connect:
 
 
 @pytest.fixture
-async def engine(server: SGLangServer, connect: Connect) -> AsyncIterator[SGLangEngine]:
+async def engine(server: SGLangServer, connect: Connect) -> AsyncIterator[HttpEngine]:
     async with connect(server) as running:
         yield running
 
@@ -97,7 +104,7 @@ def says(text: str = "hi", **changes: Any) -> SGLangScript:
 
 
 async def test_a_generation_is_one_chunk_with_the_engine_s_reply_byte_for_byte(
-    server: SGLangServer, engine: SGLangEngine
+    server: SGLangServer, engine: HttpEngine
 ) -> None:
     server.plan(
         says(
@@ -132,7 +139,7 @@ async def test_a_generation_is_one_chunk_with_the_engine_s_reply_byte_for_byte(
     )
 
 
-async def test_the_request_carries_ids_and_id_and_the_session_s_key(server: SGLangServer, engine: SGLangEngine) -> None:
+async def test_the_request_carries_ids_and_id_and_the_session_s_key(server: SGLangServer, engine: HttpEngine) -> None:
     await generated(engine, request("r-1", key="session-1", num_top_logprobs=2, max_tokens=5))
     await generated(engine, request("r-2"))
     first, second = server.requests
@@ -161,7 +168,7 @@ async def test_replay_and_alternatives_are_asked_for_and_read(server: SGLangServ
 
 
 def test_its_capabilities_leave_the_context_to_the_engine() -> None:
-    engine = SGLangEngine(SGLangOptions(url="http://127.0.0.1:1", model="m", vocab_size=VOCAB))
+    engine = sglang("http://127.0.0.1:1")
     assert isinstance(engine, Forwards)
     capabilities = engine.capabilities
     assert (capabilities.engine, capabilities.model, capabilities.vocab_size) == ("sglang", "m", VOCAB)
@@ -173,9 +180,7 @@ def test_its_capabilities_leave_the_context_to_the_engine() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 503, 302, 201, 204])
-async def test_any_other_status_is_passed_on_as_it_came(
-    server: SGLangServer, engine: SGLangEngine, status: int
-) -> None:
+async def test_any_other_status_is_passed_on_as_it_came(server: SGLangServer, engine: HttpEngine, status: int) -> None:
     body = b"" if status == 204 else b'{"object":"error",  "message":"too long"}'
     headers = (("Retry-After", "7"), ("location", "/elsewhere"))
     server.plan(says(status=status, body=body, content_type="application/problem+json", headers=headers))
@@ -198,7 +203,7 @@ async def test_any_other_status_is_passed_on_as_it_came(
         pytest.param(Fault.DOUBLED_HEADERS, marks=pytest.mark.skipif(AIOHTTP_IS_STRICT, reason="aiohttp is strict")),
     ],
 )
-async def test_an_unusual_reply_is_the_same_reply(server: SGLangServer, engine: SGLangEngine, fault: Fault) -> None:
+async def test_an_unusual_reply_is_the_same_reply(server: SGLangServer, engine: HttpEngine, fault: Fault) -> None:
     server.plan(says(fault=fault, headers=(("x-kept", "1"),)))
     chunk = await generated(engine, request())
     assert chunk.reply is not None
@@ -220,7 +225,7 @@ async def test_an_unusual_reply_is_the_same_reply(server: SGLangServer, engine: 
     ],
 )
 async def test_a_reply_that_is_not_whole_is_unreachable_and_aborted(
-    server: SGLangServer, engine: SGLangEngine, fault: Fault
+    server: SGLangServer, engine: HttpEngine, fault: Fault
 ) -> None:
     server.plan(says(fault=fault))
     with pytest.raises(UpstreamUnreachable) as caught:
@@ -231,7 +236,7 @@ async def test_a_reply_that_is_not_whole_is_unreachable_and_aborted(
     assert (await generated(engine, request("r-1"))).ids
 
 
-async def test_a_reset_within_the_body_is_unreachable(server: SGLangServer, engine: SGLangEngine) -> None:
+async def test_a_reset_within_the_body_is_unreachable(server: SGLangServer, engine: HttpEngine) -> None:
     server.plan(says(fault=Fault.RESET_IN_BODY))
     async with asyncio.TaskGroup() as tasks:
         generation = tasks.create_task(_error_of(engine, request()))
@@ -249,7 +254,7 @@ async def test_a_reset_within_the_body_is_unreachable(server: SGLangServer, engi
     ],
 )
 async def test_a_reply_that_is_whole_and_false_breaks_a_law(
-    server: SGLangServer, engine: SGLangEngine, fault: Fault, law: str
+    server: SGLangServer, engine: HttpEngine, fault: Fault, law: str
 ) -> None:
     server.plan(says(fault=fault))
     with pytest.raises(UpstreamInvalid) as caught:
@@ -258,7 +263,7 @@ async def test_a_reply_that_is_whole_and_false_breaks_a_law(
     assert (await generated(engine, request("r-1"))).ids
 
 
-async def test_a_reply_longer_than_it_says_is_refused(server: SGLangServer, engine: SGLangEngine) -> None:
+async def test_a_reply_longer_than_it_says_is_refused(server: SGLangServer, engine: HttpEngine) -> None:
     server.plan(says(fault=Fault.SHORT_LENGTH))
     with pytest.raises(
         (UpstreamInvalid, UpstreamUnreachable)
@@ -270,7 +275,7 @@ async def test_a_reply_longer_than_it_says_is_refused(server: SGLangServer, engi
 @pytest.mark.parametrize(
     ("body", "law"), [(b"", "json"), (b"\xff", "utf8"), (b"{}", "shape"), (b'{"id":"a","choices":[]}', "one_choice")]
 )
-async def test_a_200_is_not_trusted(server: SGLangServer, engine: SGLangEngine, body: bytes, law: str) -> None:
+async def test_a_200_is_not_trusted(server: SGLangServer, engine: HttpEngine, body: bytes, law: str) -> None:
     server.plan(says(body=body))
     with pytest.raises(UpstreamInvalid) as caught:
         await generated(engine, request())
@@ -278,7 +283,7 @@ async def test_a_200_is_not_trusted(server: SGLangServer, engine: SGLangEngine, 
     assert not server.aborts
 
 
-async def test_a_megabyte_comes_through_unchanged(server: SGLangServer, engine: SGLangEngine) -> None:
+async def test_a_megabyte_comes_through_unchanged(server: SGLangServer, engine: HttpEngine) -> None:
     payload = bytes(range(256)) * 8192
     server.plan(says(routed_experts=payload), says(routed_experts=payload, fault=Fault.GZIP))
     for rid in ("a", "b"):
@@ -323,7 +328,7 @@ async def _error_of(engine: Engine, of: GenerateRequest) -> BaseException | None
 
 @pytest.mark.parametrize("fault", [Fault.HANG, Fault.HELD_HEADERS, Fault.HELD_BODY])
 async def test_a_cancelled_wait_hangs_up_and_aborts_by_our_id(
-    server: SGLangServer, engine: SGLangEngine, fault: Fault
+    server: SGLangServer, engine: HttpEngine, fault: Fault
 ) -> None:
     server.plan(says(fault=fault))
     generation = asyncio.create_task(generated(engine, request("mine")))
@@ -339,7 +344,7 @@ async def test_a_cancelled_wait_hangs_up_and_aborts_by_our_id(
 
 
 async def test_a_generation_that_is_cancelled_before_it_is_sent_is_aborted_too(
-    server: SGLangServer, engine: SGLangEngine
+    server: SGLangServer, engine: HttpEngine
 ) -> None:
     generation = asyncio.create_task(generated(engine, request("mine")))
     await asyncio.sleep(0)
@@ -352,7 +357,7 @@ async def test_a_generation_that_is_cancelled_before_it_is_sent_is_aborted_too(
 
 
 async def test_a_reader_that_leaves_after_the_whole_reply_aborts_nothing(
-    server: SGLangServer, engine: SGLangEngine
+    server: SGLangServer, engine: HttpEngine
 ) -> None:
     chunks = engine.generate(request())
     assert (await anext(chunks)).finish is not None
@@ -364,9 +369,7 @@ async def test_a_reader_that_leaves_after_the_whole_reply_aborts_nothing(
 # -- abort
 
 
-async def test_an_abort_of_a_running_generation_yields_what_was_drawn(
-    server: SGLangServer, engine: SGLangEngine
-) -> None:
+async def test_an_abort_of_a_running_generation_yields_what_was_drawn(server: SGLangServer, engine: HttpEngine) -> None:
     server.plan(says(paused=True, num_drawn=2))
     async with asyncio.TaskGroup() as tasks:
         generation = tasks.create_task(generated(engine, request("mine")))
@@ -380,7 +383,7 @@ async def test_an_abort_of_a_running_generation_yields_what_was_drawn(
     assert not await engine.abort(RequestId("mine"))
 
 
-async def test_an_aborted_generation_may_have_drawn_nothing(server: SGLangServer, engine: SGLangEngine) -> None:
+async def test_an_aborted_generation_may_have_drawn_nothing(server: SGLangServer, engine: HttpEngine) -> None:
     server.plan(says(paused=True))
     async with asyncio.TaskGroup() as tasks:
         generation = tasks.create_task(generated(engine, request("mine")))
@@ -389,13 +392,13 @@ async def test_an_aborted_generation_may_have_drawn_nothing(server: SGLangServer
     assert (tuple(generation.result().ids), generation.result().finish) == ((), Finish(reason=FinishReason.ABORT))
 
 
-async def test_an_abort_of_an_unknown_generation_asks_nobody(server: SGLangServer, engine: SGLangEngine) -> None:
+async def test_an_abort_of_an_unknown_generation_asks_nobody(server: SGLangServer, engine: HttpEngine) -> None:
     assert not await engine.abort(RequestId("nobody"))
     await generated(engine, request())
     assert not server.aborts
 
 
-async def test_an_abort_is_repeated_until_the_engine_has_heard_it(server: SGLangServer, engine: SGLangEngine) -> None:
+async def test_an_abort_is_repeated_until_the_engine_has_heard_it(server: SGLangServer, engine: HttpEngine) -> None:
     server.plan(says(paused=True, num_drawn=1, ignored_aborts=2))
     async with asyncio.TaskGroup() as tasks:
         generation = tasks.create_task(generated(engine, request("mine")))
@@ -406,7 +409,7 @@ async def test_an_abort_is_repeated_until_the_engine_has_heard_it(server: SGLang
     assert server.aborts == ["mine"] * 3
 
 
-async def test_an_abort_may_overtake_its_request(server: SGLangServer, engine: SGLangEngine) -> None:
+async def test_an_abort_may_overtake_its_request(server: SGLangServer, engine: HttpEngine) -> None:
     server.plan(says(paused=True, num_drawn=1))
     server.hold_arrivals()
     async with asyncio.TaskGroup() as tasks:
@@ -420,7 +423,7 @@ async def test_an_abort_may_overtake_its_request(server: SGLangServer, engine: S
 
 
 async def test_64_generations_that_are_aborted_at_once_each_have_a_reply(
-    server: SGLangServer, engine: SGLangEngine
+    server: SGLangServer, engine: HttpEngine
 ) -> None:
     num = 64
     server.plan(*[says(paused=True, num_drawn=1)] * num)
@@ -434,7 +437,7 @@ async def test_64_generations_that_are_aborted_at_once_each_have_a_reply(
 
 
 async def test_a_failing_abort_is_logged_and_no_error(
-    server: SGLangServer, engine: SGLangEngine, caplog: pytest.LogCaptureFixture
+    server: SGLangServer, engine: HttpEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.abort_status = 404  # a router's answer
     server.plan(says(paused=True))
@@ -537,7 +540,7 @@ async def test_a_connection_that_is_never_accepted_is_unreachable() -> None:
 # -- other routes
 
 
-async def test_other_requests_are_forwarded_as_they_are(server: SGLangServer, engine: SGLangEngine) -> None:
+async def test_other_requests_are_forwarded_as_they_are(server: SGLangServer, engine: HttpEngine) -> None:
     headers = [("X-Mine", "1"), ("Host", "elsewhere"), ("Connection", "X-Hop"), ("X-Hop", "1"), ("Content-Length", "9")]
     answer = await engine.forward("POST", "/tokenize?a=%2F&b", headers, b'{"prompt": "hi"}')
     assert (answer.status, answer.content_type) == (200, "application/json")
@@ -554,12 +557,12 @@ async def test_other_requests_are_forwarded_as_they_are(server: SGLangServer, en
 
 
 @pytest.mark.parametrize("target", ["", "v1/models", "@evil/", "/a b", "/a\r\nx: y", "/\u00e9", "/\x7f"])
-async def test_a_path_that_cannot_be_on_a_request_line_is_refused(engine: SGLangEngine, target: str) -> None:
+async def test_a_path_that_cannot_be_on_a_request_line_is_refused(engine: HttpEngine, target: str) -> None:
     with pytest.raises(InvalidRequest):
         await engine.forward("GET", target, (), b"")
 
 
-async def test_a_forwarded_request_to_nobody_is_unreachable(server: SGLangServer, engine: SGLangEngine) -> None:
+async def test_a_forwarded_request_to_nobody_is_unreachable(server: SGLangServer, engine: HttpEngine) -> None:
     await server.aclose()
     with pytest.raises(UpstreamUnreachable):
         await engine.forward("GET", "/v1/models", (), b"")

@@ -64,7 +64,8 @@ class GenerateRequest:
 
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as
     `chat`, for what it parses and for nothing else: which ids the model sees, `prompt` alone says. `affinity_key` is
-    the same for all turns of a session, None for a turn without one.
+    the same for all turns of a session, None for a turn without one. `streams`: somebody wants the tokens as they are
+    drawn; else an engine may send all at once.
     """
 
     request_id: RequestId
@@ -72,6 +73,7 @@ class GenerateRequest:
     params: SamplingParams
     chat: ChatRequest | None = None
     affinity_key: str | None = None
+    streams: bool = False
 
 
 class Engine(Protocol):

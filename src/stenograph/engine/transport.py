@@ -7,7 +7,7 @@ Doubled `server` and `date` headers are fine, except in Python's development mod
 """
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from yarl import URL
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid, UpstreamUnreachable
 from stenograph.offload.body_slots import DEFAULT_BODY_SLOTS, LARGE_BODY_BYTES, BodySlots
+from stenograph.protocol.sse import EventReader, EventTooLarge
 
 T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
@@ -31,6 +32,8 @@ MAX_FORWARDED_VALUE = 4096
 MAX_DECODED_BYTES = 2**29
 """What a compressed reply may grow to: routed experts of 128k tokens are 0.3 GiB."""
 MAX_GZIP_MEMBERS = 64
+MAX_EVENT_BYTES = 2**29
+"""Of a stream; the last may hold routed experts, as a whole reply does."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -50,6 +53,8 @@ HOP_BY_HOP = frozenset(
 """About one connection or one way of sending a body (RFC 9110 section 7.6.1): never forwarded, either way."""
 _OF_THE_ENGINE = frozenset({"content-type", "date", "server", "set-cookie"})
 _OF_THIS_REQUEST = frozenset({"accept-encoding", "expect", "host"})
+_BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError)
+"""What aiohttp raises of a connection; OSError has TimeoutError below it."""
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
@@ -133,6 +138,35 @@ class EngineTransport:
         """
         return await self._exchange("POST", path, (("content-type", "application/json"), *headers), body, decode)
 
+    async def events(self, path: str, body: bytes, headers: Headers) -> AsyncGenerator[HttpReply | bytes, None]:
+        """POST JSON, and yield the data of each event until the terminal one, or until the stream ends.
+
+        An answer that is no event stream is yielded instead, whole. Leaving early closes the connection. Raises
+        UpstreamUnreachable if the stream is cut, UpstreamInvalid for one that is encoded or has an event without end.
+        """
+        assert self._session is not None, "a transport is open while it is used"
+        sent = (("content-type", "application/json"), *headers, ("accept-encoding", "identity"))
+        try:
+            async with self._session.post(
+                URL(self._base_url + path, encoded=True), data=body, headers=sent, allow_redirects=False
+            ) as response:
+                if response.status != 200 or response.content_type != "text/event-stream":
+                    yield _reply(response, await response.read())
+                    return
+                encoding = response.headers.get("content-encoding", "identity")
+                if encoding.lower() != "identity":
+                    raise UpstreamInvalid("content_encoding", f"the engine encoded its stream as {encoding[:40]!r}")
+                reader = EventReader(max_bytes=MAX_EVENT_BYTES)
+                while piece := await response.content.readany():
+                    for data in reader.feed(piece):
+                        if data == b"[DONE]":
+                            return
+                        yield data
+        except EventTooLarge as error:
+            raise UpstreamInvalid("event_size", f"the engine sent {error}") from error
+        except _BROKEN as error:
+            raise UpstreamUnreachable(_story(error)) from error
+
     async def forward(self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes) -> HttpReply:
         """Send a request on as it came, to the path and query `target`.
 
@@ -164,7 +198,7 @@ class EngineTransport:
                     while piece := await slot.piece(response.content.readany()):
                         pieces.append(piece)
                     return decode(_reply(response, b"".join(pieces)))
-        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:  # OSError has TimeoutError below it
+        except _BROKEN as error:
             raise UpstreamUnreachable(_story(error)) from error
 
 

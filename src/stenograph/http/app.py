@@ -24,8 +24,9 @@ from stenograph.core.settings import EngineKind, Settings, Switch
 from stenograph.embedded.fetch import resolve_model
 from stenograph.embedded.progress import Progress
 from stenograph.engine.base import Engine, EngineState, Forwards
+from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
-from stenograph.engine.sglang import SGLangEngine, SGLangOptions
+from stenograph.engine.sglang import SGLangChat
 from stenograph.export.replay import ReplayShape
 from stenograph.http.auth import Doorman
 from stenograph.http.chat_route import ChatRoute
@@ -187,16 +188,9 @@ def make_app(
 def make_engine(settings: Settings, files: ModelFiles, path: Path, body_slots: BodySlots) -> Engine:
     """The engine that the settings name, not yet started."""
     if settings.engine is EngineKind.SGLANG:
-        return SGLangEngine(
-            SGLangOptions(
-                url=settings.engine_url[0],
-                model=files.name,
-                vocab_size=files.vocab_size,
-                connect_timeout_s=settings.connect_timeout_s,
-                replay=settings.replay,
-            ),
-            body_slots,
-        )
+        dialect = SGLangChat(model=files.name, vocab_size=files.vocab_size, replay=settings.replay)
+        server = HttpEngineOptions(url=settings.engine_url[0], connect_timeout_s=settings.connect_timeout_s)
+        return HttpEngine(server, dialect, body_slots)
     options = EmbeddedOptions(
         threads=settings.engine_threads, max_batch=settings.max_batch, kv_tokens=settings.kv_tokens
     )

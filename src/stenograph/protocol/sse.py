@@ -1,4 +1,4 @@
-"""Server-sent events, as OpenAI's streams use them: `data:` lines, no ids, no event names. Pure.
+"""Server-sent events, as OpenAI's streams use them: `data:` lines; ids and event names mean nothing. Pure.
 
 Source: WHATWG HTML, section 9.2 (text/event-stream).
 """
@@ -10,3 +10,68 @@ DONE = b"data: [DONE]\n\n"
 def data_event(payload: bytes) -> bytes:
     """One event with one line of data. `payload` is JSON and so holds no line break."""
     return b"data: " + payload + b"\n\n"
+
+
+class EventReader:
+    """The data of events, from bytes that come in pieces of any size.
+
+    Lines end with LF, CR LF or CR; comments and fields other than `data` are skipped; several data lines of an event
+    are joined by LF. An event that was not ended by an empty line is none. `feed` raises EventTooLarge for one of more
+    than `max_bytes`.
+    """
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._line: list[bytes] = []
+        self._data: list[bytes] = []
+        self._num_bytes = 0
+        self._is_first_line = True
+
+    def __repr__(self) -> str:
+        return f"<EventReader {self._num_bytes} bytes of an event>"
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of the events that this piece completes, in order."""
+        self._num_bytes += len(piece)
+        self._line.append(piece)
+        events: list[bytes] = []
+        if b"\n" in piece or b"\r" in piece or self._line[0].endswith(b"\r"):
+            lines = _split_lines(b"".join(self._line))
+            self._line = [lines.pop()]
+            for line in lines:
+                self._take(line, events)
+            self._num_bytes = len(self._line[0]) + sum(map(len, self._data))
+        if self._num_bytes > self._max_bytes:
+            raise EventTooLarge(f"an event of more than {self._max_bytes} bytes")
+        return events
+
+    def _take(self, line: bytes, events: list[bytes]) -> None:
+        if self._is_first_line:
+            line = line.removeprefix(_BOM)
+            self._is_first_line = False
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
+        elif not line and self._data:
+            events.append(b"\n".join(self._data))
+            self._data = []
+
+
+class EventTooLarge(ValueError):
+    """An event that is not kept in memory."""
+
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def _split_lines(text: bytes) -> list[bytes]:
+    """Lines of a text; the last is what no line end has followed yet.
+
+    A CR at the very end stays with it: it may be half of a CR LF.
+    """
+    if b"\r" not in text:
+        return text.split(b"\n")
+    held = b"\r" if text.endswith(b"\r") else b""
+    lines = text.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    lines[-1] += held
+    return lines
