@@ -39,7 +39,9 @@ class GrammarKind(enum.StrEnum):
     CHOICE = "choice"
     """`source` is a JSON list of strings, one of which is the output."""
     LARK = "lark"
-    """`source` is a grammar in llguidance's Lark dialect (EBNF)."""
+    """`source` is a grammar in llguidance's Lark dialect: `start: …`."""
+    EBNF = "ebnf"
+    """`source` is a grammar in GBNF, the EBNF that most engines take: `root ::= …`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.sampler import Allowed
@@ -146,6 +147,15 @@ def _llguidance_grammar(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(f"start: {alternatives}")
         case GrammarKind.LARK:
             return LLMatcher.grammar_from_lark(grammar.source)
+        case GrammarKind.EBNF:
+            return LLMatcher.grammar_from_lark(_lark_of(grammar.source))
+
+
+def _lark_of(ebnf: str) -> str:
+    try:
+        return gbnf_to_lark(ebnf)
+    except Exception as error:  # it raises nothing narrower for some of a client's mistakes
+        raise BadGrammar(f"it is no EBNF: {_one_line(str(error))}") from error
 
 
 def _one_line(text: str) -> str:

@@ -146,7 +146,7 @@ def _grammar_parts(grammar: Grammar) -> list[bytes]:
             return [named, grammar.source.encode(), b"}}"]
         case GrammarKind.REGEX:
             return [b',"regex":', _json(grammar.source)]
-        case GrammarKind.CHOICE | GrammarKind.LARK:
+        case GrammarKind.CHOICE | GrammarKind.LARK | GrammarKind.EBNF:
             raise InvalidRequest(f"SGLang takes no grammar of the kind {grammar.kind.value!r}.")
 
 

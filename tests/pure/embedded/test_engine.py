@@ -1,6 +1,7 @@
 """The engine, stepped by hand: what one request gets does not depend on the others, and every end is the right one."""
 
 import json
+import re
 from array import array
 from collections.abc import Callable
 
@@ -146,6 +147,7 @@ def test_guided_output_is_in_the_language_whatever_is_drawn(
         "choice": Grammar(kind=GrammarKind.CHOICE, source='["left \\"x\\"", "right", "☃"]'),
         "regex": Grammar(kind=GrammarKind.REGEX, source="[a-c]{3,6}"),
         "lark": Grammar(kind=GrammarKind.LARK, source='start: "<tool_call>" /[0-9]/ "</tool_call>"'),
+        "ebnf": Grammar(kind=GrammarKind.EBNF, source='root ::= "is " place{2}\nplace ::= [A-C] "!"?'),
     }
     for name, grammar in grammars.items():
         run.add(name, PROMPTS[0], grammar=grammar, seed=seed, temperature=temperature, max_tokens=200)
@@ -157,6 +159,7 @@ def test_guided_output_is_in_the_language_whatever_is_drawn(
     assert 3 <= len(texts["regex"]) <= 6
     assert set(texts["regex"]) <= set("abc")
     assert texts["lark"].startswith("<tool_call>")
+    assert re.fullmatch("is ([A-C]!?){2}", texts["ebnf"])
     for name in grammars:
         finish = run.chunks[name][-1].finish
         assert finish is not None
@@ -183,6 +186,9 @@ def test_text_that_a_grammar_forces_never_becomes_a_control_token(
     [
         Grammar(kind=GrammarKind.REGEX, source="("),
         Grammar(kind=GrammarKind.LARK, source="start: nothing"),
+        Grammar(kind=GrammarKind.EBNF, source='root ::= "a'),
+        Grammar(kind=GrammarKind.EBNF, source='other ::= "a"'),
+        Grammar(kind=GrammarKind.EBNF, source="root ::= " + "(" * 100_000),
         Grammar(kind=GrammarKind.JSON_SCHEMA, source='{"type": "nonsense"}'),
         Grammar(kind=GrammarKind.JSON_SCHEMA, source="[]"),
         Grammar(kind=GrammarKind.CHOICE, source="[]"),
