@@ -25,6 +25,8 @@ PURE = (
     "protocol",
     "render",
     "export",
+    "engine/llamacpp_schema",
+    "engine/llamacpp_wire",
     "engine/sglang_wire",
     "engine/validate",
     "session/history",

@@ -29,6 +29,7 @@ class EngineKind(enum.StrEnum):
 
     EMBEDDED = "embedded"
     SGLANG = "sglang"
+    LLAMACPP = "llamacpp"
 
 
 class ReplyMode(enum.StrEnum):
@@ -381,6 +382,10 @@ def _check_together(settings: Settings) -> None:
         raise StartupError("replay is set, but the embedded engine has no experts to replay")
     if is_embedded and settings.reply is not ReplyMode.PASSTHROUGH:
         raise StartupError(f"reply is {settings.reply}, but the embedded engine writes no replies: set engine too")
+    if settings.engine is EngineKind.LLAMACPP and settings.replay is not ReplayKind.NONE:
+        raise StartupError("replay is set, but llama.cpp does not tell of its experts")
+    if settings.engine is EngineKind.LLAMACPP and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"reply is {settings.reply}, but llama.cpp writes no replies here")
 
 
 def _read_toml(file: Path) -> dict[str, object]:

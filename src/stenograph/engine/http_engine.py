@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from stenograph.core.errors import (
     EngineUnavailable,
@@ -80,6 +80,20 @@ class Ask(Protocol):
     """A request to the engine's server outside of generations. Raises UpstreamError."""
 
     async def __call__(self, method: str, target: str, body: bytes = b"") -> HttpReply: ...
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A reading that may have enough before its stream ends, and then may have to ask for what was left out."""
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether nothing more is wanted of the stream; leaving it hangs up."""
+        ...
+
+    async def settle(self, ask: Ask) -> Sequence[Chunk]:
+        """The chunks that come after the stream and before `end`. Raises UpstreamError."""
+        ...
 
 
 class Dialect(Protocol):
@@ -251,6 +265,10 @@ class HttpEngine:
                     self._hand_on(request_id, reading.event(event), chunks)
                 else:  # it does not stream after all, or refuses
                     self._hand_on(request_id, self._whole(request_id, event, reading), chunks)
+                if isinstance(reading, Settles) and reading.has_enough:
+                    break
+        if isinstance(reading, Settles):
+            self._hand_on(request_id, await reading.settle(self._ask), chunks)
         self._hand_on(request_id, reading.end(), chunks)
         if not self._running[request_id].is_whole:
             raise UpstreamUnreachable("The engine's stream ended before the generation did.")

@@ -24,7 +24,8 @@ from stenograph.core.settings import EngineKind, Settings, Switch
 from stenograph.embedded.fetch import resolve_model
 from stenograph.embedded.progress import Progress
 from stenograph.engine.base import Engine, EngineState, Forwards
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
+from stenograph.engine.llamacpp import LlamaCpp
 from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
 from stenograph.engine.sglang import SGLangChat
 from stenograph.export.replay import ReplayShape
@@ -116,6 +117,7 @@ def make_app(
         clock=clock,
         timeout_s=settings.request_timeout_s,
         abort_grace_s=settings.abort_grace_s,
+        over_budget=settings.over_budget,
     )
     limits = Limits(
         max_sessions=settings.max_sessions,
@@ -185,10 +187,21 @@ def make_app(
     return App(chat=chat, control=control.app(), metrics=metrics), manager
 
 
+def make_dialect(settings: Settings, files: ModelFiles) -> Dialect | None:
+    """How the engine's server is spoken to; None for the embedded engine, which is none."""
+    match settings.engine:
+        case EngineKind.EMBEDDED:
+            return None
+        case EngineKind.SGLANG:
+            return SGLangChat(model=files.name, vocab_size=files.vocab_size, replay=settings.replay)
+        case EngineKind.LLAMACPP:
+            return LlamaCpp(model=files.name, vocab_size=files.vocab_size)
+
+
 def make_engine(settings: Settings, files: ModelFiles, path: Path, body_slots: BodySlots) -> Engine:
     """The engine that the settings name, not yet started."""
-    if settings.engine is EngineKind.SGLANG:
-        dialect = SGLangChat(model=files.name, vocab_size=files.vocab_size, replay=settings.replay)
+    dialect = make_dialect(settings, files)
+    if dialect is not None:
         server = HttpEngineOptions(url=settings.engine_url[0], connect_timeout_s=settings.connect_timeout_s)
         return HttpEngine(server, dialect, body_slots)
     options = EmbeddedOptions(

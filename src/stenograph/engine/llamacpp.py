@@ -1,0 +1,243 @@
+"""llama.cpp's `/completion` as a dialect: always streamed, because hanging up is the only way to end it early. Pure.
+
+Owns the laws that hold between the events of one stream, beside those of llamacpp_wire.py:
+
+    count_agrees            `tokens_predicted` never goes back, and the stream's end agrees with what came
+    finish_reason           the end is one of eos, word, limit; a word is one of those that were asked for
+    has_tokens              a generation that ended drew a token
+    repetition_agrees       tokens that are drawn again are the same
+
+A token after which the text ends within a UTF-8 character is in no event. From the first such gap on, what comes is
+held back; when the stream has ended, `settle` has the engine draw the same again (same seed) as one reply, which has
+the ids, and asks what each missing id's logprob is after the ids before it. Stop token ids are found here, since
+llama.cpp has none: the stream is left at the first.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.types import Chunk, Finish, FinishReason, RequestId, token_ids
+from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.engine.http_engine import Ask, Call, passed_through
+from stenograph.engine.llamacpp_wire import (
+    GRAMMARS,
+    Drawn,
+    EngineFailure,
+    LlamaCppEvent,
+    decode_event,
+    decode_model,
+    decode_ranking,
+    decode_reply,
+    encode_ranking,
+    encode_repetition,
+    encode_request,
+)
+from stenograph.engine.transport import HttpReply
+
+COMPLETION_PATH = "/completion"
+MODELS_PATH = "/v1/models"
+PROBE_PATHS = ("/health",)
+ONE_REQUEST = (("connection", "close"),)
+"""It closes a connection after a stream, but says so only if it was asked to: the next request would fail."""
+RANKING_SIZES = (64, 4096)
+"""How many of the likeliest tokens are asked for to find one among them; then all."""
+
+
+class LlamaCpp:
+    """A llama.cpp server with the model of our files."""
+
+    def __init__(self, *, model: str, vocab_size: int) -> None:
+        self._capabilities = Capabilities(
+            engine="llamacpp",
+            model=model,
+            vocab_size=vocab_size,
+            max_context_tokens=None,
+            grammars=GRAMMARS,
+            streams=True,
+            takes_json=True,
+        )
+
+    def __repr__(self) -> str:
+        return f"<LlamaCpp {self._capabilities.model}>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def probe_paths(self) -> Sequence[str]:
+        return PROBE_PATHS
+
+    async def discover(self, ask: Ask) -> None:
+        """The context of a slot, and whether the model's vocabulary is ours. Raises UpstreamInvalid if it is not."""
+        reply = await ask("GET", MODELS_PATH)
+        if reply.status != 200:
+            raise passed_through(reply)
+        num_vocab, num_context = decode_model(reply.body)
+        expected = self._capabilities.vocab_size
+        if num_vocab is not None and num_vocab != expected:
+            raise UpstreamInvalid(
+                "vocab_agrees",
+                f"its model has a vocabulary of {num_vocab}, that of {self._capabilities.model} is {expected}:"
+                " it is another model",
+            )
+        self._capabilities = replace(self._capabilities, max_context_tokens=num_context)
+
+    def call(self, request: GenerateRequest) -> Call:
+        body = encode_request(request, vocab_size=self._capabilities.vocab_size)
+        return Call(path=COMPLETION_PATH, body=body, headers=ONE_REQUEST, streams=True)
+
+    def reading(self, request: GenerateRequest) -> "LlamaCppReading":
+        return LlamaCppReading(request, vocab_size=self._capabilities.vocab_size)
+
+    def refusal(self, http: HttpReply) -> StenographError:
+        return passed_through(http)
+
+    def abort_call(self, request_id: RequestId) -> None:
+        """There is none: the engine stops when its client hangs up."""
+
+
+class LlamaCppReading:
+    """One stream. Tokens are counted from 0; `_held` has those after the first gap, by their place."""
+
+    def __init__(self, request: GenerateRequest, *, vocab_size: int) -> None:
+        self._request = request
+        self._vocab_size = vocab_size
+        self._stop_ids = frozenset(request.params.stop_token_ids)
+        self._ids = token_ids()
+        self._held: dict[int, Drawn] = {}
+        self._num_told = 0
+        self._num_cached = 0
+        self._last: LlamaCppEvent | None = None
+        self._stopped_by: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<LlamaCppReading {len(self._ids)} ids, {len(self._held)} held>"
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the stream can be left: a stop token was drawn."""
+        return self._stopped_by is not None
+
+    def whole(self, http: HttpReply) -> Sequence[Chunk]:
+        raise UpstreamInvalid("streams", f"a stream was asked for, and {http.content_type[:80]!r} came")
+
+    def event(self, data: bytes) -> Sequence[Chunk]:
+        """The event's tokens, unless a gap came before them. Raises UpstreamRefused for an error of the engine's."""
+        num_prompt = len(self._request.prompt.ids)
+        event = decode_event(data, vocab_size=self._vocab_size, num_prompt=num_prompt)
+        if isinstance(event, EngineFailure):
+            raise UpstreamRefused(status=event.status, content_type="application/json", headers=(), body=data)
+        if self._last is not None:
+            raise UpstreamInvalid("count_agrees", "the engine went on after its last event")
+        self._num_cached = self._num_cached if event.num_cached is None else event.num_cached
+        if event.num_predicted is None:
+            return ()
+        start = event.num_predicted - len(event.drawn)
+        if start < self._num_told:
+            detail = f"tokens_predicted is {event.num_predicted} after {self._num_told} tokens"
+            raise UpstreamInvalid("count_agrees", detail)
+        if event.stop_type is not None:
+            self._last = event
+        drawn = event.drawn[: self._find_stop(event.drawn)]
+        self._num_told = start + len(drawn)
+        if start == len(self._ids) and not self._held:
+            return self._told(drawn)
+        self._held |= {start + index: one for index, one in enumerate(drawn)}
+        return ()
+
+    async def settle(self, ask: Ask) -> Sequence[Chunk]:
+        """The tokens from the first gap on, with what the stream left out. Raises UpstreamError."""
+        if len(self._ids) == self._num_told:
+            return ()
+        again = await self._drawn_again(ask)
+        chunks: list[Chunk] = []
+        for place in range(len(self._ids), self._num_told):
+            drawn = self._held.get(place) or await self._ranked(ask, again[place])
+            chunks += self._told((drawn,))
+            self._find_stop((drawn,))
+            if drawn.id in self._stop_ids:
+                break
+        return chunks
+
+    def end(self) -> Sequence[Chunk]:
+        finish = self._finish()
+        if finish is None:
+            return ()
+        if not self._ids:
+            raise UpstreamInvalid("has_tokens", "the engine drew no token")
+        return (Chunk(ids=(), logprobs=(), finish=finish, num_cached_tokens=self._num_cached),)
+
+    def _told(self, drawn: Sequence[Drawn]) -> Sequence[Chunk]:
+        """Tokens as a chunk, if there are any."""
+        if not drawn:
+            return ()
+        self._ids.extend(one.id for one in drawn)
+        num_top = self._request.params.num_top_logprobs
+        return (
+            Chunk(
+                ids=tuple(one.id for one in drawn),
+                logprobs=tuple(one.logprob for one in drawn),
+                top_logprobs=tuple(one.top[:num_top] for one in drawn) if num_top else None,
+                num_cached_tokens=self._num_cached,
+            ),
+        )
+
+    def _find_stop(self, drawn: Sequence[Drawn]) -> int:
+        """How many of the tokens are the turn's: those up to and with the first stop token, which is remembered."""
+        for index, one in enumerate(drawn):
+            if one.id in self._stop_ids:
+                self._stopped_by = one.id
+                return index + 1
+        return len(drawn)
+
+    async def _drawn_again(self, ask: Ask) -> "array[int]":
+        """The ids of the same generation, up to and with the token after the last gap."""
+        last_gap = max(set(range(len(self._ids), self._num_told)) - set(self._held))
+        num = min(last_gap + 2, self._num_told)
+        body = encode_repetition(self._request, num, vocab_size=self._vocab_size)
+        http = await self._asked(ask, body)
+        reply = decode_reply(http.body, vocab_size=self._vocab_size, num_prompt=len(self._request.prompt.ids))
+        known = {**dict(enumerate(self._ids)), **{place: drawn.id for place, drawn in self._held.items()}}
+        if len(reply.ids) != num or any(reply.ids[place] != id_ for place, id_ in known.items() if place < num):
+            raise UpstreamInvalid(
+                "repetition_agrees",
+                "the stream left out tokens that end within a character; drawn again, the others are not the same",
+            )
+        return reply.ids
+
+    async def _ranked(self, ask: Ask, id_: int) -> Drawn:
+        """A token that no event told of, with its logprob after the ids before it."""
+        prompt = self._request.prompt
+        for num_top in (*(size for size in RANKING_SIZES if size < self._vocab_size), self._vocab_size):
+            http = await self._asked(ask, encode_ranking(prompt, self._ids, num_top))
+            num_prompt = len(prompt.ids) + len(self._ids)
+            ranking = decode_ranking(http.body, vocab_size=self._vocab_size, num_prompt=num_prompt)
+            for top in ranking:
+                if top.id == id_:
+                    return Drawn(id=id_, logprob=top.logprob, top=ranking)
+        raise UpstreamInvalid("has_logprobs", f"the engine does not tell the logprob of token {id_}, which it drew")
+
+    async def _asked(self, ask: Ask, body: bytes) -> HttpReply:
+        http = await ask("POST", COMPLETION_PATH, body)
+        if http.status != 200:
+            raise passed_through(http)
+        return http
+
+    def _finish(self) -> Finish | None:
+        if self._stopped_by is not None:
+            return Finish(reason=FinishReason.STOP, matched=self._stopped_by)
+        if self._last is None:
+            return None
+        match self._last.stop_type:
+            case "eos":
+                return Finish(reason=FinishReason.STOP, matched=self._ids[-1] if self._ids else None)
+            case "word" if self._last.stopping_word in self._request.params.stop:
+                return Finish(reason=FinishReason.STOP, matched=self._last.stopping_word)
+            case "limit":
+                return Finish(reason=FinishReason.LENGTH)
+            case other:
+                told = f"{other} {self._last.stopping_word!r}"[:80]
+                raise UpstreamInvalid("finish_reason", f"{told} is none that we know, or asked for")
