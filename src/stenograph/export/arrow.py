@@ -6,46 +6,65 @@ and `prefix_cache_info` are JSON texts. `session_metadata` and `empty_reason` ar
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.json_pieces import json_pieces
 from stenograph.export.samples import Sample, describe
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 """As registered with IANA."""
 
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""Source: Arrow's columnar format, IPC streaming format."""
 
-def to_arrow(samples: Sequence[Sample], *, session_metadata: Mapping[str, object], empty_reason: str | None) -> bytes:
-    """A record batch with a row per sample, in an IPC stream. Raises InvalidRequest where there is no pyarrow."""
+
+def to_arrow(
+    samples: Sequence[Sample], *, session_metadata: Mapping[str, object], empty_reason: str | None
+) -> Iterator[memoryview]:
+    """An IPC stream with a record batch of one row for each sample; the messages that it consists of, one at a time.
+
+    Nearly all of the work releases the GIL: it belongs on workers, one call of `next` after the other. Raises
+    InvalidRequest, at the call, where there is no pyarrow.
+    """
     pa = _pyarrow()
-    meta = {"session_metadata": session_metadata, "empty_reason": empty_reason}
+    described = {"session_metadata": session_metadata, "empty_reason": empty_reason}
+    return _messages(pa, samples, described)
+
+
+def _messages(pa: Any, samples: Sequence[Sample], described: Mapping[str, object]) -> Iterator[memoryview]:
+    meta = {key: b"".join(json_pieces(value)) for key, value in described.items()}
+    yield memoryview(_batch(pa, []).schema.with_metadata(meta).serialize())
+    for sample in samples:
+        yield memoryview(_batch(pa, [sample]).serialize())
+    yield memoryview(_END_OF_STREAM)
+
+
+def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
     span = pa.struct([("version", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
     described = [describe(sample) for sample in samples]
     columns: dict[str, Any] = {
-        "tokens": _lists(pa, [np.asarray(sample.tokens, dtype=np.int64) for sample in samples], pa.int64()),
+        "tokens": _lists(pa, [_flat(sample.tokens) for sample in samples], pa.int64()),
         "response_length": pa.array([sample.response_length for sample in samples], pa.int64()),
         "loss_mask": _lists(pa, [np.frombuffer(sample.loss_mask, np.uint8) for sample in samples], pa.uint8()),
-        "rollout_log_probs": _lists(pa, [_floats(sample.rollout_log_probs) for sample in samples], pa.float64()),
-        "sampling_log_probs": _lists(pa, [_floats(sample.sampling_log_probs) for sample in samples], pa.float64()),
-        "rollout_routed_experts": _nested(pa, [sample.routed_experts for sample in samples], depth=3),
-        "rollout_indexer_topk": _nested(pa, [sample.indexer_topk for sample in samples], depth=2),
+        "rollout_log_probs": _lists(pa, [_flat(sample.rollout_log_probs) for sample in samples], pa.float64()),
+        "sampling_log_probs": _lists(pa, [_flat(sample.sampling_log_probs) for sample in samples], pa.float64()),
+        "rollout_routed_experts": _lists(pa, [sample.routed_experts for sample in samples], pa.int32(), depth=3),
+        "rollout_indexer_topk": _lists(pa, [sample.indexer_topk for sample in samples], pa.int32(), depth=2),
         "response": pa.array([sample.response for sample in samples], pa.string()),
         "status": pa.array([str(sample.status) for sample in samples], pa.string()),
         "weight_versions": pa.array([row["weight_versions"] for row in described], pa.list_(span)),
         "prefix_cache_info": _json_texts(pa, [row["prefix_cache_info"] for row in described]),
         "metadata": _json_texts(pa, [row["metadata"] for row in described]),
     }
-    batch = pa.RecordBatch.from_pydict(columns)
-    batch = batch.replace_schema_metadata({key: msgspec.json.encode(value) for key, value in meta.items()})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return cast("bytes", sink.getvalue().to_pybytes())
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _pyarrow() -> Any:
@@ -60,26 +79,22 @@ def _pyarrow() -> Any:
     return module
 
 
-def _floats(values: "Sequence[float] | None") -> NDArray[np.float64] | None:
-    return None if values is None else np.asarray(values, dtype=np.float64)
+def _flat(values: "array[int] | array[float] | None") -> NDArray[Any] | None:
+    """An array as it lies in memory."""
+    return None if values is None else np.frombuffer(values, dtype=values.typecode)
 
 
-def _lists(pa: Any, rows: Sequence[NDArray[Any] | None], kind: Any) -> Any:
-    """A column of lists, each from one flat array, without an object per number."""
-    sizes = [0 if row is None else len(row) for row in rows]
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    flat = [row for row in rows if row is not None]
-    values = pa.array(np.concatenate(flat) if flat else [], kind)
-    mask = pa.array([row is None for row in rows], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
-
-
-def _nested(pa: Any, rows: Sequence[NDArray[np.int32] | None], *, depth: int) -> Any:
-    """A column of arrays of `depth` dimensions, as lists of lists of int32."""
-    kind = pa.int32()
-    for _ in range(depth):
-        kind = pa.list_(kind)
-    return pa.array([None if row is None else row.tolist() for row in rows], kind)
+def _lists(pa: Any, rows: Sequence[NDArray[Any] | None], kind: Any, *, depth: int = 1) -> Any:
+    """A column of arrays of `depth` dimensions, as lists of lists, without an object per number. At most one row."""
+    (row,) = rows or (None,)
+    shape = (0,) * depth if row is None else row.shape
+    values = pa.array([] if row is None else row.reshape(-1), kind)
+    for inner in range(depth - 1, 0, -1):
+        num_lists = math.prod(shape[:inner])
+        ends = np.arange(num_lists + 1, dtype=np.int32) * shape[inner]
+        values = pa.ListArray.from_arrays(pa.array(ends), values)
+    offsets = pa.array([0, *(shape[0] for _ in rows)], pa.int32())
+    return pa.ListArray.from_arrays(offsets, values, mask=pa.array([row is None for row in rows], pa.bool_()))
 
 
 def _json_texts(pa: Any, values: Sequence[object]) -> Any:

@@ -1,4 +1,4 @@
-"""A session as its trainer reads it: records, ids, metadata. Pure: session state to plain values.
+"""A session as its trainer reads it: records, ids, metadata. Pure: session state to values for `json_pieces`.
 
 The shapes are the miles session server's: `session_id`, `records`, `metadata`; a record has `timestamp`,
 `request_timestamp`, `method`, `path`, `status_code`, `request` as it went to the engine, `response` in the shape of
@@ -6,11 +6,13 @@ SGLang's chat route. `records=delta` leaves out what stands in the records befor
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, repeat
 
 import msgspec
 
-from stenograph.core.ids_json import encode_ids, join_ids
+from stenograph.core.ids_json import encode_ids, pieces_of
+from stenograph.core.json_pieces import PIECE_VALUES, Written, joined, json_pieces, list_pieces
 from stenograph.core.messages import Message
 from stenograph.core.types import SampledTurn
 from stenograph.protocol.openai_chat_reply import message_body
@@ -20,33 +22,71 @@ from stenograph.session.session import Session
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def encoded_records(line: Sequence[Node], *, delta: bool) -> Iterator[bytes]:
-    """The records of a line as JSON, oldest first, one at a time: a long session's are many megabytes.
+def records(line: Sequence[Node], *, delta: bool) -> Iterator[dict[str, object]]:
+    """The records of a line, oldest first, for `json_pieces`: a long session's are many megabytes.
 
-    `delta`: each with only what its turn added, and how much it did not. What an earlier record has written is joined,
-    not written again. May run on workers, one call of `next` after the other.
+    `delta`: each with only what its turn added, and how much it did not. Else what an earlier record has written is
+    joined, not written again: so write each record before the next one is taken.
     """
-    ids, messages = b"", b""
+    ids, messages = _GrowingList(), _GrowingList()
     num_ids = num_messages = 0
     for node in line:
         turn = node.turn
         if turn.num_trimmed:
-            ids = encode_ids(line_ids(node.parent)[: -turn.num_trimmed])
+            ids = _GrowingList()
+            ids.extend(_ids_text(line_ids(node.parent)[: -turn.num_trimmed]))
             num_ids -= turn.num_trimmed
-        new_ids = encode_ids(turn.new_prompt_ids)
-        new_messages = join_ids(msgspec.json.encode(_message(message)) for message in turn.messages)
-        request: dict[str, object] = {"num_kept_ids": num_ids, "num_kept_messages": num_messages} if delta else {}
-        ids, messages = join_ids((ids, new_ids)), join_ids((messages, new_messages))
-        request["messages"] = _raw_list(new_messages if delta else messages)
-        request["input_ids"] = _raw_list(new_ids if delta else ids)
-        yield msgspec.json.encode(_record(node, request))
-        ids = join_ids((ids, encode_ids(turn.sampled.ids)))
-        messages = join_ids((messages, msgspec.json.encode(_message(turn.reply.message))))
+        request: dict[str, object]
+        if delta:
+            request = {"num_kept_ids": num_ids, "num_kept_messages": num_messages}
+            request["messages"] = map(_message, turn.messages)
+            request["input_ids"] = turn.new_prompt_ids
+        else:
+            messages.extend(_messages_text(turn.messages))
+            ids.extend(_ids_text(turn.new_prompt_ids))
+            request = {"messages": Written(messages.pieces()), "input_ids": Written(ids.pieces())}
+        yield _record(node, request)
+        ids.extend(_ids_text(turn.sampled.ids))
+        messages.extend(_messages_text((turn.reply.message,)))
         num_ids, num_messages = node.num_tokens, node.num_messages
 
 
-def _raw_list(elements: bytes) -> msgspec.Raw:
-    return msgspec.Raw(b"[" + elements + b"]")
+class _GrowingList:
+    """A JSON list that is written again with more at its end: only what is new is written, the rest is at hand."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._new: list[Iterable[Iterable[bytes]]] = []
+        self._is_empty = True
+
+    def extend(self, elements: Iterable[Iterable[bytes]]) -> None:
+        """Add elements, each of them text in pieces; they are written when `pieces` comes to them."""
+        self._new.append(elements)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The whole list. To be read to its end."""
+        yield b"["
+        yield from self._pieces
+        for piece in joined(self._new_text()):
+            self._pieces.append(piece)
+            yield piece
+        yield b"]"
+
+    def _new_text(self) -> Iterator[bytes]:
+        new, self._new = self._new, []
+        for element in chain.from_iterable(new):
+            if not self._is_empty:
+                yield b","
+            self._is_empty = False
+            yield from element
+
+
+def _ids_text(ids: "array[int]") -> Iterator[tuple[bytes]]:
+    return ((encode_ids(piece),) for piece in pieces_of(ids))
+
+
+def _messages_text(messages: Iterable[Message]) -> Iterator[Iterator[bytes]]:
+    return (json_pieces(_message(message)) for message in messages)
 
 
 def session_summary(session: Session) -> dict[str, object]:
@@ -127,10 +167,10 @@ def _meta_info(turn: CommittedTurn) -> dict[str, object]:
         "finish_reason": {"type": sampled.finish.reason, "matched": sampled.finish.matched},
         "completion_tokens": len(sampled.ids),
         "cached_tokens": sampled.num_cached_tokens,
-        "output_token_logprobs": _triples(sampled.ids, sampled.logprobs),
+        "output_token_logprobs": Written(_triples(sampled.ids, sampled.logprobs)),
     }
     if sampled.sampling_logprobs is not None:
-        meta["output_token_sampling_logprobs"] = sampled.sampling_logprobs.tolist()
+        meta["output_token_sampling_logprobs"] = sampled.sampling_logprobs
     if sampled.weights:
         meta["weight_version"] = sampled.weights[-1].version
     return meta | _replay(sampled)
@@ -143,8 +183,10 @@ def _replay(sampled: SampledTurn) -> dict[str, object]:
     return {name: payload for name, payload in found.items() if payload is not None}
 
 
-def _triples(ids: "array[int]", logprobs: "array[float]") -> list[tuple[float, int, None]]:
-    return [(logprob, id_, None) for logprob, id_ in zip(logprobs, ids, strict=True)]
+def _triples(ids: "array[int]", logprobs: "array[float]") -> Iterator[bytes]:
+    starts = range(0, len(ids), PIECE_VALUES)
+    spans = (slice(start, start + PIECE_VALUES) for start in starts)
+    return list_pieces(list(zip(logprobs[span], ids[span], repeat(None))) for span in spans)
 
 
 def _finish_reason(turn: CommittedTurn) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from stenograph.core.ids_json import pieces_of
+from stenograph.core.json_pieces import Written, list_pieces
 from stenograph.core.types import WeightSpan
 from stenograph.export.lines import Line, cut, kept_leaves, leaf_descriptor, owners, whole_line
 from stenograph.export.replay import ReplayShape, indexer_topk, replayable, routed_experts
@@ -123,20 +125,20 @@ def make_samples(
 
 
 def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -> dict[str, object]:
-    """A sample as plain values; with `token_text`, each token as text too."""
-    sampling, experts, indexer = sample.sampling_log_probs, sample.routed_experts, sample.indexer_topk
+    """A sample for `json_pieces`; with `token_text`, each token as text too."""
     body: dict[str, object] = {
-        "tokens": sample.tokens.tolist(),
+        "tokens": sample.tokens,
         "response_length": sample.response_length,
-        "loss_mask": list(sample.loss_mask),
-        "rollout_log_probs": sample.rollout_log_probs.tolist(),
-        "sampling_log_probs": None if sampling is None else sampling.tolist(),
-        "rollout_routed_experts": None if experts is None else experts.tolist(),
-        "rollout_indexer_topk": None if indexer is None else indexer.tolist(),
+        "loss_mask": np.frombuffer(sample.loss_mask, np.uint8),
+        "rollout_log_probs": sample.rollout_log_probs,
+        "sampling_log_probs": sample.sampling_log_probs,
+        "rollout_routed_experts": sample.routed_experts,
+        "rollout_indexer_topk": sample.indexer_topk,
         **describe(sample),
     }
     if token_text is not None:
-        body["token_texts"] = [token_text(id_) for id_ in sample.tokens]
+        pieces = pieces_of(sample.tokens)
+        body["token_texts"] = Written(list_pieces([token_text(id_) for id_ in piece] for piece in pieces))
     return body
 
 

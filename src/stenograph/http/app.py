@@ -40,6 +40,7 @@ from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.wire import count_error, send_error
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_lag import LoopLag
+from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.memory import trim_memory
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.families import family_for
@@ -145,11 +146,13 @@ def make_app(
         pool=pool,
         body_slots=body_slots,
     )
+    share = LoopShare()
     sessions = SessionRoutes(
         manager=manager,
         metrics=metrics,
         renderer=renderer,
         pool=pool,
+        share=share,
         defaults=SessionDefaults(
             history=settings.history,
             matcher=load_matcher(settings.matcher),
@@ -167,6 +170,8 @@ def make_app(
         engine=engine,
         tokenizer=renderer.tokenizer,
         pool=pool,
+        share=share,
+        body_slots=body_slots,
         model=model,
         started_at=int(clock.wall()),
         instance_id=uuid.uuid4().hex,

@@ -83,7 +83,8 @@ class ChatRoute:
         num_unread = len(body) - (0 if known is None else known.text_print.length)
         if num_unread >= DECODED_OFF_LOOP_BYTES and self.manager.is_new(session, identity):
             # What msgspec does holds the GIL wherever it runs; the Python around it lets the loop in between.
-            decoded = await self.pool.run(decode, num_bytes=len(body))
+            async with self.body_slots.decoding():
+                decoded = await self.pool.run(decode, num_bytes=len(body))
             decode = lambda: decoded  # noqa: E731
         return self.manager.start(session, decode, started=stages, identity=identity)
 

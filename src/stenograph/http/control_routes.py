@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,23 +11,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stenograph.core.errors import (
-    InvalidRequest,
     MethodNotAllowed,
     RouteNotFound,
     StenographError,
     UnexpectedFailure,
 )
-from stenograph.core.types import token_ids
 from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
 from stenograph.http.metrics import Metrics
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.session_routes import SessionRoutes
-from stenograph.http.wire import ClientGone, count_error, json_response, read_body
+from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_body
+from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
+from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.protocol.openai_errors import error_body, error_headers
 from stenograph.protocol.sessions import decode_detokenize, decode_tokenize
 from stenograph.render.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -42,6 +44,8 @@ class ControlRoutes:
     engine: Engine
     tokenizer: Tokenizer
     pool: CpuPool
+    share: LoopShare
+    body_slots: BodySlots
     model: str
     started_at: int
     instance_id: str
@@ -128,27 +132,26 @@ class ControlRoutes:
         return json_response({"object": "list", "data": [model]})
 
     async def _tokenize(self, request: Request) -> Response:
-        wire = decode_tokenize(await self._body(request))
+        wire = await self._decoded(request, decode_tokenize)
+        ids = await self.pool.run(lambda: self.tokenizer.encode(wire.prompt), num_bytes=len(wire.prompt))
         limit = self.engine.capabilities.max_context_tokens
-
-        def answer() -> bytes:
-            ids = self.tokenizer.encode(wire.prompt)
-            return msgspec.json.encode({"count": len(ids), "max_model_len": limit, "tokens": ids.tolist()})
-
-        body = await self.pool.run(answer, num_bytes=len(wire.prompt))
-        return Response(body, media_type="application/json")
+        return json_in_pieces(self.share, {"count": len(ids), "max_model_len": limit, "tokens": ids})
 
     async def _detokenize(self, request: Request) -> Response:
-        wire = decode_detokenize(await self._body(request))
-        if any(id_ >= self.tokenizer.vocab_size for id_ in wire.tokens):
-            raise InvalidRequest(f"Token ids are below {self.tokenizer.vocab_size}.", param="/tokens")
-        text = await self.pool.run(
-            lambda: self.tokenizer.decode(token_ids(wire.tokens)), num_bytes=4 * len(wire.tokens)
-        )
-        return json_response({"prompt": text})
+        vocab_size = self.tokenizer.vocab_size
+        ids = await self._decoded(request, lambda body: decode_detokenize(body, vocab_size=vocab_size))
+        text = await self.pool.run(lambda: self.tokenizer.decode(ids), num_bytes=ids.itemsize * len(ids))
+        return json_in_pieces(self.share, {"prompt": text})
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)
+    async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
+        """The request's body, decoded on a worker if it is large, one at a time."""
+        body = await read_body(
+            request.scope, request.receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots
+        )
+        if len(body) < LARGE_BODY_BYTES:
+            return decode(body)
+        async with self.body_slots.decoding():
+            return await self.pool.run(lambda: decode(body), num_bytes=len(body))
 
     def _with_key(self, endpoint: Endpoint) -> Endpoint:
         async def checked(request: Request) -> Response:

@@ -78,7 +78,8 @@ def components(*, unknown_fields: UnknownFields, matchers: Sequence[str], vocab_
     _narrow_chat(schemas, unknown_fields)
     _narrow_message(schemas)
     _narrow_sessions(schemas, matchers)
-    _first(schemas["Detokenize"], "tokens")["items"] = {"type": "integer", "minimum": 0, "exclusiveMaximum": vocab_size}
+    token_id = {"type": "integer", "minimum": 0, "exclusiveMaximum": vocab_size}
+    schemas["Detokenize"]["properties"]["tokens"] = {"type": "array", "items": token_id}
     return schemas
 
 

@@ -1,13 +1,13 @@
 """The routes of sessions but the chats: create, look at, sample, abort, delete. Starlette endpoints.
 
-What is large (records, samples, drift) is made on the CPU pool, from a snapshot that the loop takes: a committed node
-does not change.
+What is large (records, samples, drift) is worked out on the CPU pool, from a snapshot that the loop takes: a committed
+node does not change. It is written out in pieces on the loop, which serves others between them.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -16,12 +16,13 @@ from stenograph.core.settings import HistoryKind
 from stenograph.export.arrow import MEDIA_TYPE, to_arrow
 from stenograph.export.line_drift import line_drift
 from stenograph.export.lines import leaves, tree_metadata
-from stenograph.export.records import encoded_records, session_summary
+from stenograph.export.records import records, session_summary
 from stenograph.export.replay import ReplayShape
 from stenograph.export.safetensors import to_safetensors
-from stenograph.export.samples import make_samples, to_json
+from stenograph.export.samples import SampleSet, make_samples, to_json
 from stenograph.http.metrics import Metrics
-from stenograph.http.wire import json_response, read_body
+from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_body
+from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
 from stenograph.protocol.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
 from stenograph.render.drift import DriftReport, num_by_class
@@ -37,6 +38,9 @@ MAX_PAGE = 1000
 
 _BYTES_PER_TOKEN = 8
 """About what a token's id and logprob cost to write out; only decides what is small enough for the loop."""
+
+_SENT_BYTES = 256 * 1024
+"""What is sent at once of bytes that are at hand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ class SessionRoutes:
     metrics: Metrics
     renderer: Renderer
     pool: CpuPool
+    share: LoopShare
     defaults: SessionDefaults
     replay_shape: ReplayShape | None
     max_body_bytes: int
@@ -88,7 +93,7 @@ class SessionRoutes:
         page = self.manager.page(limit=int(limit) + 1, after=request.query_params.get("after"))
         shown = page[: int(limit)]
         more = shown[-1].id if len(page) > len(shown) else None
-        return json_response({"sessions": [session_summary(session) for session in shown], "next": more})
+        return json_in_pieces(self.share, {"sessions": [session_summary(session) for session in shown], "next": more})
 
     async def get(self, request: Request) -> Response:
         """`GET /sessions/{id}?records=full|delta`: the records of the latest line, and what a trainer wants beside."""
@@ -99,28 +104,16 @@ class SessionRoutes:
             raise InvalidRequest(f"records must be 'full' or 'delta', got {wanted[:20]!r}.", param="/records")
         latest, nodes = session.history.latest, tuple(session.history.nodes)
 
-        num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN
-
-        def metadata_and_drift() -> tuple[bytes, DriftReport | None]:
+        def metadata_and_drift() -> tuple[dict[str, object], DriftReport | None]:
             report = None if latest is None else line_drift(latest, self.renderer)
-            return msgspec.json.encode(self._metadata(session.options, latest, nodes, report)), report
+            return self._metadata(session.options, latest, nodes, report), report
 
+        num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN
         metadata, report = await self.pool.run(metadata_and_drift, num_bytes=num_bytes)
         if latest is not None and report is not None:
             self._count_drift(session, {latest.id: report})
-        records = encoded_records([] if latest is None else latest.line(), delta=wanted == "delta")
-        pieces = self._view_pieces(session.id, records, metadata, num_bytes=num_bytes)
-        return StreamingResponse(pieces, media_type="application/json")
-
-    async def _view_pieces(
-        self, session_id: str, records: Iterator[bytes], metadata: bytes, *, num_bytes: int
-    ) -> AsyncGenerator[bytes, None]:
-        """A session's view, a record at a time: between two of them the loop serves others."""
-        before = b'{"session_id":' + msgspec.json.encode(session_id) + b',"records":['
-        while (record := await self.pool.run(lambda: next(records, None), num_bytes=num_bytes)) is not None:
-            yield before + record
-            before = b","
-        yield (b"" if before == b"," else before) + b'],"metadata":' + metadata + b"}"
+        shown = records([] if latest is None else latest.line(), delta=wanted == "delta")
+        return json_in_pieces(self.share, {"session_id": session.id, "records": shown, "metadata": metadata})
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /sessions/{id}`."""
@@ -143,7 +136,7 @@ class SessionRoutes:
         session = self._session(request)
         reports = await self._drift_of(leaves(session.history.nodes))
         self._count_drift(session, {leaf.id: report for leaf, report in reports})
-        lines = [
+        lines = (
             {
                 "leaf": leaf.id,
                 "path_node_ids": [node.id for node in leaf.line()],
@@ -153,8 +146,8 @@ class SessionRoutes:
                 "mismatches": drift_json(report),
             }
             for leaf, report in reports
-        ]
-        return json_response({"session_id": session.id, "lines": lines})
+        )
+        return json_in_pieces(self.share, {"session_id": session.id, "lines": lines})
 
     async def samples(self, request: Request) -> Response:
         """`POST /sessions/{id}/samples`."""
@@ -165,21 +158,42 @@ class SessionRoutes:
         reports = await self._drift_of(leaves(nodes))
         self._count_drift(session, {leaf.id: report for leaf, report in reports})
         by_leaf = {leaf.id: report for leaf, report in reports}
-        content, media_type = await self.pool.run(
-            lambda: self._encode_samples(nodes, latest, session.options, wire, by_leaf),
-            num_bytes=_BYTES_PER_TOKEN * sum(node.turn.num_tokens for node in nodes),
+        num_bytes = _BYTES_PER_TOKEN * sum(node.turn.num_tokens for node in nodes)
+        made, metadata = await self.pool.run(
+            lambda: self._make_samples(nodes, latest, session.options, wire, by_leaf), num_bytes=num_bytes
         )
-        return Response(content, media_type=media_type)
+        if wire.format == "json":
+            token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
+            body = {
+                "samples": (to_json(sample, token_text=token_text) for sample in made.samples),
+                "session_metadata": metadata,
+                "empty_reason": made.empty_reason,
+            }
+            return json_in_pieces(self.share, body)
+        if wire.format == "arrow":
+            messages = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+            return StreamingResponse(self._arrow_pieces(messages, num_bytes=num_bytes), media_type=MEDIA_TYPE)
+        payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+        return in_pieces(self.share, payload, media_type="application/octet-stream")
 
-    def _encode_samples(
+    async def _arrow_pieces(
+        self, messages: Iterator[memoryview], *, num_bytes: int
+    ) -> AsyncGenerator[bytes | memoryview, None]:
+        """A stream's messages, each made on the pool, where making it releases the GIL, and sent in pieces."""
+        while (message := await self.pool.run(lambda: next(messages, None), num_bytes=num_bytes)) is not None:
+            starts = range(0, len(message), _SENT_BYTES)
+            async for piece in self.share.pieces(message[start : start + _SENT_BYTES] for start in starts):
+                yield piece
+
+    def _make_samples(
         self,
         nodes: Sequence[Node],
         latest: Node | None,
         options: SessionOptions,
         wire: SamplesRequest,
         reports: Mapping[int, DriftReport],
-    ) -> tuple[bytes, str]:
-        """The samples of a session and their media type. Touches no session: it runs on a worker."""
+    ) -> tuple[SampleSet, dict[str, object]]:
+        """The samples of a session, and its metadata. Touches no session: it runs on a worker."""
         told = {leaf_id: drift_json(report) for leaf_id, report in reports.items()}
         made = make_samples(
             nodes,
@@ -190,20 +204,7 @@ class SessionRoutes:
             metadata={**options.metadata, **(wire.metadata or {})},
             mismatches={leaf_id: mismatches for leaf_id, mismatches in told.items() if mismatches is not None},
         )
-        metadata = self._metadata(options, latest, nodes, None if latest is None else reports[latest.id])
-        if wire.format == "arrow":
-            payload = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
-            return payload, MEDIA_TYPE
-        if wire.format != "json":
-            payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
-            return payload, "application/octet-stream"
-        token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
-        body = {
-            "samples": [to_json(sample, token_text=token_text) for sample in made.samples],
-            "session_metadata": metadata,
-            "empty_reason": made.empty_reason,
-        }
-        return msgspec.json.encode(body), "application/json"
+        return made, self._metadata(options, latest, nodes, None if latest is None else reports[latest.id])
 
     def _metadata(
         self, options: SessionOptions, latest: Node | None, nodes: Sequence[Node], report: DriftReport | None
@@ -211,7 +212,7 @@ class SessionRoutes:
         """What the server says of a session, over what its creator said: of the latest line, and of the whole tree."""
         metadata: dict[str, object] = {
             **options.metadata,
-            "accumulated_token_ids": line_ids(latest).tolist(),
+            "accumulated_token_ids": line_ids(latest),
             "max_trim_tokens": self.renderer.max_trim_tokens,
         }
         mismatches = [] if report is None else drift_json(report)
@@ -222,10 +223,12 @@ class SessionRoutes:
         return metadata
 
     async def _drift_of(self, ends: Sequence[Node]) -> list[tuple[Node, DriftReport]]:
-        num_bytes = sum(_BYTES_PER_TOKEN * leaf.num_tokens for leaf in ends)
-        return await self.pool.run(
-            lambda: [(leaf, line_drift(leaf, self.renderer)) for leaf in ends], num_bytes=num_bytes
-        )
+        """Each line's drift, one after the other: between two of them the worker is free for others."""
+        reports: list[tuple[Node, DriftReport]] = []
+        for leaf in ends:
+            work = partial(line_drift, leaf, self.renderer)
+            reports.append((leaf, await self.pool.run(work, num_bytes=_BYTES_PER_TOKEN * leaf.num_tokens)))
+        return reports
 
     def _count_drift(self, session: Session, reports: Mapping[int, DriftReport]) -> None:
         """Count each line's drift once, however often it is looked at."""

@@ -1,19 +1,26 @@
 """What every route needs of a socket: a body within its limit, an answer, and word of a client that left."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from itertools import chain, islice
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from stenograph.core.errors import BodyTooLarge, InvalidRequest, LimitExceeded, StenographError, UpstreamRefused
+from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.http.metrics import Metrics
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
+from stenograph.offload.loop_share import LoopShare
 from stenograph.protocol.openai_errors import error_body, error_headers
 
 Headers = Iterable[tuple[str, str]]
+
+
+WHOLE_PIECES = 2
+"""An answer of no more pieces than this is sent whole, with its length."""
 
 
 class ClientGone(Exception):
@@ -83,6 +90,19 @@ async def send_error(send: Send, error: StenographError) -> None:
 def json_response(value: object, *, status: int = 200) -> Response:
     """A value as a Starlette response."""
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def in_pieces(share: LoopShare, pieces: Iterator[bytes], *, media_type: str) -> Response:
+    """An answer that is made a piece at a time while it is sent; between two pieces the loop serves others."""
+    first = list(islice(pieces, WHOLE_PIECES + 1))
+    if len(first) <= WHOLE_PIECES:
+        return Response(b"".join(first), media_type=media_type)
+    return StreamingResponse(share.pieces(chain(first, pieces)), media_type=media_type)
+
+
+def json_in_pieces(share: LoopShare, value: object) -> Response:
+    """A value as `json_pieces` writes it; like `json_response`, for what may be large."""
+    return in_pieces(share, joined(json_pieces(value)), media_type="application/json")
 
 
 def count_error(metrics: Metrics, error: StenographError) -> None:

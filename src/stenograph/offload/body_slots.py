@@ -2,8 +2,8 @@
 
 Under load the stall is not one slow decode, it is one pass of the loop that serves every ready connection. A slot is
 held around reading and decoding; whoever waits for one does not read, and flow control tells the other side to wait. A
-body that stops flowing gives its slot up until it flows again, so a peer that stalls holds up nobody. Knows nothing of
-HTTP.
+body that stops flowing gives its slot up until it flows again, so a peer that stalls holds up nobody. Of the large ones
+that are whole, one is decoded at a time. Knows nothing of HTTP.
 """
 
 import asyncio
@@ -23,10 +23,11 @@ STALL_S = 0.05
 
 
 class BodySlots:
-    """At most `num_slots` bodies flow at a time. First come, first served."""
+    """At most `num_slots` bodies flow at a time, and one is decoded. First come, first served."""
 
     def __init__(self, num_slots: int) -> None:
         self._free = asyncio.Semaphore(num_slots)
+        self._decoder = asyncio.Semaphore(1)
         self._num_slots = num_slots
 
     def __repr__(self) -> str:
@@ -41,6 +42,12 @@ class BodySlots:
             yield slot
         finally:
             slot.give_up()
+
+    @asynccontextmanager
+    async def decoding(self) -> AsyncGenerator[None]:
+        """Decode one large body. A decoder holds the GIL: two at once would only hold the loop for longer."""
+        async with self._decoder:
+            yield
 
 
 class Slot:

@@ -4,14 +4,17 @@ Replies are dictionaries that the routes encode; the shapes of a session and its
 with more in them (docs/http-api.md).
 """
 
+from array import array
 from typing import Annotated
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.settings import HistoryKind
-from stenograph.protocol.json_errors import decode_json, shown
+from stenograph.core.types import token_ids
+from stenograph.protocol.json_errors import decode_json, decode_part, shown
 from stenograph.protocol.template_kwargs import check_depth, check_template_kwargs
 
 
@@ -53,10 +56,13 @@ class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
-    """`POST /detokenize`."""
+TokenIdInt = Annotated[int, Meta(ge=0, lt=2**31)]
 
-    tokens: list[Annotated[int, Meta(ge=0, lt=2**31)]]
+
+class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /detokenize`. `tokens` stay text at first: they are read in pieces."""
+
+    tokens: msgspec.Raw
     model: str | None = None
 
 
@@ -66,6 +72,10 @@ _ABORT = msgspec.json.Decoder(AbortRequest)
 _NOTHING = msgspec.json.Decoder(Nothing)
 _TOKENIZE = msgspec.json.Decoder(Tokenize)
 _DETOKENIZE = msgspec.json.Decoder(Detokenize)
+_IDS: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(list[TokenIdInt])
+
+_IDS_BYTES = 64 * 1024
+"""Text of ids that is decoded at once, in half a millisecond."""
 
 SAMPLE_FORMATS = ("safetensors", "json", "arrow")
 
@@ -124,6 +134,28 @@ def decode_tokenize(body: bytes) -> Tokenize:
     return decode_json(body, _TOKENIZE)
 
 
-def decode_detokenize(body: bytes) -> Detokenize:
-    """Read the body of `POST /detokenize`. Raises InvalidJson or InvalidRequest."""
-    return decode_json(body, _DETOKENIZE)
+def decode_detokenize(body: bytes, *, vocab_size: int) -> "array[int]":
+    """The ids in the body of `POST /detokenize`. Raises InvalidJson or InvalidRequest."""
+    ids = _ids(bytes(decode_json(body, _DETOKENIZE).tokens))
+    if ids and np.frombuffer(ids, dtype=ids.typecode).max() >= vocab_size:
+        raise InvalidRequest(f"Token ids are below {vocab_size}.", param="/tokens")
+    return ids
+
+
+def _ids(text: bytes) -> "array[int]":
+    """A JSON list of ids, decoded in pieces, because a decoder holds the GIL; as a whole if that is not what it is."""
+    text = text.strip()
+    ids = token_ids()
+    start, end = 1, len(text) - 1
+    try:
+        while start < end and text.startswith(b"["):
+            comma = text.find(b",", start + _IDS_BYTES, end)
+            stop = end if comma < 0 else comma
+            ids.extend(_IDS.decode(b"[" + text[start:stop] + b"]"))
+            start = stop + 1
+    except msgspec.DecodeError:
+        start = 1
+    if start > 1:
+        return ids
+    whole = decode_part(text, _IDS, at="/tokens")
+    return token_ids(whole)

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from stenograph.export.records import encoded_records
-from stenograph.session.history import line_ids
+from stenograph.core.json_pieces import json_pieces
+from stenograph.export.records import records
+from stenograph.session.history import Node, line_ids
 
 NewSession = Callable[[], Any]
+
+
+def written_of(line: list[Node], *, delta: bool) -> list[Any]:
+    made: list[Any] = json.loads(b"".join(json_pieces(records(line, delta=delta))))
+    return made
 
 
 @pytest.mark.parametrize("delta", [False, True])
@@ -19,8 +25,8 @@ def test_each_record_has_its_prompt_whole_or_what_it_adds(new_session: NewSessio
     middle = session.add(root, [91, 3], [(11, -2.0)], trimmed=1)
     leaf = session.add(middle, [4], [(12, -1.0), (13, -1.0)])
     line = leaf.line()
-    records = [json.loads(record) for record in encoded_records(line, delta=delta)]
-    for node, record in zip(line, records, strict=True):
+    written = written_of(line, delta=delta)
+    for node, record in zip(line, written, strict=True):
         request = record["request"]
         prompt = list(line_ids(node))[: node.num_tokens - len(node.turn.sampled.ids)]
         num_kept = request.get("num_kept_ids", 0)
@@ -33,4 +39,11 @@ def test_each_record_has_its_prompt_whole_or_what_it_adds(new_session: NewSessio
 
 
 def test_a_line_without_turns_has_no_records() -> None:
-    assert list(encoded_records([], delta=False)) == []
+    assert written_of([], delta=False) == []
+
+
+def test_no_piece_of_a_long_record_holds_more_than_a_millisecond_of_writing(new_session: NewSession) -> None:
+    session = new_session()
+    root = session.add(None, range(100_000), [(7, -0.5)] * 50_000, experts="A" * 10**6)
+    leaf = session.add(root, range(100_000), [(7, -0.5)] * 50_000, experts="A" * 10**6)
+    assert max(map(len, json_pieces(records(leaf.line(), delta=False)))) < 2**18

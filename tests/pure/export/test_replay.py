@@ -1,5 +1,7 @@
 """Routed experts and indexer ids: the rows of the line, whatever was cut or trimmed; refused where they do not fit."""
 
+import base64
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 from stenograph.core.errors import SamplesInconsistent
+from stenograph.core.json_pieces import json_pieces
 from stenograph.core.types import FinishReason
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import Sample, make_samples, to_json
@@ -41,9 +44,18 @@ def test_a_lines_experts_are_its_last_turns(new_session: NewSession, replay_text
     assert sample.routed_experts.tolist() == np.arange(30).reshape(5, 3, 2).tolist()
     assert sample.indexer_topk is not None
     assert sample.indexer_topk.tolist() == np.arange(20).reshape(5, 4).tolist()
-    body = to_json(sample)
+    body = json.loads(b"".join(json_pieces(to_json(sample))))
     assert body["rollout_routed_experts"] == sample.routed_experts.tolist()
     assert body["rollout_indexer_topk"] == sample.indexer_topk.tolist()
+
+
+@pytest.mark.parametrize("num", [49_151, 49_152, 49_153, 200_000])
+def test_experts_of_any_length_are_decoded_whole(new_session: NewSession, replay_text: ReplayText, num: int) -> None:
+    session = new_session()
+    session.add(None, range(num), ONE, experts=replay_text(num))
+    (sample,) = samples_of(session, shape=ReplayShape(layers=1, top_k=1))
+    assert sample.routed_experts is not None
+    assert np.array_equal(sample.routed_experts.ravel(), np.arange(num))
 
 
 @pytest.mark.parametrize(("max_seq_len", "num_tokens"), [(6, 6), (5, 3), (4, 3), (3, 3)])
@@ -86,6 +98,8 @@ def test_each_line_of_a_tree_has_its_own(new_session: NewSession, replay_text: R
         (lambda text: "AAA", SHAPE, r"not base64"),
         (lambda text: "é" * 4, SHAPE, r"not base64"),
         (lambda text: text(12)[:-8] + "\n" + text(12)[-8:], SHAPE, r"not base64"),
+        (lambda text: base64.b64encode(bytes(196_606)).decode() + text(12), SHAPE, r"not base64: .* after the padding"),
+        (lambda text: text(200_000)[:-8] + "é" + text(12)[-7:], SHAPE, r"not base64"),
     ],
 )
 def test_experts_that_do_not_fit_are_refused_with_the_numbers(

@@ -1,7 +1,7 @@
 """Samples through safetensors: exact, and readable by a client that refuses what it does not know."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenograph.core.json_pieces import json_pieces
 from stenograph.core.types import FinishReason
 from stenograph.export.replay import ReplayShape
 from stenograph.export.safetensors import META, to_safetensors
@@ -22,9 +23,11 @@ REPLAY = {"rollout_routed_experts": "<i4", "rollout_indexer_topk": "<i4"}
 IN_JSON = ("response", "response_length", "status", "weight_versions", "spec_info", "prefix_cache_info", "metadata")
 
 
-def read(payload: bytes) -> dict[str, Any]:
+def read(pieces: Iterable[bytes]) -> dict[str, Any]:
     """What a client of the miles session server reads: by name, each field there or in `nulls`, nothing left over."""
+    payload = b"".join(pieces)
     tensors = safetensors.numpy.load(payload)
+    assert payload == safetensors.numpy.save(tensors)  # byte for byte what the library writes
     meta: dict[str, Any] = json.loads(tensors.pop(META).tobytes())
     for index, sample in enumerate(meta["samples"]):
         assert set(IN_JSON) < set(sample)
@@ -55,7 +58,8 @@ def test_a_sample_says_the_same_in_safetensors_as_in_json(new_session: NewSessio
     assert (meta["session_metadata"], meta["empty_reason"]) == ({"s": "☃"}, None if lines else "no_records")
     assert len(meta["samples"]) == len(made.samples)
     for got, sample in zip(meta["samples"], made.samples, strict=True):
-        assert {name: got[name] for name in to_json(sample)} == to_json(sample)
+        expected = json.loads(b"".join(json_pieces(to_json(sample))))
+        assert {name: got[name] for name in expected} == expected
         assert got["nulls"] == list(REPLAY)
 
 
@@ -83,3 +87,16 @@ def test_a_sample_without_a_response_has_empty_tensors(new_session: NewSession, 
     (sample,) = read(to_safetensors(made.samples, session_metadata={}, empty_reason=None))["samples"]
     assert (sample["tokens"], sample["loss_mask"], sample["rollout_log_probs"]) == (prompt, [], [])
     assert sample["status"] == "aborted"
+
+
+def test_no_piece_of_a_long_sample_holds_more_than_a_millisecond_of_copying(
+    new_session: NewSession, replay_text: Callable[[int], str]
+) -> None:
+    session = new_session()
+    root = session.add(None, range(50_000), [(7, -0.5)] * 50_000, sampling=[-0.5] * 50_000, experts=replay_text(99_999))
+    session.add(root, range(50_000), [(7, -0.5)] * 10, sampling=[-0.5] * 10, experts=replay_text(150_009))
+    shape = ReplayShape(layers=1, top_k=1)
+    made = make_samples(session.nodes, decode=lambda ids: "é" * len(ids), max_trim_tokens=0, replay_shape=shape)
+    pieces = list(to_safetensors(made.samples, session_metadata={}, empty_reason=None))
+    read(pieces)
+    assert max(map(len, pieces)) < 2**19

@@ -1,5 +1,6 @@
 """Samples: every token accounted for, masked, cut at the right place, and trained once."""
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenograph.core.json_pieces import json_pieces
 from stenograph.core.types import FinishReason
 from stenograph.export.lines import kept_leaves
 from stenograph.export.samples import EmptyReason, Sample, SampleSet, make_samples, to_json
@@ -32,7 +34,7 @@ def test_a_worked_example(new_session: NewSession) -> None:
     session.add(root, [4], [(12, -2.5)], versions=[("b", 0, 1)], sampling=[-2.0], cached=5, reply_id="chatcmpl-1")
     made = make(session, metadata={"k": 1})
     assert made.empty_reason is None
-    assert [to_json(sample) for sample in made.samples] == [
+    assert [json.loads(b"".join(json_pieces(to_json(sample)))) for sample in made.samples] == [
         {
             "tokens": [1, 2, 3, 10, 11, 4, 12],
             "response_length": 4,
