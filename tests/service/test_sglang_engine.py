@@ -173,7 +173,7 @@ def test_its_capabilities_leave_the_context_to_the_engine() -> None:
     capabilities = engine.capabilities
     assert (capabilities.engine, capabilities.model, capabilities.vocab_size) == ("sglang", "m", VOCAB)
     assert (capabilities.max_context_tokens, capabilities.streams, capabilities.parses) == (None, False, True)
-    assert sorted(capabilities.grammars) == ["json_object", "json_schema", "regex"]
+    assert sorted(capabilities.grammars) == ["choice", "ebnf", "json_object", "json_schema", "regex"]
 
 
 # -- replies that are unusual, false or cut

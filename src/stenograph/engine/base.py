@@ -44,7 +44,8 @@ class Capabilities:
     None leaves it to the engine to refuse what does not fit.
 
     `streams`: tokens come as they are drawn; else one chunk holds the whole reply. `parses`: the engine writes the
-    client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself.
+    client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. With `parses`,
+    both are said of chats alone: a request without a chat gets its tokens, as they are drawn if it wants them so.
     `takes_json`: it is sent ids as JSON text, so it wants `Prompt.ids_json`.
     """
 

@@ -1,76 +1,63 @@
-"""SGLang's chat route as a dialect: one chat request a turn, whose reply the client gets unchanged. Pure."""
+"""SGLang as a dialect: a chat goes to the chat route, whose reply its client gets unchanged, all else to `/generate`.
+
+Pure.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stenograph.core.errors import StenographError
 from stenograph.core.settings import ReplayKind
-from stenograph.core.types import Chunk, EngineReply, GrammarKind, RequestId
+from stenograph.core.types import Chunk, EngineReply, RequestId
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http_engine import Ask, Call, passed_through
-from stenograph.engine.sglang_wire import GRAMMARS, decode_reply, encode_abort, encode_request
+from stenograph.engine.http_engine import Ask, Call, Reading, passed_through
+from stenograph.engine.sglang_generate import SGLangGenerate, routing_headers
+from stenograph.engine.sglang_wire import decode_reply, encode_request
 from stenograph.engine.transport import HttpReply
 
 CHAT_PATH = "/v1/chat/completions"
-ABORT_PATH = "/abort_request"
-PROBE_PATHS = ("/health", "/v1/models")
-"""The second is for routers that have no `/health`."""
 
 
 class SGLangChat:
-    """A server whose chat route knows `input_ids`."""
+    """A server whose chat route knows `input_ids`. What is no chat, its own route serves (`SGLangGenerate`)."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        vocab_size: int,
-        grammars: frozenset[GrammarKind] = GRAMMARS,
-        replay: ReplayKind = ReplayKind.NONE,
-    ) -> None:
+    def __init__(self, *, model: str, vocab_size: int, replay: ReplayKind = ReplayKind.NONE) -> None:
         """`model` is its model's name there. `replay` says what is asked for that trainers replay."""
+        self._model = model
         self._replay = replay
-        self._capabilities = Capabilities(
-            engine="sglang",
-            model=model,
-            vocab_size=vocab_size,
-            max_context_tokens=None,
-            grammars=grammars,
-            streams=False,
-            parses=True,
-            takes_json=True,
-        )
+        self._native = SGLangGenerate(model=model, vocab_size=vocab_size, replay=replay)
 
     def __repr__(self) -> str:
-        return f"<SGLangChat {self._capabilities.model}>"
+        return f"<SGLangChat {self._model}>"
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._capabilities
+        return replace(self._native.capabilities, engine="sglang", streams=False, parses=True)
 
     @property
     def probe_paths(self) -> Sequence[str]:
-        return PROBE_PATHS
+        return self._native.probe_paths
 
     async def discover(self, ask: Ask) -> None:
-        """Nothing: `/health` does not tell what the chat route knows, and a reply without its fields is refused."""
+        """How long the context is. Nothing tells what the chat route knows; a reply without its fields is refused."""
+        await self._native.discover(ask)
 
     def call(self, request: GenerateRequest) -> Call:
-        key = request.affinity_key
-        return Call(
-            path=CHAT_PATH,
-            body=encode_request(request, model=self._capabilities.model, replay=self._replay),
-            headers=() if key is None else (("x-smg-routing-key", key),),
-        )
+        if request.chat is None:
+            return self._native.call(request)
+        body = encode_request(request, model=self._model, replay=self._replay)
+        return Call(path=CHAT_PATH, body=body, headers=routing_headers(request))
 
-    def reading(self, request: GenerateRequest) -> "SGLangChatReading":
-        return SGLangChatReading(vocab_size=self._capabilities.vocab_size, num_prompt=len(request.prompt.ids))
+    def reading(self, request: GenerateRequest) -> Reading:
+        if request.chat is None:
+            return self._native.reading(request)
+        return SGLangChatReading(vocab_size=self.capabilities.vocab_size, num_prompt=len(request.prompt.ids))
 
     def refusal(self, http: HttpReply) -> StenographError:
         return passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call:
-        return Call(path=ABORT_PATH, body=encode_abort(request_id))
+        return self._native.abort_call(request_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import gzip
 import socket
 import struct
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import cast
@@ -60,6 +60,8 @@ class Fault(enum.StrEnum):
     """Two `server` and two `date` headers."""
     GARBAGE = "garbage"
     """Not HTTP."""
+    UNFRAMED = "unframed"
+    """Correct: the body ends where the connection does."""
 
 
 class Reset(Exception):
@@ -82,13 +84,17 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A reply and what goes wrong with it. `headers` come besides content-type, content-length, server and date."""
+    """A reply and what goes wrong with it. `headers` come besides content-type, content-length, server and date.
+
+    `cut_at`: the connection is closed after so many bytes of the body, or, in a stream, of its events.
+    """
 
     status: int = 200
     body: bytes = b""
     content_type: str = "application/json"
     headers: Pairs = ()
     fault: Fault = Fault.NONE
+    cut_at: int | None = None
 
 
 Handler = Callable[["Connection", HttpRequest], Awaitable[None]]
@@ -200,18 +206,12 @@ async def send(connection: Connection, answer: Answer, hold: Callable[[], Awaita
     """Send `answer` with its fault; `hold` returns when the test releases it. Tells whether the connection goes on."""
     fault, (head, body) = answer.fault, _encode(answer)
     half = len(body) // 2
+    if not await _begins(connection, fault, hold):
+        return False
+    if answer.cut_at is not None:
+        connection.write(head + body[: answer.cut_at])
+        return False
     match fault:
-        case Fault.CLOSED:
-            return False
-        case Fault.RESET:
-            raise Reset
-        case Fault.GARBAGE:
-            connection.write(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
-            return False
-        case Fault.HANG:
-            await asyncio.get_running_loop().create_future()
-        case Fault.HELD_HEADERS:
-            await hold()
         case Fault.HELD_BODY | Fault.RESET_IN_BODY:
             connection.write(head + body[:half])
             await hold()
@@ -225,7 +225,55 @@ async def send(connection: Connection, answer: Answer, hold: Callable[[], Awaita
         case _:
             pass
     connection.write(head + body)
-    return fault not in (Fault.LONG_LENGTH, Fault.SHORT_LENGTH, Fault.BAD_CHUNK)
+    return fault not in (Fault.LONG_LENGTH, Fault.SHORT_LENGTH, Fault.BAD_CHUNK, Fault.UNFRAMED)
+
+
+async def send_events(
+    connection: Connection, answer: Answer, events: AsyncIterator[bytes], hold: Callable[[], Awaitable[None]]
+) -> bool:
+    """Send a stream of events, each as it comes: their data is `events`, and the rest of the reply is `answer`'s.
+
+    Of the faults, those before the first byte are known here, UNFRAMED, RESET_IN_BODY (after the first event) and
+    `cut_at`. Tells whether the connection goes on.
+    """
+    fault, is_framed = answer.fault, answer.fault is not Fault.UNFRAMED
+    if not await _begins(connection, fault, hold):
+        return False
+    connection.write(_head(answer, "transfer-encoding: chunked" if is_framed else "connection: close", ()))
+    num_left = answer.cut_at
+    async for data in events:
+        event = b"data: " + data + b"\n\n"
+        framed = b"%x\r\n%b\r\n" % (len(event), event) if is_framed else event
+        if num_left is not None and num_left < len(event):
+            connection.write(framed[: framed.index(event) + num_left])
+            return False
+        num_left = None if num_left is None else num_left - len(event)
+        connection.write(framed)
+        if fault is Fault.RESET_IN_BODY:
+            await hold()
+            raise Reset
+    if is_framed:
+        connection.write(b"0\r\n\r\n")
+    return is_framed
+
+
+async def _begins(connection: Connection, fault: Fault, hold: Callable[[], Awaitable[None]]) -> bool:
+    """What goes wrong before the first byte; tells whether there will be any more."""
+    match fault:
+        case Fault.CLOSED:
+            return False
+        case Fault.RESET:
+            raise Reset
+        case Fault.GARBAGE:
+            connection.write(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+            return False
+        case Fault.HANG:
+            await asyncio.get_running_loop().create_future()
+        case Fault.HELD_HEADERS:
+            await hold()
+        case _:
+            pass
+    return True
 
 
 def _encode(answer: Answer) -> tuple[bytes, bytes]:
@@ -243,16 +291,22 @@ def _encode(answer: Answer) -> tuple[bytes, bytes]:
             length //= 2
         case _:
             pass
+    if answer.fault is Fault.UNFRAMED:
+        return _head(answer, "connection: close", extra), body
     chunked = answer.fault in (Fault.CHUNKED, Fault.CUT_CHUNK, Fault.BAD_CHUNK)
+    return _head(answer, "transfer-encoding: chunked" if chunked else f"content-length: {length}", extra), body
+
+
+def _head(answer: Answer, framing: str, extra: Pairs) -> bytes:
     times = 2 if answer.fault is Fault.DOUBLED_HEADERS else 1
     lines = [
         f"HTTP/1.1 {answer.status} {_phrase(answer.status)}",
         *["server: stand-in", "date: Thu, 01 Jan 1970 00:00:00 GMT"] * times,
         *([f"content-type: {answer.content_type}"] if answer.content_type else []),
-        "transfer-encoding: chunked" if chunked else f"content-length: {length}",
+        framing,
         *(f"{name}: {value}" for name, value in (*extra, *answer.headers)),
     ]
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n", body
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
 
 
 _ENCODED: dict[Fault, tuple[str, Callable[[bytes], bytes]]] = {

@@ -9,8 +9,9 @@ from stenograph.bench.conversation import Conversation, Messages
 from stenograph.bench.reply_shape import STOP_ID, ReplyShape, assistant_fragment, reply_body, reply_content
 from stenograph.bench.scenarios import SCENARIOS, Scenario, scenarios_named
 from stenograph.bench.standin import CHAT_PATH, Answers, num_input_ids
+from stenograph.core.ids_json import encode_ids
 from stenograph.core.types import FinishReason
-from stenograph.engine.sglang_wire import decode_reply, encode_ids
+from stenograph.engine.sglang_wire import decode_reply
 
 
 def named(scenario: Scenario) -> str:

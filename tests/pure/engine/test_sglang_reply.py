@@ -521,16 +521,27 @@ def test_tools_and_template_arguments_go_along_for_parsing(choice: ToolChoice, e
             },
         ),
         (Grammar(kind=GrammarKind.REGEX, source='a"\\d+'), {"regex": 'a"\\d+'}),
+        (Grammar(kind=GrammarKind.EBNF, source='root ::= "a"'), {"ebnf": 'root ::= "a"'}),
+        (Grammar(kind=GrammarKind.CHOICE, source='["yes", "n\\"\\\\o"]'), {"ebnf": 'root ::= "yes" | "n\\"\\\\o"'}),
+        (
+            Grammar(kind=GrammarKind.CHOICE, source='["", "\\n\\u0000\\u007f", "Grüße"]'),
+            {"ebnf": 'root ::= "" | "\\x0a\\x00\\x7f" | "Grüße"'},
+        ),
     ],
 )
 def test_a_grammar_is_sent_in_sglang_s_words(grammar: Grammar, expected: dict[str, Any]) -> None:
     assert sent(request(CHAT, grammar=grammar)) == {**ALWAYS, "messages": [{"role": "user"}], **expected}
 
 
-@pytest.mark.parametrize("kind", [GrammarKind.LARK, GrammarKind.CHOICE])
-def test_a_grammar_of_another_dialect_is_refused(kind: GrammarKind) -> None:
-    with pytest.raises(InvalidRequest, match=kind.value):
-        sent(request(CHAT, grammar=Grammar(kind=kind, source="x")))
+def test_a_grammar_of_another_dialect_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="lark"):
+        sent(request(CHAT, grammar=Grammar(kind=GrammarKind.LARK, source="x")))
+
+
+@pytest.mark.parametrize("source", ["[]", "x", "[1]", '{"a": "b"}', "[" * 100_000])
+def test_a_choice_that_is_none_is_refused(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="choice"):
+        sent(request(CHAT, grammar=Grammar(kind=GrammarKind.CHOICE, source=source)))
 
 
 @pytest.mark.parametrize(
