@@ -32,7 +32,7 @@ class EngineState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHealth:
-    """An engine's state and, where it is not ready, why in one line."""
+    """An engine's state and, in one line, why it is not ready, or what there is to say of one that is."""
 
     state: EngineState
     detail: str = ""
@@ -44,9 +44,10 @@ class Capabilities:
     None leaves it to the engine to refuse what does not fit.
 
     `streams`: tokens come as they are drawn; else one chunk holds the whole reply. `parses`: the engine writes the
-    client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. With `parses`,
-    both are said of chats alone: a request without a chat gets its tokens, as they are drawn if it wants them so.
-    `takes_json`: it is sent ids as JSON text, so it wants `Prompt.ids_json`.
+    client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. Then both
+    are said of chats alone: a request without a chat gets its tokens, as they are drawn if it wants them so.
+    `takes_json`: it is sent ids as JSON text, so it wants `Prompt.ids_json`. `note`: in a line, what whoever runs it
+    should know of how it is used; empty where there is nothing to say.
     """
 
     engine: str
@@ -57,6 +58,7 @@ class Capabilities:
     streams: bool
     parses: bool = False
     takes_json: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

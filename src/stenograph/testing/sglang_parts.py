@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Logprobs = Sequence[tuple[int, float]]
-"""Ids and their logprobs."""
+from stenograph.testing.planned_server import Logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
