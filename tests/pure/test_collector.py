@@ -85,3 +85,16 @@ def test_a_turn_with_logprobs_of_another_length_cannot_be_made() -> None:
         sampled(sampling_logprobs=array("d", [-1.0]))
     with pytest.raises(ValueError, match="2 ids but 1 logprobs"):
         sampled(logprobs=array("d", [-1.0]))
+
+
+def test_weights_that_are_told_in_the_end_are_the_turns() -> None:
+    told = (WeightSpan(version="a", start=0, end=1), WeightSpan(version="b", start=1, end=3))
+    last = Chunk(ids=(3,), logprobs=(-1.0,), finish=STOP, weights=told)
+    assert collect(chunk(1), chunk(2), last).result().weights == told
+
+
+@pytest.mark.parametrize("spans", [[(0, 3)], [(0, 2), (1, 2)], [(1, 1)], [(-1, 1)]])
+def test_weight_spans_that_do_not_ascend_within_the_ids_are_refused(spans: list[tuple[int, int]]) -> None:
+    told = tuple(WeightSpan(version="a", start=start, end=end) for start, end in spans)
+    with pytest.raises(UpstreamInvalid, match="weight_spans"):
+        collect(chunk(1), Chunk(ids=(2,), logprobs=(-1.0,), finish=STOP, weights=told)).result()

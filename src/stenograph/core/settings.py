@@ -30,6 +30,7 @@ class EngineKind(enum.StrEnum):
     EMBEDDED = "embedded"
     SGLANG = "sglang"
     LLAMACPP = "llamacpp"
+    VLLM = "vllm"
 
 
 class ReplyMode(enum.StrEnum):
@@ -386,6 +387,10 @@ def _check_together(settings: Settings) -> None:
         raise StartupError("replay is set, but llama.cpp does not tell of its experts")
     if settings.engine is EngineKind.LLAMACPP and settings.reply is not ReplyMode.PASSTHROUGH:
         raise StartupError(f"reply is {settings.reply}, but llama.cpp writes no replies here")
+    if settings.engine is EngineKind.VLLM and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        raise StartupError(f"replay is {settings.replay}, but vLLM tells of routed_experts alone")
+    if settings.engine is EngineKind.VLLM and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"reply is {settings.reply}, but vLLM writes no replies here")
 
 
 def _read_toml(file: Path) -> dict[str, object]:

@@ -198,7 +198,8 @@ class Chunk:
     `sampling_logprobs[i]` is the same under the distribution that ids[i] was really drawn from; None where the
     engine does not tell. Few tokens come as tuples, a whole reply's as arrays (int32, float64). `finish` is set in the
     last chunk of a generation, and only there, and so are `reply`, where the engine wrote the client's reply itself,
-    and `replay`.
+    and `replay`. `weight_version` drew this chunk's ids; an engine that tells only in the end which weights drew what
+    has it in the last chunk's `weights`, over all ids of the turn.
     """
 
     ids: Sequence[int]
@@ -209,6 +210,7 @@ class Chunk:
     num_cached_tokens: int = 0
     times: EngineTimes | None = None
     weight_version: str | None = None
+    weights: tuple[WeightSpan, ...] | None = None
     reply: EngineReply | None = None
     replay: Replay | None = None
 

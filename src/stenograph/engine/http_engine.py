@@ -315,7 +315,7 @@ class HttpEngine:
             self._become(EngineState.DOWN, error.message)
             self._doubt.set()
         elif error is None:
-            self._become(EngineState.READY)
+            self._become(EngineState.READY, self._dialect.capabilities.note)
         if error is not None:
             raise error
 
@@ -363,10 +363,10 @@ class HttpEngine:
         except TimeoutError:
             self._become(EngineState.DOWN, f"it did not answer GET {path} within {PROBE_DEADLINE_S:g} s")
         else:
-            works = status < 500
-            self._become(
-                EngineState.READY if works else EngineState.DOWN, "" if works else f"GET {path} answered {status}"
-            )
+            if status < 500:
+                self._become(EngineState.READY, self._dialect.capabilities.note)
+            else:
+                self._become(EngineState.DOWN, f"GET {path} answered {status}")
 
     async def _probed_status(self) -> int:
         status = 404

@@ -57,6 +57,8 @@ class TurnCollector:
             raise UpstreamInvalid("has_finish", "the engine's reply ended without a finish reason")
         if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
             raise UpstreamInvalid("has_tokens", "the engine drew no token, and does not say that it was aborted")
+        weights = tuple(self._weights) if self._last.weights is None else self._last.weights
+        _check_spans(weights, len(self._ids))
         top = tuple(self._top_logprobs) if len(self._top_logprobs) == len(self._ids) else None
         return SampledTurn(
             ids=self._ids,
@@ -64,7 +66,7 @@ class TurnCollector:
             sampling_logprobs=self._sampling_logprobs,
             top_logprobs=top or None,
             finish=self._last.finish,
-            weights=tuple(self._weights),
+            weights=weights,
             num_cached_tokens=self._last.num_cached_tokens,
             times=self._last.times,
             replay=self._last.replay,
@@ -101,6 +103,15 @@ class TurnCollector:
         if last is not None and last.version == chunk.weight_version and last.end == start:
             start = self._weights.pop().start
         self._weights.append(WeightSpan(version=chunk.weight_version, start=start, end=len(self._ids)))
+
+
+def _check_spans(weights: Sequence[WeightSpan], num_ids: int) -> None:
+    end = 0
+    for span in weights:
+        if not end <= span.start < span.end <= num_ids:
+            told = f"[{span.start}, {span.end}) after {end}"
+            raise UpstreamInvalid("weight_spans", f"the spans do not ascend within {num_ids} ids: {told}")
+        end = span.end
 
 
 def _check_logprobs(logprobs: Sequence[float]) -> None:

@@ -28,6 +28,7 @@ from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp import LlamaCpp
 from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
 from stenograph.engine.sglang import SGLangChat
+from stenograph.engine.vllm import VLLM
 from stenograph.export.replay import ReplayShape
 from stenograph.http.auth import Doorman
 from stenograph.http.chat_route import ChatRoute
@@ -201,6 +202,14 @@ def make_dialect(settings: Settings, files: ModelFiles) -> Dialect | None:
             return SGLangChat(model=files.name, vocab_size=files.vocab_size, replay=settings.replay)
         case EngineKind.LLAMACPP:
             return LlamaCpp(model=files.name, vocab_size=files.vocab_size)
+        case EngineKind.VLLM:
+            return VLLM(
+                model=files.name,
+                vocab_size=files.vocab_size,
+                max_context_tokens=files.max_context_tokens,
+                eos_token_ids=files.eos_token_ids,
+                replay=settings.replay,
+            )
 
 
 def make_engine(settings: Settings, files: ModelFiles, path: Path, body_slots: BodySlots) -> Engine:

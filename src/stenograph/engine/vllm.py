@@ -1,0 +1,182 @@
+"""vLLM's token-in, token-out routes as a dialect: which one a server has, its aborts, what is asked of it. Pure.
+
+The generate route tells more (weight versions) but is off in a vLLM that was started without `--enable-scale-out`; its
+completions route also takes ids and gives them back. Which routes there are is found out each time a server comes up,
+by requests that begin nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamInvalid
+from stenograph.core.settings import ReplayKind
+from stenograph.core.types import Chunk, RequestId
+from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.engine.http_engine import Ask, Call, passed_through
+from stenograph.engine.transport import HttpReply
+from stenograph.engine.vllm_reply import Expected, ReplyReader
+from stenograph.engine.vllm_request import EMPTY_GENERATION, GRAMMARS, Route, encode_abort, encode_request
+from stenograph.engine.vllm_wire import decode_models
+
+MODELS_PATH = "/v1/models"
+ABORT_PATHS = ("/inference/v1/abort_requests", "/abort_requests")
+"""The first comes with the generate route; the second with `VLLM_SERVER_DEV_MODE=1`, or with `--tokens-only`."""
+PROBE_PATHS = ("/health", MODELS_PATH)
+"""The second is for routers that have no `/health`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a server turned out to have. `abort_path` None: a generation ends early only by hanging up."""
+
+    route: Route
+    abort_path: str | None
+    model: str
+
+
+class VLLM:
+    """A vLLM server, or a router before several of one kind."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        vocab_size: int,
+        max_context_tokens: int,
+        eos_token_ids: Sequence[int] = (),
+        replay: ReplayKind = ReplayKind.NONE,
+    ) -> None:
+        """`model` is its model's name there, if it serves several. Its context is `max_context_tokens` where the
+        server does not tell. `replay` says whether the experts have to be told that tokens were routed to.
+        """
+        self._eos_ids = frozenset(eos_token_ids)
+        self._wants_experts = replay is ReplayKind.ROUTED_EXPERTS
+        self._own_max_context_tokens = max_context_tokens
+        self._found: _Found | None = None
+        self._capabilities = Capabilities(
+            engine="vllm",
+            model=model,
+            vocab_size=vocab_size,
+            max_context_tokens=max_context_tokens,
+            grammars=GRAMMARS,
+            streams=True,
+            takes_json=True,
+        )
+
+    def __repr__(self) -> str:
+        return f"<VLLM {self._capabilities.model} {self._found}>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def probe_paths(self) -> Sequence[str]:
+        return PROBE_PATHS
+
+    async def discover(self, ask: Ask) -> None:
+        """Find its model's name and context, which route takes ids, and which one aborts."""
+        models = await ask("GET", MODELS_PATH)
+        if models.status != 200:
+            raise passed_through(models)
+        served = decode_models(models.body, wanted=self._capabilities.model)
+        tried = await ask("POST", Route.GENERATE.value, EMPTY_GENERATION)
+        route = _route_by(tried)
+        found = _Found(route=route, abort_path=await _abort_path(ask, route), model=served.name)
+        limit = self._own_max_context_tokens if served.max_context_tokens is None else served.max_context_tokens
+        self._found = found
+        self._capabilities = replace(
+            self._capabilities, max_context_tokens=limit, note=_note(found, status=tried.status)
+        )
+
+    def call(self, request: GenerateRequest) -> Call:
+        found, key = self._known(), request.affinity_key
+        affinity = () if key is None else (("x-smg-routing-key", key),)
+        streams = self._streams(found, request)
+        return Call(
+            path=found.route.value,
+            body=encode_request(request, route=found.route, model=found.model, streams=streams),
+            # vLLM takes the id of this header before that of the body, and a proxy may set it where it is not.
+            headers=(("x-request-id", request.request_id), *affinity),
+            streams=streams,
+        )
+
+    def reading(self, request: GenerateRequest) -> "VLLMReading":
+        expected = Expected(
+            request_id=request.request_id,
+            route=self._known().route,
+            vocab_size=self._capabilities.vocab_size,
+            num_prompt=len(request.prompt.ids),
+            num_top_logprobs=request.params.num_top_logprobs,
+            eos_ids=self._eos_ids,
+            wants_experts=self._wants_experts,
+        )
+        return VLLMReading(reader=ReplyReader(expected))
+
+    def refusal(self, http: HttpReply) -> StenographError:
+        return passed_through(http)
+
+    def abort_call(self, request_id: RequestId) -> Call | None:
+        found = self._known()
+        if found.abort_path is None:
+            return None
+        return Call(path=found.abort_path, body=encode_abort(request_id, found.route))
+
+    def _known(self) -> _Found:
+        if self._found is None:
+            raise EngineUnavailable("It is not known yet what the engine can do: it has not been reached.")
+        return self._found
+
+    def _streams(self, found: _Found, request: GenerateRequest) -> bool:
+        """Whether to ask for events: what was drawn before a hang-up is otherwise lost."""
+        if found.route is Route.COMPLETIONS and self._wants_experts:
+            return False  # its events do not tell them
+        return request.streams or found.abort_path is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VLLMReading:
+    """A reply as chunks: one of a whole reply, or one an event."""
+
+    reader: ReplyReader
+
+    def whole(self, http: HttpReply) -> Sequence[Chunk]:
+        return (self.reader.whole(http.body),)
+
+    def event(self, data: bytes) -> Sequence[Chunk]:
+        chunk = self.reader.event(data)
+        return () if chunk is None else (chunk,)
+
+    def end(self) -> Sequence[Chunk]:
+        return ()
+
+
+def _route_by(tried: HttpReply) -> Route:
+    """The route to use, by what the generate route answered to a request without ids."""
+    if tried.status in (400, 422):
+        return Route.GENERATE
+    if tried.status in (403, 404, 405):
+        return Route.COMPLETIONS
+    if tried.status == 200:
+        raise UpstreamInvalid("has_ids", f"POST {Route.GENERATE.value} takes a prompt without ids: it is no vLLM")
+    raise passed_through(tried)
+
+
+async def _abort_path(ask: Ask, route: Route) -> str | None:
+    """The first abort route that is there. Only GET: a POST without ids aborts everything."""
+    for path in ABORT_PATHS[0 if route is Route.GENERATE else 1 :]:
+        if (await ask("GET", path)).status == 405:
+            return path
+    return None
+
+
+def _note(found: _Found, *, status: int) -> str:
+    notes: list[str] = []
+    if found.route is Route.COMPLETIONS:
+        notes.append(
+            f"it is asked by {found.route.value}, without weight versions: {Route.GENERATE.value} answers {status};"
+            " start it with --enable-scale-out"
+        )
+    if found.abort_path is None:
+        notes.append("it has no abort route: generations are ended by hanging up")
+    return "; ".join(notes)
