@@ -68,6 +68,7 @@ class EmbeddedEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._answers: dict[RequestId, asyncio.Queue[Answer]] = {}
+        self._in_process: set[RequestId] = set()
         self._started: asyncio.Future[None] | None = None
         self._pause_s = FIRST_PAUSE_S
         self._closing = False
@@ -86,6 +87,11 @@ class EmbeddedEngine:
         assert self._process is not None, "there is a process once start has been called"
         return self._process.pid
 
+    @property
+    def num_running(self) -> int:
+        """Generations that the process has not ended yet, those that nobody waits for any more included."""
+        return len(self._in_process)
+
     def health(self) -> EngineHealth:
         return self._health
 
@@ -103,6 +109,7 @@ class EmbeddedEngine:
             )
         answers = self._answers[request.request_id] = asyncio.Queue()
         ids, params = request.prompt.ids.tobytes(), request.params
+        self._in_process.add(request.request_id)
         self._send(Generate(request_id=request.request_id, ids=ids, params=params))
         ended = False
         try:
@@ -220,6 +227,8 @@ class EmbeddedEngine:
 
     def _answer(self, request_id: RequestId, answer: Answer) -> None:
         """Give a generation its next answer; one that nobody waits for any more is dropped."""
+        if isinstance(answer, StenographError) or answer.finish is not None:
+            self._in_process.discard(request_id)
         if (answers := self._answers.get(request_id)) is not None:
             answers.put_nowait(answer)
             self._pause_s = FIRST_PAUSE_S  # it works: the next death is a new one
@@ -228,6 +237,7 @@ class EmbeddedEngine:
         if not self._closing:
             detail = f"the embedded engine's process {_death(code)}"
             self._health = EngineHealth(state=EngineState.DOWN, detail=detail)
+        self._in_process.clear()
         for answers in self._answers.values():
             answers.put_nowait(
                 EngineUnavailable(

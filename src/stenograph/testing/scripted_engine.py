@@ -1,12 +1,12 @@
 """An engine that says what a test wrote down, one token at a time, and remembers all that it was asked.
 
 A complete engine: it keeps every law of `engine.base`, abort and early close included. Nothing in it waits for time;
-a paused reply goes on when the test lets it.
+a paused reply, or a paused engine, goes on when the test lets it.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -20,8 +20,8 @@ class Script:
     """One reply: ids drawn one by one, then `finish`, or `error` in its place. Logprob of the i-th is -(i + 1) / 8.
 
     A paused script draws a token only when `ScriptedEngine.step` or `step_turn` allows it, and ends only after one step
-    more. Three ways to break the laws of an engine: ids and `logprobs` of any value, no `finish`, and a `deaf` script,
-    which no abort ends.
+    more. `num_cached` is what is said of the prompt. Three ways to break the laws of an engine: ids and `logprobs` of
+    any value, no `finish`, and a `deaf` script, which no abort ends.
     """
 
     ids: tuple[int, ...]
@@ -29,6 +29,7 @@ class Script:
     error: Exception | None = None
     paused: bool = False
     logprobs: tuple[float, ...] | None = None
+    num_cached: int = 0
     deaf: bool = False
 
 
@@ -43,11 +44,19 @@ class _Running:
 class ScriptedEngine:
     """Plays scripts in the order in which they were planned, but for those that are planned for a seed.
 
-    `drawn` has the ids of each generation so far. `num_passes` is how many passes of the loop an abort takes, and a
-    generation that is left early until the engine knows of it (`stopped`), as if the word had a way to go.
+    `model` answers requests for which nothing is planned. `weight_version`, if set, comes with each token. `drawn` has
+    the ids of each generation so far. `num_passes` is how many passes of the loop an abort takes, and a generation that
+    is left early until the engine knows of it (`stopped`), as if the word had a way to go.
     """
 
-    def __init__(self, *, vocab_size: int, max_context_tokens: int = 65536, num_passes: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_context_tokens: int = 65536,
+        num_passes: int = 0,
+        model: Callable[[GenerateRequest], Script] | None = None,
+    ) -> None:
         self.requests: list[GenerateRequest] = []
         self.chunks: list[Chunk] = []
         self.stopped: list[RequestId] = []
@@ -60,6 +69,8 @@ class ScriptedEngine:
             grammars=frozenset(GrammarKind),
             streams=True,
         )
+        self.weight_version: str | None = None
+        self._model = model
         self._scripts: deque[Script] = deque()
         self._scripts_by_seed: dict[int, Script] = {}
         self._num_passes = num_passes
@@ -67,6 +78,9 @@ class ScriptedEngine:
         self._steps = asyncio.Semaphore(0)
         self._changed = asyncio.Condition()
         self._state = EngineState.READY
+        self._going = asyncio.Event()
+        self._going.set()
+        self._closed = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<ScriptedEngine {len(self._scripts)} scripts left, {len(self._running)} running>"
@@ -98,6 +112,14 @@ class ScriptedEngine:
         for _ in range(num_steps):
             self._running[request_id].steps.release()
 
+    def pause(self) -> None:
+        """Draw nothing any more, in no generation."""
+        self._going.clear()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._going.set()
+
     async def begun(self, num_requests: int) -> None:
         """Wait until this many generations have begun since the engine was made."""
         async with self._changed:
@@ -110,6 +132,7 @@ class ScriptedEngine:
 
     async def start(self) -> None:
         self._state = EngineState.READY
+        self._closed.clear()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         if self._state is not EngineState.READY:
@@ -150,13 +173,14 @@ class ScriptedEngine:
 
     async def aclose(self) -> None:
         self._state = EngineState.STOPPED
-        for running in self._running.values():
-            running.aborted.set()
+        self._closed.set()
 
     def _script_for(self, request: GenerateRequest) -> Script:
         seed = request.params.seed
         if seed is not None and seed in self._scripts_by_seed:
             return self._scripts_by_seed[seed]
+        if not self._scripts and self._model is not None:
+            return self._model(request)
         if not self._scripts:
             raise EngineUnavailable("no script is left for this request")
         return self._scripts.popleft()
@@ -167,7 +191,7 @@ class ScriptedEngine:
 
     async def _play(self, script: Script, running: _Running) -> AsyncGenerator[Chunk, None]:
         for index, id_ in enumerate(script.ids):
-            if script.paused and await self._aborted_before_step(script, running):
+            if await self._is_aborted(script, running):
                 yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
                 return
             last = index == len(script.ids) - 1 and script.error is None and not script.paused
@@ -177,29 +201,43 @@ class ScriptedEngine:
                 logprobs=(logprob,),
                 sampling_logprobs=(logprob,),
                 finish=script.finish if last else None,
+                num_cached_tokens=script.num_cached,
+                weight_version=self.weight_version,
             )
             if last:
                 return
-        if script.paused and await self._aborted_before_step(script, running):
+        if await self._is_aborted(script, running):
             yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
             return
         if script.error is not None:
             raise script.error
-        yield Chunk(ids=(), logprobs=(), finish=script.finish)
+        yield Chunk(ids=(), logprobs=(), finish=script.finish, num_cached_tokens=script.num_cached)
 
-    async def _aborted_before_step(self, script: Script, running: _Running) -> bool:
-        """Wait for a step or an abort, whichever comes first; tell which it was."""
+    async def _is_aborted(self, script: Script, running: _Running) -> bool:
+        """Wait until the script may go on, or for an abort, whichever comes first; tell which it was.
+
+        Raises EngineUnavailable once the engine is closed.
+        """
+        if not self._going.is_set():
+            await self._first_of(script, running, self._going.wait())
+        if script.paused and not self._is_told_to_end(script, running):
+            await self._first_of(script, running, self._steps.acquire(), running.steps.acquire())
+        if self._closed.is_set():
+            raise EngineUnavailable("The turn was lost: the engine was stopped.")
+        return self._is_told_to_end(script, running)
+
+    def _is_told_to_end(self, script: Script, running: _Running) -> bool:
+        return running.aborted.is_set() and not script.deaf
+
+    async def _first_of(self, script: Script, running: _Running, *news: Coroutine[None, None, bool]) -> None:
+        """Wait for any of these, an abort that is heard, or the engine's end."""
         loop = asyncio.get_running_loop()
-        waits: list[asyncio.Task[bool]] = [
-            loop.create_task(self._steps.acquire()),
-            loop.create_task(running.steps.acquire()),
-        ]
+        waits = {loop.create_task(wait) for wait in (*news, self._closed.wait())}
         if not script.deaf:
-            waits.append(loop.create_task(running.aborted.wait()))
+            waits.add(loop.create_task(running.aborted.wait()))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
             await asyncio.wait(waits)
-        return running.aborted.is_set() and not script.deaf
