@@ -34,6 +34,7 @@ PURE = (
     "engine/validate",
     "engine/vllm_reply",
     "engine/vllm_request",
+    "engine/vllm_scores",
     "engine/vllm_wire",
     "session/history",
     "session/line_json",

@@ -84,7 +84,7 @@ class Ask(Protocol):
 
 @runtime_checkable
 class Settles(Protocol):
-    """A reading that may have enough before its stream ends, and then may have to ask for what was left out."""
+    """A reading that may have enough before its stream ends, and may then have to ask for what was left out."""
 
     @property
     def has_enough(self) -> bool:
@@ -92,7 +92,7 @@ class Settles(Protocol):
         ...
 
     async def settle(self, ask: Ask) -> Sequence[Chunk]:
-        """The chunks that come after the stream and before `end`. Raises UpstreamError."""
+        """The chunks that come after the reply and before `end`. Raises UpstreamError."""
         ...
 
 
@@ -258,7 +258,17 @@ class HttpEngine:
                 return self._whole(request_id, http, reading)
 
             self._hand_on(request_id, await self._transport.post(call.path, call.body, call.headers, decode), chunks)
-            return
+        else:
+            await self._read_events(request_id, call, reading, chunks)
+        if isinstance(reading, Settles):
+            self._hand_on(request_id, await reading.settle(self._ask), chunks)
+        self._hand_on(request_id, reading.end(), chunks)
+        if not self._running[request_id].is_whole:
+            raise UpstreamUnreachable("The engine's stream ended before the generation did.")
+
+    async def _read_events(
+        self, request_id: RequestId, call: Call, reading: Reading, chunks: "asyncio.Queue[Chunk | None]"
+    ) -> None:
         async with aclosing(self._transport.events(call.path, call.body, call.headers)) as events:
             async for event in events:
                 if isinstance(event, bytes):
@@ -267,11 +277,6 @@ class HttpEngine:
                     self._hand_on(request_id, self._whole(request_id, event, reading), chunks)
                 if isinstance(reading, Settles) and reading.has_enough:
                     break
-        if isinstance(reading, Settles):
-            self._hand_on(request_id, await reading.settle(self._ask), chunks)
-        self._hand_on(request_id, reading.end(), chunks)
-        if not self._running[request_id].is_whole:
-            raise UpstreamUnreachable("The engine's stream ended before the generation did.")
 
     def _whole(self, request_id: RequestId, http: HttpReply, reading: Reading) -> Sequence[Chunk]:
         self._is_whole(request_id)
@@ -297,9 +302,9 @@ class HttpEngine:
             return
         if running.aborter is not None:
             running.aborter.cancel()
+        running.exchange.cancel()
         if running.is_whole:
             return
-        running.exchange.cancel()
         call = self._dialect.abort_call(request_id)
         if call is not None:
             self._own(self._tell_abort(request_id, call), name=f"{self._name}-abort-{request_id}")

@@ -1,21 +1,24 @@
-"""vLLM's token-in, token-out routes as a dialect: which one a server has, its aborts, what is asked of it. Pure.
+"""vLLM's token-in, token-out routes as a dialect: which one a server has, its aborts, what is asked of it.
 
 The generate route tells more (weight versions) but is off in a vLLM that was started without `--enable-scale-out`; its
 completions route also takes ids and gives them back. Which routes there are is found out each time a server comes up,
-by requests that begin nothing.
+by requests that begin nothing. What is drawn under a grammar is scored afterwards, because the logprobs that come with
+it are not the model's (vllm_scores.py).
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamInvalid
 from stenograph.core.settings import ReplayKind
-from stenograph.core.types import Chunk, RequestId
+from stenograph.core.types import Chunk, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http_engine import Ask, Call, passed_through
 from stenograph.engine.transport import HttpReply
 from stenograph.engine.vllm_reply import Expected, ReplyReader
 from stenograph.engine.vllm_request import EMPTY_GENERATION, GRAMMARS, Route, encode_abort, encode_request
+from stenograph.engine.vllm_scores import Scores, decode_scores, encode_scoring
 from stenograph.engine.vllm_wire import decode_models
 
 MODELS_PATH = "/v1/models"
@@ -93,25 +96,30 @@ class VLLM:
         found, key = self._known(), request.affinity_key
         affinity = () if key is None else (("x-smg-routing-key", key),)
         streams = self._streams(found, request)
+        asked = replace(request, params=self._leaving_room(request))
         return Call(
             path=found.route.value,
-            body=encode_request(request, route=found.route, model=found.model, streams=streams),
+            body=encode_request(asked, route=found.route, model=found.model, streams=streams),
             # vLLM takes the id of this header before that of the body, and a proxy may set it where it is not.
             headers=(("x-request-id", request.request_id), *affinity),
             streams=streams,
         )
 
-    def reading(self, request: GenerateRequest) -> "VLLMReading":
+    def reading(self, request: GenerateRequest) -> "VLLMReading | GuidedReading":
+        found = self._known()
         expected = Expected(
             request_id=request.request_id,
-            route=self._known().route,
+            route=found.route,
             vocab_size=self._capabilities.vocab_size,
             num_prompt=len(request.prompt.ids),
             num_top_logprobs=request.params.num_top_logprobs,
             eos_ids=self._eos_ids,
             wants_experts=self._wants_experts,
         )
-        return VLLMReading(reader=ReplyReader(expected))
+        reader = ReplyReader(expected)
+        if request.params.grammar is None:
+            return VLLMReading(reader)
+        return GuidedReading(reader, request, route=found.route, model=found.model)
 
     def refusal(self, http: HttpReply) -> StenographError:
         return passed_through(http)
@@ -129,26 +137,87 @@ class VLLM:
 
     def _streams(self, found: _Found, request: GenerateRequest) -> bool:
         """Whether to ask for events: what was drawn before a hang-up is otherwise lost."""
+        if request.params.grammar is not None:
+            return False  # nothing of it can be told before its end
         if found.route is Route.COMPLETIONS and self._wants_experts:
             return False  # its events do not tell them
         return request.streams or found.abort_path is None
 
+    def _leaving_room(self, request: GenerateRequest) -> SamplingParams:
+        """Parameters under which what a grammar brings forth can be scored: that takes the room of one token."""
+        params, limit = request.params, self._capabilities.max_context_tokens
+        if params.grammar is None or params.max_tokens is None or limit is None:
+            return params
+        room = limit - len(request.prompt.ids) - 1
+        return replace(params, max_tokens=max(1, min(params.max_tokens, room)))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class VLLMReading:
     """A reply as chunks: one of a whole reply, or one an event."""
 
-    reader: ReplyReader
+    def __init__(self, reader: ReplyReader) -> None:
+        self._reader = reader
 
     def whole(self, http: HttpReply) -> Sequence[Chunk]:
-        return (self.reader.whole(http.body),)
+        return (self._reader.whole(http.body),)
 
     def event(self, data: bytes) -> Sequence[Chunk]:
-        chunk = self.reader.event(data)
+        chunk = self._reader.event(data)
         return () if chunk is None else (chunk,)
 
     def end(self) -> Sequence[Chunk]:
         return ()
+
+
+class GuidedReading:
+    """The same for what is drawn under a grammar: one chunk, once the model has said what it thinks of its tokens."""
+
+    def __init__(self, reader: ReplyReader, request: GenerateRequest, *, route: Route, model: str) -> None:
+        self._reader = reader
+        self._request = request
+        self._route = route
+        self._model = model
+        self._drawn: Chunk | None = None
+
+    @property
+    def has_enough(self) -> bool:
+        return False
+
+    def whole(self, http: HttpReply) -> Sequence[Chunk]:
+        self._drawn = self._reader.whole(http.body)
+        return ()
+
+    def event(self, data: bytes) -> Sequence[Chunk]:
+        raise AssertionError("no stream was asked for")
+
+    async def settle(self, ask: Ask) -> Sequence[Chunk]:
+        drawn = self._drawn
+        if drawn is None or not drawn.ids:
+            return () if drawn is None else (drawn,)
+        ids = token_ids(drawn.ids)
+        scores = await self._scores(ask, ids)
+        versions = {span.version for span in drawn.weights or ()}
+        if scores.version is not None and versions != {scores.version}:
+            raise UpstreamInvalid(
+                "one_version",
+                f"the weights changed from {sorted(versions)} to {scores.version!r} before a guided turn was scored",
+            )
+        return (replace(drawn, logprobs=scores.logprobs, top_logprobs=scores.top_logprobs),)
+
+    def end(self) -> Sequence[Chunk]:
+        return ()
+
+    async def _scores(self, ask: Ask, ids: "array[int]") -> Scores:
+        body = encode_scoring(self._request, ids, route=self._route, model=self._model)
+        http = await ask("POST", self._route.value, body)
+        if http.status != 200:
+            raise passed_through(http)
+        return decode_scores(
+            http.body,
+            ids,
+            num_prompt=len(self._request.prompt.ids),
+            num_top=self._request.params.num_top_logprobs,
+        )
 
 
 def _route_by(tried: HttpReply) -> Route:

@@ -30,10 +30,7 @@ import numpy as np
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.types import Chunk, Finish, FinishReason, Replay, TopLogprob, WeightSpan, token_ids
 from stenograph.engine.vllm_request import Route
-from stenograph.engine.vllm_wire import Span, Told, Usage, read, short
-
-NO_LOGPROB = -9999.0
-"""Of a token that has none (it is NaN, or was not among those that were computed)."""
+from stenograph.engine.vllm_wire import NO_LOGPROB, Span, Told, Usage, read, short
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 

@@ -28,6 +28,9 @@ from stenograph.core.errors import UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import TopLogprob
 from stenograph.engine.vllm_request import Route
 
+NO_LOGPROB = -9999.0
+"""Of a token that has none (it is NaN, or was not among those that were computed)."""
+
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -148,7 +151,8 @@ _LAWS = [
 D = TypeVar("D")
 
 
-def _decode(decoder: msgspec.json.Decoder[D], body: bytes) -> D:
+def decode(decoder: msgspec.json.Decoder[D], body: bytes) -> D:
+    """A body by its decoder. Raises UpstreamInvalid, and nothing else."""
     try:
         if not body.isascii():
             body.decode()  # msgspec does not look into strings that it skips
@@ -175,7 +179,7 @@ class ServedModel:
 
 def decode_models(body: bytes, *, wanted: str) -> ServedModel:
     """The model of this name from a list of models, else the first. Raises UpstreamInvalid."""
-    models = _decode(_MODELS, body).data
+    models = decode(_MODELS, body).data
     model = next((model for model in models if model.id == wanted), models[0])
     return ServedModel(name=model.id, max_context_tokens=model.max_model_len)
 
@@ -202,18 +206,18 @@ class Told:
 def read(route: Route, body: bytes, *, with_tops: bool) -> Told:
     """What a body of this route says. `with_tops`: alternatives were asked for."""
     if route is Route.COMPLETIONS:
-        completion = _decode(_COMPLETION, body)
+        completion = decode(_COMPLETION, body)
         _check_head(completion.error, completion.choices, body)
         if not completion.choices:
             return Told(request_id=completion.id, has_choice=False, usage=completion.usage)
         return _told_by_completion(completion.id, completion.choices[0], completion.usage)
     if with_tops:
-        ranked = _decode(_RANKED, body)
+        ranked = decode(_RANKED, body)
         _check_head(ranked.error, ranked.choices, body)
         rows = _rows(ranked.choices[0]) if ranked.choices else ()
         tops = [[TopLogprob(id=top.token_id, logprob=top.logprob) for top in row.top_logprobs] for row in rows]
         return _told_by_generate(ranked, rows, tops)
-    plain = _decode(_PLAIN, body)
+    plain = decode(_PLAIN, body)
     _check_head(plain.error, plain.choices, body)
     return _told_by_generate(plain, _rows(plain.choices[0]) if plain.choices else (), None)
 
