@@ -25,6 +25,7 @@ PURE = (
     "protocol",
     "render",
     "export",
+    "engine/lmdeploy_wire",
     "engine/sglang_generate_wire",
     "engine/sglang_request",
     "engine/sglang_rows",

@@ -30,6 +30,7 @@ from stenograph.engine.sglang_rows import (
     decoded,
     reason_of,
     replay_of,
+    short,
     weight_spans,
 )
 
@@ -110,6 +111,7 @@ class GenerateReading:
     def whole_body(self, body: bytes) -> Sequence[Chunk]:
         """The chunks of a reply that came at once."""
         chunks = (*self.event(body), *self.end())
+        self._held = None
         if not chunks or chunks[-1].finish is None:
             raise UpstreamInvalid("finish_reason", "there is none")
         return chunks
@@ -194,7 +196,9 @@ def _refused(status: int, message: str, data: bytes) -> StenographError:
     if too_long is not None:
         return too_long
     if not 400 <= status <= 599:
-        return UpstreamInvalid("error_status", f"an error within a reply has the status {status}: {message[:200]}")
+        return UpstreamInvalid(
+            "error_status", f"an error within a reply has the status {short(status)}: {message[:200]}"
+        )
     body = data if b'"error"' in data else as_json({"error": {"message": message, "code": status}})
     return UpstreamRefused(status=status, content_type=JSON_TYPE, headers=(), body=body)
 

@@ -268,8 +268,8 @@ class PlannedServer(ABC):
     # -- what an engine says
 
     @abstractmethod
-    def _is_generation(self, method: str, path: str) -> bool:
-        """Whether a script is played to requests of this route."""
+    def _is_generation(self, asked: Asked, path: str) -> bool:
+        """Whether a script is played to this request."""
 
     @abstractmethod
     def _id_of(self, asked: Asked) -> str:
@@ -306,7 +306,7 @@ class PlannedServer(ABC):
         )
         if self._remembers:
             self.asked.append(asked)
-        if self._is_generation(request.method, path):
+        if self._is_generation(asked, path):
             await self._serve(connection, asked, path)
         else:
             other = None if self._routes is None else await self._routes(asked)

@@ -55,8 +55,8 @@ class SGLangServer(PlannedServer):
         self._has_spans = has_spans
         self._max_model_len = max_model_len
 
-    def _is_generation(self, method: str, path: str) -> bool:
-        return method == "POST" and path in (CHAT_PATH, GENERATE_PATH)
+    def _is_generation(self, asked: Asked, path: str) -> bool:
+        return asked.method == "POST" and path in (CHAT_PATH, GENERATE_PATH)
 
     def _id_of(self, asked: Asked) -> str:
         return str(asked.json.get("rid", ""))
