@@ -10,6 +10,7 @@ import pytest
 
 from stenograph.core.errors import StartupError
 from stenograph.core.messages import Message, Role
+from stenograph.core.types import Finish, FinishReason
 from stenograph.session.matching import load_matcher
 from stenograph.testing.clock import ManualClock
 
@@ -40,11 +41,23 @@ async def test_a_session_has_its_turns_and_no_more(live: Live) -> None:
 
 
 async def test_a_session_has_its_tokens_and_no_more(live: Live) -> None:
-    session = await live.open(max_total_tokens=5)
+    live.says("a")
+    num_prompt = (await live.chat(None, user("hi"))).json()["usage"]["prompt_tokens"]
+    session = await live.open(max_total_tokens=num_prompt + 2)
     live.says("a")
     assert (await live.chat(session, user("hi"))).status == 200
+    assert live.engine.requests[-1].params.max_tokens == 2
     answer = await live.chat(session, user("hi"), assistant("a"), user("more"))
     await assert_refused(live, answer, "session_tokens", retry="false")
+    live.says("b", finish=Finish(reason=FinishReason.LENGTH))
+    assert (await live.chat(await live.open(max_total_tokens=num_prompt + 1), user("hi"), max_tokens=9)).status == 200
+    assert live.engine.requests[-1].params.max_tokens == 1
+
+
+async def test_a_prompt_that_the_session_has_no_tokens_for_is_refused_before_the_engine_is_asked(live: Live) -> None:
+    answer = await live.chat(await live.open(max_total_tokens=5), user("hi"))
+    await assert_refused(live, answer, "session_tokens", retry="false")
+    assert live.engine.requests == []
 
 
 async def test_a_full_tree_refuses_before_the_engine_is_asked_and_running_turns_count(serve: Serve) -> None:

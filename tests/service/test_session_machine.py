@@ -532,6 +532,9 @@ class SessionMachine(RuleBasedStateMachine):
                 self.check_admitted(place)
         except Refused as error:
             refused = error
+        granted = None if joins or replies or refused else self.granted(place, sent)
+        if granted is not None and 1 <= granted < len(sent.script.ids):
+            return  # an engine ends with the tokens that it is granted; a script would go on
         if refused is not None:
             with pytest.raises(StenographError) as caught:
                 self.start(place, sent, identity)
@@ -573,9 +576,9 @@ class SessionMachine(RuleBasedStateMachine):
         """As a stream reads: all pieces, then the end; the pieces are all that was drawn."""
         ids: list[int] = []
         text = ""
-        while (piece := await watch.take()) is not None:
-            ids += [id_ for chunk in piece.chunks for id_ in chunk.ids]
-            text += piece.delta.content
+        while (pieces := await watch.take()) is not None:
+            ids += [id_ for piece in pieces for chunk in piece.chunks for id_ in chunk.ids]
+            text += "".join(piece.delta.content for piece in pieces)
         outcome = await watch.result()
         assert ids == outcome.reply.sampled.ids.tolist()
         assert text == (outcome.reply.parsed.message.content or "")
@@ -618,6 +621,20 @@ class SessionMachine(RuleBasedStateMachine):
         if options.max_total_tokens is not None and num_tokens >= options.max_total_tokens:
             raise Refused("limit_exceeded", Limit.SESSION_TOKENS)
 
+    def granted(self, place: Place | None, sent: Sent) -> int | None:
+        """How many tokens its session has left for the reply; None if it has no limit, or the turn no place."""
+        limit = None if place is None else place.real.options.max_total_tokens
+        if place is None or limit is None or any(message.role is Role.TOOL for message in sent.messages):
+            return None
+        try:
+            parent = parent_of(place, sent)
+        except Refused:
+            return None
+        num_line = len(parent.ids) if parent else 0
+        num_new = len(self.renderer.render(sent.messages, (), sent.kwargs)) - num_line
+        is_linear = place.kind is HistoryKind.LINEAR
+        return limit - num_new - (num_line if is_linear else sum(turn.num_own for turn in place.turns))
+
     def has_started(
         self, place: Place | None, sent: Sent, watch: Watch, task: "asyncio.Task[Any]", strike: str | None, num: int
     ) -> None:
@@ -636,6 +653,9 @@ class SessionMachine(RuleBasedStateMachine):
             if any(message.role is Role.TOOL for message in sent.messages):
                 raise Refused("unrenderable_message")
             flight.parent = None if place is None else parent_of(place, sent)
+            granted = self.granted(place, sent)
+            if granted is not None and granted < 1:
+                raise Refused("limit_exceeded", Limit.SESSION_TOKENS)
         except Refused as error:
             refused = error.code
         if refused is not None:

@@ -23,7 +23,7 @@ from stenograph.core.types import (
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.protocol.openai_chat import decode_chat
 from stenograph.render.renderer import Renderer
-from stenograph.session.turn import TAIL_TOKENS
+from stenograph.session.opening import TAIL_TOKENS
 
 _REPLY = Message(role=Role.ASSISTANT, content="")
 """Stands for a reply in a bridge: of one without calls, nothing matters but that there was one."""

@@ -5,11 +5,19 @@ Knows neither a wire format nor a template.
 
 import enum
 import zlib
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stenograph.core.messages import Message, Tool
 from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Stage, Usage
+
+
+class Asked(enum.StrEnum):
+    """What a turn was asked for: the next message of a conversation, or the continuation of a prompt."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
 
 
 class ToolMode(enum.StrEnum):
@@ -75,7 +83,7 @@ class ChatRequest:
 
     `template_kwargs` go to the chat template; `recorded` are fields that are kept in the record without effect on
     sampling, as the JSON text they came as. Both are part of the value, never changed after it is made.
-    `max_tokens_param` points at the field that `params.max_tokens` came from.
+    `max_tokens_param` and `grammar_param` point at the fields that `params.max_tokens` and `params.grammar` came from.
     `text_print` is that of the messages' text without its closing bracket, and `known` what it was seen to begin with.
     `messages_json` is the messages as an OpenAI list, for engines that parse replies by it.
     """
@@ -90,6 +98,7 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     params: SamplingParams = SamplingParams()
     max_tokens_param: str = "/max_tokens"
+    grammar_param: str = "/response_format"
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     reply: ReplyOptions = ReplyOptions()
     recorded: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -97,6 +106,55 @@ class ChatRequest:
     def __post_init__(self) -> None:
         if not self.messages:
             raise ValueError("a conversation has at least one message")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """Which ids of a prompt are kept: `num_tokens` at its end, or (`keeps_end` False) at its beginning.
+
+    None keeps as many as the context has room for, with what is to be drawn.
+    """
+
+    num_tokens: int | None
+    keeps_end: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_tokens is not None and self.num_tokens < 1:
+            raise ValueError("a prompt has at least one token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """Prompts that are to be continued, each a text or ids [T] int32; each makes a turn.
+
+    `is_list` tells whether the client wrote them as a list, which pointers into them need. In the text of a reply
+    control tokens are skipped with `skips_special`; the stop string that ended it stays with `keeps_stop`. The other
+    fields are those of `ChatRequest`.
+    """
+
+    prompts: tuple["str | array[int]", ...]
+    is_list: bool = False
+    truncation: Truncation | None = None
+    model: str | None = None
+    params: SamplingParams = SamplingParams()
+    max_tokens_param: str = "/max_tokens"
+    grammar_param: str = "/response_format"
+    skips_special: bool = True
+    keeps_stop: bool = False
+    reply: ReplyOptions = ReplyOptions()
+    recorded: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ValueError("there is at least one prompt")
+
+    def prompt_param(self, index: int) -> str:
+        """The JSON pointer of a prompt."""
+        return f"/prompt/{index}" if self.is_list else "/prompt"
+
+
+TurnRequest = ChatRequest | CompletionRequest
+"""What can be asked for."""
 
 
 class ParseProblem(enum.StrEnum):
@@ -156,11 +214,21 @@ def whole_delta(message: Message) -> ReplyDelta:
 class StreamPiece:
     """What a reader of a stream is given at once: text that became certain, and the chunks that were drawn.
 
-    Text lags the ids: what could still become a marker or a stop string is held back, its ids are not.
+    Text lags the ids: what could still become a marker or a stop string is held back, its ids are not. `index` is that
+    of the prompt, in a request with several.
     """
 
     delta: ReplyDelta
     chunks: tuple[Chunk, ...] = ()
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remaining:
+    """How many tokens may still come: in the model's context, and in the session. None: no limit that is known."""
+
+    context_tokens: int | None = None
+    session_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,13 +77,21 @@ class ContextLengthExceeded(CallerError):
         num_prompt_tokens: int,
         max_tokens: int | None,
         max_context_tokens: int,
+        prompt_param: str = "/messages",
         max_tokens_param: str = "/max_tokens",
     ) -> None:
-        wanted = "" if max_tokens is None else f" and {max_tokens} for the completion"
+        what = prompt_param.split("/")[1]
+        if num_prompt_tokens > max_context_tokens:
+            asked = f"your {what} resulted in {num_prompt_tokens} tokens. Please reduce the length of the {what}."
+        else:
+            num_drawn = max_tokens or 1
+            asked = (
+                f"you requested {num_prompt_tokens + num_drawn} tokens ({num_prompt_tokens} in the {what},"
+                f" {num_drawn} in the completion). Please reduce the length of the {what} or completion."
+            )
         super().__init__(
-            f"This model's maximum context length is {max_context_tokens} tokens, but the request needs"
-            f" {num_prompt_tokens} tokens for the prompt{wanted}.",
-            param="/messages" if num_prompt_tokens >= max_context_tokens else max_tokens_param,
+            f"This model's maximum context length is {max_context_tokens} tokens. However, {asked}",
+            param=prompt_param if num_prompt_tokens >= max_context_tokens else max_tokens_param,
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_context_tokens = max_context_tokens
@@ -187,9 +195,16 @@ class UpstreamRefused(UpstreamError):
 
 
 class UpstreamUnreachable(UpstreamError):
-    """The engine could not be reached, or the connection broke before the reply was whole."""
+    """The engine could not be reached, or the connection broke before the reply was whole.
+
+    `reply_began`: something of the reply had come, so that tokens were drawn that are lost.
+    """
 
     code, status = "upstream_unreachable", 502
+
+    def __init__(self, message: str, *, reply_began: bool = False) -> None:
+        super().__init__(message)
+        self.reply_began = reply_began
 
 
 class UpstreamTimeout(UpstreamError):

@@ -70,6 +70,13 @@ class UnknownFields(enum.StrEnum):
     RECORD = "record"
 
 
+class OverBudget(enum.StrEnum):
+    """What becomes of a `max_tokens` that the context has no room for."""
+
+    REFUSE = "refuse"
+    CLAMP = "clamp"
+
+
 class LogLevel(enum.StrEnum):
     """How much goes to the log."""
 
@@ -242,7 +249,10 @@ class Settings:
     family: str = _setting("auto", _text(), "The model's family: how its turns are rendered and parsed.")
     engine: EngineKind = _setting(EngineKind.EMBEDDED, _choice(EngineKind), "What samples the tokens.")
     engine_url: tuple[str, ...] = _setting(
-        (), _urls(), "Address of the engine, for those that are servers; only one today.", shown="none"
+        (),
+        _urls(),
+        "Address of the engine, for those that are servers; repeatable, for several that serve the same model.",
+        shown="none",
     )
     connect_timeout_s: float = _setting(
         5.0, _seconds(3600), "How long a connection to the engine may take to be made.", unit="seconds"
@@ -302,6 +312,11 @@ class Settings:
     drain_timeout_s: float = _setting(30.0, _seconds(86400), "How long a stop waits for running turns.", unit="seconds")
     unknown_fields: UnknownFields = _setting(
         UnknownFields.REFUSE, _choice(UnknownFields), "Refuse a request's unknown fields, or only record them."
+    )
+    over_budget: OverBudget = _setting(
+        OverBudget.REFUSE,
+        _choice(OverBudget),
+        "Refuse a `max_tokens` that the context has no room for, or take it as the room that there is.",
     )
     proxy_allow: tuple[str, ...] = _setting(
         ("v1/models", "v1/embeddings", "tokenize", "detokenize"),
@@ -375,8 +390,6 @@ def _check_together(settings: Settings) -> None:
     is_embedded = settings.engine is EngineKind.EMBEDDED
     if not is_embedded and not settings.engine_url:
         raise StartupError(f"engine {settings.engine} needs its address: set engine_url")
-    if len(settings.engine_url) > 1:
-        raise StartupError("engine_url names several engines; this version serves one")
     if is_embedded and settings.engine_url:
         raise StartupError("engine_url is set, but the engine is the embedded one: set engine too")
     if is_embedded and settings.replay is not ReplayKind.NONE:

@@ -137,9 +137,9 @@ class ChatRoute:
             token_text=self.token_text,
         )
         await _start_stream(watch, send)
-        await _send_more(send, encoder.start(watch.prompt_ids))
+        await _send_more(send, encoder.start(watch.prompts[0]))
         while piece is not None:
-            if event := encoder.piece(piece):
+            if event := encoder.piece(piece[0]):
                 await _send_more(send, event)
             piece = await watch.take()
         await self._end_stream(watch, client, encoder, send)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
-from stenograph.core.chat import ParsedReply, ToolChoice
+from stenograph.core.chat import Asked, ParsedReply, ToolChoice
 from stenograph.core.errors import HistoryMismatch, SessionInvariant, TruncatedGeneration
 from stenograph.core.messages import Message, Tool
 from stenograph.core.types import FinishReason, RequestId, SampledTurn, SamplingParams, StageTimes, token_ids
@@ -70,7 +71,8 @@ class CommittedTurn:
     """One turn, as it is kept: only what it added to the turn before it.
 
     `new_prompt_ids` are the ids of this turn's prompt after the ids of its parent (the whole prompt for a root), of
-    which the last `num_trimmed` were left out; `messages` are the request's messages after those of the parent.
+    which the last `num_trimmed` were left out; `messages` are the request's messages after those of the parent, none if
+    a completion was `asked` for: its prompt is ids, and its reply a text that no conversation has.
     `params` are those that the engine was given, `request_json` the rest of what the client sent (the model's name,
     recorded fields) as a JSON object.
     `stages` is the turn's own clock, which the reply still marks after the commit. `reply_id` is what the client
@@ -84,6 +86,7 @@ class CommittedTurn:
     messages: tuple[Message, ...]
     reply: ParsedReply
     context: PromptContext
+    asked: Asked = Asked.CHAT
     num_trimmed: int = 0
     params: SamplingParams = SamplingParams()
     tool_choice: ToolChoice = ToolChoice()
@@ -189,6 +192,17 @@ class History(Protocol):
         """
         ...
 
+    def position_ids(self, ids: "array[int]") -> Attachment:
+        """Find where a prompt attaches that was given as ids: after a turn whose line's ids it begins with.
+
+        A turn that drew nothing is no such place. Raises HistoryMismatch or TruncatedGeneration.
+        """
+        ...
+
+    def num_tokens_before(self, attachment: Attachment) -> int:
+        """Tokens of all turns that will stay if a turn is committed there."""
+        ...
+
     def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
         """Keep a turn where it was positioned. Raises SessionInvariant if that place is no more."""
         ...
@@ -243,6 +257,28 @@ class LinearHistory:
         new = tuple(messages[node.num_messages :])
         return Attachment(parent=node, new_messages=new, revision=self._revision)
 
+    def position_ids(self, ids: "array[int]") -> Attachment:
+        """After the last turn, or in its place. Changes nothing.
+
+        Raises HistoryMismatch (two or more turns would have to be discarded, or nothing is added) and
+        TruncatedGeneration (the turn to extend ended by length or abort).
+        """
+        last = self.latest
+        parent = last if last is None or is_continued(last, ids) else last.parent
+        if parent is not None and parent is not last and not is_continued(parent, ids):
+            at = num_common(ids, 0, line_ids(parent))
+            what = f"token {at} differs" if at < len(ids) else f"it ends before token {at}"
+            raise HistoryMismatch(
+                f"The prompt is not a continuation of this session: {what}. A linear session can replace its last turn,"
+                " but more would have to go.",
+                param="/prompt",
+            )
+        check_ids_extension(parent, ids)
+        return Attachment(parent=parent, new_messages=(), revision=self._revision)
+
+    def num_tokens_before(self, attachment: Attachment) -> int:
+        return 0 if attachment.parent is None else attachment.parent.num_tokens
+
     def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
         """Append `turn` at `attachment`, discarding the turn that it replaces, in one step.
 
@@ -264,7 +300,9 @@ class LinearHistory:
     ) -> HistoryMismatch:
         turn = self._nodes[num_turns].turn
         discarded = len(self._nodes) - num_turns
-        if not turn.context.is_same(context):
+        if turn.asked is Asked.COMPLETION:
+            what, param = "a completion stands, which no message can follow", "/messages"
+        elif not turn.context.is_same(context):
             param = "/chat_template_kwargs" if turn.context.tools == context.tools else "/tools"
             what = "its tools or chat_template_kwargs differ from the stored turn's"
         else:
@@ -290,6 +328,7 @@ def continues(node: Node, messages: Sequence[Message], context: PromptContext, m
     start = node.num_messages - len(stored)
     return (
         node.num_messages <= len(messages)
+        and node.turn.asked is Asked.CHAT
         and node.turn.context.is_same(context)
         # The reply first: it is what siblings differ by.
         and matcher.matches(stored[-1], messages[node.num_messages - 1])
@@ -324,4 +363,39 @@ def check_extension(parent: Node | None, messages: Sequence[Message]) -> None:
             f"The last turn is {parent.turn.status}: its reply is not whole, so no message can follow it."
             " Leave the reply out to generate it again.",
             param=f"/messages/{parent.num_messages - 1}",
+        )
+
+
+def num_common(ids: "array[int]", start: int, segment: "array[int]") -> int:
+    """How many ids of `segment` stand in `ids` from `start` on, before the first that differs."""
+    found = ids[start : start + len(segment)]
+    if found == segment:
+        return len(segment)
+    same = np.frombuffer(found, dtype=np.int32) == np.frombuffer(segment, dtype=np.int32)[: len(found)]
+    return len(found) if same.all() else int(same.argmin())
+
+
+def is_continued(node: Node, ids: "array[int]") -> bool:
+    """Whether a prompt given as ids goes on after `node`: it begins with all ids of its line.
+
+    After a turn that drew nothing none does: by ids, that would be the same as asking for it again.
+    """
+    return bool(node.turn.sampled.ids) and node.num_tokens <= len(ids) and ids[: node.num_tokens] == line_ids(node)
+
+
+def check_ids_extension(parent: Node | None, ids: "array[int]") -> None:
+    """Check that a turn whose prompt is ids can follow `parent`. Raises as `check_extension`."""
+    if parent is None:
+        return
+    if parent.num_tokens == len(ids):
+        raise HistoryMismatch(
+            "The prompt ends with a reply that this session generated: there is nothing to answer. Add tokens, or leave"
+            " the last reply's out to generate it again.",
+            param="/prompt",
+        )
+    if parent.turn.status is not TurnStatus.COMPLETED:
+        raise TruncatedGeneration(
+            f"The turn that the prompt goes on after is {parent.turn.status}: its reply is not whole, so nothing can"
+            " follow it. Leave the reply out to generate it again.",
+            param="/prompt",
         )

@@ -11,27 +11,30 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from stenograph.core.chat import ChatRequest
+from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
 from stenograph.core.errors import (
     Draining,
     InternalError,
+    InvalidRequest,
     Limit,
     LimitExceeded,
     SessionNotFound,
     StenographError,
     UpstreamInvalid,
 )
+from stenograph.core.settings import HistoryKind
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import FinishReason, RequestId, SessionId, Stage, StageTimes
 from stenograph.session.gate import Lease
 from stenograph.session.history import LinearHistory
 from stenograph.session.line_json import LineJson
 from stenograph.session.matching import StrictMatcher
+from stenograph.session.opening import Ledger, openings
 from stenograph.session.recent import RecentRequest
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.running import Turn, Watch
 from stenograph.session.session import Session, SessionOptions
-from stenograph.session.turn import TurnOutcome, TurnRun, TurnServices
+from stenograph.session.turn import RequestRun, TurnOutcome, TurnRun, TurnServices
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +63,12 @@ class SessionManager:
         self._draining = False
 
     def __repr__(self) -> str:
-        return f"<SessionManager {len(self._sessions)} sessions, {len(self._turns)} turns in flight>"
+        return f"<SessionManager {len(self._sessions)} sessions, {self.num_in_flight} turns in flight>"
 
     @property
     def num_in_flight(self) -> int:
         """Turns that run now."""
-        return len(self._turns)
+        return sum(len(turn.run.turns) for turn in self._turns)
 
     @property
     def num_sessions(self) -> int:
@@ -144,18 +147,18 @@ class SessionManager:
             if identity is not None and session.find_repeated(identity) is not None:
                 return False
             session.gate.check()
-        self._check_room()
+        self._check_room(1)
         return True
 
     def start(
         self,
         session: Session | None,
-        decode: Callable[[], tuple[ChatRequest, bytes]],
+        decode: Callable[[], tuple[TurnRequest, bytes]],
         *,
         started: StageTimes,
         identity: RequestIdentity | None = None,
     ) -> Watch:
-        """Admit a turn, decode its request and run it. `session` None serves it statelessly, unrecorded.
+        """Admit a request, decode it and run its turns. `session` None serves it statelessly, unrecorded.
 
         `decode` gives the request and, as JSON, what of it is kept in the record. A request that repeats a turn, by
         its `identity`, watches that turn instead. Raises SessionNotFound before IdempotencyMismatch before
@@ -169,11 +172,12 @@ class SessionManager:
                 return repeated.watch()
         lease = session.gate.lease() if session is not None else None
         try:
-            self._check_room()
+            self._check_room(1)
             started.mark(Stage.ADMIT, self._services.clock.monotonic())
             if session is not None:
                 session.check_limits()
             request, request_json = decode()
+            self._check_prompts(session, request)
             started.mark(Stage.DECODE, self._services.clock.monotonic())
             run = self._make_run(session, request, request_json, started)
         except BaseException:
@@ -241,13 +245,30 @@ class SessionManager:
         self._held_tokens += num_tokens - session.num_counted_tokens
         session.num_counted_tokens = num_tokens
 
-    def _check_room(self) -> None:
+    def _check_prompts(self, session: Session | None, request: TurnRequest) -> None:
+        """Raise InvalidRequest or LimitExceeded if there is no room for all turns of a request with several prompts."""
+        if isinstance(request, ChatRequest) or (num := len(request.prompts)) == 1:
+            return
+        if num > self._limits.max_in_flight:
+            raise InvalidRequest(
+                f"At most {self._limits.max_in_flight} prompts (--max-in-flight), got {num}.", param="/prompt"
+            )
+        if session is not None and session.options.history is HistoryKind.LINEAR:
+            raise InvalidRequest(
+                "A linear session takes one prompt at a time; a session with history 'tree' takes several.",
+                param="/prompt",
+            )
+        self._check_room(num)
+        if session is not None:
+            session.check_limits(num)
+
+    def _check_room(self, num_turns: int) -> None:
         if self._draining:
             raise Draining("the server is shutting down and takes no new turns", retry_after_s=5.0)
-        if len(self._turns) >= self._limits.max_in_flight:
+        if self.num_in_flight + num_turns > self._limits.max_in_flight:
             raise LimitExceeded(
                 Limit.IN_FLIGHT,
-                f"the server runs its {self._limits.max_in_flight} turns (--max-in-flight)",
+                f"the server runs {self.num_in_flight} of at most {self._limits.max_in_flight} turns (--max-in-flight)",
                 retry_after_s=1.0,
             )
         if self._held_tokens >= self._limits.max_held_tokens:
@@ -259,39 +280,66 @@ class SessionManager:
             )
 
     def _make_run(
-        self, session: Session | None, request: ChatRequest, request_json: bytes, stages: StageTimes
-    ) -> TurnRun:
-        if session is not None and session.options.template_kwargs:
+        self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes
+    ) -> RequestRun:
+        if isinstance(request, ChatRequest) and session is not None and session.options.template_kwargs:
             kwargs = {**session.options.template_kwargs, **request.template_kwargs}
             request = replace(request, template_kwargs=kwargs)
 
         def may_commit() -> bool:
             return session is not None and not session.gate.is_closing
 
-        return TurnRun(
-            request_id=RequestId(uuid.uuid4().hex),
-            request=request,
-            request_json=request_json,
+        services = self._services
+        ledger = Ledger(
             history=session.history if session is not None else LinearHistory(StrictMatcher()),
             recent=session.recent if session is not None else RecentRequest(),
             line_json=session.line_json if session is not None else LineJson(),
+        )
+        opened = openings(
+            request,
+            ledger=ledger,
+            renderer=services.renderer,
+            pool=services.pool,
+            capabilities=services.engine.capabilities,
+        )
+        ids = [RequestId(uuid.uuid4().hex) for _ in opened]
+        reply_id = f"{'cmpl' if isinstance(request, CompletionRequest) else 'chatcmpl'}-{ids[0]}"
+        turns = [
+            TurnRun(
+                request_id=request_id,
+                reply_id=reply_id if len(ids) == 1 else f"{reply_id}-{index}",
+                request=request,
+                request_json=request_json,
+                opening=opening,
+                ledger=ledger,
+                affinity_key=session.id if session is not None else None,
+                stages=stages if len(ids) == 1 else StageTimes(start=stages.start, ends=dict(stages.ends)),
+                services=services,
+            )
+            for index, (request_id, opening) in enumerate(zip(ids, opened, strict=True))
+        ]
+        return RequestRun(
+            request=request,
+            reply_id=None if len(turns) == 1 else reply_id,
+            turns=turns,
+            ledger=ledger,
             may_commit=may_commit,
-            affinity_key=session.id if session is not None else None,
-            stages=stages,
-            services=self._services,
+            token_limit=None if session is None else session.options.max_total_tokens,
+            services=services,
         )
 
     def _run(
-        self, run: TurnRun, session: Session | None, lease: Lease | None, identity: RequestIdentity | None
+        self, run: RequestRun, session: Session | None, lease: Lease | None, identity: RequestIdentity | None
     ) -> Turn:
-        """Start the task of a turn. Its callback ends its life here: a coroutine that is cancelled before its first
+        """Start the task of a request. Its callback ends its life here: a coroutine that is cancelled before its first
         step runs no `finally`, a task's callback always runs."""
         task = asyncio.get_running_loop().create_task(run.run(), name=f"turn-{run.request_id}")
 
         def delivered(turn: Turn) -> None:
-            run.stages.mark(Stage.REPLY, self._services.clock.monotonic())
-            if (reply_s := run.stages.span_s(Stage.COMMIT, Stage.REPLY)) is not None:
-                self._telemetry.reply_delivered(reply_s)
+            for stages in (turn.stages for turn in run.turns):
+                stages.mark(Stage.REPLY, self._services.clock.monotonic())
+                if (reply_s := stages.span_s(Stage.COMMIT, Stage.REPLY)) is not None:
+                    self._telemetry.reply_delivered(reply_s)
             if session is not None:
                 session.release_delivered(turn)
 
@@ -302,16 +350,18 @@ class SessionManager:
 
         def ended(task: "asyncio.Task[TurnOutcome]") -> None:
             self._turns.discard(turn)
-            run.buffer.close()
-            report = _report(run, task)
+            for one in run.turns:
+                one.buffer.close()
+            reports = _reports(run, task)
             if session is not None:
                 now = self._services.clock.monotonic()
-                session.ended(turn, now=now, committed=report.end is TurnEnd.COMMITTED)
+                session.ended(turn, now=now, committed=reports[0].end is TurnEnd.COMMITTED)
                 if session.id in self._sessions:
                     self._count_tokens(session, session.history.num_tokens)
             if lease is not None:
                 lease.release()
-            self._telemetry.turn_ended(report)
+            for report in reports:
+                self._telemetry.turn_ended(report)
             if not task.cancelled() and (error := task.exception()) is not None:
                 _log_failure(run, error)
 
@@ -319,12 +369,17 @@ class SessionManager:
         return turn
 
 
-def _report(run: TurnRun, task: "asyncio.Task[TurnOutcome]") -> TurnReport:
-    """What is told of a turn whose task has ended."""
-    meter = run.meter
+def _reports(run: RequestRun, task: "asyncio.Task[TurnOutcome]") -> list[TurnReport]:
+    """What is told of each turn of a request whose task has ended."""
+    return [_report(run, index, task) for index in range(len(run.turns))]
+
+
+def _report(run: RequestRun, index: int, task: "asyncio.Task[TurnOutcome]") -> TurnReport:
+    turn = run.turns[index]
+    meter = turn.meter
     report = TurnReport(
         end=TurnEnd.ABANDONED,
-        stages_s=run.stages.durations_s(),
+        stages_s=turn.stages.durations_s(),
         num_completion=meter.num_drawn,
         ttft_s=meter.ttft_s if run.streams else None,
         tpot_s=meter.tpot_s if run.streams else None,
@@ -338,16 +393,17 @@ def _report(run: TurnRun, task: "asyncio.Task[TurnOutcome]") -> TurnReport:
         law = error.law if isinstance(error, UpstreamInvalid) else None
         return replace(report, end=TurnEnd.FAILED, code=code, law=law)
     outcome = task.result()
+    reply = outcome.replies[index]
     return replace(
         report,
         end=TurnEnd.COMMITTED if outcome.committed else TurnEnd.UNRECORDED,
-        was_aborted=outcome.reply.sampled.finish.reason is FinishReason.ABORT,
-        num_prompt=outcome.reply.usage.num_prompt,
-        num_cached=outcome.reply.usage.num_cached,
+        was_aborted=reply.sampled.finish.reason is FinishReason.ABORT,
+        num_prompt=reply.usage.num_prompt,
+        num_cached=reply.usage.num_cached,
     )
 
 
-def _log_failure(run: TurnRun, error: BaseException) -> None:
+def _log_failure(run: RequestRun, error: BaseException) -> None:
     if isinstance(error, StenographError) and error.status < 500:
         log.debug("%r refused: %s", run, error)
     elif isinstance(error, StenographError) and not isinstance(error, InternalError):

@@ -1,17 +1,18 @@
-"""What a turn has produced, for any number of readers at any speed. Joins writer and readers without coupling them.
+"""What turns have produced, for any number of readers at any speed. Joins writers and readers without coupling them.
 
-The turn never waits for a reader. Pieces stay until the turn is dropped, because a retry that joins late reads from
+A turn never waits for a reader. Pieces stay until the turn is dropped, because a retry that joins late reads from
 the beginning; they are merged when they are taken. Everything is on the loop.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from stenograph.core.chat import ReplyDelta, StreamPiece, ToolCallDelta
 from stenograph.core.types import Chunk
 
 
 class ReplyBuffer:
-    """One writer's pieces, in order."""
+    """One turn's pieces, in order."""
 
     def __init__(self) -> None:
         self.deltas: list[ReplyDelta] = []
@@ -35,11 +36,9 @@ class ReplyBuffer:
         self.is_closed = True
         self._wake()
 
-    def reader(self) -> "ReplyReader":
-        """A new reader, who begins at the beginning. Close it."""
-        reader = ReplyReader(self)
+    def add(self, reader: "ReplyReader") -> None:
+        """Wake a reader whenever there is more; a `ReplyReader` calls it."""
         self._readers.add(reader)
-        return reader
 
     def remove(self, reader: "ReplyReader") -> None:
         """Forget a reader; `ReplyReader.close` calls it."""
@@ -51,37 +50,54 @@ class ReplyBuffer:
 
 
 class ReplyReader:
-    """A place in a buffer."""
+    """A place in each of a request's buffers, from their beginnings on. Close it."""
 
-    def __init__(self, buffer: ReplyBuffer) -> None:
+    def __init__(self, buffers: Sequence[ReplyBuffer]) -> None:
         self.changed = asyncio.Event()
-        self._buffer = buffer
+        self._places = [_Place(buffer, index) for index, buffer in enumerate(buffers)]
         self._is_closed = False
-        self._num_deltas = 0
-        self._num_chunks = 0
+        for buffer in buffers:
+            buffer.add(self)
 
-    async def take(self) -> StreamPiece | None:
-        """Wait for something new and take all of it, merged; None once the buffer is closed and read to its end, or
-        this reader is closed."""
-        buffer = self._buffer
-        while not self._is_closed and len(buffer.deltas) == self._num_deltas and len(buffer.chunks) == self._num_chunks:
-            if buffer.is_closed:
-                return None
+    async def take(self) -> list[StreamPiece] | None:
+        """Wait for something new and take all of it, merged to a piece of each turn that has any.
+
+        None once all buffers are closed and read to their ends, or this reader is closed.
+        """
+        while not self._is_closed:
+            if pieces := [piece for place in self._places if (piece := place.take())]:
+                return pieces
+            if all(place.buffer.is_closed for place in self._places):
+                break
             self.changed.clear()
             await self.changed.wait()
-        if self._is_closed:
-            return None
-        piece = StreamPiece(
-            delta=_merged(buffer.deltas[self._num_deltas :]), chunks=tuple(buffer.chunks[self._num_chunks :])
-        )
-        self._num_deltas, self._num_chunks = len(buffer.deltas), len(buffer.chunks)
-        return piece
+        return None
 
     def close(self) -> None:
         """Read no more; a `take` that waits ends."""
         self._is_closed = True
-        self._buffer.remove(self)
+        for place in self._places:
+            place.buffer.remove(self)
         self.changed.set()
+
+
+class _Place:
+    """How far one buffer has been read."""
+
+    def __init__(self, buffer: ReplyBuffer, index: int) -> None:
+        self.buffer = buffer
+        self._index = index
+        self._num_deltas = 0
+        self._num_chunks = 0
+
+    def take(self) -> StreamPiece | None:
+        """All that is new, merged; None if nothing is."""
+        deltas, chunks = self.buffer.deltas[self._num_deltas :], self.buffer.chunks[self._num_chunks :]
+        if not deltas and not chunks:
+            return None
+        self._num_deltas += len(deltas)
+        self._num_chunks += len(chunks)
+        return StreamPiece(delta=_merged(deltas), chunks=tuple(chunks), index=self._index)
 
 
 def _merged(deltas: list[ReplyDelta]) -> ReplyDelta:

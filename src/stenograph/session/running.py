@@ -1,6 +1,6 @@
-"""A turn that runs, and those who wait for it. The manager owns the task; whoever watches can only leave.
+"""A request's turns that run, and those who wait for them. The manager owns the task; whoever watches can only leave.
 
-A turn ends early when its last watcher has left. A retry that joins is one more watcher, so a client that hung up and
+They end early when its last watcher has left. A retry that joins is one more watcher, so a client that hung up and
 asked again finds its turn going on.
 """
 
@@ -8,11 +8,12 @@ import asyncio
 from array import array
 from collections.abc import Callable
 
-from stenograph.core.chat import ChatRequest, StreamPiece
+from stenograph.core.chat import Remaining, StreamPiece, TurnRequest
 from stenograph.core.errors import StenographError, UnexpectedFailure
 from stenograph.core.types import RequestId, Stage, token_ids
+from stenograph.session.reply_buffer import ReplyReader
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.turn import TurnOutcome, TurnRun
+from stenograph.session.turn import RequestRun, TurnOutcome
 
 
 class TurnAbandoned(Exception):
@@ -20,14 +21,14 @@ class TurnAbandoned(Exception):
 
 
 class Turn:
-    """A turn's task, its watchers, and whether its reply has reached any of them.
+    """A request's task, its watchers, and whether its reply has reached any of them. Of a chat, it is one turn's.
 
-    `order` counts the turns of its session, from 1, as they were started.
+    `order` counts those of its session, from 1, as they were started.
     """
 
     def __init__(
         self,
-        run: TurnRun,
+        run: RequestRun,
         task: "asyncio.Task[TurnOutcome]",
         *,
         identity: RequestIdentity | None,
@@ -107,7 +108,7 @@ class Watch:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._reader = turn.run.buffer.reader()
+        self._reader = ReplyReader([run.buffer for run in turn.run.turns])
 
     def __repr__(self) -> str:
         return f"<Watch of {self._turn!r}>"
@@ -118,7 +119,7 @@ class Watch:
         return self._turn.request_id
 
     @property
-    def request(self) -> ChatRequest:
+    def request(self) -> TurnRequest:
         """What was asked for."""
         return self._turn.run.request
 
@@ -128,13 +129,17 @@ class Watch:
         return self._turn.run.reply_id
 
     @property
-    def prompt_ids(self) -> "array[int]":
-        """The prompt's ids; empty while there is none."""
-        prompt = self._turn.run.prompt
-        return token_ids() if prompt is None else prompt.ids
+    def prompts(self) -> "list[array[int]]":
+        """The ids of each prompt; empty while there are none."""
+        return [run.prompt.ids if run.is_open else token_ids() for run in self._turn.run.turns]
 
-    async def take(self) -> StreamPiece | None:
-        """What the turn has produced since the last call; None when it has ended, or this watch has left."""
+    @property
+    def remaining(self) -> Remaining:
+        """How many tokens may come in all; known when the first piece is there."""
+        return self._turn.run.remaining
+
+    async def take(self) -> list[StreamPiece] | None:
+        """What the turns have produced since the last call; None when they have ended, or this watch has left."""
         return await self._reader.take()
 
     async def result(self) -> TurnOutcome:
@@ -142,8 +147,8 @@ class Watch:
         return await self._turn.result()
 
     def timings_s(self) -> dict[Stage, float]:
-        """Seconds that each stage took that has ended by now."""
-        return self._turn.run.stages.durations_s()
+        """Seconds that each stage took that has ended by now; of several turns the first's."""
+        return self._turn.run.turns[0].stages.durations_s()
 
     def delivered(self) -> None:
         """Say that the reply's last byte was handed to a live connection."""

@@ -75,15 +75,20 @@ class Session:
         ttl_s, gate = self.options.ttl_s, self.gate
         return ttl_s is not None and not gate.is_busy and not gate.is_closing and now - self._last_chat >= ttl_s
 
-    def check_limits(self) -> None:
-        """Raise LimitExceeded if there is no room for one more turn than those that are kept or may yet be."""
+    def check_limits(self, num_new: int = 1) -> None:
+        """Raise LimitExceeded if there is no room for more turns than those that are kept or may yet be."""
         options, nodes = self.options, self.history.nodes
         # One whose task is done is a node by now, or never will be, though its lease ends a moment later.
-        num_turns = len(nodes) + sum(not turn.task.done() for turn in self._running.values())
-        if options.max_turns is not None and num_turns >= options.max_turns:
-            raise LimitExceeded(Limit.SESSION_TURNS, f"this session has had its {options.max_turns} turns (max_turns)")
-        if options.max_nodes is not None and options.history is HistoryKind.TREE and num_turns >= options.max_nodes:
-            raise LimitExceeded(Limit.NODES, f"this session's tree has its {options.max_nodes} nodes (--max-nodes)")
+        num_turns = len(nodes) + sum(len(turn.run.turns) for turn in self._running.values() if not turn.task.done())
+        if options.max_turns is not None and num_turns + num_new > options.max_turns:
+            raise LimitExceeded(
+                Limit.SESSION_TURNS, f"this session has {num_turns} of its {options.max_turns} turns (max_turns)"
+            )
+        is_tree = options.history is HistoryKind.TREE
+        if options.max_nodes is not None and is_tree and num_turns + num_new > options.max_nodes:
+            raise LimitExceeded(
+                Limit.NODES, f"this session's tree has {num_turns} of its {options.max_nodes} nodes (--max-nodes)"
+            )
         if options.max_total_tokens is not None:
             used = self.history.num_tokens
             if used >= options.max_total_tokens:

@@ -4,6 +4,7 @@ Retries, branches, compactions and side requests become siblings or roots; which
 samples are made (export/lines.py), not here.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from stenograph.core.messages import Message
@@ -14,7 +15,9 @@ from stenograph.session.history import (
     PromptContext,
     answers,
     check_extension,
+    check_ids_extension,
     continues,
+    num_common,
 )
 from stenograph.session.matching import Matcher
 
@@ -67,6 +70,15 @@ class TreeHistory:
         new = tuple(messages[node.num_messages :])
         return Attachment(parent=node, new_messages=new, revision=len(self._nodes))
 
+    def position_ids(self, ids: "array[int]") -> Attachment:
+        """The turn with the longest line that the prompt begins with, of equal ones the latest; else a new root."""
+        parent = self._longest_match(ids)
+        check_ids_extension(parent, ids)
+        return Attachment(parent=parent, new_messages=(), revision=len(self._nodes))
+
+    def num_tokens_before(self, attachment: Attachment) -> int:
+        return self._num_tokens
+
     def commit(self, attachment: Attachment, turn: CommittedTurn) -> Node:
         """Append `turn` under its parent. The tree only grows, so that place is always there."""
         parent = attachment.parent
@@ -91,3 +103,33 @@ class TreeHistory:
                 best = node
             open_nodes.extend(self.children_of(node))
         return best
+
+    def _longest_match(self, ids: "array[int]") -> Node | None:
+        best: Node | None = None
+        open_nodes = self.children_of(None)
+        while open_nodes:
+            node = open_nodes.pop()
+            children = self.children_of(node)
+            num_matched = _num_matched(ids, node, children)
+            is_whole = num_matched == node.num_tokens and node.turn.sampled.ids
+            if is_whole and (best is None or (node.num_tokens, node.id) > (best.num_tokens, best.id)):
+                best = node
+            open_nodes.extend(child for child in children if num_matched >= node.num_tokens - child.turn.num_trimmed)
+        return best
+
+
+def _num_matched(ids: "array[int]", node: Node, children: Sequence[Node]) -> int:
+    """How many ids of the line down to `node` a prompt begins with, given that it has those before the node's own.
+
+    A smaller number where it is too few to go on after the node or after one of its `children`: what was sampled is
+    compared first, because siblings differ by it, and a long prompt that they share is not compared for each.
+    """
+    turn = node.turn
+    sampled_at = node.num_tokens - len(turn.sampled.ids)
+    num_sampled = num_common(ids, sampled_at, turn.sampled.ids)
+    if len(turn.sampled.ids) - num_sampled > max((child.turn.num_trimmed for child in children), default=0):
+        return 0
+    prompt_at = sampled_at - len(turn.new_prompt_ids)
+    if ids[prompt_at:sampled_at] != turn.new_prompt_ids:
+        return 0
+    return sampled_at + num_sampled

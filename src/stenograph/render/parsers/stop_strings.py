@@ -4,10 +4,14 @@ from stenograph.core.types import Finish
 
 
 class StopStrings:
-    """Passes text on, except what is or could still become a stop string. Owned by one parser."""
+    """Passes text on, except what is or could still become a stop string. Owned by one parser.
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    With `keeps_last` the stop string that ended the turn is passed on at the end; what comes after it never is.
+    """
+
+    def __init__(self, stop: tuple[str, ...], *, keeps_last: bool = False) -> None:
         self._stop = stop
+        self._keeps_last = keeps_last
         self._held: str = ""
         self._after: list[str] = []
 
@@ -28,10 +32,10 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self, finish: Finish) -> str:
-        """The rest of the text: up to the stop string that ended the turn, or all of it."""
+        """The rest of the text: up to the stop string that ended the turn (or its end), or all of it."""
         rest = "".join(self._after) or self._held
         if isinstance(finish.matched, str) and (at := rest.find(finish.matched)) >= 0:
-            return rest[:at]
+            return rest[: at + len(finish.matched)] if self._keeps_last else rest[:at]
         return rest
 
 

@@ -1,0 +1,271 @@
+"""How a turn opens: where it attaches, and the ids of its prompt. One class for each thing that can be asked for.
+
+`ChatOpening` has messages, which are matched with those of the history and rendered; `CompletionOpening` has a prompt,
+which is matched by its ids and goes to the engine as it is. Neither knows what becomes of the prompt.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from stenograph.core.chat import Asked, ChatRequest, CompletionRequest, ToolChoice, ToolMode
+from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.ids_json import PIECE_IDS, encode_ids, join_ids, pieces_of
+from stenograph.core.messages import Message
+from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams
+from stenograph.engine.base import Capabilities
+from stenograph.offload.pool import CpuPool
+from stenograph.render.parsers.plain import PlainParser
+from stenograph.render.parsers.reply import ReplyParser
+from stenograph.render.renderer import Bridge, Renderer
+from stenograph.session.history import Attachment, History, PromptContext, line_ids
+from stenograph.session.line_json import LineJson
+from stenograph.session.recent import RecentRequest
+
+FRAME_BYTES = 32
+"""What a message costs that says nothing."""
+
+TAIL_TOKENS = 64
+"""How many of a line's last ids a bridge is shown: more than any template writes between two messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What a turn reads of its session, and is added to when it is committed."""
+
+    history: History
+    recent: RecentRequest
+    line_json: LineJson
+
+
+class Opening(Protocol):
+    """What of a turn depends on what was asked for. Used by one turn, its steps in this order."""
+
+    asked: Asked
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    prompt_param: str
+    """The JSON pointer of what the prompt is made of."""
+
+    context: PromptContext
+    """What stands in the prompt beside the messages; settled by `position`."""
+
+    async def position(self) -> Attachment:
+        """Find where the turn attaches. Changes nothing. Raises CallerError."""
+        ...
+
+    async def render(self, attachment: Attachment) -> Prompt:
+        """The ids of the prompt. Raises CallerError or TokenizationFailed."""
+        ...
+
+    def forced_grammar(self) -> Grammar | None:
+        """The grammar that the request's tools force upon the reply, beside the one that it may ask for itself."""
+        ...
+
+    def parser(self, params: SamplingParams, request_id: RequestId) -> "ReplyParser | PlainParser":
+        """What reads the reply."""
+        ...
+
+
+class ChatOpening:
+    """The next message of a conversation."""
+
+    asked = Asked.CHAT
+    prompt_param = "/messages"
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        *,
+        ledger: Ledger,
+        renderer: Renderer,
+        pool: CpuPool,
+        capabilities: Capabilities,
+    ) -> None:
+        self.tool_choice = request.tool_choice
+        self.parallel_tool_calls = request.parallel_tool_calls
+        self.context = PromptContext(tools=request.tools, template_kwargs=request.template_kwargs)
+        self._request = request
+        self._ledger = ledger
+        self._renderer = renderer
+        self._pool = pool
+        self._capabilities = capabilities
+
+    async def position(self) -> Attachment:
+        """Match the messages. Those that were read before, with the request before this one, are known good."""
+        messages, context = self._request.messages, self.context
+        history = self._ledger.history
+        before = self._ledger.recent.node_of(self._request)
+        num_known = 0 if before is None else before.num_messages - 1
+        self._renderer.check_messages(messages, context.tools, first=num_known)
+        attachment = None if before is None else history.position_after(before, messages, context)
+        attachment = attachment or history.position(messages, context)
+        if attachment.parent is not None and attachment.parent.turn.context.is_same(context):
+            self.context = attachment.parent.turn.context  # one object for all turns of a line
+        return attachment
+
+    async def render(self, attachment: Attachment) -> Prompt:
+        """The line's ids, untouched, and the bridge; or the whole conversation at first."""
+        renderer, new, tools = self._renderer, attachment.new_messages, self.context.tools
+        kwargs, parent = self.context.template_kwargs, attachment.parent
+        num_bytes = sum(map(_num_bytes, new))
+        if parent is None or not renderer.family.tools_before_turns:
+            num_bytes += self.context.num_bytes
+        kept = line_ids(parent)
+        if parent is None:
+            work: Callable[[], Bridge] = lambda: Bridge(ids=renderer.render(new, tools, kwargs))  # noqa: E731
+        else:
+            reply = parent.turn.reply.message
+            work = lambda: renderer.bridge(kept[-TAIL_TOKENS:], reply, new, tools, kwargs)  # noqa: E731
+        try:
+            bridge = await self._pool.run(work, num_bytes=num_bytes)
+        except RecursionError as error:
+            raise UnrenderableMessage("A tool call's arguments are nested too deeply to be shown.") from error
+        if bridge.num_trimmed:
+            del kept[-bridge.num_trimmed :]
+        at_hand = None if bridge.num_trimmed else self._ledger.line_json.of(parent)
+        return Prompt(
+            ids=kept + bridge.ids,
+            num_kept=len(kept),
+            num_trimmed=bridge.num_trimmed,
+            ids_json=await _ids_json(at_hand, kept, bridge.ids) if self._capabilities.takes_json else None,
+        )
+
+    def forced_grammar(self) -> Grammar | None:
+        request = self._request
+        return self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
+
+    def parser(self, params: SamplingParams, request_id: RequestId) -> ReplyParser:
+        tools = () if self.tool_choice.mode is ToolMode.NONE else self._request.tools
+        return self._renderer.parser(params, tools, id_prefix=request_id[:12])
+
+
+class CompletionOpening:
+    """The continuation of one prompt of a request."""
+
+    asked = Asked.COMPLETION
+    tool_choice = ToolChoice()
+    parallel_tool_calls = True
+    context = PromptContext()
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        index: int,
+        *,
+        ledger: Ledger,
+        renderer: Renderer,
+        pool: CpuPool,
+        capabilities: Capabilities,
+    ) -> None:
+        self.prompt_param = request.prompt_param(index)
+        self._request = request
+        self._prompt = request.prompts[index]
+        self._ledger = ledger
+        self._renderer = renderer
+        self._pool = pool
+        self._capabilities = capabilities
+        self._ids: array[int] | None = None
+
+    async def position(self) -> Attachment:
+        """Make ids of the prompt, and match them."""
+        if self._capabilities.parses:
+            raise InvalidRequest(
+                f"The engine {self._capabilities.engine} writes chat replies only; it takes no completions.",
+                param=self.prompt_param,
+            )
+        ids = self._truncated(await self._all_ids())
+        if not ids:
+            raise InvalidRequest("A prompt has at least one token.", param=self.prompt_param)
+        self._ids = ids
+        return self._ledger.history.position_ids(ids)
+
+    async def render(self, attachment: Attachment) -> Prompt:
+        """The ids as they are."""
+        assert self._ids is not None, "a turn is positioned before it is rendered"
+        ids, parent = self._ids, attachment.parent
+        num_kept = 0 if parent is None else parent.num_tokens
+        ids_json = None
+        if self._capabilities.takes_json:
+            ids_json = await _ids_json(self._ledger.line_json.of(parent), ids[:num_kept], ids[num_kept:])
+        return Prompt(ids=ids, num_kept=num_kept, ids_json=ids_json)
+
+    def forced_grammar(self) -> Grammar | None:
+        return None
+
+    def parser(self, params: SamplingParams, request_id: RequestId) -> PlainParser:
+        request = self._request
+        return PlainParser(
+            self._renderer.tokenizer,
+            stop=params.stop,
+            skips_special=request.skips_special,
+            keeps_stop=request.keeps_stop,
+        )
+
+    async def _all_ids(self) -> "array[int]":
+        """The prompt's ids before any is left out. Raises InvalidRequest for one that the model does not have."""
+        prompt = self._prompt
+        if isinstance(prompt, str):
+            tokenizer = self._renderer.tokenizer
+            try:
+                return await self._pool.run(lambda: tokenizer.encode(prompt), num_bytes=len(prompt))
+            except UnrenderableMessage as error:
+                error.param = self.prompt_param
+                raise
+        vocab_size = self._capabilities.vocab_size
+        found = np.frombuffer(prompt, dtype=np.int32)
+        if len(found) and not 0 <= found.min() <= found.max() < vocab_size:
+            at = int(((found < 0) | (found >= vocab_size)).argmax())
+            raise InvalidRequest(
+                f"{prompt[at]} is no token id of a vocabulary of {vocab_size}.", param=f"{self.prompt_param}/{at}"
+            )
+        return prompt
+
+    def _truncated(self, ids: "array[int]") -> "array[int]":
+        """What is kept of the prompt. One that has no room whatever is left out stays, to be refused as too long."""
+        truncation, limit = self._request.truncation, self._capabilities.max_context_tokens
+        if truncation is None:
+            return ids
+        num_kept = truncation.num_tokens
+        if num_kept is None:
+            num_kept = len(ids) if limit is None else limit - (self._request.params.max_tokens or 1)
+        if not 0 < num_kept < len(ids):
+            return ids
+        return ids[-num_kept:] if truncation.keeps_end else ids[:num_kept]
+
+
+async def _ids_json(at_hand: bytes | None, kept: "array[int]", new: "array[int]") -> bytes:
+    """`kept` and `new` as JSON without brackets. `at_hand` is the text of `kept`; None if it has to be written too."""
+    fragments = [] if at_hand is None else [at_hand]
+    for piece in pieces_of(new if at_hand is not None else kept + new):
+        if len(piece) == PIECE_IDS:
+            await asyncio.sleep(0)  # many: let the loop serve others in between
+        fragments.append(encode_ids(piece))
+    return join_ids(fragments)
+
+
+def _num_bytes(message: Message) -> int:
+    """About how much work a message is for the template and the tokenizer, as bytes of text."""
+    calls = sum(FRAME_BYTES + len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return FRAME_BYTES + len(message.content or "") + len(message.reasoning or "") + calls
+
+
+def openings(
+    request: ChatRequest | CompletionRequest,
+    *,
+    ledger: Ledger,
+    renderer: Renderer,
+    pool: CpuPool,
+    capabilities: Capabilities,
+) -> list[Opening]:
+    """How each turn of a request opens: a chat's one, or one for each prompt of a completion."""
+    if isinstance(request, ChatRequest):
+        return [ChatOpening(request, ledger=ledger, renderer=renderer, pool=pool, capabilities=capabilities)]
+    return [
+        CompletionOpening(request, index, ledger=ledger, renderer=renderer, pool=pool, capabilities=capabilities)
+        for index in range(len(request.prompts))
+    ]
