@@ -30,6 +30,7 @@ PURE = (
     "engine/sglang_request",
     "engine/sglang_rows",
     "engine/llamacpp_schema",
+    "engine/llamacpp_text",
     "engine/llamacpp_wire",
     "engine/sglang_wire",
     "engine/validate",

@@ -5,15 +5,15 @@ Owns the laws that hold between the events of one stream, beside those of llamac
     count_agrees            `tokens_predicted` never goes back, and the stream's end agrees with what came
     finish_reason           the end is one of eos, word, limit; a word is one of those that were asked for
     has_tokens              a generation that ended drew a token
-    repetition_agrees       tokens that are drawn again are the same
+    repetition_agrees       tokens that had to be drawn again are the same
 
 A token after which the text ends within a UTF-8 character is in no event. From the first such gap on, what comes is
-held back; when the stream has ended, `settle` has the engine draw the same again (same seed) as one reply, which has
-the ids, and asks what each missing id's logprob is after the ids before it. Stop token ids are found here, since
+held back until the stream has ended. Then `settle` reads the missing ids off the text; where it does not tell, it has
+the engine draw the same again (same seed) as one reply, which has the ids. And it asks for the logprob of each after
+the ids before it. Stop token ids are found here, since
 llama.cpp has none: the stream is left at the first.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,6 +21,7 @@ from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamRef
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId, token_ids
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http_engine import Ask, Call, passed_through
+from stenograph.engine.llamacpp_text import Pieces
 from stenograph.engine.llamacpp_wire import (
     GRAMMARS,
     Drawn,
@@ -48,7 +49,8 @@ RANKING_SIZES = (64, 4096)
 class LlamaCpp:
     """A llama.cpp server with the model of our files."""
 
-    def __init__(self, *, model: str, vocab_size: int) -> None:
+    def __init__(self, *, model: str, vocab_size: int, pieces: Pieces) -> None:
+        self._pieces = pieces
         self._capabilities = Capabilities(
             engine="llamacpp",
             model=model,
@@ -86,11 +88,14 @@ class LlamaCpp:
         self._capabilities = replace(self._capabilities, max_context_tokens=num_context)
 
     def call(self, request: GenerateRequest) -> Call:
-        body = encode_request(request, vocab_size=self._capabilities.vocab_size)
+        capabilities = self._capabilities
+        body = encode_request(
+            request, vocab_size=capabilities.vocab_size, max_context_tokens=capabilities.max_context_tokens
+        )
         return Call(path=COMPLETION_PATH, body=body, headers=ONE_REQUEST, streams=True)
 
     def reading(self, request: GenerateRequest) -> "LlamaCppReading":
-        return LlamaCppReading(request, vocab_size=self._capabilities.vocab_size)
+        return LlamaCppReading(request, self._capabilities, self._pieces)
 
     def refusal(self, http: HttpReply) -> StenographError:
         return passed_through(http)
@@ -102,9 +107,12 @@ class LlamaCpp:
 class LlamaCppReading:
     """One stream. Tokens are counted from 0; `_held` has those after the first gap, by their place."""
 
-    def __init__(self, request: GenerateRequest, *, vocab_size: int) -> None:
+    def __init__(self, request: GenerateRequest, capabilities: Capabilities, pieces: Pieces) -> None:
         self._request = request
-        self._vocab_size = vocab_size
+        self._vocab_size = capabilities.vocab_size
+        self._max_context_tokens = capabilities.max_context_tokens
+        self._pieces = pieces
+        self._texts: list[str] = []
         self._stop_ids = frozenset(request.params.stop_token_ids)
         self._ids = token_ids()
         self._held: dict[int, Drawn] = {}
@@ -132,6 +140,7 @@ class LlamaCppReading:
             raise UpstreamRefused(status=event.status, content_type="application/json", headers=(), body=data)
         if self._last is not None:
             raise UpstreamInvalid("count_agrees", "the engine went on after its last event")
+        self._texts.append(event.text)
         self._num_cached = self._num_cached if event.num_cached is None else event.num_cached
         if event.num_predicted is None:
             return ()
@@ -152,10 +161,10 @@ class LlamaCppReading:
         """The tokens from the first gap on, with what the stream left out. Raises UpstreamError."""
         if len(self._ids) == self._num_told:
             return ()
-        again = await self._drawn_again(ask)
+        ids = self._read_off() or await self._drawn_again(ask)
         chunks: list[Chunk] = []
         for place in range(len(self._ids), self._num_told):
-            drawn = self._held.get(place) or await self._ranked(ask, again[place])
+            drawn = self._held.get(place) or await self._ranked(ask, ids[place])
             chunks += self._told((drawn,))
             self._find_stop((drawn,))
             if drawn.id in self._stop_ids:
@@ -193,11 +202,22 @@ class LlamaCppReading:
                 return index + 1
         return len(drawn)
 
-    async def _drawn_again(self, ask: Ask) -> "array[int]":
+    def _read_off(self) -> Sequence[int] | None:
+        """All ids, the missing ones by their text; None where it does not tell."""
+        text = "".join(self._texts)
+        if self._last is not None and self._last.stop_type == "word":
+            text += self._last.stopping_word
+        held = (self._held.get(place) for place in range(len(self._ids), self._num_told))
+        tokens = [*self._ids, *(None if one is None else one.id for one in held)]
+        return self._pieces.fill(tokens, text.encode("utf-8", "surrogatepass"))
+
+    async def _drawn_again(self, ask: Ask) -> Sequence[int]:
         """The ids of the same generation, up to and with the token after the last gap."""
         last_gap = max(set(range(len(self._ids), self._num_told)) - set(self._held))
         num = min(last_gap + 2, self._num_told)
-        body = encode_repetition(self._request, num, vocab_size=self._vocab_size)
+        body = encode_repetition(
+            self._request, num, vocab_size=self._vocab_size, max_context_tokens=self._max_context_tokens
+        )
         http = await self._asked(ask, body)
         reply = decode_reply(http.body, vocab_size=self._vocab_size, num_prompt=len(self._request.prompt.ids))
         known = {**dict(enumerate(self._ids)), **{place: drawn.id for place, drawn in self._held.items()}}

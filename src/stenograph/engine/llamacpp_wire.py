@@ -22,9 +22,10 @@ event and has no logprob; only `tokens_predicted` tells of it. A whole reply has
 Field names: llama.cpp's `tools/server/README.md` and `server-task.cpp`.
 """
 
+import re
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -42,10 +43,15 @@ SAMPLERS = ("penalties", "temperature", "min_p", "top_k", "top_p")
 """All that is done to the logits, in this order, after `logit_bias`; the order of the embedded engine."""
 NO_SEED = 2**32 - 1
 """The seed that llama.cpp replaces by a random one."""
+LONGEST_CONTEXT = 2**20
+"""Where a server does not tell its own."""
 LN_ZERO = -3.0e38
 """llama.cpp writes the lowest float32 where a probability is 0 in float32."""
 FORCING_BIAS = 1e6
+SPELLING = '{"whitespace_flexible":false,"key_separator":": ","item_separator":", "}'
+"""What llguidance is told; where white space is free, a small model fills its budget with blanks (measured)."""
 FINAL_FIELDS = (
+    "content",
     "tokens",
     "tokens_predicted",
     "tokens_evaluated",
@@ -62,14 +68,18 @@ NATURAL = msgspec.Meta(ge=0)
 # -- requests
 
 
-def encode_request(request: GenerateRequest, *, vocab_size: int) -> bytes:
+def encode_request(request: GenerateRequest, *, vocab_size: int, max_context_tokens: int | None = None) -> bytes:
     """The body of a generation, streamed. Raises InvalidRequest for what llama.cpp cannot do as it was meant."""
-    return _encode(request, vocab_size=vocab_size, stream=True, num_predict=request.params.max_tokens or -1)
+    fields = {**_sampling_fields(request, vocab_size, max_context_tokens), "stream": True, "return_progress": True}
+    return _body(fields, request)
 
 
-def encode_repetition(request: GenerateRequest, num_tokens: int, *, vocab_size: int) -> bytes:
+def encode_repetition(
+    request: GenerateRequest, num_tokens: int, *, vocab_size: int, max_context_tokens: int | None = None
+) -> bytes:
     """The body that draws the first tokens of the same generation again, in one reply."""
-    return _encode(request, vocab_size=vocab_size, stream=False, num_predict=num_tokens)
+    fields = {**_sampling_fields(request, vocab_size, max_context_tokens), "stream": False, "return_progress": False}
+    return _body({**fields, "n_predict": num_tokens}, request)
 
 
 def encode_ranking(prompt: Prompt, drawn: "array[int]", num_top: int) -> bytes:
@@ -97,20 +107,11 @@ def seed_of(request: GenerateRequest) -> int:
     return (zlib.crc32(request.request_id.encode()) if seed is None else seed) % NO_SEED
 
 
-def _encode(request: GenerateRequest, *, vocab_size: int, stream: bool, num_predict: int) -> bytes:
-    params = request.params
-    _check_params(params, vocab_size)
-    fields: dict[str, object] = {
-        **_fixed_fields(),
-        **dict(_sampling_fields(params)),
-        "seed": seed_of(request),
-        "n_predict": num_predict,
-        "stream": stream,
-        "return_progress": stream,
-    }
-    parts = [_json(fields)[:-1]]
-    if params.grammar is not None:
-        parts += _grammar_parts(params.grammar)
+def _body(fields: dict[str, object], request: GenerateRequest) -> bytes:
+    """The prompt, which is long, is joined as it is."""
+    parts = [_json({**_fixed_fields(), **fields})[:-1]]
+    if request.params.grammar is not None:
+        parts += _grammar_parts(request.params.grammar)
     parts += [b',"prompt":[', _prompt_ids(request.prompt), b"]}"]
     return b"".join(parts)
 
@@ -165,26 +166,41 @@ def _check_params(params: SamplingParams, vocab_size: int) -> None:
         raise InvalidRequest(f"Token ids are in [0, {vocab_size}).", param="/stop_token_ids")
 
 
-def _sampling_fields(params: SamplingParams) -> Iterator[tuple[str, object]]:
-    yield "temperature", params.temperature
-    yield "top_p", params.top_p
-    yield "top_k", params.top_k
-    yield "min_p", params.min_p
-    yield "repeat_penalty", params.repetition_penalty
-    yield "repeat_last_n", 0 if params.repetition_penalty == 1.0 else 2**31 - 1
-    yield "ignore_eos", params.ignore_eos
-    yield "stop", params.stop
-    yield "logit_bias", params.logit_bias
-    yield "n_probs", max(1, params.num_top_logprobs)
+def _sampling_fields(request: GenerateRequest, vocab_size: int, max_context_tokens: int | None) -> dict[str, object]:
+    params = request.params
+    _check_params(params, vocab_size)
+    return {
+        "n_predict": params.max_tokens or -1,
+        "seed": seed_of(request),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "repeat_penalty": params.repetition_penalty,
+        "repeat_last_n": _num_penalized(request, max_context_tokens),
+        "ignore_eos": params.ignore_eos,
+        "stop": params.stop,
+        "logit_bias": params.logit_bias,
+        "n_probs": max(1, params.num_top_logprobs),
+    }
+
+
+def _num_penalized(request: GenerateRequest, max_context_tokens: int | None) -> int:
+    """How many of the last tokens a repetition penalty is for: all. llama.cpp allocates as many as it is told."""
+    params = request.params
+    if params.repetition_penalty == 1.0:
+        return 0
+    limit = max_context_tokens or LONGEST_CONTEXT
+    return min(limit, len(request.prompt.ids) + (params.max_tokens or limit))
 
 
 def _grammar_parts(grammar: Grammar) -> list[bytes]:
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
-            return [b',"json_schema":{"type":"object"}']
+            return [b',"json_schema":', _with_spelling('{"type":"object"}')]
         case GrammarKind.JSON_SCHEMA:
             check_schema(grammar.source)
-            return [b',"json_schema":', grammar.source.encode()]
+            return [b',"json_schema":', _with_spelling(grammar.source)]
         case GrammarKind.CHOICE:
             return [b',"grammar":', _json(choice_grammar(grammar.source))]
         case GrammarKind.EBNF:
@@ -193,6 +209,13 @@ def _grammar_parts(grammar: Grammar) -> list[bytes]:
             return [b',"grammar":', _json(grammar.source)]
         case GrammarKind.REGEX | GrammarKind.LARK:
             raise InvalidRequest(f"llama.cpp takes no grammar of the kind {grammar.kind.value!r}.")
+
+
+def _with_spelling(schema: str) -> bytes:
+    """The schema, an object, with fixed white space; llama.cpp's own converter skips the keyword, and allows little."""
+    members = schema.strip()[1:]
+    comma = "" if members.lstrip().startswith("}") else ","
+    return f'{{"x-guidance":{SPELLING}{comma}{members}'.encode()
 
 
 # -- replies
@@ -223,6 +246,7 @@ class _Failure(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
+    content: str = ""
     tokens: list[Annotated[int, NATURAL]] = []
     stop: bool = False
     tokens_predicted: Annotated[int, NATURAL] | None = None
@@ -250,11 +274,13 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppEvent:
-    """One event. `num_predicted` counts all tokens up to and with its own; None where it tells of none.
+    """One event. `num_predicted` counts all tokens up to and with its own; None where it tells of none. `text` is
+    what its tokens, and those left out before them, added; a text that may begin a stop string comes later.
 
     `stop_type` is set in the last event, which has no tokens. `num_cached` is None where it is not told.
     """
 
+    text: str
     drawn: tuple[Drawn, ...]
     num_predicted: int | None
     num_cached: int | None
@@ -297,6 +323,7 @@ def decode_event(data: bytes, *, vocab_size: int, num_prompt: int) -> LlamaCppEv
             law, f"an event has {len(event.tokens)} tokens and the logprobs of {len(rows)}, or others"
         )
     return LlamaCppEvent(
+        text=event.content,
         drawn=rows,
         num_predicted=None if is_progress else event.tokens_predicted,
         num_cached=_num_cached(event),
@@ -378,7 +405,7 @@ def _decode(data: bytes) -> _Event:
 
 
 def _is_of_id(text: str) -> bool:
-    return text.endswith((".id`", "$.tokens[...]`"))
+    return re.search(r"\.id`$|\.tokens\[\d+\]`$", text) is not None
 
 
 def _check_prompt(event: _Event, num_prompt: int) -> None:

@@ -26,6 +26,7 @@ from stenograph.embedded.progress import Progress
 from stenograph.engine.base import Engine, EngineState, Forwards
 from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp import LlamaCpp
+from stenograph.engine.llamacpp_text import pieces_of
 from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
 from stenograph.engine.sglang import SGLangChat
 from stenograph.engine.vllm import VLLM
@@ -201,7 +202,8 @@ def make_dialect(settings: Settings, files: ModelFiles) -> Dialect | None:
         case EngineKind.SGLANG:
             return SGLangChat(model=files.name, vocab_size=files.vocab_size, replay=settings.replay)
         case EngineKind.LLAMACPP:
-            return LlamaCpp(model=files.name, vocab_size=files.vocab_size)
+            pieces = pieces_of(files.tokenizer_json, files.vocab_size)
+            return LlamaCpp(model=files.name, vocab_size=files.vocab_size, pieces=pieces)
         case EngineKind.VLLM:
             return VLLM(
                 model=files.name,

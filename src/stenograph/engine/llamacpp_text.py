@@ -1,0 +1,106 @@
+"""From text back to tokens that a stream left out: which ids, and no others, make the bytes that came. Pure.
+
+llama.cpp holds a token back while the text so far ends within a UTF-8 character, and then tells of the last of them
+alone; their number and their text are known. Where several ids make the same bytes, nothing is guessed.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from stenograph.render.tokenizer_json import read_tokenizer_json, token_bytes
+
+MOST_MISSING = 8
+"""In a row; a character has at most four bytes."""
+
+
+class Pieces:
+    """The text of each token of a model, as llama.cpp writes it: control tokens have none."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._ids_of: dict[bytes, list[int]] = {}
+        for id_, piece in enumerate(pieces):
+            if not piece or piece[-1] >= 0x80:
+                ids = self._ids_of.setdefault(piece, [])
+                if len(ids) < 2:  # two ids are as ambiguous as many
+                    ids.append(id_)
+        self._longest = max(map(len, self._ids_of), default=0)
+
+    def __repr__(self) -> str:
+        return f"<Pieces of {len(self._pieces)} tokens>"
+
+    def fill(self, tokens: Sequence[int | None], text: bytes) -> list[int] | None:
+        """The tokens with each None replaced, where `text`, maybe without its end, allows one way to do it alone."""
+        filled: list[int] = []
+        at, place = 0, 0
+        while place < len(tokens):
+            token = tokens[place]
+            if token is None:
+                num = _num_missing(tokens, place)
+                found = None if num > MOST_MISSING else self._between(text, at, num, tokens[place + num :])
+                if found is None:
+                    return None
+                filled += found
+                at += sum(len(self._pieces[id_]) for id_ in found)
+                place += num
+            elif _agree(text, at, self._pieces[token]):
+                filled.append(token)
+                at += len(self._pieces[token])
+                place += 1
+            else:
+                return None
+        return filled
+
+    def _between(self, text: bytes, at: int, num: int, following: Sequence[int | None]) -> tuple[int, ...] | None:
+        """The `num` tokens of the text from `at` on, before those that follow; None unless there is one way."""
+        if not following or following[0] is None:
+            return None  # nothing was told after them
+        end = self._pieces[following[0]]
+        ways = (
+            ids
+            for ids, stop in self._ways(text, at, at, num)
+            if text.startswith(end, stop) and not ends_within_character(text[at : stop + len(end)])
+        )
+        found = next(ways, None)
+        return found if next(ways, None) is None else None
+
+    def _ways(self, text: bytes, start: int, at: int, num: int) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Runs of `num` tokens from `at` on, each of which leaves the text within a character; and where they end."""
+        if not num:
+            yield (), at
+            return
+        for stop in range(at, min(at + self._longest, len(text)) + 1):
+            if ends_within_character(text[start:stop]):
+                for id_ in self._ids_of.get(text[at:stop], ()):
+                    for ids, end in self._ways(text, start, stop, num - 1):
+                        yield (id_, *ids), end
+
+
+def pieces_of(tokenizer_json: str, vocab_size: int) -> Pieces:
+    """The pieces of a model by its tokenizer.json. Raises StartupError for one that is not byte-level BPE."""
+    document = read_tokenizer_json(tokenizer_json)
+    table = token_bytes(document)
+    for token in document.added:
+        if token.special:
+            table[token.id] = b""
+    return Pieces([*table, *(b"" for _ in range(vocab_size - len(table)))])
+
+
+def ends_within_character(text: bytes) -> bool:
+    """Whether llama.cpp waits for more: a character is begun that its first byte says is longer.
+
+    Source: `validate_utf8` in llama.cpp's `tools/server/server-common.cpp`. Bytes that begin nothing pass.
+    """
+    for num_bytes, byte in enumerate(reversed(text[-4:]), start=1):
+        if byte >= 0xC0:
+            return num_bytes < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4 if byte < 0xF8 else 0)
+    return False
+
+
+def _num_missing(tokens: Sequence[int | None], place: int) -> int:
+    return next((n for n, token in enumerate(tokens[place:]) if token is not None), len(tokens) - place)
+
+
+def _agree(text: bytes, at: int, piece: bytes) -> bool:
+    """Whether the piece stands there, as far as the text goes."""
+    there = text[at : at + len(piece)]
+    return there == piece[: len(there)]
