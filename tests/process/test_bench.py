@@ -1,6 +1,5 @@
 """`stenograph bench …` as a process: a tiny run of each benchmark, end to end. What it measures is not asserted."""
 
-import importlib.util
 import json
 import os
 import re
@@ -133,6 +132,8 @@ def test_runs_that_differ_are_told_apart_and_what_makes_them_hard_to_compare_is_
         (("responsiveness", "--scenario", "Z"), "'Z'"),
         (("responsiveness", "--model", "/nowhere"), "/nowhere"),
         (("compare", "/nowhere.json", "/nowhere.json"), "/nowhere.json"),
+        (("plot", "/nowhere.json"), "/nowhere.json"),
+        (("soak", "--model", "/nowhere"), "/nowhere"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line_and_exit_code_2(
@@ -145,12 +146,36 @@ def test_what_cannot_be_measured_is_one_line_and_exit_code_2(
     assert done.stdout == ""
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")
-def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    done = bench("responsiveness", "--plot", "latency.png", cwd=tmp_path)
+def bench_without_matplotlib(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """The same process on a machine that has no matplotlib: an import of it fails."""
+    program = (
+        "import sys; sys.modules['matplotlib'] = None; from stenograph.bench.__main__ import main; sys.exit(main())"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=cwd
+    )
+
+
+@pytest.mark.parametrize("name", ["responsiveness", "serving", "soak"])
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(name: str, tmp_path: Path) -> None:
+    done = bench_without_matplotlib(name, "--plot", "latency.png", cwd=tmp_path)
     assert done.returncode == 2
     assert "stenograph[bench]" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_plots_of_artifacts_without_matplotlib_say_what_to_install(tiny_run: tuple[Path, str]) -> None:
+    done = bench_without_matplotlib("plot", "run.json", cwd=tiny_run[0].parent)
+    assert done.returncode == 2
+    assert "pip install 'stenograph[bench]'" in done.stderr
+
+
+def test_an_artifact_is_drawn_into_a_folder_by_its_name(tiny_run: tuple[Path, str], tmp_path: Path) -> None:
+    run, _ = tiny_run
+    done = bench("plot", run.name, "--out", str(tmp_path / "plots"), cwd=run.parent)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plots" / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert last_line(done.stdout)["plots"] == [str(tmp_path / "plots" / "run.png")]
 
 
 @pytest.mark.timeout(120)

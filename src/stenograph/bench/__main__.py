@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from stenograph.bench import compare, responsiveness, serving
+from stenograph.bench import compare, plot, responsiveness, serving, soak
 
 EXIT_INTERRUPTED = 130
 
@@ -35,6 +35,12 @@ BENCHMARKS = {
         serving.add_arguments,
         serving.run,
     ),
+    "soak": Benchmark(
+        "does the server stay as it is under a mixed load with faults?",
+        soak.add_arguments,
+        soak.run,
+    ),
+    "plot": Benchmark("what runs measured, as PNG files", plot.add_arguments, plot.run),
     "compare": Benchmark("what got better or worse between two runs?", compare.add_arguments, compare.run),
 }
 

@@ -56,11 +56,11 @@ def measure_direct(scenario: Scenario, shape: ReplyShape, *, message_bytes: int,
         _run_plan(msgspec.structs.replace(plan, sessions=min(plan.sessions, WARM_UP_SESSIONS), least_s=0.0))
         load = _start_load(children, plan)
         _step(load, "open")
-        probe = _start_probe(children, url)
+        probe = start_probe(children, url)
         cpu = (standin.cpu_s(), load.cpu_s())
         run = _step(load, "run")
         spent = (standin.cpu_s() - cpu[0], load.cpu_s() - cpu[1])
-        health = _stop(probe)
+        health = stop_probe(probe)
     figures = _load_figures(run, health)
     _add_cpu(figures, run, {"standin": spent[0], "load": spent[1]})
     return Measured(figures=figures, raw={"run": run, "health": health})
@@ -80,12 +80,12 @@ def measure_server(scenario: Scenario, shape: ReplyShape, command: ServerCommand
         before_kib = server.rss_kib()
         load = _start_load(children, plan)
         opened = _step(load, "open")
-        probe = _start_probe(children, url)
+        probe = start_probe(children, url)
         with _sampled(server, command):
             cpu = (server.cpu_s(), standin.cpu_s(), load.cpu_s())
             run = _step(load, "run")
         spent = (server.cpu_s() - cpu[0], standin.cpu_s() - cpu[1], load.cpu_s() - cpu[2])
-        health = _stop(probe)
+        health = stop_probe(probe)
         loaded_kib = server.rss_kib()
         stages = _stages_ms(url)
         deleted = _step(load, "delete")
@@ -154,7 +154,8 @@ def _start_load(children: Children, plan: LoadPlan) -> Child:
     return child
 
 
-def _start_probe(children: Children, url: str) -> Child:
+def start_probe(children: Children, url: str) -> Child:
+    """A probe that asks `/health` from now on."""
     host, port = address(url)
     plan = msgspec.json.encode(ProbePlan(host=host, port=port)).decode()
     child = children.start("the probe", ["stenograph.bench.probe", plan])
@@ -201,7 +202,8 @@ def _sampled(server: Child, command: ServerCommand) -> Generator[None]:
         server.signal(signal.SIGUSR2)
 
 
-def _stop(probe: Child) -> dict[str, Any]:
+def stop_probe(probe: Child) -> dict[str, Any]:
+    """What it saw."""
     probe.tell("")
     return probe.event()
 

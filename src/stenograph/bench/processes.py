@@ -84,6 +84,11 @@ class Child:
         except BrokenPipeError as error:
             raise ChildFailed(f"{self.name} is gone: {self.stderr_tail()}") from error
 
+    def written(self) -> bytes:
+        """All that it wrote to stderr so far."""
+        # Not by `read`: the child writes where the file's one offset is.
+        return os.pread(self._errors.fileno(), os.fstat(self._errors.fileno()).st_size, 0)
+
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
         self._process.send_signal(number)
@@ -106,6 +111,10 @@ class Child:
         """Memory that is in RAM now, in KiB."""
         found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{self._process.pid}/status").read_text(), re.MULTILINE)
         return int(found[1]) if found else 0
+
+    def num_open_files(self) -> int:
+        """File descriptors that it has open now."""
+        return len(os.listdir(f"/proc/{self._process.pid}/fd"))
 
     def end(self) -> int:
         """Close its stdin and ask it to end; kill it where it does not. Returns its exit status."""

@@ -1,9 +1,6 @@
-"""Tables of figures beside their goals, the one JSON line, and a plot of latency against load."""
+"""Tables of figures beside their goals, and the one JSON line."""
 
-import importlib
-import importlib.util
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -135,33 +132,3 @@ def json_line(artifact: Artifact) -> str:
         "figures": medians,
     }
     return msgspec.json.encode(line).decode()
-
-
-def can_plot() -> bool:
-    """Whether matplotlib is installed; the extra `bench` brings it."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def plot_latency(artifact: Artifact, path: Path) -> None:
-    """Latency against load as a PNG: a panel a scenario, chats' and probes' p50 and p99 by sessions at once.
-
-    Takes artifacts of `--levels`, in which a scenario appears once a level. Needs matplotlib.
-    """
-    plots: Any = importlib.import_module("matplotlib.pyplot")
-    by_name: dict[str, list[ScenarioResult]] = {}
-    for result in artifact.scenarios:
-        by_name.setdefault(result.name, []).append(result)
-    figure, axes = plots.subplots(1, len(by_name), figsize=(5 * len(by_name), 4), squeeze=False)
-    for axis, (name, results) in zip(axes[0], by_name.items(), strict=True):
-        results.sort(key=lambda result: result.sessions)
-        for key in ("chat_p50_ms", "chat_p99_ms", "health_p50_ms", "health_p99_ms"):
-            points = [(r.sessions, spread(values_of(r.figures["server"], key)).median) for r in results]
-            axis.plot(*zip(*points, strict=True), marker="o", label=LABELS[key].removesuffix(", ms"))
-        axis.set(title=f"{name}: {results[0].title}", xlabel="sessions at once", ylabel="ms")
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.legend()
-        axis.grid(visible=True, alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plots.close(figure)

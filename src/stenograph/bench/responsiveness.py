@@ -27,8 +27,9 @@ from stenograph.bench.measure import (
     measure_server,
     tokens_per_byte,
 )
+from stenograph.bench.plots import PLOT_NEEDS, can_plot, plot_latency
 from stenograph.bench.processes import ChildFailed
-from stenograph.bench.report import can_plot, errors_of, json_line, plot_latency, responsiveness_table
+from stenograph.bench.report import errors_of, json_line, responsiveness_table
 from stenograph.bench.scenarios import Scenario, scenarios_named
 from stenograph.core.errors import StartupError
 from stenograph.core.settings import default_cache_dir
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         scenarios = list(_asked_scenarios(options))
         if options.plot is not None and not can_plot():
-            raise ValueError("--plot needs matplotlib: pip install 'stenograph[bench]'")
+            raise ValueError(f"--plot {PLOT_NEEDS}")
         prepared = _prepare(options)
         artifact = begin_artifact("responsiveness", options)
         for scenario in scenarios:

@@ -16,13 +16,14 @@ from urllib.parse import urlsplit
 
 from stenograph.bench.artifact import Artifact, ScenarioResult, write_artifact
 from stenograph.bench.measure import Measured
+from stenograph.bench.plots import PLOT_NEEDS, can_plot, plot_serving
 from stenograph.bench.processes import ChildFailed
-from stenograph.bench.report import can_plot, errors_of, json_line
+from stenograph.bench.report import errors_of, json_line
 from stenograph.bench.responsiveness import begin_artifact, cached_model, count, share
 from stenograph.bench.serving_load import ServingPlan
 from stenograph.bench.serving_measure import EMBEDDED, ENGINES, SGLANG, Note, Setup, measure_direct, measure_server
 from stenograph.bench.serving_mix import MIXES, draw_sessions
-from stenograph.bench.serving_report import plot_serving, serving_table
+from stenograph.bench.serving_report import serving_table
 from stenograph.core.errors import StartupError
 from stenograph.render.model_files import load_model_files
 
@@ -88,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     """Raises ValueError for options that do not go together."""
     if options.plot is not None and not can_plot():
-        raise ValueError("--plot needs matplotlib: pip install 'stenograph[bench]'")
+        raise ValueError(f"--plot {PLOT_NEEDS}")
     if options.engine == SGLANG and options.engine_url is None and options.url is None:
         raise ValueError("--engine sglang needs --engine-url, or a running server as --url")
     if options.engine != SGLANG and options.engine_url is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -67,17 +68,25 @@ class HttpClient:
         self._buffer = buffer
         self._connection: StreamingConnection | None = None
 
-    async def asked(self, method: str, path: str, parts: list[bytes], reader: ReplyReader | None = None) -> Answer:
+    async def asked(
+        self,
+        method: str,
+        path: str,
+        parts: list[bytes],
+        reader: ReplyReader | None = None,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> Answer:
         """Send a request and wait for the whole answer. Raises ChatFailed, also for a status that is no 2xx."""
         try:
             connection = await self._connected()
         except OSError as error:
             raise ChatFailed("connect", str(error)) from error
         connection.begin(reader)
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers)
         try:
             head = (
                 f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
-                f"content-length: {sum(map(len, parts))}\r\n\r\n"
+                f"content-length: {sum(map(len, parts))}\r\n{more}\r\n"
             )
             answer = await connection.request([head.encode(), *parts], keeps=False)
         except OSError as error:

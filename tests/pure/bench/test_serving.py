@@ -1,12 +1,9 @@
 """`bench serving`: the mix, the clock of its loops, a reply read as it comes, and what its figures are made of."""
 
-import argparse
 import asyncio
-import importlib.util
 import itertools
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.bench import serving
 from stenograph.bench.artifact import Artifact, ScenarioResult
 from stenograph.bench.figures import LABELS, Better, better
 from stenograph.bench.serving_figures import serving_figures, without_gaps
 from stenograph.bench.serving_load import ServingLoad, ServingPlan
 from stenograph.bench.serving_mix import MIXES, Line, Mix, SessionPlan, TurnPlan, arrivals_s, draw_sessions
 from stenograph.bench.serving_reply import ReplyReader
-from stenograph.bench.serving_report import plot_serving, serving_table
+from stenograph.bench.serving_report import serving_table
 from stenograph.bench.serving_target import ChatFailed, Heard
 from stenograph.protocol.openai_chat import decode_chat
 
@@ -375,34 +371,3 @@ def test_the_table_has_what_lies_between_the_server_and_the_engine() -> None:
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == ["closed@1", "TTFT p50, ms", "13.0 (12.0 … 14.0)", "10.1 (10.0 … 10.2)", "+2.90 (+28.7%)", "yes"]
     assert "| closed@4 " in text
-
-
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="plots need the extra `bench`")
-def test_latency_against_load_is_drawn_for_both_loops(tmp_path: Path) -> None:
-    scenarios = [result("closed", 4), result("closed", 1), result("open 0.5/s", 9, rate=0.5)]
-    plot_serving(Artifact(bench="serving", scenarios=scenarios), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--concurrency", "2,x"), "'x'"),
-        (("--concurrency", "1.5"), "'1.5'"),
-        (("--rate", "-1"), "'-1'"),
-        (("--engine", "sglang"), "--engine-url"),
-        (("--engine-url", "http://127.0.0.1:1"), "--engine sglang"),
-        (("--url", "http://127.0.0.1:1", "--server-flags=--x"), "--server-flags"),
-        (("--model", "/nowhere"), "/nowhere"),
-    ],
-)
-def test_what_cannot_be_measured_is_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parser = argparse.ArgumentParser()
-    serving.add_arguments(parser)
-    assert serving.run(parser.parse_args(arguments)) == 2
-    stdout, stderr = capsys.readouterr()
-    assert says in stderr
-    assert len(stderr.strip().splitlines()) == 1
-    assert stdout == ""
