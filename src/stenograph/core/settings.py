@@ -29,8 +29,10 @@ class EngineKind(enum.StrEnum):
 
     EMBEDDED = "embedded"
     SGLANG = "sglang"
+    SGLANG_GENERATE = "sglang-generate"
     LLAMACPP = "llamacpp"
     VLLM = "vllm"
+    LMDEPLOY = "lmdeploy"
 
 
 class ReplyMode(enum.StrEnum):
@@ -404,6 +406,12 @@ def _check_together(settings: Settings) -> None:
         raise StartupError(f"replay is {settings.replay}, but vLLM tells of routed_experts alone")
     if settings.engine is EngineKind.VLLM and settings.reply is not ReplyMode.PASSTHROUGH:
         raise StartupError(f"reply is {settings.reply}, but vLLM writes no replies here")
+    if settings.engine is EngineKind.SGLANG_GENERATE and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"reply is {settings.reply}, but SGLang's own route writes no replies")
+    if settings.engine is EngineKind.LMDEPLOY and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        raise StartupError(f"replay is {settings.replay}, but LMDeploy tells of routed_experts alone")
+    if settings.engine is EngineKind.LMDEPLOY and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"reply is {settings.reply}, but LMDeploy writes no replies here")
 
 
 def _read_toml(file: Path) -> dict[str, object]:

@@ -27,8 +27,10 @@ from stenograph.engine.base import Engine, EngineState, Forwards
 from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp import LlamaCpp
 from stenograph.engine.llamacpp_text import pieces_of
+from stenograph.engine.lmdeploy import LMDeploy
 from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
 from stenograph.engine.sglang import SGLangChat
+from stenograph.engine.sglang_generate import SGLangGenerate
 from stenograph.engine.vllm import VLLM
 from stenograph.export.replay import ReplayShape
 from stenograph.http.auth import Doorman
@@ -201,6 +203,15 @@ def make_dialect(settings: Settings, files: ModelFiles) -> Dialect | None:
             return None
         case EngineKind.SGLANG:
             return SGLangChat(model=files.name, vocab_size=files.vocab_size, replay=settings.replay)
+        case EngineKind.SGLANG_GENERATE:
+            return SGLangGenerate(model=files.name, vocab_size=files.vocab_size, replay=settings.replay)
+        case EngineKind.LMDEPLOY:
+            return LMDeploy(
+                model=files.name,
+                vocab_size=files.vocab_size,
+                eos_token_ids=files.eos_token_ids,
+                replay=settings.replay,
+            )
         case EngineKind.LLAMACPP:
             pieces = pieces_of(files.tokenizer_json, files.vocab_size)
             return LlamaCpp(model=files.name, vocab_size=files.vocab_size, pieces=pieces)
