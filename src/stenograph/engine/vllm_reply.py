@@ -179,7 +179,7 @@ def _best(row: Sequence[TopLogprob], num_top: int, vocab_size: int) -> tuple[Top
 
 
 def _check_ids(ids: Iterable[int], vocab_size: int) -> None:
-    """The decoder has seen to it that they are integers, and none below 0."""
+    """The decoder has seen to it that they are int32, and none below 0."""
     largest = max(ids, default=0)
     if largest >= vocab_size:
         raise UpstreamInvalid("id_in_vocab", f"{short(largest)} is no token id of a vocabulary of {vocab_size}")

@@ -10,7 +10,7 @@ reply. For any bytes, `read` returns what they say or raises `UpstreamInvalid` w
     has_ids, has_logprobs   what was sampled is there
     ids_agree               a logprob is told of the token that was drawn
     logprob_is_finite       a logprob is a finite number
-    id_in_vocab             a token's id is an integer, and none below 0
+    id_in_vocab             a token's id is an integer in [0, 2^31)
     finish_reason, weight_spans, routed_experts_shape       these have the types that they have
 
 What vLLM writes instead of a reply, in a stream also under the status 200, is `UpstreamRefused` with the status that
@@ -32,17 +32,18 @@ NO_LOGPROB = -9999.0
 """Of a token that has none (it is NaN, or was not among those that were computed)."""
 
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class _Candidate(msgspec.Struct, gc=False):
-    token_id: _Natural
+    token_id: _Id
     logprob: float
 
 
 class _Row(msgspec.Struct, gc=False):
     """A drawn token; vLLM repeats it in `top_logprobs`, which is not read where nobody asked."""
 
-    token_id: _Natural
+    token_id: _Id
     logprob: float
 
 
@@ -79,7 +80,7 @@ class _Error(msgspec.Struct):
 
 class _GeneratedChoice(msgspec.Struct, Generic[R]):
     index: int = 0
-    token_ids: list[_Natural] | None = None
+    token_ids: list[_Id] | None = None
     logprobs: _Logprobs[R] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -104,7 +105,7 @@ class _CompletionLogprobs(msgspec.Struct):
 
 class _CompletionChoice(msgspec.Struct):
     index: int = 0
-    token_ids: list[_Natural] | None = None
+    token_ids: list[_Id] | None = None
     logprobs: _CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
