@@ -13,7 +13,7 @@ from stenograph.bench.artifact import Artifact, ScenarioResult
 from stenograph.bench.figures import LABELS, Goal, spread, values_of
 
 PLOT_NEEDS = "needs matplotlib: pip install 'stenograph[bench]'"
-WIDTH_INCHES, HEIGHT_INCHES, DPI = 5.2, 3.9, 120
+WIDTH_INCHES, HEIGHT_INCHES, DPI = 5.2, 4.2, 120
 COLOURS = ("tab:blue", "tab:red", "tab:green", "tab:orange")
 TARGETS = {"server": "server", "before": "before", "direct": "straight at the engine"}
 STYLES = {"server": "-", "before": "-.", "direct": ":"}
@@ -21,7 +21,7 @@ SERVING_PANELS = (
     ("time to the first token, ms", ("ttft_p50_ms", "ttft_p99_ms")),
     ("time per output token, ms", ("tpot_p50_ms", "tpot_p99_ms")),
     ("whole reply, ms", ("e2e_p50_ms", "e2e_p99_ms")),
-    ("throughput, tokens/s", ("completion_tokens_per_s", "prompt_tokens_per_s")),
+    ("throughput, tokens/s", ("completion_tokens_per_s",)),
     ("throughput, chats/s", ("chats_per_s",)),
 )
 SESSION_PANELS = (
@@ -104,6 +104,7 @@ def _draw_rows(
     results = [result for points in rows.values() for _, result in points]
     shown = [(label, keys) for label, keys in panels if any(_has(result, keys) for result in results)]
     size = (WIDTH_INCHES * len(shown), HEIGHT_INCHES * len(rows))
+    ticker: Any = importlib.import_module("matplotlib.ticker")
     figure, grid = _matplotlib().subplots(len(rows), len(shown), figsize=size, squeeze=False)
     for axes, (title, points) in zip(grid, rows.items(), strict=True):
         points.sort(key=lambda point: point[0])
@@ -112,13 +113,18 @@ def _draw_rows(
             _draw(axis, points, keys)
             axis.set(xlabel=load_label(title), ylabel=label)
             axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            axis.yaxis.set_major_formatter("{x:g}")
+            if all(key.endswith("_ms") for key in keys):
+                axis.set_yscale("log")
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
+                axis.yaxis.set_minor_formatter("{x:g}")
+            else:
+                axis.set_ylim(bottom=0)
             axis.set_xticks([load for load, _ in points], labels=[f"{load:g}" for load, _ in points])
-            axis.minorticks_off()
+            axis.xaxis.set_minor_locator(ticker.NullLocator())
             axis.grid(visible=True, alpha=0.3)
             if axis.get_legend_handles_labels()[0]:
-                axis.legend(fontsize="small")
+                axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, frameon=False)
     _save(figure, path)
 
 
@@ -127,6 +133,8 @@ def _draw(axis: Any, points: Points, keys: Sequence[str]) -> None:
     for colour, key in zip(COLOURS, keys, strict=False):
         name = LABELS[key].removesuffix(", ms")
         for target, shown in TARGETS.items():
+            if key.startswith("health_") and target == "direct":
+                continue  # that would be the stand-in's own
             found = list(_spreads(points, target, key))
             if found:
                 loads, least, median, most = zip(*found, strict=True)
