@@ -78,7 +78,7 @@ def test_an_api_key_is_shown_in_no_message_and_no_repr():
     ("name", "text"),
     [
         ("port", "65536"), ("port", "-1"), ("port", "1e3"), ("port", "٣"), ("port", ""), ("port", " 8080"),
-        ("host", ""), ("host", "  "), ("host", "a\nb"), ("engine", "vllm"), ("engine", "Embedded"), ("max_batch", "0"),
+        ("host", ""), ("host", "  "), ("host", "a\nb"), ("engine", "tgi"), ("engine", "Embedded"), ("max_batch", "0"),
         ("request_timeout", "0"), ("request_timeout", "nan"), ("request_timeout", "inf"), ("api_key", "a,,b"),
         ("api_key", ""), ("cache_dir", "~no-such-user-here/x"), ("unknown_fields", "drop"), ("log_level", "10"),
     ],
@@ -162,6 +162,8 @@ def test_the_environment_reads_text_as_the_command_line_does(name: str, value: o
         ({"engine": "sglang"}, "engine sglang needs its address"),
         ({"engine_url": "http://x"}, "engine_url is set, but the engine is the embedded one"),
         ({"replay": "all"}, "replay is set, but the embedded engine"),
+        ({"engine": "vllm", "engine_url": "http://a", "replay": "all"}, "vLLM tells of routed_experts alone"),
+        ({"engine": "vllm", "engine_url": "http://a", "reply": "lean"}, "vLLM writes no replies here"),
         ({"reply": "lean"}, "reply is lean, but the embedded engine"),
     ],
 )
