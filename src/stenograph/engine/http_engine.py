@@ -57,7 +57,8 @@ class Call:
 
 
 class Reading(Protocol):
-    """One generation's reply as it is read. Every method raises UpstreamInvalid, naming the law that was broken.
+    """One generation's reply as it is read. Every method raises UpstreamInvalid, naming the law that was broken, or the
+    error that the engine tells within a 200.
 
     Whoever reads holds the chunk that carries `finish` back until the engine has said all that belongs to it, so that
     the last chunk is the last.

@@ -69,7 +69,7 @@ class LMDeployServer(PlannedServer):
     def _is_generation(self, asked: Asked, path: str) -> bool:
         return asked.method == "POST" and self._fields.get(path) is not None and "input_ids" in asked.json
 
-    def _id_of(self, asked: Asked) -> str:
+    def id_of(self, asked: Asked) -> str:
         return str(asked.json.get("session_id", -1))
 
     def _answer(self, asked: Asked, path: str) -> Answer:
@@ -92,7 +92,7 @@ class LMDeployServer(PlannedServer):
     def _answer_abort(self, asked: Asked) -> Answer:
         if not self._aborts:
             return Answer(status=501, content_type="text/plain", body=b"Enable with --enable-abort-handling flag.")
-        session = self._id_of(asked)
+        session = self.id_of(asked)
         is_known = any(play.rid == session for play in self._plays)
         if session != "-1":
             self._abort([session])

@@ -96,9 +96,11 @@ class Play:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """What is drawn in all: less than was planned, if it was aborted while it was paused."""
+        """What is drawn in all: less than was planned, if it was aborted."""
         script = self.script
-        return script.ids[: script.num_drawn] if self.aborted and script.paused else script.ids
+        if not self.aborted:
+            return script.ids
+        return script.ids[: script.num_drawn if script.paused else len(self.versions)]
 
     @property
     def logprobs(self) -> tuple[float, ...]:
@@ -165,8 +167,7 @@ class PlannedServer(ABC):
         self._num_held = 0
         self._arrivals = asyncio.Event()
         self._arrivals.set()
-        self._draws = asyncio.Event()
-        self._draws.set()
+        self._draws = True
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -220,11 +221,12 @@ class PlannedServer(ABC):
 
     def pause(self) -> None:
         """Draw nothing more, as `/pause_generation` does: streams stand still, and no reply is begun."""
-        self._draws.clear()
+        self._draws = False
 
     def resume(self) -> None:
         """Draw again."""
-        self._draws.set()
+        self._draws = True
+        self._note()
 
     def release(self) -> None:
         """Let everything go on that is held or paused now."""
@@ -272,7 +274,7 @@ class PlannedServer(ABC):
         """Whether a script is played to this request."""
 
     @abstractmethod
-    def _id_of(self, asked: Asked) -> str:
+    def id_of(self, asked: Asked) -> str:
         """The id by which a request can be aborted."""
 
     @abstractmethod
@@ -327,7 +329,7 @@ class PlannedServer(ABC):
 
     async def _serve(self, connection: Connection, asked: Asked, path: str) -> None:
         await self._arrivals.wait()
-        play = Play(rid=self._id_of(asked), script=self._next_script(asked), asked=asked)
+        play = Play(rid=self.id_of(asked), script=self._next_script(asked), asked=asked)
         self._plays.append(play)
         if self._remembers:
             self.requests.append(asked)
@@ -354,7 +356,7 @@ class PlannedServer(ABC):
         hold = _never if script.released else lambda: self._hold(play)
         if play.asked.json.get("stream") is True and (script.status == 200 or script.error_event):
             return await send_events(connection, self._head(script), self._events(play, path), hold)
-        await self._draws.wait()
+        await self._until(lambda: play.aborted or self._draws)
         if script.paused:
             await self._hold(play)
         answer = self._answer_whole(play, path)
@@ -419,13 +421,12 @@ class PlannedServer(ABC):
         await asyncio.sleep(0)  # between tokens, an engine hears others
         if held_at == num_drawn:
             await self._hold(play)
-        await self._draws.wait()
+        await self._until(lambda: play.aborted or self._draws)
         if play.aborted:
             return num_drawn
         total = min(len(play.script.ids), num_drawn + play.script.per_event)
         total = total if held_at is None or held_at <= num_drawn else min(total, held_at)
-        if self._remembers:
-            play.versions.extend([self._version(play.script)] * (total - num_drawn))
+        play.versions.extend([self._version(play.script)] * (total - num_drawn))
         return total
 
     def _version(self, script: Script) -> str | int | None:

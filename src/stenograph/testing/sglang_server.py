@@ -58,14 +58,14 @@ class SGLangServer(PlannedServer):
     def _is_generation(self, asked: Asked, path: str) -> bool:
         return asked.method == "POST" and path in (CHAT_PATH, GENERATE_PATH)
 
-    def _id_of(self, asked: Asked) -> str:
+    def id_of(self, asked: Asked) -> str:
         return str(asked.json.get("rid", ""))
 
     def _answer(self, asked: Asked, path: str) -> Answer:
         match asked.method, path:
             case "POST", "/abort_request":
                 is_all = asked.json.get("abort_all")
-                self._abort([play.rid for play in self._plays] if is_all else [self._id_of(asked)])
+                self._abort([play.rid for play in self._plays] if is_all else [self.id_of(asked)])
                 return Answer(status=self.abort_status, content_type="")
             case "GET", "/health":
                 return Answer(status=self.health_status, content_type="")
