@@ -14,10 +14,11 @@ def rows(heading: str) -> list[str]:
 
 
 def label_cell(metric: Metric) -> str:
-    if metric.label is None:
-        return ""
-    values = "open" if metric.is_open else ", ".join(f"`{value}`" for value in metric.values)
-    return f"`{metric.label}`: {values}"
+    cells = ["`engine`: its address"] if metric.by_engine else []
+    if metric.label is not None:
+        values = "open" if metric.is_open else ", ".join(f"`{value}`" for value in metric.values)
+        cells.append(f"`{metric.label}`: {values}")
+    return "; ".join(cells)
 
 
 def test_every_metric_is_listed_as_it_is() -> None:

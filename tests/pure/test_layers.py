@@ -33,6 +33,8 @@ PURE = (
     "engine/llamacpp_text",
     "engine/llamacpp_wire",
     "engine/sglang_wire",
+    "engine/placement",
+    "engine/trust",
     "engine/validate",
     "engine/vllm_reply",
     "engine/vllm_request",

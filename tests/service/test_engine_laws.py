@@ -1,19 +1,29 @@
 """The stand-ins keep the laws of engines too, and `check_engine` names the law that a false engine breaks."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from stenograph.core.clock import SystemClock
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
+from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, GrammarKind, RequestId, SamplingParams
 from stenograph.embedded.wire import Failed
 from stenograph.engine.base import GenerateRequest
+from stenograph.engine.fleet import FleetMember, fleet_of
+from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.sglang import SGLangChat
 from stenograph.testing.conformance import check_engine
 from stenograph.testing.engine_lab import EngineUnderTest
 from stenograph.testing.engine_laws import LAST_LAWS, LAWS
+from stenograph.testing.planned_server import Asked
+from stenograph.testing.planned_server import Script as Reply
 from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.sglang_server import SGLangServer
 from stenograph.testing.tiny_llama import CONTEXT, VOCAB, write_tiny_folder
 from stenograph.testing.tiny_model import TinyModel
 
@@ -123,6 +133,162 @@ async def test_a_law_without_a_hook_is_not_offered_and_never_shown(model: TinyMo
     assert not set(report.shown) & set(report.not_offered)
     assert "seeds_repeat: not offered: it is said so" in str(report)
     assert "greedy_repeats: shown" in str(report)
+
+
+# -- a server on a socket, and fleets
+
+
+def sglang_script(model: TinyModel, asked: Asked) -> Reply:
+    """What the model says to a chat request, as SGLang would be asked for it."""
+    body = asked.json
+    params = SamplingParams(
+        temperature=body["temperature"],
+        top_p=body["top_p"],
+        seed=body.get("seed"),
+        max_tokens=body["max_tokens"],
+        stop=tuple(body.get("stop", ())),
+        stop_token_ids=tuple(body.get("stop_token_ids", ())),
+        ignore_eos=body["ignore_eos"],
+        logit_bias=tuple((int(id_), bias) for id_, bias in body.get("logit_bias", {}).items()),
+        grammar=_grammar(body),
+        num_top_logprobs=body.get("top_logprobs", 0),
+    )
+    answer = model.answer(body["input_ids"], params)
+    if isinstance(answer, Failed):
+        return Reply(status=400)
+    finish = answer[-1].finish
+    assert finish is not None
+    tops = tuple(row for chunk in answer for row in chunk.top_logprobs or ())
+    return Reply(
+        ids=tuple(id_ for chunk in answer for id_ in chunk.ids),
+        logprobs=tuple(logprob for chunk in answer for logprob in chunk.logprobs),
+        tops=tuple([(top.id, top.logprob) for top in row] for row in tops),
+        finish=finish.reason,
+        matched=finish.matched,
+    )
+
+
+def _grammar(body: dict[str, Any]) -> Grammar | None:
+    match body:
+        case {"response_format": {"type": "json_object"}}:
+            return Grammar(kind=GrammarKind.JSON_OBJECT)
+        case {"response_format": {"json_schema": {"schema": schema}}}:
+            return Grammar(kind=GrammarKind.JSON_SCHEMA, source=json.dumps(schema))
+        case {"regex": source}:
+            return Grammar(kind=GrammarKind.REGEX, source=source)
+        case {"ebnf": source}:
+            return Grammar(kind=GrammarKind.EBNF, source=source)
+        case _:
+            return None
+
+
+def served(model: TinyModel, num_servers: int) -> Make:
+    """SGLang servers, and the engine before one or the fleet before several."""
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[EngineUnderTest]:
+        async with AsyncExitStack() as stack:
+            going = asyncio.Event()
+            going.set()
+
+            def answer(asked: Asked) -> Reply:
+                said = sglang_script(model, asked)
+                return said if going.is_set() else replace(said, paused=True, num_drawn=len(said.ids) // 2)
+
+            servers = [SGLangServer(answers=answer) for _ in range(num_servers)]
+            engines = []
+            for server in servers:
+                await stack.enter_async_context(server)
+                dialect = SGLangChat(model="tiny", vocab_size=VOCAB)
+                engines.append(HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.02), dialect))
+            members = [FleetMember(name=engine.url, engine=engine) for engine in engines]
+            engine = engines[0] if num_servers == 1 else fleet_of(members, clock=SystemClock())
+            await engine.start()
+            stack.push_async_callback(engine.aclose)
+
+            def seen_ids(request_id: RequestId) -> Sequence[int]:
+                asked = [asked for server in servers for asked in server.requests if asked.json["rid"] == request_id]
+                return [int(id_) for id_ in asked[0].json["input_ids"]]
+
+            async def num_running() -> int:
+                return sum(server.num_running for server in servers)
+
+            async def pause() -> None:
+                going.clear()
+
+            async def resume() -> None:
+                going.set()
+                for server in servers:
+                    server.release()
+
+            async def kill() -> None:
+                for server in servers:
+                    await server.aclose()
+                going.set()
+
+            async def revive() -> None:
+                for server in servers:
+                    await server.start()
+
+            yield EngineUnderTest(
+                engine=engine,
+                prompt=model.tokenizer.encode("the user asks and").tolist(),
+                decode=lambda ids: model.tokenizer.decode(ids, skip_special=True),
+                eos_ids=model.eos_ids,
+                num_tokens=8,
+                num_long_tokens=40,
+                tolerance_nats=1e-4,
+                max_sequence_tokens=CONTEXT,
+                seen_ids=seen_ids,
+                num_running=num_running,
+                pause=pause,
+                resume=resume,
+                kill=kill,
+                revive=revive,
+            )
+
+    return make
+
+
+def scripted_fleet(model: TinyModel) -> Make:
+    """A fleet of scripted engines, which stream."""
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[EngineUnderTest]:
+        async with AsyncExitStack() as stack:
+            parts = [await stack.enter_async_context(modelled(ModelledEngine(model))()) for _ in range(2)]
+            members = [FleetMember(name=f"e{at}", engine=part.engine) for at, part in enumerate(parts)]
+            fleet = fleet_of(members, clock=SystemClock())
+            await fleet.start()
+
+            async def num_running() -> int:
+                return fleet.num_running
+
+            def every(name: str) -> Callable[..., Awaitable[None]]:
+                async def act(*arguments: str) -> None:
+                    for part in parts:
+                        await getattr(part, name)(*arguments)
+
+                return act
+
+            hooks = {name: every(name) for name in ("pause", "resume", "kill", "revive", "set_weight_version")}
+            yield replace(parts[0], engine=fleet, num_running=num_running, seen_ids=None, **hooks)
+            await fleet.aclose()
+
+    return make
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+async def test_sglang_keeps_the_laws_alone_and_as_a_fleet(model: TinyModel, num_servers: int) -> None:
+    report = await check_engine(served(model, num_servers))
+    assert set(report.not_offered) == {
+        *("streams_tokens", "whole_equals_streamed", "two_weight_versions", "logprobs_of_the_model"),
+    }, str(report)
+
+
+async def test_a_fleet_of_engines_that_stream_keeps_the_laws(model: TinyModel) -> None:
+    report = await check_engine(scripted_fleet(model))
+    assert set(report.not_offered) == {"alternatives"}, str(report)
 
 
 # -- engines that break a law; each must be found, and by its name

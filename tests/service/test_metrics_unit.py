@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stenograph.core.errors import Limit
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import Stage
+from stenograph.engine.base import EngineCounts, EngineHealth, EngineState, EngineStatus, Outcome
 from stenograph.http.metrics import BODY_BYTES, DRIFT_CLASSES, METRICS, Metrics, MetricType
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -27,7 +28,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 
 def bound(metrics: Metrics) -> Metrics:
-    metrics.bind(num_sessions=lambda: 3, num_in_flight=lambda: 2, engine_ready=lambda: True)
+    metrics.bind(num_sessions=lambda: 3, num_in_flight=lambda: 2, engine_ready=lambda: True, engines=tuple)
     return metrics
 
 
@@ -147,7 +148,9 @@ def test_gauges_are_read_at_each_scrape_and_absent_before_they_are_bound() -> No
     assert not names & {"stenograph_sessions", "stenograph_turns_in_flight", "stenograph_engine_ready"}
     sessions: list[int] = []
     ready = [False]
-    metrics.bind(num_sessions=lambda: len(sessions), num_in_flight=lambda: 2, engine_ready=lambda: ready[0])
+    metrics.bind(
+        num_sessions=lambda: len(sessions), num_in_flight=lambda: 2, engine_ready=lambda: ready[0], engines=tuple
+    )
     first = scrape(metrics)
     sessions.append(1)
     ready[0] = True
@@ -156,6 +159,28 @@ def test_gauges_are_read_at_each_scrape_and_absent_before_they_are_bound() -> No
     assert [value(samples, "engine_ready") for samples in (first, second)] == [0, 1]
     assert value(second, "turns_in_flight") == 2
     assert value(second, "build_info", version="0.1.0") == 1
+
+
+def test_each_engine_is_shown_by_name_and_what_a_fleet_counts_of_a_fleet_alone() -> None:
+    down = EngineHealth(state=EngineState.DOWN, detail="gone")
+    counts = EngineCounts(outcomes={Outcome.MOVED: 2}, num_expected_cached=70, num_cached=64)
+    shown = [
+        EngineStatus(name="http://a", engine="e", health=EngineHealth(state=EngineState.READY), num_running=3),
+        EngineStatus(name="http://b", engine="e", health=down, num_running=0, counts=counts),
+        EngineStatus(name="embedded", engine="e", health=down),
+    ]
+    metrics = Metrics(version="1")
+    metrics.bind(num_sessions=lambda: 0, num_in_flight=lambda: 0, engine_ready=lambda: True, engines=lambda: shown)
+    samples = scrape(metrics)
+    assert [value(samples, "engine_up", engine=one.name) for one in shown] == [1, 0, 0]
+    running = "engine_turns_in_flight"
+    assert [value(samples, running, engine=name) for name in ("http://a", "http://b")] == [3, 0]
+    assert (f"stenograph_{running}", (("engine", "embedded"),)) not in samples
+    assert value(samples, "engine_requests_total", engine="http://b", outcome="moved") == 2
+    assert value(samples, "engine_requests_total", engine="http://b", outcome="answered") == 0
+    assert value(samples, "engine_expected_cached_tokens_total", engine="http://b") == 70
+    assert value(samples, "engine_cached_tokens_total", engine="http://b") == 64
+    assert ("stenograph_engine_cached_tokens_total", (("engine", "http://a"),)) not in samples
 
 
 def test_two_apps_in_one_process_share_nothing() -> None:
@@ -170,6 +195,8 @@ def test_two_apps_in_one_process_share_nothing() -> None:
 def test_every_known_label_value_is_shown_from_the_start() -> None:
     shown = scrape(Metrics(version="1"))
     for metric in METRICS:
+        if metric.by_engine:
+            continue
         name = metric.name + ("_count" if metric.type is MetricType.HISTOGRAM else "")
         for label_value in metric.values:
             assert shown[name, ((str(metric.label), label_value),)] == 0

@@ -13,7 +13,7 @@ Laws, which `stenograph.testing.check_engine` tests:
 """
 
 import enum
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -130,3 +130,82 @@ class Forwards(Protocol):
     ) -> Coroutine[None, None, ForwardedAnswer]:
         """Pass a request on; `target` is path and query. Raises UpstreamUnreachable, for no status of the engine."""
         ...
+
+
+class Outcome(enum.StrEnum):
+    """How a request to one engine of several ended."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    """The engine blamed the request."""
+    FAILED = "failed"
+    MOVED = "moved"
+    """It failed before the first token, and another engine was tried."""
+    LEFT = "left"
+    """Whoever asked did not wait for the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounts:
+    """What came of the requests to an engine of several: how they ended, and, of those that were answered, how many
+    prompt tokens were expected to be cached there and how many were."""
+
+    outcomes: Mapping[Outcome, int]
+    num_expected_cached: int
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """One engine as people and monitors are shown it. `name` is its address, or what it is; `note` its capabilities'.
+
+    `num_running` is of our requests, None where nobody counts; `counts` are there of an engine of several.
+    """
+
+    name: str
+    engine: str
+    health: EngineHealth
+    note: str = ""
+    num_running: int | None = None
+    counts: EngineCounts | None = None
+
+
+@runtime_checkable
+class Several(Protocol):
+    """An engine that is several."""
+
+    def statuses(self) -> Sequence[EngineStatus]:
+        """Each of them, as it is now."""
+        ...
+
+
+@runtime_checkable
+class Located(Protocol):
+    """An engine that has an address."""
+
+    @property
+    def url(self) -> str: ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """An engine that knows how many generations it runs."""
+
+    @property
+    def num_running(self) -> int: ...
+
+
+def statuses_of(engine: Engine) -> Sequence[EngineStatus]:
+    """Each engine behind `engine`: those that it is, or itself alone. Only once `start` has returned."""
+    if isinstance(engine, Several):
+        return engine.statuses()
+    capabilities = engine.capabilities
+    return (
+        EngineStatus(
+            name=engine.url if isinstance(engine, Located) else capabilities.engine,
+            engine=capabilities.engine,
+            health=engine.health(),
+            note=capabilities.note,
+            num_running=engine.num_running if isinstance(engine, Counted) else None,
+        ),
+    )

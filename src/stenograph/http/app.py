@@ -23,7 +23,8 @@ from stenograph.core.errors import MethodNotAllowed, StartupError
 from stenograph.core.settings import EngineKind, Settings, Switch
 from stenograph.embedded.fetch import resolve_model
 from stenograph.embedded.progress import Progress
-from stenograph.engine.base import Engine, EngineState, Forwards
+from stenograph.engine.base import Engine, EngineState, Forwards, statuses_of
+from stenograph.engine.fleet import FleetMember, fleet_of
 from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp import LlamaCpp
 from stenograph.engine.llamacpp_text import pieces_of
@@ -135,6 +136,7 @@ def make_app(
         num_sessions=lambda: manager.num_sessions,
         num_in_flight=lambda: manager.num_in_flight,
         engine_ready=lambda: engine.health().state is EngineState.READY,
+        engines=lambda: statuses_of(engine),
     )
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
     chat = ChatRoute(
@@ -225,12 +227,18 @@ def make_dialect(settings: Settings, files: ModelFiles) -> Dialect | None:
             )
 
 
-def make_engine(settings: Settings, files: ModelFiles, path: Path, body_slots: BodySlots) -> Engine:
-    """The engine that the settings name, not yet started."""
-    dialect = make_dialect(settings, files)
-    if dialect is not None:
-        server = HttpEngineOptions(url=settings.engine_url[0], connect_timeout_s=settings.connect_timeout_s)
-        return HttpEngine(server, dialect, body_slots)
+def make_engine(settings: Settings, files: ModelFiles, path: Path, body_slots: BodySlots, clock: Clock) -> Engine:
+    """The engine that the settings name, or a fleet of several; not yet started."""
+    members: list[FleetMember] = []
+    for url in settings.engine_url:
+        dialect = make_dialect(settings, files)  # each learns of its own server
+        if dialect is not None:
+            server = HttpEngineOptions(url=url, connect_timeout_s=settings.connect_timeout_s)
+            members.append(FleetMember(name=url, engine=HttpEngine(server, dialect, body_slots)))
+    if len(members) > 1:
+        return fleet_of(members, clock=clock, trial_s=2 * settings.connect_timeout_s)
+    if members:
+        return members[0].engine
     options = EmbeddedOptions(
         threads=settings.engine_threads, max_batch=settings.max_batch, kv_tokens=settings.kv_tokens
     )
@@ -294,7 +302,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
         files = await asyncio.to_thread(load_model_files, path)
         renderer = await asyncio.to_thread(make_renderer, files, settings.family)
         body_slots = BodySlots(settings.body_slots)
-        engine = make_engine(settings, files, path, body_slots)
+        engine = make_engine(settings, files, path, body_slots, clock)
         pool = CpuPool(settings.cpu_workers)
         try:
             app, manager = make_app(

@@ -16,7 +16,7 @@ from stenograph.core.errors import (
     StenographError,
     UnexpectedFailure,
 )
-from stenograph.engine.base import Engine, EngineState
+from stenograph.engine.base import Engine, EngineState, statuses_of
 from stenograph.http.auth import Doorman
 from stenograph.http.metrics import Metrics
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
@@ -106,10 +106,18 @@ class ControlRoutes:
         )
 
     async def _ready(self, request: Request) -> Response:
-        health = self.engine.health()
-        ready = health.state is EngineState.READY
-        engine = {"engine": self.engine.capabilities.engine, "state": health.state, "detail": health.detail}
-        return json_response({"ready": ready, "engines": [engine]}, status=200 if ready else 503)
+        ready = self.engine.health().state is EngineState.READY
+        engines = [
+            {
+                "engine": status.engine,
+                "name": status.name,
+                "state": status.health.state,
+                "detail": status.health.detail or status.note,
+                "num_running": status.num_running,
+            }
+            for status in statuses_of(self.engine)
+        ]
+        return json_response({"ready": ready, "engines": engines}, status=200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
         # Writing it out takes milliseconds, and no session's state.

@@ -1,7 +1,7 @@
 """What the server counts, in Prometheus' text format: implements `core.telemetry.Telemetry` for `GET /metrics`.
 
 Owns the counts of one app and the table of their names, `METRICS`, from which docs/metrics.md is checked. Knows
-nothing of sessions or engines: what is read at the time of a scrape comes through `bind`. There is no global state, so
+neither sessions nor an engine: what is read at the time of a scrape comes through `bind`. There is no global state, so
 many apps can live in one process.
 
 The counts are plain numbers, handed to prometheus_client when it asks for them: its own `Histogram.observe`, with two
@@ -13,7 +13,7 @@ bounds them; the others are enums.
 
 import enum
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 from stenograph.core.errors import Limit, StenographError
 from stenograph.core.telemetry import SessionEnd, TurnEnd, TurnReport
 from stenograph.core.types import Stage
+from stenograph.engine.base import EngineState, EngineStatus, Outcome
 
 BODY_BYTES = "body_bytes"
 """The limit that is no `Limit`: a body with more bytes than the server takes is told so by 413."""
@@ -45,6 +46,9 @@ _TOKEN_BOUNDS_S = (
 """Fine between 1 and 200 ms, where engines differ; above it are stalls."""
 
 
+ENGINE_LABEL = "engine"
+
+
 class MetricType(enum.StrEnum):
     """Prometheus' word for how a metric behaves."""
 
@@ -57,7 +61,8 @@ class MetricType(enum.StrEnum):
 class Metric:
     """One metric. `values` of its one label are shown from the start, at 0; `is_open`: others may come.
 
-    `bounds` are the upper ends of a histogram's buckets, ascending, without the infinite one. Equal only to itself.
+    `bounds` are the upper ends of a histogram's buckets, ascending, without the infinite one. `by_engine`: read of each
+    engine at the time of a scrape, whose name is the label before the other. Equal only to itself.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Metric:
     values: tuple[str, ...] = ()
     is_open: bool = False
     bounds: tuple[float, ...] = ()
+    by_engine: bool = False
 
     def __post_init__(self) -> None:
         if (self.label is None) != (not self.values and not self.is_open):
@@ -76,8 +82,8 @@ class Metric:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels: one or none."""
-        return () if self.label is None else (self.label,)
+        """Names of the labels: the engine's where there is one, and the other, if any."""
+        return (*((ENGINE_LABEL,) if self.by_engine else ()), *(() if self.label is None else (self.label,)))
 
 
 def _error_codes(kind: type[StenographError] = StenographError) -> Iterator[str]:
@@ -98,6 +104,13 @@ def _counter(
 
 def _gauge(name: str, meaning: str, *, label: str | None = None) -> Metric:
     return Metric(name=name, type=MetricType.GAUGE, help=meaning, label=label, is_open=label is not None)
+
+
+def _of_engine(
+    name: str, type_: MetricType, meaning: str, *, label: str | None = None, values: Iterable[str] = ()
+) -> Metric:
+    once = tuple(map(str, values))
+    return Metric(name=name, type=type_, help=meaning, label=label, values=once, by_engine=True)
 
 
 def _histogram(
@@ -187,6 +200,27 @@ LOOP_LAG = _histogram(
 SESSIONS = _gauge("stenograph_sessions", "Sessions held now, those that are being deleted included.")
 TURNS_IN_FLIGHT = _gauge("stenograph_turns_in_flight", "Turns that run now.")
 ENGINE_READY = _gauge("stenograph_engine_ready", "1 if the engine takes turns now, else 0.")
+ENGINE_UP = _of_engine("stenograph_engine_up", MetricType.GAUGE, "1 if this engine takes turns now, else 0.")
+ENGINE_RUNNING = _of_engine(
+    "stenograph_engine_turns_in_flight", MetricType.GAUGE, "Turns of this server that this engine runs now."
+)
+ENGINE_REQUESTS = _of_engine(
+    "stenograph_engine_requests_total",
+    MetricType.COUNTER,
+    "Turns given to this engine of several, by how that ended; moved ones went on to another.",
+    label="outcome",
+    values=Outcome,
+)
+ENGINE_EXPECTED_CACHED = _of_engine(
+    "stenograph_engine_expected_cached_tokens_total",
+    MetricType.COUNTER,
+    "Prompt tokens that the session's last turn at this engine of several had left there.",
+)
+ENGINE_CACHED = _of_engine(
+    "stenograph_engine_cached_tokens_total",
+    MetricType.COUNTER,
+    "Prompt tokens of the same turns that this engine of several did not compute again.",
+)
 BUILD_INFO = _gauge("stenograph_build_info", "Always 1; the label is the version that runs.", label="version")
 
 METRICS: tuple[Metric, ...] = (
@@ -195,11 +229,37 @@ METRICS: tuple[Metric, ...] = (
     *(PROMPT_TOKENS, COMPLETION_TOKENS, CACHED_TOKENS, ABORTED_TOKENS, WASTED_TOKENS),
     *(ERRORS, LIMITS, RETRIES, SESSIONS_ENDED, DRIFT),
     LOOP_LAG,
-    *(SESSIONS, TURNS_IN_FLIGHT, ENGINE_READY, BUILD_INFO),
+    *(SESSIONS, TURNS_IN_FLIGHT, ENGINE_READY),
+    *(ENGINE_UP, ENGINE_RUNNING, ENGINE_REQUESTS, ENGINE_EXPECTED_CACHED, ENGINE_CACHED),
+    BUILD_INFO,
 )
 """Every metric, in the order in which it is shown."""
 
 _Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+def _family_of_engines(metric: Metric, engines: Sequence[EngineStatus]) -> _Family:
+    """What is known of each engine. What only a fleet counts is not shown of an engine that is alone."""
+    kind = GaugeMetricFamily if metric.type is MetricType.GAUGE else CounterMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for engine in engines:
+        for value, number in _numbers_of(metric, engine).items():
+            family.add_metric([engine.name, value][: len(metric.labels)], number)
+    return family
+
+
+def _numbers_of(metric: Metric, engine: EngineStatus) -> Mapping[str, float]:
+    """An engine's numbers by the value of the metric's other label; by "" where it has none."""
+    if metric is ENGINE_UP:
+        return {"": engine.health.state is EngineState.READY}
+    if metric is ENGINE_RUNNING:
+        return {} if engine.num_running is None else {"": engine.num_running}
+    counts = engine.counts
+    if counts is None:
+        return {}
+    if metric is ENGINE_REQUESTS:
+        return {outcome: counts.outcomes.get(outcome, 0) for outcome in Outcome}
+    return {"": counts.num_expected_cached if metric is ENGINE_EXPECTED_CACHED else counts.num_cached}
 
 
 class _Counter:
@@ -258,6 +318,7 @@ class _Probes:
     num_sessions: Callable[[], int]
     num_in_flight: Callable[[], int]
     engine_ready: Callable[[], bool]
+    engines: Callable[[], Sequence[EngineStatus]]
 
 
 class Metrics(Collector):
@@ -266,7 +327,8 @@ class Metrics(Collector):
     def __init__(self, *, version: str) -> None:
         self._version = version
         self._probes: _Probes | None = None
-        self._counters = {metric: _Counter(metric) for metric in METRICS if metric.type is MetricType.COUNTER}
+        own = [metric for metric in METRICS if not metric.by_engine]
+        self._counters = {metric: _Counter(metric) for metric in own if metric.type is MetricType.COUNTER}
         self._histograms = {metric: _Histogram(metric) for metric in METRICS if metric.type is MetricType.HISTOGRAM}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -276,13 +338,20 @@ class Metrics(Collector):
         return f"<Metrics {self._counters[TURNS].total} turns, {self._counters[ERRORS].total} errors>"
 
     def bind(
-        self, *, num_sessions: Callable[[], int], num_in_flight: Callable[[], int], engine_ready: Callable[[], bool]
+        self,
+        *,
+        num_sessions: Callable[[], int],
+        num_in_flight: Callable[[], int],
+        engine_ready: Callable[[], bool],
+        engines: Callable[[], Sequence[EngineStatus]],
     ) -> None:
         """Say where the gauges are read. Before this a scrape leaves them out: absent is not zero.
 
         They are called at each scrape, on its thread, and must be quick and not raise.
         """
-        self._probes = _Probes(num_sessions=num_sessions, num_in_flight=num_in_flight, engine_ready=engine_ready)
+        self._probes = _Probes(
+            num_sessions=num_sessions, num_in_flight=num_in_flight, engine_ready=engine_ready, engines=engines
+        )
 
     def turn_ended(self, report: TurnReport) -> None:
         """Count a turn. Its stage `reply`, if it has one, is left to `reply_delivered`, so that it counts once."""
@@ -347,8 +416,12 @@ class Metrics(Collector):
     def collect(self) -> Iterator[_Family]:
         """The families of `METRICS`, in that order, for prometheus_client."""
         gauges = self._read_gauges()
+        engines = () if self._probes is None else self._probes.engines()
         for metric in METRICS:
-            if metric.type is MetricType.COUNTER:
+            if metric.by_engine:
+                if self._probes is not None:
+                    yield _family_of_engines(metric, engines)
+            elif metric.type is MetricType.COUNTER:
                 yield self._counters[metric].family()
             elif metric.type is MetricType.HISTOGRAM:
                 yield self._histograms[metric].family()

@@ -52,11 +52,14 @@ class Health(msgspec.Struct):
 
 
 class EngineStatus(msgspec.Struct):
-    """One engine; `detail` says in a line why it is not ready."""
+    """One engine. `name` is its address, or what it is; `detail` says in a line why it is not ready, or what whoever
+    runs it may want to know; `num_running` counts this server's turns there, null where nobody counts."""
 
     engine: str
+    name: str
     state: EngineState
     detail: str
+    num_running: Count | None
 
 
 class Readiness(msgspec.Struct):

@@ -20,6 +20,8 @@ Law = Callable[[Lab], Awaitable[None]]
 NUM_TOGETHER = 8
 NUM_TRIES = 5
 """How often what depends on which of two things comes first is tried."""
+HEARD_S = 1.0
+"""Within which an engine that stands still hears of an abort, if it hears anything then."""
 STILL_S = 0.05
 """How long a paused engine is watched."""
 
@@ -225,12 +227,14 @@ async def _aborted(lab: Lab, request: GenerateRequest) -> tuple[SampledTurn, boo
             first = await anext(chunks)
             was_running = await lab.engine.abort(request.request_id)
             return await lab.rest(request, chunks, first), was_running
-    async with _Held(lab), asyncio.TaskGroup() as tasks:
-        drawing = tasks.create_task(lab.draw(request))
-        was_running = False
-        while not was_running and not drawing.done():
-            await asyncio.sleep(0)
-            was_running = await lab.engine.abort(request.request_id)
+    was_running = False
+    async with asyncio.TaskGroup() as tasks:
+        async with _Held(lab):
+            drawing = tasks.create_task(lab.draw(request))
+            while not was_running and not drawing.done():
+                await asyncio.sleep(0)
+                was_running = await lab.engine.abort(request.request_id)
+            await asyncio.wait({drawing}, timeout=HEARD_S)
         turn = await drawing
     return turn, was_running
 
