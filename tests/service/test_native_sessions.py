@@ -1,0 +1,131 @@
+"""The whole server before engines that are sent ids: sessions over SGLang's own route and over LMDeploy's."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
+from stenograph.engine.lmdeploy import LMDeploy
+from stenograph.engine.sglang_generate import SGLangGenerate
+from stenograph.render.renderer import Renderer
+from stenograph.testing.faults import Fault
+from stenograph.testing.lmdeploy_server import LMDeployServer
+from stenograph.testing.planned_server import PlannedServer, Script
+from stenograph.testing.sglang_server import SGLangServer
+
+from .conftest import END, running, user
+
+VOCAB = 320
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """A server, the stand-in behind it, and a plain client."""
+
+    url: str
+    stand_in: PlannedServer
+    renderer: Renderer
+    client: aiohttp.ClientSession
+
+    def script(self, text: str, **options: Any) -> Script:
+        """A reply of this text that ends with `<|im_end|>`."""
+        return Script(**{"ids": (*self.renderer.tokenizer.encode(text), END), "matched": END, **options})
+
+    async def post(self, path: str, body: Any) -> tuple[int, str]:
+        async with self.client.post(self.url + path, json=body) as response:
+            return response.status, await response.text()
+
+    async def records(self, session: str) -> list[Any]:
+        async with self.client.get(f"{self.url}/sessions/{session}") as response:
+            return list((await response.json())["records"])
+
+
+KINDS: dict[str, tuple[Callable[[], PlannedServer], Callable[[], Dialect]]] = {
+    "sglang-generate": (SGLangServer, lambda: SGLangGenerate(model="tiny", vocab_size=VOCAB)),
+    "sglang-generate-incremental": (
+        lambda: SGLangServer(incremental=True),
+        lambda: SGLangGenerate(model="tiny", vocab_size=VOCAB),
+    ),
+    "lmdeploy": (LMDeployServer, lambda: LMDeploy(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,))),
+}
+
+
+@pytest.fixture(params=KINDS)
+async def rig(request: pytest.FixtureRequest, renderer: Renderer) -> AsyncIterator[Rig]:
+    make_server, make_dialect = KINDS[request.param]
+    async with make_server() as stand_in:
+        engine = HttpEngine(HttpEngineOptions(url=stand_in.url), make_dialect())
+        await engine.start()
+        try:
+            async with running(engine, renderer) as (url, _), aiohttp.ClientSession() as client:
+                yield Rig(url=url, stand_in=stand_in, renderer=renderer, client=client)
+        finally:
+            await engine.aclose()
+
+
+def message_of(answer: str, *, streamed: bool) -> dict[str, Any]:
+    """The message of a reply, joined of its events where it was streamed."""
+    if not streamed:
+        message: dict[str, Any] = json.loads(answer)["choices"][0]["message"]
+        return message
+    events = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
+    assert "data: [DONE]" in answer
+    return {"role": "assistant", "content": "".join(delta.get("content") or "" for delta in deltas)}
+
+
+async def test_a_session_s_turns_are_the_same_tokens_streamed_or_not(rig: Rig) -> None:
+    session = json.loads((await rig.post("/sessions", {}))[1])["session_id"]
+    messages: list[dict[str, Any]] = []
+    texts = ("Naïve ☃", "two", "three")
+    for number, text in enumerate(texts):
+        rig.stand_in.plan(rig.script(text))
+        messages.append(user(f"question {number}"))
+        streamed = number != 1
+        body = {"messages": messages, "stream": streamed}
+        status, answer = await rig.post(f"/sessions/{session}/v1/chat/completions", body)
+        assert status == 200, answer
+        messages.append(message_of(answer, streamed=streamed))
+        assert messages[-1]["content"] == text
+    asked = [request.json["input_ids"] for request in rig.stand_in.requests]
+    drawn = [list(rig.script(text).ids) for text in texts]
+    for turn in range(2):
+        assert asked[turn + 1][: len(asked[turn] + drawn[turn])] == asked[turn] + drawn[turn]
+    (sample,) = json.loads((await rig.post(f"/sessions/{session}/samples", {"format": "json"}))[1])["samples"]
+    assert sample["tokens"] == asked[-1] + drawn[-1]
+    assert [request.header("x-smg-routing-key") for request in rig.stand_in.requests] == [session] * 3
+
+
+FAULTS: list[dict[str, Any]] = [
+    {"fault": Fault.CLOSED},
+    {"fault": Fault.RESET},
+    {"fault": Fault.GARBAGE},
+    {"cut_at": 100},
+    {"edit": lambda part: part.pop("meta_info")},
+    {"edit": lambda part: part.update(output_ids=[VOCAB])},
+]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("options", FAULTS, ids=str)
+async def test_a_turn_that_its_engine_broke_is_502_and_leaves_the_session_as_it_was(
+    rig: Rig, options: dict[str, Any], streamed: bool
+) -> None:
+    session = json.loads((await rig.post("/sessions", {}))[1])["session_id"]
+    body = {"messages": [user("hi")], "stream": streamed}
+    rig.stand_in.plan(rig.script("no", **options))
+    status, answer = await rig.post(f"/sessions/{session}/v1/chat/completions", body)
+    assert status == 502 or (streamed and '"error"' in answer), answer
+    assert ("upstream_unreachable" in answer) == ("edit" not in options), answer
+    assert "[DONE]" not in answer
+    assert await rig.records(session) == []
+    if "edit" not in options or streamed:
+        await rig.stand_in.aborted(1)
+    rig.stand_in.plan(rig.script("yes"))
+    status, answer = await rig.post(f"/sessions/{session}/v1/chat/completions", {"messages": [user("hi")]})
+    assert (status, message_of(answer, streamed=False)["content"]) == (200, "yes")
+    assert len(await rig.records(session)) == 1
