@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stenograph.core.json_pieces import (
     PIECE_BYTES,
     PIECE_CHARS,
+    PIECE_FRAGMENTS,
     PIECE_VALUES,
     Written,
     joined,
@@ -79,5 +80,5 @@ def test_no_fragment_is_long_however_much_there_is() -> None:
     fragments = list(json_pieces(value))
     assert max(map(len, fragments)) < 2**18
     pieces = list(joined(fragments))
-    assert min(map(len, pieces[:-1])) >= PIECE_BYTES
     assert max(map(len, pieces)) < PIECE_BYTES + 2**18
+    assert len(pieces) <= 1 + sum(map(len, fragments)) // PIECE_BYTES + len(fragments) // PIECE_FRAGMENTS

@@ -20,7 +20,8 @@ PIECE_CHARS = 64 * 1024
 """Characters of a text that are written at once."""
 
 PIECE_BYTES = 32 * 1024
-"""What is written in less is joined with what comes after it: each piece costs a pass of the loop and a send."""
+PIECE_FRAGMENTS = 256
+"""Fragments are joined until they are that long, or that many: each piece costs a pass of the loop and a send."""
 
 _PLAIN = frozenset({int, float, bool, type(None)})
 """Types of which any number up to PIECE_VALUES is written at once."""
@@ -69,13 +70,13 @@ def list_pieces(chunks: Iterable[Sequence[object]]) -> Iterator[bytes]:
 
 
 def joined(fragments: Iterable[bytes]) -> Iterator[bytes]:
-    """The same text in pieces of at least PIECE_BYTES, but for the last."""
+    """The same text in pieces, each of at least PIECE_BYTES or PIECE_FRAGMENTS fragments, but for the last."""
     waiting: list[bytes] = []
     size = 0
     for fragment in fragments:
         waiting.append(fragment)
         size += len(fragment)
-        if size >= PIECE_BYTES:
+        if size >= PIECE_BYTES or len(waiting) >= PIECE_FRAGMENTS:
             yield b"".join(waiting)
             waiting.clear()
             size = 0

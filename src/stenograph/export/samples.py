@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.core.ids_json import pieces_of
 from stenograph.core.json_pieces import Written, list_pieces
 from stenograph.core.types import WeightSpan
 from stenograph.export.lines import Line, cut, kept_leaves, leaf_descriptor, owners, whole_line
@@ -25,6 +24,9 @@ Decode = Callable[["array[int]"], str]
 
 LEAF = "leaf"
 MISMATCH = "tito_session_mismatch"
+_PIECE_TEXTS = 512
+"""Token texts that are made and written at once, in a millisecond."""
+
 SERVER_KEYS = frozenset({LEAF, MISMATCH, "accumulated_token_ids"})
 """Metadata that consumers believe the server on: a client's values under these names are left out."""
 
@@ -137,8 +139,9 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -
         **describe(sample),
     }
     if token_text is not None:
-        pieces = pieces_of(sample.tokens)
-        body["token_texts"] = Written(list_pieces([token_text(id_) for id_ in piece] for piece in pieces))
+        starts = range(0, len(sample.tokens), _PIECE_TEXTS)
+        texts = ([token_text(id_) for id_ in sample.tokens[start : start + _PIECE_TEXTS]] for start in starts)
+        body["token_texts"] = Written(list_pieces(texts))
     return body
 
 

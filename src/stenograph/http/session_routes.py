@@ -4,9 +4,10 @@ What is large (records, samples, drift) is worked out on the CPU pool, from a sn
 node does not change. It is written out in pieces on the loop, which serves others between them.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -22,6 +23,7 @@ from stenograph.export.safetensors import to_safetensors
 from stenograph.export.samples import SampleSet, make_samples, to_json
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_body
+from stenograph.offload.body_slots import LARGE_BODY_BYTES
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
 from stenograph.protocol.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
@@ -33,8 +35,13 @@ from stenograph.session.manager import SessionManager
 from stenograph.session.matching import MATCHERS, Matcher
 from stenograph.session.session import Session, SessionOptions
 
+T = TypeVar("T")
+
 MAX_PAGE = 1000
 """Most sessions that one `GET /sessions` lists."""
+
+MAX_SESSION_BODY_BYTES = 2**20
+"""Most bytes of a body that has no messages, whatever `--max-body-bytes` allows."""
 
 _BYTES_PER_TOKEN = 8
 """About what a token's id and logprob cost to write out; only decides what is small enough for the loop."""
@@ -69,7 +76,7 @@ class SessionRoutes:
 
     async def create(self, request: Request) -> Response:
         """`POST /sessions`."""
-        wire = decode_create(await self._body(request))
+        wire = await self._decoded(request, decode_create)
         options = SessionOptions(
             history=self.defaults.history if wire.history is None else HistoryKind(wire.history),
             matcher=self._matcher(wire.matcher),
@@ -123,12 +130,12 @@ class SessionRoutes:
     async def abort(self, request: Request) -> Response:
         """`POST /sessions/{id}/abort`."""
         session = self._session(request)
-        decode_nothing(await self._body(request))
+        await self._decoded(request, decode_nothing)
         return json_response({"aborted": await self.manager.abort(session.id)})
 
     async def abort_all(self, request: Request) -> Response:
         """`POST /abort_request {"abort_all": true}`."""
-        decode_abort(await self._body(request))
+        await self._decoded(request, decode_abort)
         return json_response({"aborted": await self.manager.abort(None)})
 
     async def drift(self, request: Request) -> Response:
@@ -152,7 +159,7 @@ class SessionRoutes:
     async def samples(self, request: Request) -> Response:
         """`POST /sessions/{id}/samples`."""
         self._session(request)  # 404 comes before a body that is wrong
-        wire = decode_samples(await self._body(request))
+        wire = await self._decoded(request, decode_samples)
         session = self._session(request)
         nodes, latest = tuple(session.history.nodes), session.history.latest
         reports = await self._drift_of(leaves(nodes))
@@ -252,8 +259,13 @@ class SessionRoutes:
             )
         return MATCHERS[name]
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)
+    async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
+        """The request's body, decoded on a worker if it is large: what is in it is looked through by Python."""
+        limit = min(MAX_SESSION_BODY_BYTES, self.max_body_bytes)
+        body = await read_body(request.scope, request.receive, max_bytes=limit)
+        if len(body) < LARGE_BODY_BYTES:
+            return decode(body)
+        return await self.pool.run(lambda: decode(body), num_bytes=len(body))
 
 
 def _check_query(request: Request, *known: str) -> None:

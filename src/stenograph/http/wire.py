@@ -151,4 +151,6 @@ class Client:
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is larger than {max_bytes} bytes (--max-body-bytes).")
+    return BodyTooLarge(
+        f"The body is larger than the {max_bytes} bytes that this route takes (--max-body-bytes, or less)."
+    )

@@ -5,7 +5,7 @@ changes on the loop.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -29,13 +29,18 @@ class CpuPool:
     async def run(self, work: Callable[[], T], *, num_bytes: int) -> T:
         """Call `work`, inline if its input is small, else on a thread; return or raise what it does.
 
-        The result must be complete: nothing lazy may leave the worker. If the caller is cancelled, work that has
-        begun runs to its end and its result is dropped.
+        If the caller is cancelled, work that has begun runs to its end and its result is dropped.
         """
         if num_bytes < INLINE_BELOW_BYTES:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            return _complete(work())
+        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: _complete(work()))
 
     def close(self) -> None:
         """Drop what has not begun and let the threads end."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _complete(result: T) -> T:
+    """The result, which is whole: what is lazy would do its work later, on the loop."""
+    assert not isinstance(result, Iterator | Awaitable), "a lazy result would leave its work to the loop"
+    return result

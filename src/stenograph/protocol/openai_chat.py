@@ -4,8 +4,8 @@ Every field is honoured, recorded or refused (openai_chat_fields.py); nothing is
 blame is named by a JSON pointer. Replies are openai_chat_reply.py's.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -33,8 +33,19 @@ from stenograph.protocol.template_kwargs import check_depth, check_template_kwar
 _REQUEST = msgspec.json.Decoder(WireChatRequest)
 _MESSAGES = msgspec.json.Decoder(list[WireMessage])
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
+_LIST = msgspec.json.Decoder(list[Raw])
 _JSON_SPACE = b" \t\r\n"
 _ROLES = {str(role): role for role in Role}
+
+MAX_MESSAGES = 32768
+"""A decoder and a template hold the GIL for what they are given at once, so a conversation has a limit."""
+
+MAX_REST_BYTES = 2 * 2**20
+"""Of a request without its messages. Tools and arguments become objects, are looked into and rendered."""
+
+_MESSAGES_AT_ONCE = 1024
+_SMALL_BYTES = 64 * 1024
+
 _MAX_STOPS = 64
 _MAX_STOP_IDS = 1024
 _MAX_BIASES = 10_000
@@ -47,6 +58,7 @@ def decode_chat(
 
     Messages that the request begins with and that are `known` are not read again.
     """
+    _check_rest(body)
     extra: dict[str, str] = {}
     if unknown_fields is UnknownFields.RECORD:
         body, extra = _without_unknown(body)
@@ -86,6 +98,30 @@ def request_json(request: ChatRequest) -> bytes:
     return msgspec.json.encode(kept)
 
 
+class _OnlyMessages(msgspec.Struct):
+    """What of a body is messages; nothing else is looked into."""
+
+    messages: Raw
+
+
+_ONLY_MESSAGES = msgspec.json.Decoder(_OnlyMessages)
+
+
+def _check_rest(body: bytes) -> None:
+    """Raise InvalidRequest, before anything is made of it, for a body with more beside its messages than it may have.
+
+    A body of another shape is for the decoder to refuse.
+    """
+    if len(body) <= MAX_REST_BYTES:
+        return
+    try:
+        num_bytes = len(body) - len(memoryview(_ONLY_MESSAGES.decode(body).messages))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if num_bytes > MAX_REST_BYTES:
+        raise InvalidRequest(f"Beside its messages, the request has {num_bytes} bytes; at most {MAX_REST_BYTES}.")
+
+
 class _Read(NamedTuple):
     """Messages as they were read, and what is kept of their text."""
 
@@ -103,13 +139,31 @@ def _messages(text: bytes, known: KnownMessages | None) -> _Read:
         rest = text[length:].lstrip(_JSON_SPACE) if length <= end else b""
         if rest.startswith(b",") and TextPrint().then(view[:length]) == known.text_print:
             old = known.of_line()
-            wire = decode_part(b"[" + rest[1:], _MESSAGES, at="/messages", known=NESTED_NAMES, first=len(old))
+            wire = _wire_messages(b"[" + rest[1:], first=len(old))
             new = (_message(message, f"/messages/{index}") for index, message in enumerate(wire, len(old)))
             text_print = known.text_print.then(view[length:end])
             return _Read(messages=(*old, *new), text=text, text_print=text_print, known=known)
-    wire = decode_part(text, _MESSAGES, at="/messages", known=NESTED_NAMES)
+    wire = _wire_messages(text)
     read = tuple(_message(message, f"/messages/{index}") for index, message in enumerate(wire))
     return _Read(messages=read, text=text, text_print=TextPrint().then(memoryview(text)[:end]), known=None)
+
+
+def _wire_messages(text: bytes, *, first: int = 0) -> Iterator[WireMessage]:
+    """Decode a list of messages, a large one some at a time: a decoder holds the GIL. Raises as `decode_chat`.
+
+    `first` is the number of messages before them.
+    """
+    if len(text) < _SMALL_BYTES:
+        yield from decode_part(text, _MESSAGES, at="/messages", known=NESTED_NAMES, first=first)
+        return
+    raws = decode_part(text, _LIST, at="/messages")
+    if first + len(raws) > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"A conversation has at most {MAX_MESSAGES} messages, this one {first + len(raws)}.", param="/messages"
+        )
+    for start in range(0, len(raws), _MESSAGES_AT_ONCE):
+        some = b"[" + b",".join(raws[start : start + _MESSAGES_AT_ONCE]) + b"]"
+        yield from decode_part(some, _MESSAGES, at="/messages", known=NESTED_NAMES, first=first + start)
 
 
 def _blame_type(body: bytes, error: InvalidRequest) -> None:
@@ -127,12 +181,12 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
             steps, known, what = ("messages", index, "tool_calls", call), "function", "tool call"
         case _:
             return
-    value: Any = msgspec.json.decode(body)
+    value: bytes | Raw = body
     try:
         for step in steps:
-            value = value[int(step) if step.isdigit() else step]
-        kind: object = value["type"]
-    except (KeyError, IndexError, TypeError):  # it has no type: that is not what is wrong
+            value = _LIST.decode(value)[int(step)] if step.isdigit() else _OBJECT.decode(value)[step]
+        kind: object = msgspec.json.decode(_OBJECT.decode(value)["type"])
+    except (KeyError, IndexError, msgspec.DecodeError):  # it has no type: that is not what is wrong
         return
     if isinstance(kind, str) and kind != known:
         raise UnrenderableMessage(

@@ -6,10 +6,12 @@ One object serves all threads and is never reconfigured. Encoding releases the G
 """
 
 import codecs
+import heapq
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 from stenograph.core.errors import StartupError, TokenizationFailed, UnrenderableMessage
@@ -20,6 +22,9 @@ from stenograph.render.tokenizer_json import AddedToken, plain_tokenizer_json, r
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _SPACE_BEFORE, _SPACE_AFTER = re.compile(f"[{_SPACE}]*\\Z"), re.compile(f"[{_SPACE}]*")
 """Unicode's White_Space, which the reference tokenizer strips; Python's `\\s` has four control characters more."""
+
+_JOINED_AT_ONCE = 8192
+"""Tokens whose bytes are joined in one call, which holds the GIL."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -109,7 +114,9 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
-        return b"".join(self.bytes_of(i, skip_special=skip_special) for i in ids).decode("utf-8", "replace")
+        rest = iter(ids)
+        pieces = iter(lambda: [self.bytes_of(i, skip_special=skip_special) for i in islice(rest, _JOINED_AT_ONCE)], [])
+        return b"".join(map(b"".join, pieces)).decode("utf-8", "replace")
 
     def bytes_of(self, token_id: int, *, skip_special: bool = False) -> bytes:
         """The bytes of one token; none for an id outside the vocabulary."""
@@ -137,24 +144,22 @@ class Tokenizer:
             code = ord(found.group())
             raise UnrenderableMessage(f"The text has a lone surrogate, U+{code:04X}, which has no UTF-8.") from error
 
-    def _find(self, text: str, runs: list[tuple[int, int]]) -> list[tuple[AddedToken, int, int]]:
+    def _find(self, text: str, runs: list[tuple[int, int]]) -> Iterator[tuple[AddedToken, int, int]]:
         """Added tokens inside `runs` in order, with the white space that they swallow: [start, end) each."""
-        found: list[tuple[int, int]] = []
+        found: list[list[tuple[int, int]]] = []
         for pattern in self._patterns:
             new = [match.span() for start, end in runs for match in pattern.finditer(text, start, end)]
             runs = _without(runs, new)
-            found += new
-        matches: list[tuple[AddedToken, int, int]] = []
+            found.append(new)
         before = 0
-        for start, end in sorted(found):
+        for start, end in heapq.merge(*found):
             token = self._added_by_text[text[start:end]]
             if token.lstrip and (space := _SPACE_BEFORE.search(text, before, start)):
                 start = space.start()  # noqa: PLW2901 -- the token swallows it
             if token.rstrip and (space := _SPACE_AFTER.match(text, end)):
                 end = space.end()  # noqa: PLW2901 -- the token swallows it
-            matches.append((token, start, end))
+            yield token, start, end
             before = end
-        return matches
 
     def _check_plain_is_plain(self) -> None:
         for content in self.added_tokens:
@@ -208,12 +213,14 @@ def _trusted_runs(spans: Sequence[Span]) -> list[tuple[int, int]]:
 
 
 def _without(runs: list[tuple[int, int]], taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """`runs` less the stretches that were taken out of them; both in order."""
+    """`runs` less the stretches that were taken out of them; both in order. Each stretch lies within a run."""
     left: list[tuple[int, int]] = []
+    rest = iter(taken)
+    next_taken = next(rest, None)
     for start, end in runs:
-        for taken_start, taken_end in taken:
-            if start <= taken_start and taken_end <= end:
-                left.append((start, taken_start))
-                start = taken_end  # noqa: PLW2901 -- what is left of this run
+        while next_taken is not None and next_taken[1] <= end:
+            left.append((start, next_taken[0]))
+            start = next_taken[1]  # noqa: PLW2901 -- what is left of this run
+            next_taken = next(rest, None)
         left.append((start, end))
     return left
