@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,16 +13,21 @@ import pytest
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import UpstreamUnreachable
+from stenograph.core.settings import EngineKind, Settings
 from stenograph.core.types import Finish, FinishReason
-from stenograph.engine.base import EngineState, Forwards
+from stenograph.engine.base import EngineState, Forwards, statuses_of
 from stenograph.engine.fleet import Fleet, FleetMember, fleet_of
 from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang import SGLangChat
+from stenograph.http.app import make_engine
+from stenograph.offload.body_slots import BodySlots
+from stenograph.render.model_files import load_model_files
 from stenograph.render.renderer import Renderer
 from stenograph.testing.faults import Fault
 from stenograph.testing.planned_server import Script as Reply
 from stenograph.testing.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.sglang_server import SGLangServer
+from stenograph.testing.tiny_llama import write_tiny_folder
 
 from .conftest import END, Live, assistant, running, user
 
@@ -281,3 +287,22 @@ async def test_one_that_dies_after_its_first_token_ends_the_turn_and_nothing_is_
         assert (await live.chat(session, user("one"))).status == 200
         assert len((await live.call("GET", f"/sessions/{session}")).json()["records"]) == 1
     await fleet.aclose()
+
+
+# -- how it is wired
+
+
+@pytest.mark.parametrize("num_urls", [1, 2])
+async def test_several_addresses_make_a_fleet_and_one_is_the_engine_itself(tmp_path: Path, num_urls: int) -> None:
+    files = load_model_files(write_tiny_folder(tmp_path / "tiny"))
+    async with SGLangServer() as first, SGLangServer() as second:
+        urls = (first.url, second.url)[:num_urls]
+        settings = Settings(engine=EngineKind.SGLANG, engine_url=urls)
+        engine = make_engine(settings, files, files.path, BodySlots(2), SystemClock())
+        await engine.start()
+        assert isinstance(engine, Fleet if num_urls > 1 else HttpEngine)
+        assert isinstance(engine, Forwards)
+        assert engine.capabilities.vocab_size == files.vocab_size
+        assert [status.name for status in statuses_of(engine)] == list(urls)
+        assert {status.health.state for status in statuses_of(engine)} == {EngineState.READY}
+        await engine.aclose()
