@@ -374,6 +374,16 @@ def test_a_fleet_can_do_what_all_can_do() -> None:
     assert common_capabilities({"a": capabilities()}) == capabilities()
 
 
+async def test_what_an_engine_learns_of_itself_as_it_comes_up_counts_for_all(rig: Rig) -> None:
+    engine = rig.engines[0]
+    assert rig.fleet.capabilities.max_context_tokens == 65536
+    await engine.aclose()
+    engine._capabilities = replace(engine.capabilities, max_context_tokens=100)
+    await engine.start()
+    assert rig.fleet.capabilities.max_context_tokens == 100
+    assert rig.fleet.capabilities is rig.fleet.capabilities
+
+
 @pytest.mark.parametrize("what", ["vocab_size", "streams", "parses", "takes_json", "model", "engine"])
 def test_engines_that_cannot_stand_in_for_each_other_are_refused(what: str) -> None:
     other: object = {"vocab_size": 11, "model": "n", "engine": "f"}.get(what, not getattr(capabilities(), what))

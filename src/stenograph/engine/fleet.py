@@ -114,6 +114,7 @@ class Fleet:
         self._names = names
         self._posts = [_Post(member.name, member.engine, Trust(trial_s=trial_s)) for member in members]
         self._clock = clock
+        self._healths = [member.engine.health() for member in members]
         self._known: list[Capabilities] = []
         self._common: Capabilities | None = None
         self._turns: dict[RequestId, _Turn] = {}
@@ -128,9 +129,12 @@ class Fleet:
     def capabilities(self) -> Capabilities:
         """What all engines can do: what one learns of itself as it comes up, counts from then on."""
         assert self._common is not None, "capabilities are known once start has returned"
-        known = [post.engine.capabilities for post in self._posts]
-        if any(now is not before for now, before in zip(known, self._known, strict=True)):
-            self._known, self._common = known, common_capabilities(dict(zip(self._names, known, strict=True)))
+        healths = [post.engine.health() for post in self._posts]
+        if any(now is not before for now, before in zip(healths, self._healths, strict=True)):  # it learned something
+            self._healths = healths
+            known = [post.engine.capabilities for post in self._posts]
+            if known != self._known:
+                self._known, self._common = known, common_capabilities(dict(zip(self._names, known, strict=True)))
         return self._common
 
     @property
