@@ -454,6 +454,15 @@ async def test_concurrent_turns_on_a_tree_become_siblings(rig: Rig) -> None:
     assert [(line["leaf"], line["mismatches"]) for line in lines] == [(1, []), (2, [])]
 
 
+async def test_a_completion_is_not_made_a_chat_for_an_engine_that_writes_chat_replies(rig: Rig) -> None:
+    for path in (f"/sessions/{await rig.open()}/v1/completions", "/v1/completions"):
+        answer = await rig.call("POST", path, {"prompt": "x"})
+        assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_request")
+        assert answer.json()["error"]["param"] == "/prompt"
+        assert "sglang" in answer.json()["error"]["message"]
+    assert not [asked for asked in rig.sglang.asked if asked.method == "POST"]
+
+
 async def test_the_proxy_passes_on_what_its_list_names_and_nothing_else(rig: Rig) -> None:
     session = await rig.open()
     base = f"/sessions/{session}"
@@ -467,7 +476,7 @@ async def test_the_proxy_passes_on_what_its_list_names_and_nothing_else(rig: Rig
     assert asked.header("x-smg-routing-key") == session
     assert (await rig.call("GET", f"{base}/v1/models")).json()["data"][0]["id"] == "stand-in"
     num_asked = len(rig.sglang.asked)
-    for path in ("v1/completions", "v1/embeddings/x", "flush_cache", "v1/../flush_cache", "v1%2Fembeddings/../x", "v1"):
+    for path in ("v1/embeddings/x", "flush_cache", "v1/../flush_cache", "v1%2Fembeddings/../x", "v1"):
         refused = await rig.call("POST", f"{base}/{path}", {})
         assert refused.status in (403, 404), path
     assert (await rig.call("POST", "/v1/embeddings", {"input": "hi"})).status == 200

@@ -11,6 +11,7 @@ from itertools import chain, repeat
 
 import msgspec
 
+from stenograph.core.chat import Asked
 from stenograph.core.ids_json import encode_ids, pieces_of
 from stenograph.core.json_pieces import PIECE_VALUES, Written, joined, json_pieces, list_pieces
 from stenograph.core.messages import Message
@@ -26,7 +27,8 @@ def records(line: Sequence[Node], *, delta: bool) -> Iterator[dict[str, object]]
     """The records of a line, oldest first, for `json_pieces`: a long session's are many megabytes.
 
     `delta`: each with only what its turn added, and how much it did not. Else what an earlier record has written is
-    joined, not written again: so write each record before the next one is taken.
+    joined, not written again: so write each record before the next one is taken. A completion's has no messages, and
+    nothing but completions follows it.
     """
     ids, messages = _GrowingList(), _GrowingList()
     num_ids = num_messages = 0
@@ -36,6 +38,8 @@ def records(line: Sequence[Node], *, delta: bool) -> Iterator[dict[str, object]]
             ids = _GrowingList()
             ids.extend(_ids_text(line_ids(node.parent)[: -turn.num_trimmed]))
             num_ids -= turn.num_trimmed
+        if turn.asked is Asked.COMPLETION:
+            messages, num_messages = _GrowingList(), 0
         request: dict[str, object]
         if delta:
             request = {"num_kept_ids": num_ids, "num_kept_messages": num_messages}
@@ -47,8 +51,10 @@ def records(line: Sequence[Node], *, delta: bool) -> Iterator[dict[str, object]]
             request = {"messages": Written(messages.pieces()), "input_ids": Written(ids.pieces())}
         yield _record(node, request)
         ids.extend(_ids_text(turn.sampled.ids))
-        messages.extend(_messages_text((turn.reply.message,)))
-        num_ids, num_messages = node.num_tokens, node.num_messages
+        num_ids = node.num_tokens
+        if turn.asked is Asked.CHAT:
+            messages.extend(_messages_text((turn.reply.message,)))
+            num_messages = node.num_messages
 
 
 class _GrowingList:
@@ -106,11 +112,16 @@ def session_summary(session: Session) -> dict[str, object]:
 def _record(node: Node, request: dict[str, object]) -> dict[str, object]:
     turn = node.turn
     stages = turn.stages
+    of_chats: dict[str, object] = {
+        "tool_choice": msgspec.to_builtins(turn.tool_choice),
+        "parallel_tool_calls": turn.parallel_tool_calls,
+        "chat_template_kwargs": turn.context.template_kwargs,
+    }
     return {
         "timestamp": turn.committed_at,
         "request_timestamp": turn.requested_at,
         "method": "POST",
-        "path": "/v1/chat/completions",
+        "path": "/v1/chat/completions" if turn.asked is Asked.CHAT else "/v1/completions",
         "status_code": 200,
         "request_id": turn.request_id,
         "node_id": node.id,
@@ -121,9 +132,7 @@ def _record(node: Node, request: dict[str, object]) -> dict[str, object]:
             "parameters": {
                 **_OBJECT.decode(turn.request_json),
                 "sampling_params": msgspec.to_builtins(turn.params),
-                "tool_choice": msgspec.to_builtins(turn.tool_choice),
-                "parallel_tool_calls": turn.parallel_tool_calls,
-                "chat_template_kwargs": turn.context.template_kwargs,
+                **(of_chats if turn.asked is Asked.CHAT else {}),
             },
         },
         "response": _response(node),
@@ -138,14 +147,18 @@ def _record(node: Node, request: dict[str, object]) -> dict[str, object]:
 def _response(node: Node) -> dict[str, object]:
     turn, sampled = node.turn, node.turn.sampled
     num_prompt, num_drawn = node.num_tokens - len(sampled.ids), len(sampled.ids)
+    is_chat = turn.asked is Asked.CHAT
+    shown: dict[str, object] = (
+        {"message": _message(turn.reply.message)} if is_chat else {"text": turn.reply.message.content}
+    )
     return {
         "id": turn.reply_id,
-        "object": "chat.completion",
+        "object": "chat.completion" if is_chat else "text_completion",
         "created": int(turn.committed_at),
         "choices": [
             {
                 "index": 0,
-                "message": _message(turn.reply.message),
+                **shown,
                 "parse_problem": turn.reply.problem,
                 "finish_reason": _finish_reason(turn),
                 "stop_reason": sampled.finish.matched,

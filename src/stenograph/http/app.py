@@ -11,7 +11,7 @@ import re
 import signal
 import socket
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 import uvicorn
@@ -35,13 +35,15 @@ from stenograph.engine.sglang_generate import SGLangGenerate
 from stenograph.engine.vllm import VLLM
 from stenograph.export.replay import ReplayShape
 from stenograph.http.auth import Doorman
-from stenograph.http.chat_route import ChatRoute
+from stenograph.http.chat_route import ChatDialect
+from stenograph.http.completions_route import CompletionDialect
 from stenograph.http.connection import ClientConnection
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.metrics import Metrics
 from stenograph.http.openapi import openapi_document
 from stenograph.http.openapi_routes import Described
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
+from stenograph.http.turn_route import TurnRoute, WireDialect
 from stenograph.http.wire import count_error, send_error
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_lag import LoopLag
@@ -63,28 +65,28 @@ HOUSEKEEPING_PERIOD_S = 0.5
 EXPIRE_TICKS = 20
 TRIM_TICKS = 10
 
-_CHAT_PATH = re.compile(r"(?:/sessions/(?P<id>[^/]+))?/v1/chat/completions/?")
+_TURN_PATH = re.compile(r"(?:/sessions/(?P<id>[^/]+))?/v1/(?P<route>chat/completions|completions)/?")
 
 
 class App:
-    """The ASGI application: chats go straight to their route, everything else through Starlette."""
+    """The ASGI application: what makes turns goes straight to its route, everything else through Starlette."""
 
-    def __init__(self, *, chat: ChatRoute, control: ASGIApp, metrics: Metrics) -> None:
-        self._chat = chat
+    def __init__(self, *, turns: Mapping[str, TurnRoute], control: ASGIApp, metrics: Metrics) -> None:
+        self._turns = turns
         self._control = control
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._control(scope, receive, send)
-        match = _CHAT_PATH.fullmatch(scope["path"])
+        match = _TURN_PATH.fullmatch(scope["path"])
         if match is None:
             return await self._control(scope, receive, send)
         if scope["method"] != "POST":
             error = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
             count_error(self.metrics, error)
             return await send_error(send, error)
-        return await self._chat.handle(scope, receive, send, session_id=match["id"])
+        return await self._turns[match["route"]].handle(scope, receive, send, session_id=match["id"])
 
 
 def make_renderer(files: ModelFiles, family_name: str) -> Renderer:
@@ -139,19 +141,25 @@ def make_app(
         engines=lambda: statuses_of(engine),
     )
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
-    chat = ChatRoute(
-        manager=manager,
-        doorman=doorman,
-        metrics=metrics,
-        clock=clock,
-        token_text=renderer.tokenizer.token_text,
-        model=model,
-        max_body_bytes=settings.max_body_bytes,
-        unknown_fields=settings.unknown_fields,
-        reply_mode=settings.reply,
-        pool=pool,
-        body_slots=body_slots,
+    token_text = renderer.tokenizer.token_text
+
+    def route(dialect: WireDialect) -> TurnRoute:
+        return TurnRoute(
+            dialect=dialect,
+            manager=manager,
+            doorman=doorman,
+            metrics=metrics,
+            clock=clock,
+            max_body_bytes=settings.max_body_bytes,
+            pool=pool,
+            body_slots=body_slots,
+        )
+
+    chat = ChatDialect(
+        token_text=token_text, model=model, unknown_fields=settings.unknown_fields, reply_mode=settings.reply
     )
+    completions = CompletionDialect(token_text=token_text, model=model, unknown_fields=settings.unknown_fields)
+    turns = {"chat/completions": route(chat), "completions": route(completions)}
     share = LoopShare()
     sessions = SessionRoutes(
         manager=manager,
@@ -195,7 +203,7 @@ def make_app(
             )
         ),
     )
-    return App(chat=chat, control=control.app(), metrics=metrics), manager
+    return App(turns=turns, control=control.app(), metrics=metrics), manager
 
 
 def make_dialect(settings: Settings, files: ModelFiles) -> Dialect | None:

@@ -35,6 +35,7 @@ from stenograph.core.settings import UnknownFields
 from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.http.openapi_schemas import REF, Schema
 from stenograph.http.proxy_route import OWN_PATHS, PROXY_METHODS
+from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 
 Errors = tuple[type[StenographError], ...]
 
@@ -107,8 +108,10 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _PROBES
     yield from _TOKENS
     yield from _SESSIONS
-    for path, prefix in (("/sessions/{id}/v1/chat/completions", "session"), ("/v1/chat/completions", "server")):
-        yield _chat(path, prefix, described)
+    for on_session in (True, False):
+        yield _chat(described, on_session=on_session)
+    for on_session in (True, False):
+        yield _completion(described, on_session=on_session)
     if described.forwards:
         yield from _forwarded(described)
     else:
@@ -232,7 +235,15 @@ _SESSIONS = (
             "200": _json(
                 "OpenedSession",
                 "It is open.",
-                links=_links("getSession", "chatOnSession", "getSamples", "getDrift", "abortSession", "deleteSession"),
+                links=_links(
+                    "getSession",
+                    "chatOnSession",
+                    "completeOnSession",
+                    "getSamples",
+                    "getDrift",
+                    "abortSession",
+                    "deleteSession",
+                ),
             )
         },
         errors=(*_READS_BODY, LimitExceeded, Draining),
@@ -324,50 +335,80 @@ _SESSION_HEADER = _header(
 )
 
 
-def _chat(path: str, prefix: str, described: Described) -> Operation:
+_RETRIES = (
+    _header(
+        "Idempotency-Key",
+        "A retry has its first request's: it joins that turn, or is given its reply again.",
+        {"type": "string"},
+    ),
+    _header(
+        "x-stainless-retry-count",
+        "Above 0, a request with the last one's body is its retry; other than digits is 0.",
+        {"type": "string"},
+    ),
+)
+_TURN_HEADERS: dict[str, Schema] = {
+    "x-request-id": {"required": True, "schema": _ID},
+    "server-timing": {
+        "description": "The turn's stages in milliseconds.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    REMAINING: {
+        "description": "How many tokens the model's context has left after the turn, of a stream before it draws.",
+        "schema": {"type": "integer"},
+    },
+    SESSION_REMAINING: {
+        "description": "The same of the session's max_total_tokens, where it has one.",
+        "schema": {"type": "integer"},
+    },
+}
+
+
+def _chat(described: Described, *, on_session: bool) -> Operation:
     """OpenAI chat. An engine that is a server may write the reply itself, or refuse in its own words."""
-    on_session = prefix == "session"
-    retries = (
-        _header(
-            "Idempotency-Key",
-            "A retry has its first request's: it joins that turn, or is given its reply again.",
-            {"type": "string"},
-        ),
-        _header(
-            "x-stainless-retry-count",
-            "Above 0, a request with the last one's body is its retry; other than digits is 0.",
-            {"type": "string"},
-        ),
+    return Operation(
+        method="POST",
+        path="/sessions/{id}/v1/chat/completions" if on_session else "/v1/chat/completions",
+        id="chatOnSession" if on_session else "chat",
+        summary="OpenAI chat on a session" if on_session else "OpenAI chat on the session that a header names, or none",
+        parameters=(_PATH_ID if on_session else _SESSION_HEADER, *_RETRIES),
+        body=_body("ChatRequest"),
+        answers=_turn_answers(described, "ChatCompletion", "ChatCompletionChunk"),
+        errors=_CHAT,
     )
-    reply: Schema = {"type": "object"} if described.forwards else _ref("ChatCompletion")
+
+
+def _completion(described: Described, *, on_session: bool) -> Operation:
+    """OpenAI completions. An engine that is a server may refuse in its own words."""
+    return Operation(
+        method="POST",
+        path="/sessions/{id}/v1/completions" if on_session else "/v1/completions",
+        id="completeOnSession" if on_session else "complete",
+        summary="OpenAI completions on a session"
+        if on_session
+        else "OpenAI completions on the session that a header names, or none",
+        parameters=(_PATH_ID if on_session else _SESSION_HEADER, *_RETRIES),
+        body=_body("CompletionRequest"),
+        answers=_turn_answers(described, "TextCompletion", "TextCompletion"),
+        errors=_CHAT,
+    )
+
+
+def _turn_answers(described: Described, whole: str, event: str) -> dict[str, Schema]:
+    reply: Schema = {"type": "object"} if described.forwards else _ref(whole)
     answers: dict[str, Schema] = {
         "200": {
-            "description": "The reply; with `stream`, events with a `ChatCompletionChunk` each, then `[DONE]`."
+            "description": f"The reply; with `stream`, events with a `{event}` each, then `[DONE]`."
             " A failure in mid-stream is an event with an `ErrorBody`, and no `[DONE]`.",
-            "headers": {
-                "x-request-id": {"required": True, "schema": _ID},
-                "server-timing": {
-                    "description": "The turn's stages in milliseconds.",
-                    "required": True,
-                    "schema": {"type": "string"},
-                },
-            },
+            "headers": _TURN_HEADERS,
             "content": {JSON: {"schema": reply}, "text/event-stream": {}},
         }
     }
     if described.forwards:
         answers["200"]["content"] |= ANY
         answers["default"] = {"description": "What the engine refused the turn with.", "content": ANY}
-    return Operation(
-        method="POST",
-        path=path,
-        id="chatOnSession" if on_session else "chat",
-        summary="OpenAI chat on a session" if on_session else "OpenAI chat on the session that a header names, or none",
-        parameters=(_PATH_ID, *retries) if on_session else (_SESSION_HEADER, *retries),
-        body=_body("ChatRequest"),
-        answers=answers,
-        errors=_CHAT,
-    )
+    return answers
 
 
 def _passed_paths(described: Described) -> Iterator[tuple[str, str, bool]]:

@@ -6,6 +6,7 @@ message of each role has. What it cannot say is in the descriptions. Knows no ro
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, cast
 
 import msgspec
@@ -13,7 +14,9 @@ import msgspec
 from stenograph.core.messages import Role
 from stenograph.core.settings import HistoryKind, UnknownFields
 from stenograph.http.reply_shapes import REPLIES
-from stenograph.protocol.openai_chat_fields import FIELD_NAMES, REFUSED, Rule, WireChatRequest, WireMessage, rule_of
+from stenograph.protocol.openai_chat_fields import CHAT_FIELDS, WireChatRequest, WireMessage
+from stenograph.protocol.openai_completions_fields import COMPLETION_FIELDS, WireCompletionRequest
+from stenograph.protocol.openai_sampling_fields import FieldRules, Rule
 from stenograph.protocol.sessions import (
     SAMPLE_FORMATS,
     AbortRequest,
@@ -29,10 +32,23 @@ Schema = dict[str, Any]
 
 REF = "#/components/schemas/"
 
-_REQUESTS = (AbortRequest, CreateSession, Detokenize, Nothing, SamplesRequest, Tokenize, WireChatRequest, WireMessage)
+_REQUESTS = (
+    AbortRequest,
+    CreateSession,
+    Detokenize,
+    Nothing,
+    SamplesRequest,
+    Tokenize,
+    WireChatRequest,
+    WireCompletionRequest,
+    WireMessage,
+)
 _NULL: Schema = {"type": "null"}
 _EMPTY_TEXT: Schema = {"anyOf": [{"type": "string", "maxLength": 0}, _NULL]}
 """What an absent text may look like."""
+
+_NOT_BLANK = r"\S"
+_CHOICES: Schema = {"minItems": 1, "items": {"type": "string", "minLength": 1}}
 
 _RANGES: dict[str, Schema] = {
     "temperature": {"minimum": 0, "maximum": 100},
@@ -52,18 +68,51 @@ _RANGES: dict[str, Schema] = {
         "propertyNames": {"pattern": "^[0-9]{1,9}$"},
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     },
+    "regex": {"pattern": _NOT_BLANK},
+    "ebnf": {"pattern": _NOT_BLANK},
+    "guided_regex": {"pattern": _NOT_BLANK},
+    "guided_grammar": {"pattern": _NOT_BLANK},
+    "guided_choice": _CHOICES,
+    "echo": {"const": False},
+    "suffix": {"maxLength": 0},
+    "best_of": {"minimum": 1, "maximum": 1},
+    "truncate_prompt_tokens": {"not": {"const": 0}},
+    "add_special_tokens": {"const": False},
 }
-"""Of `core.types.SamplingParams`, whose numbers they are, and of decode_chat."""
+"""Of `core.types.SamplingParams`, whose numbers they are, and of the decoders."""
+
+_GRAMMAR_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 
 _CHAT_TEXT = """An OpenAI chat request. `null` means absent.
 
+At most one field asks for a grammar: {grammars}.
+
 Not said by this schema: `top_logprobs` needs `logprobs`; `stream_options` needs `stream`; `max_tokens` and
 `max_completion_tokens` do not disagree; `tool_choice` names a tool that is there, and `required` needs one; a forced
-call and a `response_format` exclude each other; the schemas of tools and of `response_format` are ones that guided
-decoding knows; a tool message answers a call before it; a message's `reasoning` and `reasoning_content` do not
-disagree; the last message is not a reply that the session generated; the model's template can show every message;
-nothing is nested deeper than 64 levels; it fits the context. Fields that docs/http-api.md lists as refused may come as
-null, which the schema leaves out."""
+call and a grammar exclude each other; grammars, and the schemas of tools, are ones that guided decoding knows; a tool
+message answers a call before it; a message's `reasoning` and `reasoning_content` do not disagree; the last message is
+not a reply that the session generated; the model's template can show every message; nothing is nested deeper than 64
+levels; it fits the context. Fields that docs/http-api.md lists as refused may come as null, which the schema leaves
+out."""
+
+_COMPLETION_TEXT = """An OpenAI completions request. `null` means absent.
+
+At most one field asks for a grammar: {grammars}.
+
+Not said by this schema: `stream_options` needs `stream`; `truncation_side` needs `truncate_prompt_tokens`; a grammar is
+one that guided decoding knows; a linear session takes one prompt; the prompt does not end with a reply that the session
+generated; it fits the context. Fields that docs/http-api.md lists as refused may come as null, which the schema leaves
+out."""
 
 _MESSAGE_TEXT = "A message. Fields that only decorate it are taken and dropped. Content parts are joined."
 
@@ -75,7 +124,12 @@ def components(*, unknown_fields: UnknownFields, matchers: Sequence[str], vocab_
     schemas = {_public(name): cast("Schema", _renamed(schema)) for name, schema in made.items()}
     for schema in schemas.values():
         schema["description"] = " ".join(schema["description"].split())
-    _narrow_chat(schemas, unknown_fields)
+    _narrow_sampling(schemas["ChatRequest"], CHAT_FIELDS, unknown_fields)
+    _narrow_sampling(schemas["CompletionRequest"], COMPLETION_FIELDS, unknown_fields)
+    _split_response_format(schemas)
+    _split_structured_outputs(schemas)
+    _narrow_chat(schemas)
+    _narrow_completion(schemas, vocab_size)
     _narrow_message(schemas)
     _narrow_sessions(schemas, matchers)
     token_id = {"type": "integer", "minimum": 0, "exclusiveMaximum": vocab_size}
@@ -113,24 +167,45 @@ def _first(schema: Schema, name: str) -> Schema:
     return cast("Schema", found["anyOf"][0]) if "anyOf" in found else found
 
 
-def _narrow_chat(schemas: dict[str, Schema], unknown_fields: UnknownFields) -> None:
-    chat = schemas["ChatRequest"]
-    fields: dict[str, Schema] = chat["properties"]
-    chat["description"] = _CHAT_TEXT
-    chat["additionalProperties"] = unknown_fields is UnknownFields.RECORD
-    for name in FIELD_NAMES:
-        if rule_of(name) is Rule.RECORDED:
+def _narrow_sampling(request: Schema, rules: FieldRules, unknown_fields: UnknownFields) -> None:
+    """What a chat and a completion have in common."""
+    fields: dict[str, Schema] = request["properties"]
+    request["additionalProperties"] = unknown_fields is UnknownFields.RECORD
+    for name in rules.names:
+        if rules.rule_of(name) is Rule.RECORDED:
             fields[name] = {"description": "Recorded, without effect."}
-    for name, why in REFUSED.items():
+    for name, why in rules.refused.items():
         del fields[name]
         if unknown_fields is UnknownFields.RECORD:
             fields[name] = {**_NULL, "description": f"Refused: {why}."}
-    fields["messages"] = {"type": "array", "minItems": 1, "items": {"$ref": f"{REF}Message"}}
     for name, narrower in _RANGES.items():
-        _first(chat, name).update(narrower)
+        if name in fields:
+            _first(request, name).update(narrower)
     text, texts, null = fields["stop"]["anyOf"]
     text["minLength"] = texts["items"]["minLength"] = 1
     fields["stop"]["anyOf"] = [text, {**texts, "maxItems": 64}, null]
+    for name in ("json_schema", "guided_json"):
+        _only_objects(fields[name])
+    request["allOf"] = [{"not": {"allOf": pair}} for pair in combinations(map(_asks_for_a_grammar, _GRAMMAR_FIELDS), 2)]
+
+
+def _only_objects(field: Schema) -> None:
+    """A JSON Schema as an object; as a text it may be one too, but what text is one cannot be said here."""
+    field["anyOf"] = [choice for choice in field["anyOf"] if choice.get("type") != "string"]
+    field["description"] = "A JSON Schema; its text will do as well."
+
+
+def _asks_for_a_grammar(name: str) -> Schema:
+    value: Schema = {"not": _NULL}
+    if name == "response_format":
+        value = {"type": "object", "properties": {"type": {"not": {"const": "text"}}}}
+    return {"required": [name], "properties": {name: value}}
+
+
+def _narrow_chat(schemas: dict[str, Schema]) -> None:
+    chat = schemas["ChatRequest"]
+    chat["description"] = _CHAT_TEXT.format(grammars=", ".join(f"`{name}`" for name in _GRAMMAR_FIELDS))
+    chat["properties"]["messages"] = {"type": "array", "minItems": 1, "items": {"$ref": f"{REF}Message"}}
     _first(chat, "tool_choice")["enum"] = ["auto", "none", "required"]
     _without_reserved(_first(chat, "chat_template_kwargs"))
     schemas["NamedChoice"]["properties"]["type"] = {"const": "function"}
@@ -138,7 +213,20 @@ def _narrow_chat(schemas: dict[str, Schema], unknown_fields: UnknownFields) -> N
     tool = schemas["Tool"]
     tool["properties"] |= {"type": {"const": "function"}, "function": {"$ref": f"{REF}ToolFunction"}}
     tool["required"] = ["type", "function"]
-    _split_response_format(schemas)
+
+
+def _narrow_completion(schemas: dict[str, Schema], vocab_size: int) -> None:
+    request = schemas["CompletionRequest"]
+    request["description"] = _COMPLETION_TEXT.format(grammars=", ".join(f"`{name}`" for name in _GRAMMAR_FIELDS))
+    text: Schema = {"type": "string", "minLength": 1}
+    id_: Schema = {"type": "integer", "minimum": 0, "exclusiveMaximum": vocab_size}
+    ids: Schema = {"type": "array", "minItems": 1, "items": id_}
+    several: Schema = {"type": "array", "minItems": 1}
+    request["properties"]["prompt"] = {
+        "description": "A text, ids, or a list of either; of a list each is a prompt of its own.",
+        "anyOf": [text, ids, {**several, "items": text}, {**several, "items": ids}],
+    }
+    _first(request, "logprobs").update({"minimum": 0, "maximum": 20})
 
 
 def _split_response_format(schemas: dict[str, Schema]) -> None:
@@ -152,6 +240,32 @@ def _split_response_format(schemas: dict[str, Schema]) -> None:
         "anyOf": [
             {"type": "object", "properties": plain, "required": ["type"], "additionalProperties": False},
             {"type": "object", "properties": held, "required": [*held], "additionalProperties": False},
+        ],
+    }
+
+
+def _split_structured_outputs(schemas: dict[str, Schema]) -> None:
+    """`structured_outputs` with each of its fields; the others may be null."""
+    made = schemas["StructuredOutputs"]
+    fields: dict[str, Schema] = made["properties"]
+    _only_objects(fields["json"])
+    held = {name: _first(made, name) for name in fields}
+    for name in ("regex", "grammar"):
+        held[name]["pattern"] = _NOT_BLANK
+    held["choice"].update(_CHOICES)
+    held["json_object"] = {"const": True}
+    nothing = {**dict.fromkeys(fields, _NULL), "json_object": {"enum": [False, None]}}
+    schemas["StructuredOutputs"] = {
+        "title": made["title"],
+        "description": made["description"],
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {**nothing, name: schema},
+                "required": [name],
+                "additionalProperties": False,
+            }
+            for name, schema in held.items()
         ],
     }
 

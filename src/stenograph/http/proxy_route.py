@@ -18,7 +18,13 @@ from stenograph.session.manager import SessionManager
 
 PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
-OWN_PATHS = {"samples": ("POST",), "drift": ("GET", "HEAD"), "abort": ("POST",), "v1/chat/completions": ("POST",)}
+OWN_PATHS = {
+    "samples": ("POST",),
+    "drift": ("GET", "HEAD"),
+    "abort": ("POST",),
+    "v1/chat/completions": ("POST",),
+    "v1/completions": ("POST",),
+}
 """Routes of a session that are ours: another method on them is 405, not a matter of the allow-list."""
 
 _NOT_FORWARDED = frozenset(

@@ -271,6 +271,40 @@ class ChatCompletionChunk(msgspec.Struct):
     prompt_token_ids: TokenIds | UnsetType = UNSET
 
 
+class LegacyLogprobs(msgspec.Struct):
+    """OpenAI's lists: a token's text, its logprob, the alternatives by their texts, and where its text begins."""
+
+    tokens: list[str]
+    token_logprobs: list[Logprob]
+    top_logprobs: list[dict[str, Logprob]]
+    text_offset: list[Count]
+
+
+class TextChoice(msgspec.Struct):
+    """The continuation of the prompt number `index`, or in a stream what an event adds to it. The ids come with
+    `return_token_ids`: those of the prompt with a choice's first event."""
+
+    index: Count
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: Literal["stop", "length", "abort"] | None
+    stop_reason: int | str | None
+    prompt_token_ids: TokenIds | UnsetType = UNSET
+    token_ids: TokenIds | UnsetType = UNSET
+
+
+class TextCompletion(msgspec.Struct):
+    """A reply to a completions request, or the data of one event. In a stream the usage, where it was asked for, comes
+    last, with no choice."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: ReplyUsage | UnsetType = UNSET
+
+
 class Span(msgspec.Struct):
     """Tokens `[start, end)` were drawn by weights `version`."""
 
@@ -313,14 +347,15 @@ class MetaInfo(msgspec.Struct):
 
 
 class RecordedChoice(msgspec.Struct):
-    """The reply as it is kept."""
+    """The reply as it is kept: a chat's `message`, or a completion's `text`."""
 
     index: Literal[0]
-    message: RepliedMessage
     parse_problem: ParseProblem
     finish_reason: ReplyFinish
     stop_reason: int | str | None
     meta_info: MetaInfo
+    message: RepliedMessage | UnsetType = UNSET
+    text: str | UnsetType = UNSET
 
 
 class RecordedUsage(msgspec.Struct):
@@ -335,7 +370,7 @@ class RecordedResponse(msgspec.Struct):
     """A reply in the shape of SGLang's chat route."""
 
     id: str
-    object: Literal["chat.completion"]
+    object: Literal["chat.completion", "text_completion"]
     created: int
     choices: Annotated[list[RecordedChoice], Meta(min_length=1, max_length=1)]
     usage: RecordedUsage
@@ -376,7 +411,7 @@ class SessionMetadata(msgspec.Struct):
 
     accumulated_token_ids: TokenIds
     max_trim_tokens: Count
-    tito_session_mismatch: list[DriftFacts] | None
+    tito_session_mismatch: list[DriftFacts] | UnsetType = UNSET
 
 
 class SessionView(msgspec.Struct):
@@ -452,6 +487,7 @@ REPLIES: tuple[type[msgspec.Struct], ...] = (
     SessionPage,
     SessionView,
     Text,
+    TextCompletion,
     Tokens,
 )
 """What a whole reply, or an event of a stream, is."""

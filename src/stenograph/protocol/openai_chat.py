@@ -8,26 +8,23 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
-from stenograph.core.chat import ChatRequest, KnownMessages, ReplyOptions, TextPrint, ToolChoice, ToolMode
+from stenograph.core.chat import ChatRequest, KnownMessages, TextPrint, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.settings import UnknownFields
-from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.protocol.json_errors import decode_json, decode_part, nearest, shown
+from stenograph.protocol.json_errors import decode_part, nearest, shown
 from stenograph.protocol.openai_chat_fields import (
-    FIELD_NAMES,
+    CHAT_FIELDS,
     NESTED_NAMES,
-    RECORDED,
-    REFUSED,
     TextPart,
     WireChatRequest,
     WireMessage,
     WireNamedChoice,
-    WireResponseFormat,
     WireTool,
 )
+from stenograph.protocol.openai_sampling import decode_fields, is_given, reply_options, sampling_params
 from stenograph.protocol.template_kwargs import check_depth, check_template_kwargs
 
 _REQUEST = msgspec.json.Decoder(WireChatRequest)
@@ -46,10 +43,6 @@ MAX_REST_BYTES = 2 * 2**20
 _MESSAGES_AT_ONCE = 1024
 _SMALL_BYTES = 64 * 1024
 
-_MAX_STOPS = 64
-_MAX_STOP_IDS = 1024
-_MAX_BIASES = 10_000
-
 
 def decode_chat(
     body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE, known: KnownMessages | None = None
@@ -59,12 +52,8 @@ def decode_chat(
     Messages that the request begins with and that are `known` are not read again.
     """
     _check_rest(body)
-    extra: dict[str, str] = {}
-    if unknown_fields is UnknownFields.RECORD:
-        body, extra = _without_unknown(body)
     try:
-        wire = decode_json(body, _REQUEST, known=FIELD_NAMES)
-        _check_refused(wire)
+        wire, recorded = decode_fields(body, _REQUEST, CHAT_FIELDS, unknown_fields)
         read = _messages(bytes(wire.messages), known)
     except InvalidRequest as error:
         _blame_type(body, error)
@@ -72,6 +61,14 @@ def decode_chat(
     if not read.messages:
         raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
     tools = tuple(_tool(tool, index) for index, tool in enumerate(wire.tools or ()))
+    max_tokens_name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
+    params, constraint = sampling_params(
+        wire,
+        max_tokens=_max_tokens(wire),
+        max_tokens_name=max_tokens_name,
+        num_top_logprobs=_num_top_logprobs(wire),
+        top_logprobs_name="top_logprobs",
+    )
     return ChatRequest(
         messages=read.messages,
         messages_json=read.text,
@@ -81,21 +78,13 @@ def decode_chat(
         tools=tools,
         tool_choice=_tool_choice(wire.tool_choice, tools),
         parallel_tool_calls=wire.parallel_tool_calls is not False,
-        params=_params(wire),
-        max_tokens_param=f"/{_max_tokens_field(wire)}",
+        params=params,
+        max_tokens_param=f"/{max_tokens_name}",
+        grammar_param=constraint.param,
         template_kwargs=_template_kwargs(wire),
-        reply=_reply_options(wire),
-        recorded={**_recorded(wire), **extra},
+        reply=reply_options(wire, logprobs=bool(wire.logprobs)),
+        recorded=recorded,
     )
-
-
-def request_json(request: ChatRequest) -> bytes:
-    """What of a request is kept in its record as it came, as a JSON object."""
-    kept: dict[str, object] = {
-        "model": request.model,
-        "recorded": {name: Raw(text.encode()) for name, text in request.recorded.items()},
-    }
-    return msgspec.json.encode(kept)
 
 
 class _OnlyMessages(msgspec.Struct):
@@ -195,31 +184,6 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
         ) from error
 
 
-def _without_unknown(body: bytes) -> tuple[bytes, dict[str, str]]:
-    fields = decode_json(body, _OBJECT)
-    known = {name: raw for name, raw in fields.items() if name in FIELD_NAMES}
-    extra = {name: bytes(raw).decode() for name, raw in fields.items() if name not in FIELD_NAMES}
-    return (msgspec.json.encode(known), extra) if extra else (body, extra)
-
-
-def _check_refused(wire: WireChatRequest) -> None:
-    for name, why in REFUSED.items():
-        if _given(getattr(wire, name)):
-            raise InvalidRequest(f"Field {name!r} is refused: {why}.", param=f"/{name}")
-    if wire.n not in (None, 1):
-        raise InvalidRequest(f"n must be 1, got {wire.n}: a turn has one reply.", param="/n")
-
-
-def _given(value: object) -> bool:
-    """Whether a field that is not looked into was sent; `null` means absent."""
-    return value is not UNSET and not (isinstance(value, Raw) and bytes(value) == b"null")
-
-
-def _recorded(wire: WireChatRequest) -> dict[str, str]:
-    values = {name: getattr(wire, name) for name in RECORDED}
-    return {name: bytes(value).decode() for name, value in values.items() if _given(value)}
-
-
 def _message(wire: WireMessage, at: str) -> Message:
     role = _ROLES.get(wire.role)
     if role is None:
@@ -274,7 +238,7 @@ def _content(content: str | list[TextPart] | None, at: str) -> str | None:
         if part.text is None:
             raise InvalidRequest("A text part needs its text.", param=f"{at}/{index}/text")
         for name in ("image_url", "input_audio", "file"):
-            if _given(getattr(part, name)):
+            if is_given(getattr(part, name)):
                 raise InvalidRequest(f"A text part has no {name}.", param=f"{at}/{index}/{name}")
         texts.append(part.text)
     return "".join(texts)
@@ -320,39 +284,6 @@ def _tool_choice(wire: str | WireNamedChoice | None, tools: tuple[Tool, ...]) ->
     return ToolChoice(mode=ToolMode(wire))
 
 
-def _params(wire: WireChatRequest) -> SamplingParams:
-    given: dict[str, object] = {
-        name: value
-        for name in (
-            "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos",
-            "presence_penalty", "frequency_penalty", "repetition_penalty",
-        )
-        if (value := getattr(wire, name)) is not None
-    }  # fmt: skip
-    if wire.top_k == -1:
-        given["top_k"] = 0
-    if len(wire.stop_token_ids or ()) > _MAX_STOP_IDS:
-        raise InvalidRequest(f"At most {_MAX_STOP_IDS} stop ids.", param="/stop_token_ids")
-    try:
-        return SamplingParams(
-            **given,  # type: ignore[arg-type]  # typed by the wire struct, under the same names
-            max_tokens=_max_tokens(wire),
-            stop=_stop(wire.stop),
-            stop_token_ids=tuple(wire.stop_token_ids or ()),
-            logit_bias=_logit_bias(wire.logit_bias or {}),
-            grammar=_grammar(wire.response_format),
-            num_top_logprobs=_num_top_logprobs(wire),
-        )
-    except ParamOutOfRange as error:
-        name = _max_tokens_field(wire) if error.name == "max_tokens" else error.name
-        raise InvalidRequest(f"{str(error).replace(error.name, name, 1)}.", param=f"/{name}") from error
-
-
-def _max_tokens_field(wire: WireChatRequest) -> str:
-    """Under which of its names the client gave it."""
-    return "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
-
-
 def _max_tokens(wire: WireChatRequest) -> int | None:
     if wire.max_tokens is not None and wire.max_completion_tokens not in (None, wire.max_tokens):
         raise InvalidRequest("max_tokens and max_completion_tokens disagree; send one.", param="/max_completion_tokens")
@@ -365,56 +296,9 @@ def _num_top_logprobs(wire: WireChatRequest) -> int:
     return wire.top_logprobs or 0
 
 
-def _stop(wire: str | list[str] | None) -> tuple[str, ...]:
-    stops = (wire,) if isinstance(wire, str) else tuple(wire or ())
-    if len(stops) > _MAX_STOPS:
-        raise InvalidRequest(f"At most {_MAX_STOPS} stop strings, got {len(stops)}.", param="/stop")
-    return stops
-
-
-def _logit_bias(wire: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    if len(wire) > _MAX_BIASES:
-        raise InvalidRequest(f"At most {_MAX_BIASES} biases, got {len(wire)}.", param="/logit_bias")
-    pairs: list[tuple[int, float]] = []
-    for key, bias in wire.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 9):
-            raise InvalidRequest(f"A key of logit_bias is a token id, got {shown(key)}.", param="/logit_bias")
-        pairs.append((int(key), bias))
-    return tuple(sorted(pairs))
-
-
-def _grammar(wire: WireResponseFormat | None) -> Grammar | None:
-    if wire is None or wire.type == "text":
-        return None
-    if wire.type == "json_object":
-        return Grammar(kind=GrammarKind.JSON_OBJECT)
-    if wire.type != "json_schema":
-        raise InvalidRequest(
-            f"response_format.type must be text, json_object or json_schema, got {shown(wire.type)}.",
-            param="/response_format/type",
-        )
-    if wire.json_schema is None:
-        raise InvalidRequest("response_format needs its json_schema.", param="/response_format/json_schema")
-    check_depth(wire.json_schema.schema, at="/response_format/json_schema/schema")
-    source = msgspec.json.encode(wire.json_schema.schema).decode()
-    return Grammar(kind=GrammarKind.JSON_SCHEMA, source=source)
-
-
 def _template_kwargs(wire: WireChatRequest) -> Mapping[str, object]:
     kwargs = dict(wire.chat_template_kwargs or {})
     check_template_kwargs(kwargs, at="/chat_template_kwargs")
     if wire.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
     return kwargs
-
-
-def _reply_options(wire: WireChatRequest) -> ReplyOptions:
-    options = wire.stream_options
-    if options is not None and not wire.stream:
-        raise InvalidRequest("stream_options needs stream: true.", param="/stream_options")
-    return ReplyOptions(
-        stream=bool(wire.stream),
-        include_usage=options is not None and bool(options.include_usage),
-        logprobs=bool(wire.logprobs),
-        return_token_ids=bool(wire.return_token_ids),
-    )

@@ -3,22 +3,12 @@
 docs/http-api.md lists the same fields by the same rules; a test compares them.
 """
 
-import enum
 from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw
 
-Recorded = Raw | UnsetType
-"""A field that is kept in the record as it came, or that is refused; its value is not looked at."""
-
-
-class Rule(enum.StrEnum):
-    """What is done with a field of a request."""
-
-    HONOURED = "honoured"
-    RECORDED = "recorded"
-    REFUSED = "refused"
+from stenograph.protocol.openai_sampling_fields import Recorded, WireSampling, field_rules
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,72 +96,20 @@ class WireNamedChoice(msgspec.Struct, forbid_unknown_fields=True):
     function: WireChoiceFunction
 
 
-class WireJsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """`response_format.json_schema`. `name`, `description` and `strict` have no effect: the schema always holds."""
-
-    schema: dict[str, object]
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class WireResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """`response_format`."""
-
-    type: str
-    json_schema: WireJsonSchema | None = None
-
-
-class WireStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`stream_options`. `include_obfuscation` is OpenAI's padding of events, which we never send."""
-
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-
-
-class WireChatRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The whole body. Honoured fields are typed, the others are only noticed.
-
-    `messages` stay bytes at first: an engine that parses replies gets them as the client spelled them.
-    """
+class WireChatRequest(WireSampling, forbid_unknown_fields=True, kw_only=True):
+    """The whole body. `messages` stay bytes at first: an engine that parses replies gets them as the client spelled
+    them."""
 
     messages: Raw
-    model: str | None = None
     tools: list[WireTool] | None = None
     tool_choice: str | WireNamedChoice | None = None
     parallel_tool_calls: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    stream: bool | None = None
-    stream_options: WireStreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: WireResponseFormat | None = None
     chat_template_kwargs: dict[str, object] | None = None
     reasoning_effort: str | None = None
-    return_token_ids: bool | None = None
-    n: int | None = None
 
-    user: Recorded = UNSET
-    metadata: Recorded = UNSET
-    session_id: Recorded = UNSET
-    store: Recorded = UNSET
-    service_tier: Recorded = UNSET
-    prompt_cache_key: Recorded = UNSET
-    prompt_cache_retention: Recorded = UNSET
-    safety_identifier: Recorded = UNSET
     verbosity: Recorded = UNSET
 
     audio: Recorded = UNSET
@@ -180,60 +118,28 @@ class WireChatRequest(msgspec.Struct, forbid_unknown_fields=True):
     web_search_options: Recorded = UNSET
     functions: Recorded = UNSET
     function_call: Recorded = UNSET
-    input_ids: Recorded = UNSET
-    prompt_token_ids: Recorded = UNSET
-    return_meta_info: Recorded = UNSET
-    return_hidden_states: Recorded = UNSET
-    return_routed_experts: Recorded = UNSET
-    rid: Recorded = UNSET
-    request_id: Recorded = UNSET
     best_of: Recorded = UNSET
     echo: Recorded = UNSET
-    use_beam_search: Recorded = UNSET
     continue_final_message: Recorded = UNSET
     add_generation_prompt: Recorded = UNSET
-    guided_json: Recorded = UNSET
-    guided_regex: Recorded = UNSET
-    guided_choice: Recorded = UNSET
-    guided_grammar: Recorded = UNSET
 
 
-RECORDED: tuple[str, ...] = (
-    "user",
-    "metadata",
-    "session_id",
-    "store",
-    "service_tier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "verbosity",
+CHAT_FIELDS = field_rules(
+    WireChatRequest,
+    recorded=("verbosity",),
+    refused={
+        "audio": "audio is not supported",
+        "modalities": "only text is supported; leave it out",
+        "prediction": "predicted outputs are not supported",
+        "web_search_options": "web search is not supported",
+        "functions": "deprecated by OpenAI; send 'tools'",
+        "function_call": "deprecated by OpenAI; send 'tool_choice'",
+        "best_of": "one reply is sampled",
+        "echo": "not supported for chat",
+        "continue_final_message": "not supported: a turn begins with the generation prompt",
+        "add_generation_prompt": "a turn always begins with the generation prompt",
+    },
 )
-
-REFUSED: dict[str, str] = {
-    "audio": "audio is not supported",
-    "modalities": "only text is supported; leave it out",
-    "prediction": "predicted outputs are not supported",
-    "web_search_options": "web search is not supported",
-    "functions": "deprecated by OpenAI; send 'tools'",
-    "function_call": "deprecated by OpenAI; send 'tool_choice'",
-    "input_ids": "the server alone decides which ids go to the engine",
-    "prompt_token_ids": "the server alone decides which ids go to the engine",
-    "return_meta_info": "the server alone sets it",
-    "return_hidden_states": "not supported",
-    "return_routed_experts": "the server alone sets it",
-    "rid": "the server alone chooses request ids",
-    "request_id": "the server alone chooses request ids",
-    "best_of": "one reply is sampled",
-    "echo": "not supported for chat",
-    "use_beam_search": "tokens are sampled; beams have no rollout",
-    "continue_final_message": "not supported: a turn begins with the generation prompt",
-    "add_generation_prompt": "a turn always begins with the generation prompt",
-    "guided_json": "engines ignore it; send 'response_format'",
-    "guided_regex": "engines ignore it",
-    "guided_choice": "engines ignore it",
-    "guided_grammar": "engines ignore it",
-}
 
 NESTED_NAMES: tuple[str, ...] = tuple(
     field.name
@@ -241,12 +147,3 @@ NESTED_NAMES: tuple[str, ...] = tuple(
     for field in msgspec.structs.fields(struct)
 )
 """Names of what is inside of messages, for hints."""
-
-FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in msgspec.structs.fields(WireChatRequest))
-
-
-def rule_of(name: str) -> Rule:
-    """The rule of a known top-level field."""
-    if name in REFUSED:
-        return Rule.REFUSED
-    return Rule.RECORDED if name in RECORDED else Rule.HONOURED

@@ -4,32 +4,18 @@ The ids and logprobs of a reply are in vLLM's places: `prompt_token_ids` at the 
 """
 
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
 
 from stenograph.core.chat import ChatReply, ReplyDelta, ReplyOptions, StreamPiece
 from stenograph.core.messages import Message
-from stenograph.core.types import FinishReason, TopLogprob, Usage
+from stenograph.core.types import FinishReason
+from stenograph.protocol.openai_reply_parts import Drawn, TokenText, usage_body
 from stenograph.protocol.sse import DONE, data_event
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
-
-TokenText = Callable[[int], str]
-"""One token as text, for a person; bytes that are no UTF-8 by themselves are U+FFFD."""
-
-
-class _Drawn(Protocol):
-    """What logprobs are written from: a chunk or a whole turn."""
-
-    @property
-    def ids(self) -> Sequence[int]: ...
-    @property
-    def logprobs(self) -> Sequence[float]: ...
-    @property
-    def top_logprobs(self) -> tuple[tuple[TopLogprob, ...], ...] | None: ...
 
 
 def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText) -> bytes:
@@ -47,7 +33,7 @@ def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText)
         "created": reply.created,
         "model": reply.model,
         "choices": [choice],
-        "usage": _usage(reply.usage),
+        "usage": usage_body([reply.usage]),
     }
     if options.return_token_ids:
         choice["token_ids"] = list(reply.sampled.ids)
@@ -71,7 +57,10 @@ def _raw_ids(ids: "array[int]") -> msgspec.Raw:
 
 
 class StreamEncoder:
-    """Writes one streamed reply: `start`, any number of `piece`, then `end` after the commit, or nothing."""
+    """Writes one streamed reply: `start`, any number of `pieces`, then `end` after the commit, or nothing.
+
+    A chat has one prompt and one reply.
+    """
 
     def __init__(
         self, *, reply_id: str, created: int, model: str, options: ReplyOptions, token_text: TokenText
@@ -80,16 +69,19 @@ class StreamEncoder:
         self._options = options
         self._token_text = token_text
 
-    def start(self, prompt_ids: "array[int]") -> bytes:
+    def start(self, prompts: Sequence["array[int]"]) -> bytes:
         """The first event: the role, and the prompt's ids if they were asked for."""
         choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         body: dict[str, object] = {**self._head, "choices": [choice]}
         if self._options.return_token_ids:
-            body["prompt_token_ids"] = prompt_ids.tolist()
+            body["prompt_token_ids"] = prompts[0].tolist()
         return data_event(msgspec.json.encode(body))
 
-    def piece(self, piece: StreamPiece) -> bytes:
-        """Everything that one piece holds, in one event; nothing if the client would see nothing new."""
+    def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes:
+        """Everything that each piece holds, in one event; nothing if the client would see nothing new."""
+        return b"".join(map(self._piece, pieces))
+
+    def _piece(self, piece: StreamPiece) -> bytes:
         extra: dict[str, object] = {}
         if self._options.logprobs and piece.chunks:
             extra["logprobs"] = {
@@ -101,12 +93,13 @@ class StreamEncoder:
             return b""
         return self._event(_delta(piece.delta), **extra)
 
-    def end(self, reply: ChatReply) -> bytes:
+    def end(self, replies: Sequence[ChatReply]) -> bytes:
         """The finish reason, the usage if it was asked for, and the terminal event. Send only after the commit."""
+        (reply,) = replies
         extra: dict[str, object] = {"finish_reason": _finish_reason(reply), "stop_reason": reply.sampled.finish.matched}
         body = self._event({}, **extra)
         if self._options.include_usage:
-            body += data_event(msgspec.json.encode({**self._head, "choices": [], "usage": _usage(reply.usage)}))
+            body += data_event(msgspec.json.encode({**self._head, "choices": [], "usage": usage_body([reply.usage])}))
         return body + DONE
 
     def _event(self, delta: dict[str, object], **extra: object) -> bytes:
@@ -152,17 +145,7 @@ def _finish_reason(reply: ChatReply) -> str:
     return str(reason)
 
 
-def _usage(usage: Usage) -> dict[str, object]:
-    return {
-        "prompt_tokens": usage.num_prompt,
-        "completion_tokens": usage.num_completion,
-        "total_tokens": usage.num_prompt + usage.num_completion,
-        "prompt_tokens_details": {"cached_tokens": usage.num_cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.num_reasoning},
-    }
-
-
-def _logprobs(drawn: _Drawn, token_text: TokenText) -> list[dict[str, object]]:
+def _logprobs(drawn: Drawn, token_text: TokenText) -> list[dict[str, object]]:
     tops = drawn.top_logprobs or ((),) * len(drawn.ids)
     return [
         {

@@ -12,8 +12,10 @@ from stenograph.core.errors import InvalidJson, InvalidRequest, StenographError,
 from stenograph.core.messages import Role
 from stenograph.core.settings import UnknownFields
 from stenograph.core.types import GrammarKind
-from stenograph.protocol.openai_chat import decode_chat, request_json
-from stenograph.protocol.openai_chat_fields import FIELD_NAMES, REFUSED, Rule, rule_of
+from stenograph.protocol.openai_chat import decode_chat
+from stenograph.protocol.openai_chat_fields import CHAT_FIELDS
+from stenograph.protocol.openai_sampling import request_json
+from stenograph.protocol.openai_sampling_fields import Rule
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -66,7 +68,7 @@ def test_every_sampling_parameter_arrives() -> None:
 
 
 def test_null_means_absent_for_every_field() -> None:
-    nulls = {name: None for name in FIELD_NAMES if name != "messages"}
+    nulls = {name: None for name in CHAT_FIELDS.names if name != "messages"}
     assert decode_chat(body(**nulls)) == decode_chat(body())
 
 
@@ -95,20 +97,20 @@ def test_messages_of_every_role_arrive() -> None:
 def test_recorded_fields_are_kept_as_they_came_and_change_nothing_else() -> None:
     request = decode_chat(body(user="u", metadata={"a": 1}, store=None))
     assert request.recorded == {"user": '"u"', "metadata": '{"a": 1}'}
-    assert json.loads(request_json(request))["recorded"] == {"user": "u", "metadata": {"a": 1}}
+    assert json.loads(request_json(request.model, request.recorded))["recorded"] == {"user": "u", "metadata": {"a": 1}}
     assert request.params == decode_chat(body()).params
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(CHAT_FIELDS.refused))
 def test_a_refused_field_is_refused_with_its_reason(name: str) -> None:
     error = refused(body(**{name: 1}))
     assert error.param == f"/{name}"
-    assert REFUSED[name] in error.message
+    assert CHAT_FIELDS.refused[name] in error.message
 
 
 def test_every_field_has_exactly_one_rule() -> None:
-    assert {rule_of(name) for name in FIELD_NAMES} == set(Rule)
-    assert set(REFUSED) <= set(FIELD_NAMES)
+    assert {CHAT_FIELDS.rule_of(name) for name in CHAT_FIELDS.names} == set(Rule)
+    assert set(CHAT_FIELDS.refused) <= set(CHAT_FIELDS.names)
 
 
 def test_an_unknown_field_is_refused_with_the_nearest_known_name() -> None:
@@ -221,7 +223,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(FIELD_NAMES), JSON, max_size=6))
+@given(st.dictionaries(st.sampled_from(CHAT_FIELDS.names), JSON, max_size=6))
 @example({"messages": [{"role": "user", "content": "x", "tool_calls": []}]})
 def test_any_json_is_taken_or_refused_with_400(fields: dict[str, Any]) -> None:
     raw = json.dumps({"messages": [USER], **fields}).encode()

@@ -1,0 +1,121 @@
+"""OpenAI completions, requests: bytes to `CompletionRequest`. Pure.
+
+Every field is honoured, recorded or refused (openai_completions_fields.py); nothing is accepted and ignored. Whether an
+id is one of the model's is not known here. Replies are openai_completions_reply.py's.
+"""
+
+import re
+from array import array
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw
+
+from stenograph.core.chat import CompletionRequest, Truncation
+from stenograph.core.errors import InvalidJson, InvalidRequest
+from stenograph.core.settings import UnknownFields
+from stenograph.core.types import token_ids
+from stenograph.protocol.json_errors import decode_part
+from stenograph.protocol.openai_completions_fields import COMPLETION_FIELDS, WireCompletionRequest
+from stenograph.protocol.openai_sampling import decode_fields, reply_options, sampling_params
+
+_REQUEST = msgspec.json.Decoder(WireCompletionRequest)
+_TEXT = msgspec.json.Decoder(str)
+_TEXTS = msgspec.json.Decoder(list[str])
+_LISTS = msgspec.json.Decoder(list[Raw])
+_IDS = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, lt=2**31)]])
+_LIST_OF = re.compile(rb"\[[ \t\r\n]*(.)", re.DOTALL)
+
+PIECE_BYTES = 64 * 1024
+"""Ids are decoded so much at a time, in half a millisecond each: a decoder holds the GIL."""
+
+
+def decode_completion(body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE) -> CompletionRequest:
+    """Read a request. Raises InvalidJson or InvalidRequest, with a JSON pointer."""
+    wire, recorded = decode_fields(body, _REQUEST, COMPLETION_FIELDS, unknown_fields)
+    _check_unsupported(wire)
+    prompts, is_list = _prompts(bytes(wire.prompt))
+    params, constraint = sampling_params(
+        wire,
+        max_tokens=wire.max_tokens,
+        max_tokens_name="max_tokens",
+        num_top_logprobs=wire.logprobs or 0,
+        top_logprobs_name="logprobs",
+    )
+    return CompletionRequest(
+        prompts=prompts,
+        is_list=is_list,
+        truncation=_truncation(wire),
+        model=wire.model,
+        params=params,
+        grammar_param=constraint.param,
+        skips_special=wire.skip_special_tokens is not False,
+        keeps_stop=bool(wire.include_stop_str_in_output),
+        reply=reply_options(wire, logprobs=wire.logprobs is not None),
+        recorded=recorded,
+    )
+
+
+def _check_unsupported(wire: WireCompletionRequest) -> None:
+    if wire.echo:
+        raise InvalidRequest("echo is not supported: a reply holds what was sampled.", param="/echo")
+    if wire.suffix:
+        raise InvalidRequest("suffix is not supported: a prompt is continued at its end.", param="/suffix")
+    if wire.best_of not in (None, 1):
+        raise InvalidRequest(f"best_of must be 1, got {wire.best_of}: one reply is sampled.", param="/best_of")
+    if wire.add_special_tokens:
+        raise InvalidRequest(
+            "add_special_tokens is not supported: a prompt is taken as it is. Write them into it.",
+            param="/add_special_tokens",
+        )
+
+
+def _truncation(wire: WireCompletionRequest) -> Truncation | None:
+    num = wire.truncate_prompt_tokens
+    if num == 0:
+        raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1, got 0.", param="/truncate_prompt_tokens")
+    if num is None:
+        if wire.truncation_side is not None:
+            raise InvalidRequest("truncation_side needs truncate_prompt_tokens.", param="/truncation_side")
+        return None
+    return Truncation(num_tokens=None if num == -1 else num, keeps_end=wire.truncation_side != "right")
+
+
+def _prompts(text: bytes) -> tuple[tuple["str | array[int]", ...], bool]:
+    """Prompts in any of their four spellings, and whether they are a list of prompts."""
+    at = "/prompt"
+    if text.startswith(b'"'):
+        return (decode_part(text, _TEXT, at=at),), False
+    first = _LIST_OF.match(text)
+    if first is None:
+        raise InvalidRequest("A prompt is a text, a list of texts, ids, or a list of ids.", param=at)
+    match first[1]:
+        case b'"':
+            texts = decode_part(text, _TEXTS, at=at)
+            return tuple(texts), True
+        case b"[":
+            lists = decode_part(text, _LISTS, at=at)
+            return tuple(_ids(bytes(ids), f"{at}/{index}") for index, ids in enumerate(lists)), True
+        case _:
+            return (_ids(text, at),), False
+
+
+def _ids(text: bytes, at: str) -> "array[int]":
+    """A list of ids. Raises InvalidRequest for what is no list, or none of non-negative whole numbers below 2^31."""
+    if len(text) > PIECE_BYTES:
+        with suppress(InvalidRequest, InvalidJson):  # whatever it is, it is told of the whole
+            return _ids_in_pieces(text)
+    ids = decode_part(text, _IDS, at=at)
+    return token_ids(ids)
+
+
+def _ids_in_pieces(text: bytes) -> "array[int]":
+    ids = token_ids()
+    start, end = 1, len(text) - 1
+    while start < end:
+        comma = text.find(b",", start + PIECE_BYTES, end)
+        stop = end if comma < 0 else comma
+        ids.fromlist(decode_part(b"[" + text[start:stop] + b"]", _IDS, at="/prompt"))
+        start = stop + 1
+    return ids

@@ -1,0 +1,33 @@
+"""What the replies of OpenAI's chat and completions routes have in common. Pure."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from stenograph.core.types import TopLogprob, Usage
+
+TokenText = Callable[[int], str]
+"""One token as text, for a person; bytes that are no UTF-8 by themselves are U+FFFD."""
+
+
+class Drawn(Protocol):
+    """What logprobs are written from: a chunk or a whole turn."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def top_logprobs(self) -> tuple[tuple[TopLogprob, ...], ...] | None: ...
+
+
+def usage_body(usages: Sequence[Usage]) -> dict[str, object]:
+    """The tokens of a reply's turns."""
+    num_prompt = sum(usage.num_prompt for usage in usages)
+    num_completion = sum(usage.num_completion for usage in usages)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in usages)},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.num_reasoning for usage in usages)},
+    }

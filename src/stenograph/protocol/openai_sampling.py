@@ -1,0 +1,251 @@
+"""What the requests of OpenAI's chat and completions routes have in common, read. Pure.
+
+Owns sampling parameters, grammars, what is recorded and what is refused. Knows neither messages nor prompts.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from stenograph.core.chat import ReplyOptions
+from stenograph.core.errors import InvalidRequest
+from stenograph.core.settings import UnknownFields
+from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
+from stenograph.protocol.json_errors import decode_json, shown
+from stenograph.protocol.openai_sampling_fields import (
+    FieldRules,
+    WireResponseFormat,
+    WireSampling,
+    WireStructuredOutputs,
+)
+from stenograph.protocol.template_kwargs import check_depth
+
+W = TypeVar("W", bound=WireSampling)
+
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+_SCHEMA = msgspec.json.Decoder(dict[str, object])
+_EBNF_RULE = re.compile(r"^\s*[\w<>-]+\s*::=", re.MULTILINE)
+_MAX_STOPS = 64
+_MAX_STOP_IDS = 1024
+_MAX_BIASES = 10_000
+
+
+def decode_fields(
+    body: bytes, decoder: "msgspec.json.Decoder[W]", rules: FieldRules, unknown_fields: UnknownFields
+) -> tuple[W, dict[str, str]]:
+    """Read a body, and what of it is recorded, as JSON text by name.
+
+    Raises InvalidJson or InvalidRequest, with a JSON pointer: another shape, or a field that is refused.
+    """
+    extra: dict[str, str] = {}
+    if unknown_fields is UnknownFields.RECORD:
+        body, extra = _without_unknown(body, rules)
+    wire = decode_json(body, decoder, known=rules.names)
+    for name, why in rules.refused.items():
+        if is_given(getattr(wire, name)):
+            raise InvalidRequest(f"Field {name!r} is refused: {why}.", param=f"/{name}")
+    if wire.n not in (None, 1):
+        raise InvalidRequest(f"n must be 1, got {wire.n}: a turn has one reply.", param="/n")
+    values = {name: getattr(wire, name) for name in rules.recorded}
+    return wire, {**{name: bytes(value).decode() for name, value in values.items() if is_given(value)}, **extra}
+
+
+def _without_unknown(body: bytes, rules: FieldRules) -> tuple[bytes, dict[str, str]]:
+    fields = decode_json(body, _OBJECT)
+    known = {name: raw for name, raw in fields.items() if name in rules.names}
+    extra = {name: bytes(raw).decode() for name, raw in fields.items() if name not in rules.names}
+    return (msgspec.json.encode(known), extra) if extra else (body, extra)
+
+
+def is_given(value: object) -> bool:
+    """Whether a field that is not looked into was sent; `null` means absent."""
+    return value is not UNSET and not (isinstance(value, Raw) and bytes(value) == b"null")
+
+
+def request_json(model: str | None, recorded: Mapping[str, str]) -> bytes:
+    """What of a request is kept in its record as it came, as a JSON object."""
+    kept: dict[str, object] = {
+        "model": model,
+        "recorded": {name: Raw(text.encode()) for name, text in recorded.items()},
+    }
+    return msgspec.json.encode(kept)
+
+
+class Constraint(NamedTuple):
+    """A grammar that a request asks for, and the field that it came from."""
+
+    grammar: Grammar | None
+    param: str
+
+
+def sampling_params(
+    wire: WireSampling, *, max_tokens: int | None, max_tokens_name: str, num_top_logprobs: int, top_logprobs_name: str
+) -> tuple[SamplingParams, Constraint]:
+    """The sampling parameters, and where their grammar came from. Raises InvalidRequest with a JSON pointer.
+
+    What the routes have other names for is given, under the names that the client gave it.
+    """
+    given: dict[str, object] = {
+        name: value
+        for name in (
+            "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos",
+            "presence_penalty", "frequency_penalty", "repetition_penalty",
+        )
+        if (value := getattr(wire, name)) is not None
+    }  # fmt: skip
+    if wire.top_k == -1:
+        given["top_k"] = 0
+    if len(wire.stop_token_ids or ()) > _MAX_STOP_IDS:
+        raise InvalidRequest(f"At most {_MAX_STOP_IDS} stop ids.", param="/stop_token_ids")
+    constraint = _constraint(wire)
+    try:
+        params = SamplingParams(
+            **given,  # type: ignore[arg-type]  # typed by the wire struct, under the same names
+            max_tokens=max_tokens,
+            stop=_stop(wire.stop),
+            stop_token_ids=tuple(wire.stop_token_ids or ()),
+            logit_bias=_logit_bias(wire.logit_bias or {}),
+            grammar=constraint.grammar,
+            num_top_logprobs=num_top_logprobs,
+        )
+    except ParamOutOfRange as error:
+        name = {"max_tokens": max_tokens_name, "top_logprobs": top_logprobs_name}.get(error.name, error.name)
+        raise InvalidRequest(f"{str(error).replace(error.name, name, 1)}.", param=f"/{name}") from error
+    return params, constraint
+
+
+def _stop(wire: str | list[str] | None) -> tuple[str, ...]:
+    stops = (wire,) if isinstance(wire, str) else tuple(wire or ())
+    if len(stops) > _MAX_STOPS:
+        raise InvalidRequest(f"At most {_MAX_STOPS} stop strings, got {len(stops)}.", param="/stop")
+    return stops
+
+
+def _logit_bias(wire: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    if len(wire) > _MAX_BIASES:
+        raise InvalidRequest(f"At most {_MAX_BIASES} biases, got {len(wire)}.", param="/logit_bias")
+    pairs: list[tuple[int, float]] = []
+    for key, bias in wire.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 9):
+            raise InvalidRequest(f"A key of logit_bias is a token id, got {shown(key)}.", param="/logit_bias")
+        pairs.append((int(key), bias))
+    return tuple(sorted(pairs))
+
+
+def reply_options(wire: WireSampling, *, logprobs: bool) -> ReplyOptions:
+    """What the client wants to see. Raises InvalidRequest: `stream_options` without a stream."""
+    options = wire.stream_options
+    if options is not None and not wire.stream:
+        raise InvalidRequest("stream_options needs stream: true.", param="/stream_options")
+    return ReplyOptions(
+        stream=bool(wire.stream),
+        include_usage=options is not None and bool(options.include_usage),
+        logprobs=logprobs,
+        return_token_ids=bool(wire.return_token_ids),
+    )
+
+
+# --- grammars -------------------------------------------------------------------------------------------------------
+
+
+def _constraint(wire: WireSampling) -> Constraint:
+    """The one grammar that a request asks for, whichever way it does. Raises InvalidRequest for more than one."""
+    found = list(_constraints(wire))
+    if len(found) > 1:
+        names = [one.param.split("/")[1] for one in found[:2]]
+        what = "and".join(f" {name!r} " for name in names).strip()
+        raise InvalidRequest(f"{what} each ask for a grammar; send one.", param=f"/{names[1]}")
+    return found[0] if found else Constraint(None, "/response_format")
+
+
+def _constraints(wire: WireSampling) -> Iterator[Constraint]:
+    if wire.response_format is not None and wire.response_format.type != "text":
+        yield Constraint(_of_response_format(wire.response_format), "/response_format")
+    if wire.structured_outputs is not None:
+        yield _of_structured_outputs(wire.structured_outputs)
+    if wire.regex is not None:
+        yield _regex(wire.regex, "/regex")
+    if wire.ebnf is not None:
+        yield _text(GrammarKind.EBNF, wire.ebnf, "/ebnf")
+    if wire.json_schema is not None:
+        yield _schema(wire.json_schema, "/json_schema")
+    if wire.guided_json is not None:
+        yield _schema(wire.guided_json, "/guided_json")
+    if wire.guided_regex is not None:
+        yield _regex(wire.guided_regex, "/guided_regex")
+    if wire.guided_choice is not None:
+        yield _choice(wire.guided_choice, "/guided_choice")
+    if wire.guided_grammar is not None:
+        yield _any_grammar(wire.guided_grammar, "/guided_grammar")
+
+
+def _of_response_format(wire: WireResponseFormat) -> Grammar:
+    if wire.type == "json_object":
+        return Grammar(kind=GrammarKind.JSON_OBJECT)
+    if wire.type != "json_schema":
+        raise InvalidRequest(
+            f"response_format.type must be text, json_object or json_schema, got {shown(wire.type)}.",
+            param="/response_format/type",
+        )
+    if wire.json_schema is None:
+        raise InvalidRequest("response_format needs its json_schema.", param="/response_format/json_schema")
+    return _schema_grammar(wire.json_schema.schema, "/response_format/json_schema/schema")
+
+
+def _of_structured_outputs(wire: WireStructuredOutputs) -> Constraint:
+    at = "/structured_outputs"
+    found: list[Constraint] = []
+    if wire.json is not None:
+        found.append(_schema(wire.json, f"{at}/json"))
+    if wire.regex is not None:
+        found.append(_regex(wire.regex, f"{at}/regex"))
+    if wire.choice is not None:
+        found.append(_choice(wire.choice, f"{at}/choice"))
+    if wire.grammar is not None:
+        found.append(_any_grammar(wire.grammar, f"{at}/grammar"))
+    if wire.json_object:
+        found.append(Constraint(Grammar(kind=GrammarKind.JSON_OBJECT), f"{at}/json_object"))
+    if len(found) != 1:
+        raise InvalidRequest(
+            f"structured_outputs has one of json, regex, choice, grammar and json_object, got {len(found)}.", param=at
+        )
+    return found[0]
+
+
+def _schema(wire: Mapping[str, object] | str, at: str) -> Constraint:
+    """A JSON Schema, as an object or as its text."""
+    if isinstance(wire, str):
+        try:
+            wire = _SCHEMA.decode(wire)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise InvalidRequest("A JSON Schema is a JSON object, or the text of one.", param=at) from error
+    return Constraint(_schema_grammar(wire, at), at)
+
+
+def _schema_grammar(schema: Mapping[str, object], at: str) -> Grammar:
+    check_depth(schema, at=at)
+    return Grammar(kind=GrammarKind.JSON_SCHEMA, source=msgspec.json.encode(schema).decode())
+
+
+def _regex(wire: str, at: str) -> Constraint:
+    return _text(GrammarKind.REGEX, wire, at)
+
+
+def _any_grammar(wire: str, at: str) -> Constraint:
+    """A grammar in either notation; only EBNF writes `name ::=`."""
+    return _text(GrammarKind.EBNF if _EBNF_RULE.search(wire) else GrammarKind.LARK, wire, at)
+
+
+def _text(kind: GrammarKind, wire: str, at: str) -> Constraint:
+    if not wire.strip():
+        raise InvalidRequest("It is empty.", param=at)
+    return Constraint(Grammar(kind=kind, source=wire), at)
+
+
+def _choice(wire: list[str], at: str) -> Constraint:
+    if not wire or not all(wire):
+        raise InvalidRequest("Choices are at least one, and none is empty.", param=at)
+    return Constraint(Grammar(kind=GrammarKind.CHOICE, source=msgspec.json.encode(wire).decode()), at)
