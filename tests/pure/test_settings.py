@@ -165,6 +165,8 @@ def test_the_environment_reads_text_as_the_command_line_does(name: str, value: o
         ({"engine": "vllm", "engine_url": "http://a", "replay": "all"}, "vLLM tells of routed_experts alone"),
         ({"engine": "vllm", "engine_url": "http://a", "reply": "lean"}, "vLLM writes no replies here"),
         ({"reply": "lean"}, "reply is lean, but the embedded engine"),
+        ({"engine": "llamacpp", "engine_url": "http://a", "replay": "all"}, "llama.cpp does not tell of its experts"),
+        ({"engine": "llamacpp", "engine_url": "http://a", "reply": "lean"}, "llama.cpp writes no replies here"),
         ({"engine": "sglang-generate", "engine_url": "http://x", "reply": "lean"}, "own route writes no replies"),
         ({"engine": "lmdeploy", "engine_url": "http://x", "reply": "lean"}, "LMDeploy writes no replies"),
         ({"engine": "lmdeploy", "engine_url": "http://x", "replay": "all"}, "LMDeploy tells of routed_experts alone"),

@@ -1,9 +1,9 @@
 """A real llama.cpp server in a process of its own: prints its address, and ends when its input does.
 
-`python -m stenograph.testing.llamacpp_child MODEL.gguf TOKENS SLOTS PORT`: one thread, `TOKENS` of context for each of
-`SLOTS` requests at a time, any free port for 0.
-Keys and values are float32 without flash attention: as exact as llama.cpp can be. Its server is the one in the package
-`xllamacpp`, which stays out of the caller's process.
+`python -m stenograph.testing.llamacpp_child MODEL.gguf TOKENS SLOTS PORT exact|default`: one thread, `TOKENS` of
+context for each of `SLOTS` requests at a time, any free port for 0. `exact`: keys and values are float32, without flash
+attention, as exact as llama.cpp can be; else as it comes. Its server is the one in the package `xllamacpp`, which stays
+out of the caller's process.
 """
 
 # xllamacpp is compiled, and has no stubs.
@@ -15,7 +15,7 @@ import sys
 import xllamacpp
 
 
-def main(path: str, slot_tokens: int, slots: int, port: int) -> None:
+def main(path: str, slot_tokens: int, slots: int, port: int, precision: str) -> None:
     """Serve on 127.0.0.1 until the input ends."""
     params = xllamacpp.CommonParams()
     params.model.path = path
@@ -26,8 +26,9 @@ def main(path: str, slot_tokens: int, slots: int, port: int) -> None:
     params.hostnames = ["127.0.0.1"]
     params.port = port
     params.cache_ram_mib = 0
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    if precision == "exact":
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.fit_params = params.ui = params.warmup = False
     server = xllamacpp.Server(params)
     sys.stdout.write(server.listening_address + "\n")
@@ -36,4 +37,4 @@ def main(path: str, slot_tokens: int, slots: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -12,13 +12,15 @@ END_GRACE_S = 10.0
 class LlamaCppServer:
     """A server of `model`, a GGUF file, with `slot_tokens` of context for each of `slots` requests at a time.
 
-    Runs from `__enter__` to `__exit__`; its address stays the same over `kill` and `revive`.
+    `is_exact`: with the flags that make it as exact as it can be (docs/engines.md). Runs from `__enter__` to
+    `__exit__`; its address stays the same over `kill` and `revive`.
     """
 
-    def __init__(self, model: Path, *, slot_tokens: int, slots: int) -> None:
+    def __init__(self, model: Path, *, slot_tokens: int, slots: int, is_exact: bool = True) -> None:
         self.url = ""
         self.is_paused = False
         self._arguments = [str(model), str(slot_tokens), str(slots)]
+        self._precision = "exact" if is_exact else "default"
         self._process: subprocess.Popen[str] | None = None
 
     def __repr__(self) -> str:
@@ -47,7 +49,7 @@ class LlamaCppServer:
         assert self._process is None, "it runs already"
         command = [sys.executable, "-m", "stenograph.testing.llamacpp_child", *self._arguments]
         process = subprocess.Popen(
-            [*command, str(urlsplit(self.url).port or 0)],
+            [*command, str(urlsplit(self.url).port or 0), self._precision],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -101,6 +101,15 @@ async def test_llama_cpp_keeps_the_laws_on_a_tiny_model(tiny_gguf: Path, tiny_fo
 @pytest.mark.timeout(600)
 async def test_llama_cpp_keeps_the_laws_on_smollm2(smollm2_path: Path) -> None:
     prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-    make = llamacpp(smollm2_path, prompt, slot_tokens=512, num_long_tokens=60, tolerance_nats=0.05)
+    make = llamacpp(
+        smollm2_path,
+        prompt,
+        slot_tokens=512,
+        num_tokens=10,
+        num_long_tokens=40,
+        tolerance_nats=0.05,
+        not_offered={"alternatives": "with ignore_eos, by which it is shown, the likeliest may be ruled out here"},
+    )
     report = await check_engine(make, deadline_s=300.0)
-    assert set(report.not_offered) == {*NOT_OFFERED, "logprobs_of_the_model", "refuses_what_is_too_long"}
+    not_offered = {*NOT_OFFERED, "alternatives", "logprobs_of_the_model", "refuses_what_is_too_long"}
+    assert set(report.not_offered) == not_offered
