@@ -23,7 +23,7 @@ from stenograph.core.errors import (
     UpstreamRefused,
     UpstreamUnreachable,
 )
-from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Engine, EngineState, Forwards, GenerateRequest
@@ -36,7 +36,9 @@ from stenograph.testing.sglang_server import SGLangScript, SGLangServer
 VOCAB = 1000
 IDS = (104, 105, 7)
 CHAT = ChatRequest(
-    messages=(Message(role=Role.USER, content="hi"),), messages_json=b'[{"role":"user", "content":"hi"}]'
+    messages=(Message(role=Role.USER, content="hi"),),
+    messages_json=b'[{"role":"user", "content":"hi"}]',
+    tools=(Tool(name="f", json='{"type":"function","function":{"name":"f"}}'),),
 )
 
 AIOHTTP_IS_STRICT = sys.flags.dev_mode or bool(os.environ.get("PYTHONASYNCIODEBUG"))

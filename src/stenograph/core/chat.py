@@ -4,12 +4,12 @@ Knows neither a wire format nor a template.
 """
 
 import enum
-import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stenograph.core.messages import Message, Tool
+from stenograph.core.text_print import TextPrint
 from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Stage, Usage
 
 
@@ -51,29 +51,15 @@ class ReplyOptions:
     return_token_ids: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPrint:
-    """A text's length and checksums, by which it is known again. They go on: a longer text's are made of them.
-
-    No secret is in them: whoever makes two texts with the same print fools nobody but the own session.
-    """
-
-    length: int = 0
-    crc: int = 0
-    adler: int = 1
-
-    def then(self, text: "bytes | memoryview") -> "TextPrint":
-        """The print of this text with `text` after it."""
-        return TextPrint(
-            length=self.length + len(text), crc=zlib.crc32(text, self.crc), adler=zlib.adler32(text, self.adler)
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownMessages:
-    """Messages that a request may begin with: the print of their text, a JSON list without its closing bracket."""
+    """Messages that a request may begin with, and the print of its body up to the end of the last one.
+
+    Their list begins at the byte `list_start` of the body.
+    """
 
     text_print: TextPrint
+    list_start: int
     of_line: Callable[[], Sequence[Message]]
 
 
@@ -84,13 +70,15 @@ class ChatRequest:
     `template_kwargs` go to the chat template; `recorded` are fields that are kept in the record without effect on
     sampling, as the JSON text they came as. Both are part of the value, never changed after it is made.
     `max_tokens_param` and `grammar_param` point at the fields that `params.max_tokens` and `params.grammar` came from.
-    `text_print` is that of the messages' text without its closing bracket, and `known` what it was seen to begin with.
-    `messages_json` is the messages as an OpenAI list, for engines that parse replies by it.
+    `text_print` is that of its body up to the end of the last message, whose list begins at `list_start`; `known` is
+    what the body was seen to begin with. `messages_json` is the messages as an OpenAI list, for engines that parse
+    replies by it.
     """
 
     messages: tuple[Message, ...]
-    messages_json: bytes = b"[]"
+    messages_json: bytes | memoryview = b"[]"
     text_print: TextPrint | None = None
+    list_start: int = 0
     known: KnownMessages | None = None
     model: str | None = None
     tools: tuple[Tool, ...] = ()

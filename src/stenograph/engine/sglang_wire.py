@@ -51,7 +51,7 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
 
     The long parts, messages and ids, are joined as they are, never parsed or encoded again.
     """
-    parts = [b'{"model":', as_json(model)]
+    parts: list[bytes | memoryview] = [b'{"model":', as_json(model)]
     parts += _chat_parts(request.chat)
     parts += [b',"rid":', as_json(request.request_id)]
     parts.append(b',"logprobs":true,"return_meta_info":true,"no_stop_trim":false,"stream":false')
@@ -64,12 +64,14 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
     return b"".join(parts)
 
 
-def _chat_parts(chat: ChatRequest | None) -> list[bytes]:
-    """What SGLang parses the reply by. Which tokens its model sees, `input_ids` alone says."""
+def _chat_parts(chat: ChatRequest | None) -> list[bytes | memoryview]:
+    """What SGLang parses the reply by. Which tokens its model sees, `input_ids` alone says.
+
+    The messages go along only with tools: some of its parsers number a call by those before it.
+    """
     if chat is None:
         return [b',"messages":', _NO_MESSAGES]
-    has_messages = chat.messages_json.strip(b"[] \t\r\n")
-    parts = [b',"messages":', chat.messages_json if has_messages else _NO_MESSAGES]
+    parts: list[bytes | memoryview] = [b',"messages":', chat.messages_json if chat.tools else _NO_MESSAGES]
     if chat.tools:
         parts += [b',"tools":[', b",".join(tool.json.encode() for tool in chat.tools), b"]"]
         parts += [b',"tool_choice":', as_json(_tool_choice(chat.tool_choice))]

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import Raw
 
-from stenograph.core.chat import ChatRequest, KnownMessages, TextPrint, ToolChoice, ToolMode
-from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.chat import ChatRequest, KnownMessages, ToolChoice, ToolMode
+from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.settings import UnknownFields
+from stenograph.core.text_print import TextPrint
 from stenograph.protocol.json_errors import decode_part, nearest, shown
 from stenograph.protocol.openai_chat_fields import (
     CHAT_FIELDS,
@@ -31,7 +33,7 @@ _REQUEST = msgspec.json.Decoder(WireChatRequest)
 _MESSAGES = msgspec.json.Decoder(list[WireMessage])
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
-_JSON_SPACE = b" \t\r\n"
+_JSON_SPACES = (b" ", b"\t", b"\r", b"\n")
 _ROLES = {str(role): role for role in Role}
 
 MAX_MESSAGES = 32768
@@ -49,17 +51,71 @@ def decode_chat(
 ) -> ChatRequest:
     """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer.
 
-    Messages that the request begins with and that are `known` are not read again.
+    Messages that the body begins with and that are `known` are not read again.
     """
+    if known is not None and (place := _after_known(body, known)) is not None:
+        short = b"%b[%b" % (body[: known.list_start], body[place:])
+        try:
+            read = _read(short, unknown_fields)
+        except CallerError:
+            return decode_chat(body, unknown_fields=unknown_fields)  # which says where in the whole body it is
+        whole = read._replace(messages=(*known.of_line(), *read.messages))
+        if read.list_start == known.list_start and read.messages and len(whole.messages) <= MAX_MESSAGES:
+            return _request(whole, body=body, end=read.list_end - known.list_start - 1 + place, known=known)
+    read = _read(body, unknown_fields)
+    if not read.messages:
+        raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
+    return _request(read, body=body, end=read.list_end, known=None)
+
+
+def _after_known(body: bytes, known: KnownMessages) -> int | None:
+    """Where in the body the first message begins that is not known; None if it does not begin with what is known."""
+    end = known.text_print.length
+    while body[end : end + 1] in _JSON_SPACES:
+        end += 1
+    return end + 1 if body[end : end + 1] == b"," and known.text_print.begins(body) else None
+
+
+class _Read(NamedTuple):
+    """A body that was read. `list_start` and `list_end` are where the brackets around its messages are."""
+
+    wire: WireChatRequest
+    messages: tuple[Message, ...]
+    list_start: int
+    list_end: int
+    recorded: dict[str, str]
+
+
+def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
     _check_rest(body)
     try:
         wire, recorded = decode_fields(body, _REQUEST, CHAT_FIELDS, unknown_fields)
-        read = _messages(bytes(wire.messages), known)
+        found = enumerate(_wire_messages(wire.messages))
+        messages = tuple(_message(message, f"/messages/{index}") for index, message in found)
     except InvalidRequest as error:
         _blame_type(body, error)
         raise
-    if not read.messages:
-        raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
+    raw = wire.messages
+    start = _address(raw) - _address(body)
+    if not 0 <= start < len(body):  # it was read from a copy without fields that we do not know
+        raw = _ONLY_MESSAGES.decode(body).messages
+        start = _address(raw) - _address(body)
+    end = start + len(memoryview(raw)) - 1
+    return _Read(wire=wire, messages=messages, list_start=start, list_end=end, recorded=recorded)
+
+
+def _address(buffer: "bytes | Raw") -> int:
+    """Where its bytes lie in memory: a part that is left undecoded lies within what it was decoded from."""
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None) -> ChatRequest:
+    """The request; the closing bracket of its list of messages is at `end` of the body."""
+    wire, view = read.wire, memoryview(body)
+    messages_json = view[read.list_start : end + 1]
+    while body[end - 1 : end] in _JSON_SPACES:
+        end -= 1
     tools = tuple(_tool(tool, index) for index, tool in enumerate(wire.tools or ()))
     max_tokens_name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
     params, constraint = sampling_params(
@@ -69,11 +125,13 @@ def decode_chat(
         num_top_logprobs=_num_top_logprobs(wire),
         top_logprobs_name="top_logprobs",
     )
+    before = TextPrint() if known is None else known.text_print
     return ChatRequest(
         messages=read.messages,
-        messages_json=read.text,
-        text_print=read.text_print,
-        known=read.known,
+        messages_json=messages_json,
+        text_print=before.then(view[before.length : end]),
+        list_start=read.list_start,
+        known=known,
         model=wire.model,
         tools=tools,
         tool_choice=_tool_choice(wire.tool_choice, tools),
@@ -83,7 +141,7 @@ def decode_chat(
         grammar_param=constraint.param,
         template_kwargs=_template_kwargs(wire),
         reply=reply_options(wire, logprobs=bool(wire.logprobs)),
-        recorded=recorded,
+        recorded=read.recorded,
     )
 
 
@@ -111,48 +169,19 @@ def _check_rest(body: bytes) -> None:
         raise InvalidRequest(f"Beside its messages, the request has {num_bytes} bytes; at most {MAX_REST_BYTES}.")
 
 
-class _Read(NamedTuple):
-    """Messages as they were read, and what is kept of their text."""
-
-    messages: tuple[Message, ...]
-    text: bytes
-    text_print: TextPrint | None
-    known: KnownMessages | None
-
-
-def _messages(text: bytes, known: KnownMessages | None) -> _Read:
-    """Read a list of messages: all of it, or what comes after what is known. Raises as `decode_chat`."""
-    end = len(text.rstrip(_JSON_SPACE)) - 1
-    if known is not None:
-        view, length = memoryview(text), known.text_print.length
-        rest = text[length:].lstrip(_JSON_SPACE) if length <= end else b""
-        if rest.startswith(b",") and TextPrint().then(view[:length]) == known.text_print:
-            old = known.of_line()
-            wire = _wire_messages(b"[" + rest[1:], first=len(old))
-            new = (_message(message, f"/messages/{index}") for index, message in enumerate(wire, len(old)))
-            text_print = known.text_print.then(view[length:end])
-            return _Read(messages=(*old, *new), text=text, text_print=text_print, known=known)
-    wire = _wire_messages(text)
-    read = tuple(_message(message, f"/messages/{index}") for index, message in enumerate(wire))
-    return _Read(messages=read, text=text, text_print=TextPrint().then(memoryview(text)[:end]), known=None)
-
-
-def _wire_messages(text: bytes, *, first: int = 0) -> Iterator[WireMessage]:
-    """Decode a list of messages, a large one some at a time: a decoder holds the GIL. Raises as `decode_chat`.
-
-    `first` is the number of messages before them.
-    """
-    if len(text) < _SMALL_BYTES:
-        yield from decode_part(text, _MESSAGES, at="/messages", known=NESTED_NAMES, first=first)
+def _wire_messages(text: Raw) -> Iterator[WireMessage]:
+    """Decode a list of messages, a large one some at a time: a decoder holds the GIL. Raises as `decode_chat`."""
+    if len(memoryview(text)) < _SMALL_BYTES:
+        yield from decode_part(text, _MESSAGES, at="/messages", known=NESTED_NAMES)
         return
     raws = decode_part(text, _LIST, at="/messages")
-    if first + len(raws) > MAX_MESSAGES:
+    if len(raws) > MAX_MESSAGES:
         raise InvalidRequest(
-            f"A conversation has at most {MAX_MESSAGES} messages, this one {first + len(raws)}.", param="/messages"
+            f"A conversation has at most {MAX_MESSAGES} messages, this one {len(raws)}.", param="/messages"
         )
     for start in range(0, len(raws), _MESSAGES_AT_ONCE):
         some = b"[" + b",".join(raws[start : start + _MESSAGES_AT_ONCE]) + b"]"
-        yield from decode_part(some, _MESSAGES, at="/messages", known=NESTED_NAMES, first=first + start)
+        yield from decode_part(some, _MESSAGES, at="/messages", known=NESTED_NAMES, first=start)
 
 
 def _blame_type(body: bytes, error: InvalidRequest) -> None:

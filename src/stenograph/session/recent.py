@@ -31,4 +31,8 @@ class RecentRequest:
         """Keep the request of the turn that has just been committed as `node`. The messages are the stored ones."""
         self._node, self._known = node, None
         if request.text_print is not None:
-            self._known = KnownMessages(text_print=request.text_print, of_line=lambda: line_messages(node)[:-1])
+            self._known = KnownMessages(
+                text_print=request.text_print,
+                list_start=request.list_start,
+                of_line=lambda: line_messages(node)[:-1],
+            )

@@ -5,6 +5,7 @@ import copy
 import json
 import math
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -426,15 +427,18 @@ ALWAYS = {
 CHAT = ChatRequest(messages=(Message(role=Role.USER, content="hi"),), messages_json=b'[ {"role":"user"} ]')
 
 
+NO_MESSAGES = [{"role": "user", "content": ""}]
+
+
 def test_a_plain_request_has_these_fields_and_no_other() -> None:
-    assert sent(request(CHAT)) == {**ALWAYS, "messages": [{"role": "user"}]}
+    assert sent(request(CHAT)) == {**ALWAYS, "messages": NO_MESSAGES}
 
 
-def test_the_messages_are_sent_as_they_were_spelled_and_never_an_empty_list() -> None:
-    assert CHAT.messages_json in encode_request(request(CHAT), model="m", replay=ReplayKind.NONE)
-    empty = ChatRequest(messages=CHAT.messages, messages_json=b" [ ]")
-    for chat in (None, empty):
-        assert sent(request(chat))["messages"] == [{"role": "user", "content": ""}]
+def test_messages_go_along_with_tools_alone_and_as_they_were_spelled() -> None:
+    with_tools = replace(CHAT, tools=(Tool(name="f", json="{}"),))
+    assert bytes(CHAT.messages_json) in encode_request(request(with_tools), model="m", replay=ReplayKind.NONE)
+    for chat in (None, CHAT):
+        assert sent(request(chat))["messages"] == NO_MESSAGES
 
 
 def test_every_parameter_is_sent_by_the_name_that_sglang_has_for_it() -> None:
@@ -459,7 +463,7 @@ def test_every_parameter_is_sent_by_the_name_that_sglang_has_for_it() -> None:
     )
     assert got == {
         **ALWAYS,
-        "messages": [{"role": "user"}],
+        "messages": NO_MESSAGES,
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 40,
@@ -530,7 +534,7 @@ def test_tools_and_template_arguments_go_along_for_parsing(choice: ToolChoice, e
     ],
 )
 def test_a_grammar_is_sent_in_sglang_s_words(grammar: Grammar, expected: dict[str, Any]) -> None:
-    assert sent(request(CHAT, grammar=grammar)) == {**ALWAYS, "messages": [{"role": "user"}], **expected}
+    assert sent(request(CHAT, grammar=grammar)) == {**ALWAYS, "messages": NO_MESSAGES, **expected}
 
 
 def test_a_grammar_of_another_dialect_is_refused() -> None:
@@ -554,7 +558,7 @@ def test_a_choice_that_is_none_is_refused(source: str) -> None:
     ],
 )
 def test_replay_payloads_are_asked_for_when_told_to(replay: ReplayKind, asked: dict[str, bool]) -> None:
-    assert sent(request(CHAT), replay=replay) == {**ALWAYS, "messages": [{"role": "user"}], **asked}
+    assert sent(request(CHAT), replay=replay) == {**ALWAYS, "messages": NO_MESSAGES, **asked}
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1), st.lists(st.integers(0, 2**31 - 1), min_size=1))

@@ -1,16 +1,18 @@
 """OpenAI chat requests: what is taken, what is refused, and that whoever is to blame is pointed at."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from stenograph.core.chat import KnownMessages, ToolMode
+from stenograph.core.chat import ChatRequest, KnownMessages, ToolMode
 from stenograph.core.errors import InvalidJson, InvalidRequest, StenographError, UnrenderableMessage
 from stenograph.core.messages import Role
 from stenograph.core.settings import UnknownFields
+from stenograph.core.text_print import TextPrint
 from stenograph.core.types import GrammarKind
 from stenograph.protocol.openai_chat import decode_chat
 from stenograph.protocol.openai_chat_fields import CHAT_FIELDS
@@ -311,32 +313,65 @@ CONVERSATION = st.lists(
 )
 
 
-@given(before=CONVERSATION, after=CONVERSATION, gap=SPACES, end=SPACES, cut=st.integers(0, 3))
-def test_what_was_read_before_is_not_read_again_and_nothing_else_is_skipped(
-    before: list[dict[str, Any]], after: list[dict[str, Any]], gap: str, end: str, cut: int
-) -> None:
-    def body_of(messages: list[dict[str, Any]]) -> bytes:
-        text = f",{gap}".join(json.dumps(message, ensure_ascii=False) for message in messages)
-        return f'{{"messages": [{text}{end}], "temperature": 0.5}}'.encode()
+FIELDS = st.sampled_from(
+    ["", '"model": "m", ', '"zzz": [{"role": "user"}], ', '"messages": [{"role": "user", "content": "twice"}], ']
+)
 
-    first = decode_chat(body_of(before))
+
+@given(
+    before=CONVERSATION,
+    after=CONVERSATION,
+    around=st.tuples(FIELDS, FIELDS, FIELDS),
+    gap=SPACES,
+    end=SPACES,
+    cut=st.integers(0, 3),
+    unknown_fields=st.sampled_from(UnknownFields),
+)
+def test_what_was_read_before_is_not_read_again_and_nothing_else_is_skipped(
+    before: list[dict[str, Any]],
+    after: list[dict[str, Any]],
+    around: tuple[str, str, str],
+    gap: str,
+    end: str,
+    cut: int,
+    unknown_fields: UnknownFields,
+) -> None:
+    head, other_head, tail = around
+
+    def body_of(messages: list[dict[str, Any]], head: str) -> bytes:
+        text = f",{gap}".join(json.dumps(message, ensure_ascii=False) for message in messages)
+        return f'{{{head}"messages": [{text}{end}], {tail}"temperature": 0.5}}'.encode()
+
+    def outcome(body: bytes, known: KnownMessages | None = None) -> ChatRequest | tuple[str, str | None]:
+        try:
+            return decode_chat(body, unknown_fields=unknown_fields, known=known)
+        except StenographError as error:
+            return error.message, error.param
+
+    first = outcome(body_of(before, head))
+    assume(isinstance(first, ChatRequest))
+    assert isinstance(first, ChatRequest)
     assert first.text_print is not None
-    known = KnownMessages(text_print=first.text_print, of_line=lambda: first.messages)
-    whole = body_of([*before[: len(before) - cut], *after])
-    plain, quick = decode_chat(whole), decode_chat(whole, known=known)
-    assert (quick.messages, quick.messages_json, quick.text_print) == (
-        plain.messages,
-        plain.messages_json,
-        plain.text_print,
-    )
-    if not cut and not end:
+    known = KnownMessages(text_print=first.text_print, list_start=first.list_start, of_line=lambda: first.messages)
+    whole = body_of([*before[: len(before) - cut], *after], other_head)
+    plain, quick = outcome(whole), outcome(whole, known)
+    assert (replace(quick, known=None) if isinstance(quick, ChatRequest) else quick) == plain
+    if isinstance(quick, ChatRequest) and not cut and head == other_head and "messages" not in tail:
         assert quick.known is known
+
+
+@given(text=st.binary(max_size=60), cut=st.integers(0, 60), more=st.binary(max_size=20))
+def test_a_print_that_goes_on_is_that_of_the_whole(text: bytes, cut: int, more: bytes) -> None:
+    whole = TextPrint().then(text)
+    assert TextPrint().then(text[:cut]).then(memoryview(text)[cut:]) == whole
+    assert whole.begins(text + more)
+    assert whole.begins(more) == more.startswith(text)
 
 
 def test_an_error_after_what_is_known_points_at_the_messages_place_in_the_whole() -> None:
     first = decode_chat(body(messages=[USER, USER]))
     assert first.text_print is not None
-    known = KnownMessages(text_print=first.text_print, of_line=lambda: first.messages)
+    known = KnownMessages(text_print=first.text_print, list_start=first.list_start, of_line=lambda: first.messages)
     for bad, param in (
         ({"role": "user", "content": "x", "zz": 1}, "/messages/3/zz"),
         ({"role": "who", "content": "x"}, "/messages/3/role"),
