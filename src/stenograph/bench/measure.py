@@ -28,7 +28,7 @@ WARM_UP_SESSIONS = 8
 WARM_UP_TURNS = 2
 DIRECT_LEAST_S = 1.0
 SETTLE_S = 1.0
-"""How long after the last delete memory is read."""
+"""How long after the last reply, and after the last delete, memory is read: the server gives it back within half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,7 @@ def measure_server(scenario: Scenario, shape: ReplyShape, command: ServerCommand
             run = _step(load, "run")
         spent = (server.cpu_s() - cpu[0], standin.cpu_s() - cpu[1], load.cpu_s() - cpu[2])
         health = stop_probe(probe)
+        time.sleep(SETTLE_S)
         loaded_kib = server.rss_kib()
         stages = _stages_ms(url)
         deleted = _step(load, "delete")

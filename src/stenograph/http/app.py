@@ -356,16 +356,18 @@ def uvicorn_config(app: App, *, drain_timeout_s: float) -> uvicorn.Config:
 async def keep_house(manager: SessionManager, pool: CpuPool) -> None:
     """Drop expired sessions and give memory back, for ever.
 
-    A request for an expired session finds it gone without this. Memory is given back soon after sessions were dropped,
-    and now and then while turns are made: what is between them is in pieces that malloc would keep.
+    A request for an expired session finds it gone without this. Memory is given back soon after sessions were dropped
+    or the last turn ended, and now and then while turns are made: what is between them is in pieces that malloc would
+    keep.
     """
-    num_forgotten = 0
+    num_forgotten = num_held = 0
     for tick in itertools.count(1):
         await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
         if tick % EXPIRE_TICKS == 0 and (num := manager.expire()):
             log.info("dropped %d sessions that were idle for longer than their ttl_s", num)
-        if manager.num_forgotten != num_forgotten or tick % TRIM_TICKS == 0:
-            num_forgotten = manager.num_forgotten
+        came_to_rest = not manager.num_in_flight and manager.num_held_tokens != num_held
+        if came_to_rest or manager.num_forgotten != num_forgotten or tick % TRIM_TICKS == 0:
+            num_forgotten, num_held = manager.num_forgotten, manager.num_held_tokens
             await pool.run(trim_memory, num_bytes=INLINE_BELOW_BYTES)
 
 

@@ -71,6 +71,11 @@ class SessionManager:
         return sum(len(turn.run.turns) for turn in self._turns)
 
     @property
+    def num_held_tokens(self) -> int:
+        """Tokens of all sessions."""
+        return self._held_tokens
+
+    @property
     def num_sessions(self) -> int:
         """Sessions that are held now, those that are being deleted included."""
         return len(self._sessions)
