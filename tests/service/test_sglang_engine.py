@@ -29,7 +29,7 @@ from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId
 from stenograph.engine.base import Engine, EngineState, Forwards, GenerateRequest
 from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang import SGLangChat
-from stenograph.engine.transport import MAX_DECODED_BYTES, EngineTransport, decode_body, end_to_end
+from stenograph.engine.transport import MAX_REPLY_BYTES, EngineTransport, decode_body, end_to_end
 from stenograph.testing.faults import Fault
 from stenograph.testing.sglang_server import SGLangScript, SGLangServer
 
@@ -300,12 +300,22 @@ def test_a_body_may_be_encoded_more_than_once_but_not_without_end(monkeypatch: p
     assert decode_body(gzip.compress(b"a") + gzip.compress(b"b"), "x-gzip") == b"ab"
     assert decode_body(b"", "gzip") == b""
     assert decode_body(b"x", " identity ,") == b"x"
-    assert MAX_DECODED_BYTES >= 2**29
+    assert MAX_REPLY_BYTES >= 2**29
     with pytest.raises(UpstreamInvalid, match="members"):
         decode_body(gzip.compress(b"") * 100, "gzip")
-    monkeypatch.setattr("stenograph.engine.transport.MAX_DECODED_BYTES", 999)
+    monkeypatch.setattr("stenograph.engine.transport.MAX_REPLY_BYTES", 999)
     with pytest.raises(UpstreamInvalid, match="999 bytes"):
         decode_body(gzip.compress(b"x" * 1000), "gzip")
+
+
+async def test_a_reply_that_does_not_end_is_not_gathered(
+    server: SGLangServer, engine: HttpEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stenograph.engine.transport.MAX_REPLY_BYTES", 100_000)
+    server.plan(says("x" * 200_000))
+    with pytest.raises(UpstreamInvalid, match="100000 bytes") as caught:
+        await generated(engine, request())
+    assert caught.value.law == "reply_size"
 
 
 def test_only_end_to_end_headers_are_passed_on() -> None:

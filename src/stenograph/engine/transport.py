@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid, UpstreamUnreachable
-from stenograph.offload.body_slots import DEFAULT_BODY_SLOTS, LARGE_BODY_BYTES, BodySlots
+from stenograph.offload.body_slots import DEFAULT_BODY_SLOTS, LARGE_BODY_BYTES, BodySlots, Slot
 from stenograph.protocol.sse import EventReader, EventTooLarge
 
 T = TypeVar("T")
@@ -29,11 +29,9 @@ READ_BUFFER_BYTES = 2**15
 MAX_LINE_BYTES = 2**16
 MAX_FORWARDED_VALUE = 4096
 """Longest header value that goes on to a client; many take no line of more than 8 KiB."""
-MAX_DECODED_BYTES = 2**29
-"""What a compressed reply may grow to: routed experts of 128k tokens are 0.3 GiB."""
+MAX_REPLY_BYTES = 2**29
+"""Of a reply, also of what a compressed one grows to: routed experts of 128k tokens are 0.3 GiB."""
 MAX_GZIP_MEMBERS = 64
-MAX_EVENT_BYTES = 2**29
-"""Of a stream; the last may hold routed experts, as a whole reply does."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -151,12 +149,14 @@ class EngineTransport:
                 URL(self._base_url + path, encoded=True), data=body, headers=sent, allow_redirects=False
             ) as response:
                 if response.status != 200 or response.content_type != "text/event-stream":
-                    yield _reply(response, await response.read())
+                    async with self._body_slots.slot() as slot:
+                        http = _reply(response, await _gathered(response, slot))
+                    yield http
                     return
                 encoding = response.headers.get("content-encoding", "identity")
                 if encoding.lower() != "identity":
                     raise UpstreamInvalid("content_encoding", f"the engine encoded its stream as {encoding[:40]!r}")
-                reader = EventReader(max_bytes=MAX_EVENT_BYTES)
+                reader = EventReader(max_bytes=MAX_REPLY_BYTES)
                 while piece := await response.content.readany():
                     for data in reader.feed(piece):
                         if data == b"[DONE]":
@@ -194,12 +194,21 @@ class EngineTransport:
                 if 0 <= (response.content_length or -1) < LARGE_BODY_BYTES:
                     return decode(_reply(response, await response.read()))
                 async with self._body_slots.slot() as slot:
-                    pieces: list[bytes] = []
-                    while piece := await slot.piece(response.content.readany()):
-                        pieces.append(piece)
-                    return decode(_reply(response, b"".join(pieces)))
+                    return decode(_reply(response, await _gathered(response, slot)))
         except _BROKEN as error:
             raise UpstreamUnreachable(_story(error)) from error
+
+
+async def _gathered(response: aiohttp.ClientResponse, slot: Slot) -> bytes:
+    """A whole body, as it came. Raises UpstreamInvalid for one that is larger than any reply is."""
+    pieces: list[bytes] = []
+    size = 0
+    while piece := await slot.piece(response.content.readany()):
+        size += len(piece)
+        if size > MAX_REPLY_BYTES:
+            raise UpstreamInvalid("reply_size", f"the engine sent more than {MAX_REPLY_BYTES} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _reply(response: aiohttp.ClientResponse, raw: bytes) -> HttpReply:
@@ -229,13 +238,13 @@ def _inflate(body: bytes, wbits: int) -> bytes:
     if wbits == 15 and (body[0] & 0x0F != 8 or int.from_bytes(body[:2], "big") % 31):
         wbits = -15  # "deflate" without the header that RFC 9110 asks for; common all the same
     members: list[bytes] = []
-    left = MAX_DECODED_BYTES
+    left = MAX_REPLY_BYTES
     while body:
         member = zlib.decompressobj(wbits)
         members.append(member.decompress(body, left))
         left -= len(members[-1])
         if not member.eof:
-            raise zlib.error("it is cut" if left else f"it grows beyond {MAX_DECODED_BYTES} bytes")
+            raise zlib.error("it is cut" if left else f"it grows beyond {MAX_REPLY_BYTES} bytes")
         if len(members) > MAX_GZIP_MEMBERS:
             raise zlib.error(f"it has more than {MAX_GZIP_MEMBERS} members")
         body = member.unused_data
