@@ -85,5 +85,7 @@ async def test_the_embedded_engine_keeps_the_laws_on_a_tiny_model(tmp_path: Path
 async def test_the_embedded_engine_keeps_the_laws_on_smollm2(smollm2_path: Path) -> None:
     options = EmbeddedOptions(threads=1, max_batch=8, kv_tokens=8192)
     prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-    report = await check_engine(embedded(smollm2_path, options, prompt, num_long_tokens=60), deadline_s=300.0)
+    report = await check_engine(
+        embedded(smollm2_path, options, prompt, num_tokens=6, num_long_tokens=24), deadline_s=300.0
+    )
     assert set(report.not_offered) == {*NOT_OFFERED, "logprobs_of_the_model", "refuses_what_is_too_long"}
