@@ -454,13 +454,21 @@ async def test_concurrent_turns_on_a_tree_become_siblings(rig: Rig) -> None:
     assert [(line["leaf"], line["mismatches"]) for line in lines] == [(1, []), (2, [])]
 
 
-async def test_a_completion_is_not_made_a_chat_for_an_engine_that_writes_chat_replies(rig: Rig) -> None:
-    for path in (f"/sessions/{await rig.open()}/v1/completions", "/v1/completions"):
-        answer = await rig.call("POST", path, {"prompt": "x"})
-        assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_request")
-        assert answer.json()["error"]["param"] == "/prompt"
-        assert "sglang" in answer.json()["error"]["message"]
-    assert not [asked for asked in rig.sglang.asked if asked.method == "POST"]
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_completion_goes_to_the_route_that_takes_ids_and_is_kept_like_a_chat(rig: Rig, stream: bool) -> None:
+    session = await rig.open(history="tree")
+    rig.sglang.plan(rig.script("one"), rig.script("two"))
+    for turn in range(2):
+        answer = await rig.call(
+            "POST", f"/sessions/{session}/v1/completions", {"prompt": f"x{turn}", "stream": stream, "max_tokens": 64}
+        )
+        assert answer.status == 200, answer.body
+        asked = [asked for asked in rig.sglang.asked if asked.method == "POST"]
+        assert [one.path for one in asked] == ["/generate"] * (turn + 1)
+        assert asked[-1].json["stream"] is stream
+        assert "messages" not in asked[-1].json
+    samples = (await rig.call("POST", f"/sessions/{session}/samples", {"format": "json"})).json()["samples"]
+    assert len(samples) == 2
 
 
 async def test_the_proxy_passes_on_what_its_list_names_and_nothing_else(rig: Rig) -> None:

@@ -386,9 +386,9 @@ def _report(run: RequestRun, index: int, task: "asyncio.Task[TurnOutcome]") -> T
         end=TurnEnd.ABANDONED,
         stages_s=turn.stages.durations_s(),
         num_completion=meter.num_drawn,
-        ttft_s=meter.ttft_s if run.streams else None,
-        tpot_s=meter.tpot_s if run.streams else None,
-        itl_s=meter.itl_s if run.streams else (),
+        ttft_s=meter.ttft_s,
+        tpot_s=meter.tpot_s,
+        itl_s=meter.itl_s,
     )
     if task.cancelled():
         return report

@@ -28,8 +28,12 @@ class TurnMeter:
 
     @property
     def ttft_s(self) -> float | None:
-        """From the turn's start to its first tokens; None while there are none."""
-        return None if self._first is None else self._first - self._started
+        """From the turn's start to its first tokens.
+
+        None while there are none, and where all came at once: when the first was drawn, nobody has told.
+        """
+        came_at_once = self.num_drawn == self._num_first > 1
+        return None if self._first is None or came_at_once else self._first - self._started
 
     @property
     def itl_s(self) -> tuple[float, ...]:

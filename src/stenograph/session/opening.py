@@ -173,11 +173,6 @@ class CompletionOpening:
 
     async def position(self) -> Attachment:
         """Make ids of the prompt, and match them."""
-        if self._capabilities.parses:
-            raise InvalidRequest(
-                f"The engine {self._capabilities.engine} writes chat replies only; it takes no completions.",
-                param=self.prompt_param,
-            )
         ids = self._truncated(await self._all_ids())
         if not ids:
             raise InvalidRequest("A prompt has at least one token.", param=self.prompt_param)

@@ -145,11 +145,6 @@ class RequestRun:
         return self.turns[0].reply_id if self._reply_id is None else self._reply_id
 
     @property
-    def streams(self) -> bool:
-        """Whether tokens come as they are drawn."""
-        return self._services.engine.capabilities.streams
-
-    @property
     def is_timed_out(self) -> bool:
         """Whether its deadline has passed, and it is only waited for to end."""
         return self._deadline is not None and self._deadline.expired()
