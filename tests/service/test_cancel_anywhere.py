@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stenograph.core.chat import ChatRequest
+from stenograph.core.chat import ChatRequest, CompletionRequest
 from stenograph.core.errors import (
     Draining,
     SessionBusy,
@@ -28,7 +28,7 @@ from stenograph.core.errors import (
 from stenograph.core.messages import Message, Role
 from stenograph.core.settings import HistoryKind
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnReport
-from stenograph.core.types import Finish, FinishReason, SamplingParams, StageTimes
+from stenograph.core.types import Finish, FinishReason, SamplingParams, StageTimes, token_ids
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.renderer import Renderer
 from stenograph.session.history import line_ids, line_messages
@@ -304,6 +304,10 @@ async def abort(room: Room, watch: Watch, loop: MovableLoop) -> None:
     assert await room.manager.abort(room.session.id) <= 1
 
 
+async def abort_all(room: Room, watch: Watch, loop: MovableLoop) -> None:
+    await asyncio.gather(room.manager.abort(room.session.id), room.manager.abort(None))
+
+
 async def abort_twice(room: Room, watch: Watch, loop: MovableLoop) -> None:
     await asyncio.gather(room.manager.abort(room.session.id), room.manager.abort(None))
 
@@ -429,6 +433,63 @@ def test_a_session_that_is_deleted_at_any_moment_keeps_nothing_and_is_gone(name:
             else:
                 assert isinstance(told, (UpstreamTimeout, SessionNotFound))
                 assert report.end is TurnEnd.FAILED
+
+
+async def struck_prompts(room: Room, num: int, blow: Blow, loop: MovableLoop) -> tuple[bool, TurnEnd]:
+    """A request with three prompts, struck after `num` passes: whether it had ended by then, and how all of it did."""
+    await room.before()
+    (_, two) = (node for node in room.session.history.nodes)
+    prompts = (token_ids([*line_ids(two), 5]), "c" * 10, token_ids([9, 9]))
+    ids = tuple(room.renderer.tokenizer.encode("three"))
+    room.engine.plan(*(Script(ids=(*ids, END), finish=STOP, paused=True) for _ in prompts))
+    room.engine.step(3 * (len(ids) + 2))
+    request = CompletionRequest(prompts=prompts, is_list=True)
+    watch = room.manager.start(room.session, lambda: (request, b"{}"), started=StageTimes(start=0.0))
+    waiter = loop.create_task(settled(watch))
+    await passes(num)
+    was_over = waiter.done()
+    await blow(room, watch, loop)
+    told = await waiter
+    await passes(10)
+    assert (room.session.running, room.session.gate.is_busy, room.manager.num_in_flight) == ([], False, 0)
+    assert room.engine.num_running == 0
+    (end,) = {report.end for report in room.telemetry.reports}
+    assert len(room.telemetry.reports) == 3
+    for sent in room.engine.requests:
+        ended = end in (TurnEnd.COMMITTED, TurnEnd.UNRECORDED) or room.engine.drawn[sent.request_id] == [*ids, END]
+        assert ended or sent.request_id in room.engine.stopped
+    if end is TurnEnd.COMMITTED:
+        assert isinstance(told, TurnOutcome)
+        new = room.session.history.nodes[2:]
+        assert [node.parent for node in new] == [two, None, None]
+        assert [node.turn.sampled.ids.tolist() for node in new] == [
+            reply.sampled.ids.tolist() for reply in told.replies
+        ]
+        assert room.shown()[:2] == room.lines
+    else:
+        assert room.shown() == room.lines
+    return was_over, end
+
+
+@pytest.mark.parametrize("name", [*KEEPS_SESSION, *ENDS_SESSION])
+def test_several_prompts_that_are_ended_anywhere_are_all_kept_or_none(name: str, renderer: Renderer) -> None:
+    blow = KEEPS_SESSION[name][0] if name in KEEPS_SESSION else ENDS_SESSION[name]
+    if name in ("abort", "abort_twice"):
+        blow = abort_all
+    for num_passes, pool_type in itertools.product((0, 4), (CpuPool, SlowPool)):
+        seen: set[TurnEnd] = set()
+        for num in itertools.count():
+            room = Room(
+                renderer, history=HistoryKind.TREE, num_passes=num_passes, pool=pool_type(1), timeout_s=TIMEOUT_S
+            )
+            was_over, end = play(lambda loop, room=room, num=num: struck_prompts(room, num, blow, loop))
+            room.pool.close()
+            seen.add(end)
+            if was_over:
+                assert end is TurnEnd.COMMITTED
+                break
+        assert num > 8
+        assert len(seen) > 1 or blow is abort_all
 
 
 def test_a_waiter_that_is_cancelled_leaves_the_turn_alone_and_its_leaving_does_not(renderer: Renderer) -> None:

@@ -252,6 +252,53 @@ async def test_a_run_of_a_real_client_is_one_line_that_only_grows(live: Live, li
     await check_one_line(live, session, scripts)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_completions_of_the_sdk_are_one_line_that_only_grows(live: Live, stream: bool) -> None:
+    """As a rollout by ids: each prompt is what the last one was, what was sampled, and new ids."""
+    session = await live.open()
+    scripts = [live.says(text) for text in ("one", "naïve ☃", "bye")]
+    line: list[int] = []
+    async with async_client(base_url_of(live, session)) as client:
+        for new in ([5, 6], [7], [8]):
+            line += new
+            asked: dict[str, Any] = {
+                "model": "m",
+                "prompt": list(line),
+                "max_tokens": 64,
+                "logprobs": 1,
+                "extra_body": {"return_token_ids": True},
+            }
+            if stream:
+                chunks = [chunk async for chunk in await client.completions.create(**asked, stream=True)]
+                choices: list[Any] = [choice for chunk in chunks for choice in chunk.choices]
+            else:
+                choices = list((await client.completions.create(**asked)).choices)
+            ids = [id_ for choice in choices for id_ in getattr(choice, "token_ids", None) or []]
+            logprobs = [lp for choice in choices if choice.logprobs for lp in choice.logprobs.token_logprobs]
+            assert choices[0].prompt_token_ids == line
+            assert choices[-1].finish_reason == "stop"
+            assert logprobs == [-(i + 1) / 8 for i in range(len(ids))]
+            line += ids
+    await check_one_line(live, session, scripts)
+
+
+async def test_the_sdk_sends_several_prompts_and_is_told_of_a_context_that_is_too_long(live: Live) -> None:
+    async with async_client(f"{live.url}/v1") as client:
+        for text in ("one", "two"):
+            live.says(text)
+        reply = await client.completions.create(model="m", prompt=["a", "b"], stop=["zz"], n=1, best_of=1, echo=False)
+        assert [choice.text for choice in reply.choices] == ["one", "two"]
+        assert reply.usage is not None
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(model="m", prompt=[5] * 100, max_tokens=4096)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "/max_tokens")
+
+
+async def test_litellm_takes_a_context_that_is_too_long_for_what_it_is(live: Live, litellm: Any) -> None:
+    with pytest.raises(litellm.ContextWindowExceededError):
+        await litellm.acompletion("openai/m", [user("hi")], api_base=f"{live.url}/v1", max_tokens=32000, **LITELLM)
+
+
 async def test_numbers_that_a_javascript_client_spells_its_own_way_keep_the_line(live: Live) -> None:
     """Its numbers are doubles: `JSON.stringify(JSON.parse(arguments))` is what it sends back."""
     session = await live.open()
