@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stenograph.core.clock import SystemClock
+from stenograph.core.messages import Message, Role
 from stenograph.core.settings import HistoryKind, Settings
 from stenograph.core.types import Finish, FinishReason
 from stenograph.http.app import App, make_app
@@ -443,27 +444,39 @@ def _last(ids: "array[int]", num: int) -> list[int]:
     return ids[-num:].tolist()
 
 
-async def test_requests_of_all_kinds_at_once_get_the_ids_that_each_gets_alone(live: Live) -> None:
-    texts = [f"{'the user asks ' * (20 * (number % 5) + 1)}naïve ☃ {number}" * 4 for number in range(24)]
-    tokenizer = live.renderer.tokenizer
+async def test_requests_of_all_kinds_at_once_get_the_ids_that_each_gets_alone() -> None:
+    texts = [f"{'the user asks ' * (120 * (number % 5) + 1)}naïve ☃ {number}" * 4 for number in range(20)]
 
-    async def tokens(text: str) -> None:
-        answer = await live.call("POST", "/tokenize", {"prompt": text})
-        assert answer.json()["tokens"] == tokenizer.encode(text).tolist()
+    async with standing(Gate(), num_workers=8) as live:
+        tokenizer = live.renderer.tokenizer
+        alone = [tokenizer.encode(text).tolist() for text in texts]
 
-    async def chat(number: int, text: str) -> None:
-        live.engine.plan_for(number + 1, Script(ids=(10, END), finish=Finish(reason=FinishReason.STOP, matched=END)))
-        session = await live.open()
-        answer = await live.chat(session, user(text), seed=number + 1)
-        assert answer.status == 200, answer.body
-        (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
-        message = live.manager.get(session).history.nodes[0].turn.messages
-        assert record["request"]["input_ids"] == live.renderer.render(message, (), {}).tolist()
+        async def tokens(number: int) -> None:
+            answer = await live.call("POST", "/tokenize", {"prompt": texts[number]})
+            assert answer.json()["tokens"] == alone[number]
 
-    async with asyncio.TaskGroup() as tasks:
-        for number, text in enumerate(texts):
-            tasks.create_task(tokens(text))
-            tasks.create_task(chat(number, text))
+        async def chat(number: int) -> None:
+            answer = await live.chat(None, user(texts[number]), return_token_ids=True)
+            message = Message(role=Role.USER, content=texts[number])
+            assert answer.json()["prompt_token_ids"] == live.renderer.render([message], (), {}).tolist()
+
+        async def completion(number: int, **cut: Any) -> list[int]:
+            asked = {"prompt": texts[number], "max_tokens": 4, "return_token_ids": True, **cut}
+            answer = await live.call("POST", "/v1/completions", asked)
+            assert answer.status == 200, answer.body
+            ids: list[int] = answer.json()["choices"][0]["prompt_token_ids"]
+            return ids
+
+        async def completions(number: int) -> None:
+            assert await completion(number, truncate_prompt_tokens=number + 1) == alone[number][-number - 1 :]
+            assert await completion(number) == alone[number]
+            right = await completion(number, truncate_prompt_tokens=number + 1, truncation_side="right")
+            assert right == alone[number][: number + 1]
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(len(texts)):
+                for kind in (tokens, completions, chat, completions):
+                    tasks.create_task(kind(number))
 
 
 async def test_a_body_without_messages_has_at_most_a_mebibyte(huge: Huge) -> None:

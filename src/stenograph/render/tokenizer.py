@@ -126,7 +126,7 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """One token, for a person to read; U+FFFD where it is a piece of a character."""
-        return self.decode((token_id,))
+        return self.bytes_of(token_id).decode("utf-8", "replace")
 
     def text_stream(self, *, skip_special: bool) -> "TextStream":
         """A new incremental decoder; it belongs to one reader."""
