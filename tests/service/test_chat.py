@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
@@ -182,6 +183,23 @@ async def test_a_client_that_hangs_up_stops_the_engine_and_leaves_the_session_us
     assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
     live.says("again")
     assert (await live.chat(session, user("hi"))).status == 200
+
+
+async def test_a_client_that_comes_back_with_its_hang_up_never_finds_its_dead_turn(live: Live) -> None:
+    session = await live.open()
+    body = json.dumps({"messages": [user("hi")]}).encode()
+    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    host, port = live.url.removeprefix("http://").split(":")
+    for round_ in range(20):
+        with socket.create_connection((host, int(port))) as first, socket.create_connection((host, int(port))) as later:
+            live.says("never heard", paused=True)
+            first.sendall(head.encode() + body)
+            await live.engine.begun(2 * round_ + 1)
+            live.says("heard")
+            first.close()
+            later.sendall(head.encode() + body)  # the server's loop has not run between the two
+            answer = await asyncio.to_thread(later.recv, 4096)
+            assert answer.startswith(b"HTTP/1.1 200"), answer
 
 
 async def test_an_engine_failure_is_told_keeps_nothing_and_frees_the_session(live: Live) -> None:

@@ -102,7 +102,7 @@ async def test_a_key_is_asked_for_everywhere_but_where_a_probe_knocks(serve: Ser
 
 async def test_the_limits_of_the_server_and_of_a_session_hold(serve: Serve) -> None:
     async with serve(max_sessions=2, max_in_flight=1, max_body_bytes=2000) as live:
-        session, other = await live.open(max_turns=1), await live.open(max_total_tokens=5)
+        session, other = await live.open(max_turns=1), await live.open(max_total_tokens=80)
         full = await live.call("POST", "/sessions")
         assert (full.status, full.json()["error"]["code"]) == (429, "limit_exceeded")
         assert "retry-after" in full.headers

@@ -306,3 +306,14 @@ async def test_several_addresses_make_a_fleet_and_one_is_the_engine_itself(tmp_p
         assert [status.name for status in statuses_of(engine)] == list(urls)
         assert {status.health.state for status in statuses_of(engine)} == {EngineState.READY}
         await engine.aclose()
+
+
+@pytest.mark.parametrize("fault", [Fault.RESET_IN_BODY, Fault.CUT_BODY, Fault.CUT_CHUNK, Fault.LONG_LENGTH])
+async def test_a_reply_that_had_begun_is_not_asked_for_again(connect: Connect, fault: Fault) -> None:
+    async with connect() as rig:
+        session = await rig.open()
+        rig.plan(rig.reply("lost", fault=fault, released=True))
+        answer = await rig.chat(session, user("one"))
+        assert (answer.status, answer.json()["error"]["code"]) == (502, "upstream_unreachable")
+        assert sum(rig.num_asked) == 1
+        assert await rig.nodes(session) == 0

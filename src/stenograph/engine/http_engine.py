@@ -265,7 +265,7 @@ class HttpEngine:
             self._hand_on(request_id, await reading.settle(self._ask), chunks)
         self._hand_on(request_id, reading.end(), chunks)
         if not self._running[request_id].is_whole:
-            raise UpstreamUnreachable("The engine's stream ended before the generation did.")
+            raise UpstreamUnreachable("The engine's stream ended before the generation did.", reply_began=True)
 
     async def _read_events(
         self, request_id: RequestId, call: Call, reading: Reading, chunks: "asyncio.Queue[Chunk | None]"

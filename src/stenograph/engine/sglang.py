@@ -26,13 +26,14 @@ class SGLangChat:
         self._model = model
         self._replay = replay
         self._native = SGLangGenerate(model=model, vocab_size=vocab_size, replay=replay)
+        self._capabilities = self._own_capabilities()
 
     def __repr__(self) -> str:
         return f"<SGLangChat {self._model}>"
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self._native.capabilities, engine="sglang", streams=False, parses=True)
+        return self._capabilities
 
     @property
     def probe_paths(self) -> Sequence[str]:
@@ -41,6 +42,7 @@ class SGLangChat:
     async def discover(self, ask: Ask) -> None:
         """How long the context is. Nothing tells what the chat route knows; a reply without its fields is refused."""
         await self._native.discover(ask)
+        self._capabilities = self._own_capabilities()
 
     def call(self, request: GenerateRequest) -> Call:
         if request.chat is None:
@@ -51,13 +53,16 @@ class SGLangChat:
     def reading(self, request: GenerateRequest) -> Reading:
         if request.chat is None:
             return self._native.reading(request)
-        return SGLangChatReading(vocab_size=self.capabilities.vocab_size, num_prompt=len(request.prompt.ids))
+        return SGLangChatReading(vocab_size=self._capabilities.vocab_size, num_prompt=len(request.prompt.ids))
 
     def refusal(self, http: HttpReply) -> StenographError:
         return passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call:
         return self._native.abort_call(request_id)
+
+    def _own_capabilities(self) -> Capabilities:
+        return replace(self._native.capabilities, engine="sglang", streams=False, parses=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,10 +144,12 @@ class EngineTransport:
         """
         assert self._session is not None, "a transport is open while it is used"
         sent = (("content-type", "application/json"), *headers, ("accept-encoding", "identity"))
+        reply_began = False
         try:
             async with self._session.post(
                 URL(self._base_url + path, encoded=True), data=body, headers=sent, allow_redirects=False
             ) as response:
+                reply_began = True
                 if response.status != 200 or response.content_type != "text/event-stream":
                     async with self._body_slots.slot() as slot:
                         http = _reply(response, await _gathered(response, slot))
@@ -165,7 +167,7 @@ class EngineTransport:
         except EventTooLarge as error:
             raise UpstreamInvalid("event_size", f"the engine sent {error}") from error
         except _BROKEN as error:
-            raise UpstreamUnreachable(_story(error)) from error
+            raise UpstreamUnreachable(_story(error), reply_began=reply_began) from error
 
     async def forward(self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes) -> HttpReply:
         """Send a request on as it came, to the path and query `target`.
@@ -183,6 +185,7 @@ class EngineTransport:
         self, method: str, path: str, headers: Headers, body: bytes, decode: Callable[[HttpReply], T]
     ) -> T:
         assert self._session is not None, "a transport is open while it is used"
+        reply_began = False
         try:
             async with self._session.request(
                 method,
@@ -191,12 +194,13 @@ class EngineTransport:
                 headers=(*headers, ("accept-encoding", "identity")),
                 allow_redirects=False,
             ) as response:
+                reply_began = True
                 if 0 <= (response.content_length or -1) < LARGE_BODY_BYTES:
                     return decode(_reply(response, await response.read()))
                 async with self._body_slots.slot() as slot:
                     return decode(_reply(response, await _gathered(response, slot)))
         except _BROKEN as error:
-            raise UpstreamUnreachable(_story(error)) from error
+            raise UpstreamUnreachable(_story(error), reply_began=reply_began) from error
 
 
 async def _gathered(response: aiohttp.ClientResponse, slot: Slot) -> bytes:

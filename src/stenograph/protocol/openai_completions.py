@@ -6,7 +6,7 @@ id is one of the model's is not known here. Replies are openai_completions_reply
 
 import re
 from array import array
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -33,9 +33,38 @@ PIECE_BYTES = 64 * 1024
 
 def decode_completion(body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE) -> CompletionRequest:
     """Read a request. Raises InvalidJson or InvalidRequest, with a JSON pointer."""
+    *_, request = completion_steps(body, unknown_fields=unknown_fields)
+    assert request is not None, "the last step gives the request"
+    return request
+
+
+def completion_steps(
+    body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE
+) -> Iterator[CompletionRequest | None]:
+    """Read a request in steps that hold the GIL for about a millisecond each, but for the first, which scans the body.
+
+    Gives None after each step but the last, and the request then. Raises as `decode_completion`.
+    """
     wire, recorded = decode_fields(body, _REQUEST, COMPLETION_FIELDS, unknown_fields)
+    yield None
     _check_unsupported(wire)
-    prompts, is_list = _prompts(bytes(wire.prompt))
+    prompts: list[str | array[int]] = []
+    texts, is_list = _split(bytes(wire.prompt))
+    for text, at in texts:
+        if isinstance(text, str):
+            prompts.append(text)
+            continue
+        ids = token_ids()
+        for piece in _id_pieces(text, at):
+            ids.extend(piece)
+            yield None
+        prompts.append(ids)
+    yield _request(wire, tuple(prompts), is_list, recorded)
+
+
+def _request(
+    wire: WireCompletionRequest, prompts: tuple["str | array[int]", ...], is_list: bool, recorded: dict[str, str]
+) -> CompletionRequest:
     params, constraint = sampling_params(
         wire,
         max_tokens=wire.max_tokens,
@@ -43,6 +72,8 @@ def decode_completion(body: bytes, *, unknown_fields: UnknownFields = UnknownFie
         num_top_logprobs=wire.logprobs or 0,
         top_logprobs_name="logprobs",
     )
+    if not prompts:
+        raise InvalidRequest("There is no prompt in it.", param="/prompt")
     return CompletionRequest(
         prompts=prompts,
         is_list=is_list,
@@ -82,40 +113,40 @@ def _truncation(wire: WireCompletionRequest) -> Truncation | None:
     return Truncation(num_tokens=None if num == -1 else num, keeps_end=wire.truncation_side != "right")
 
 
-def _prompts(text: bytes) -> tuple[tuple["str | array[int]", ...], bool]:
-    """Prompts in any of their four spellings, and whether they are a list of prompts."""
+def _split(text: bytes) -> tuple[list[tuple[str | bytes, str]], bool]:
+    """Prompts in any of their four spellings: texts, or the JSON text of ids, each with its pointer; and whether they
+    are a list of prompts."""
     at = "/prompt"
     if text.startswith(b'"'):
-        return (decode_part(text, _TEXT, at=at),), False
+        return [(decode_part(text, _TEXT, at=at), at)], False
     first = _LIST_OF.match(text)
     if first is None:
         raise InvalidRequest("A prompt is a text, a list of texts, ids, or a list of ids.", param=at)
     match first[1]:
         case b'"':
-            texts = decode_part(text, _TEXTS, at=at)
-            return tuple(texts), True
+            return [(one, f"{at}/{index}") for index, one in enumerate(decode_part(text, _TEXTS, at=at))], True
         case b"[":
             lists = decode_part(text, _LISTS, at=at)
-            return tuple(_ids(bytes(ids), f"{at}/{index}") for index, ids in enumerate(lists)), True
+            return [(bytes(ids), f"{at}/{index}") for index, ids in enumerate(lists)], True
         case _:
-            return (_ids(text, at),), False
+            return [(text, at)], False
 
 
-def _ids(text: bytes, at: str) -> "array[int]":
-    """A list of ids. Raises InvalidRequest for what is no list, or none of non-negative whole numbers below 2^31."""
-    if len(text) > PIECE_BYTES:
-        with suppress(InvalidRequest, InvalidJson):  # whatever it is, it is told of the whole
-            return _ids_in_pieces(text)
-    ids = decode_part(text, _IDS, at=at)
-    return token_ids(ids)
-
-
-def _ids_in_pieces(text: bytes) -> "array[int]":
-    ids = token_ids()
+def _id_pieces(text: bytes, at: str) -> Iterator["array[int]"]:
+    """A list of ids, some at a time. Raises InvalidRequest for what is no list, or not of whole numbers in [0, 2^31)."""
     start, end = 1, len(text) - 1
-    while start < end:
+    num_ids = 0
+    while len(text) > PIECE_BYTES and start < end:
         comma = text.find(b",", start + PIECE_BYTES, end)
         stop = end if comma < 0 else comma
-        ids.fromlist(decode_part(b"[" + text[start:stop] + b"]", _IDS, at="/prompt"))
-        start = stop + 1
-    return ids
+        try:
+            piece = decode_part(b"[" + text[start:stop] + b"]", _IDS, at=at, first=num_ids)
+        except InvalidJson:  # it was cut within something that is no id
+            break
+        yield token_ids(piece)
+        start, num_ids = stop + 1, num_ids + len(piece)
+    else:
+        if len(text) > PIECE_BYTES:
+            return
+    whole = decode_part(text, _IDS, at=at)
+    yield token_ids(whole)

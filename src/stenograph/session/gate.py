@@ -41,6 +41,11 @@ class Gate:
         return bool(self._leases)
 
     @property
+    def is_full(self) -> bool:
+        """Whether no other turn is admitted beside one that runs."""
+        return self._exclusive and bool(self._leases)
+
+    @property
     def is_closing(self) -> bool:
         """Whether the session is being deleted; nothing is committed from then on."""
         return self._closing
