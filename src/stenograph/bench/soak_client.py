@@ -24,6 +24,9 @@ PATIENCE_S = 0.02
 """A client that has hung up may be back before the server has seen it leave: it asks again, so often and so soon."""
 KEYED = frozenset({Move.RETRY, Move.REPEAT, Move.JOIN, Move.LOST, Move.OTHER_BODY})
 
+_TOOL = b'{"type":"function","function":{"name":"note","parameters":{"type":"object","properties":{}}}}'
+"""Only with tools does the engine get to see messages, and so its orders."""
+
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Something that the engine can be ordered to say."""
@@ -102,7 +105,7 @@ class SoakClient:
         parts = [b'{"model":"bench","stream":', b"true" if step.streams else b"false", b',"messages":[']
         for turn in user.line()[:-1]:
             parts += [turn.user, b",", turn.assistant, b","]
-        parts += [user.user, b"]}"]
+        parts += [user.user, b'],"tools":[', _TOOL, b"]}"]
         headers = [("idempotency-key", step.turn)] if step.card.move in KEYED else []
         path = f"{self.path}/v1/chat/completions"
         client = client or self._clients[0]
