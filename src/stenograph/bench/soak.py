@@ -95,8 +95,6 @@ def run(options: argparse.Namespace) -> int:
     write(outcomes_table(soaked.tally) + "\n\n" + responsiveness_table(artifact) + "\n")
     if "rss_growth_mib" not in dict(goals):
         write("The run is too short to judge whether memory is flat.\n")
-    for failure in soaked.tally.failures:
-        write(f"UNEXPECTED {failure}\n")
     write(f"written to {options.out}\n{json_line(artifact)}\n")
     sys.stdout.flush()
     missed = [
@@ -195,6 +193,7 @@ def _watched(load: Child, server: Child, options: argparse.Namespace) -> tuple[l
     moments: list[Moment] = []
     said_at = time.monotonic()
     while not (event := load.event())["done"]:
+        _tell(event["failures"])
         moment = Moment(event["seconds"], event["num_turns"], server.rss_kib(), server.num_open_files())
         if not event["over"]:
             moments.append(moment)
@@ -205,7 +204,14 @@ def _watched(load: Child, server: Child, options: argparse.Namespace) -> tuple[l
                 f" sessions, {moment.rss_kib / 1024:.0f} MiB, {moment.num_fds} files,"
                 f" {event['num_failures']} unexpected\n"
             )
+    _tell(event["failures"])
     return moments, msgspec.convert(event["tally"], Tally), event["seconds"]
+
+
+def _tell(failures: list[str]) -> None:
+    """At once: whoever watches a run of half an hour wants to know."""
+    for failure in failures:
+        sys.stderr.write(f"UNEXPECTED {failure}\n")
 
 
 def _settled(server: Child, url: str, engine_url: str, fds_before: int) -> tuple[Figures, ServerMetrics]:

@@ -49,6 +49,7 @@ class SoakLoad:
         self.tally = Tally()
         self._plan = plan
         self._deck = Deck(plan.seed)
+        self._num_told = 0
         self._numbers = itertools.count()
         self._begun = time.monotonic()
         self._ended = asyncio.Event()
@@ -104,7 +105,9 @@ class SoakLoad:
             "num_turns": tally.num_turns,
             "num_sessions": tally.num_sessions,
             "num_failures": tally.num_failures,
+            "failures": tally.failures[self._num_told :],
         }
+        self._num_told = len(tally.failures)
         if done:
             told["tally"] = tally
         sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
