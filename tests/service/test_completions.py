@@ -7,14 +7,16 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import aiohttp
 import pytest
 
 from stenograph.core.errors import EngineUnavailable
-from stenograph.core.settings import OverBudget
+from stenograph.core.settings import OverBudget, UnknownFields
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind
-from stenograph.testing.scripted_engine import Script
+from stenograph.render.renderer import Renderer
+from stenograph.testing.scripted_engine import Script, ScriptedEngine
 
-from .conftest import END, Answer, Live, assistant, output_ids, user
+from .conftest import END, Answer, Live, assistant, output_ids, running, user
 
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 
@@ -601,3 +603,42 @@ async def test_a_grammar_beside_a_forced_call_is_refused(live: Live) -> None:
     answer = await live.chat(None, user("x"), tools=[tool], tool_choice="required", regex="a")
     assert (answer.status, answer.json()["error"]["param"]) == (400, "/tool_choice")
     assert answer.json()["error"]["message"].startswith("regex cannot")
+
+
+# --- long prompts
+
+
+async def test_a_long_prompt_is_read_and_written_in_pieces_that_are_the_whole(serve: Serve) -> None:
+    rng = random.Random(2)
+    long = [rng.randrange(320) for _ in range(60_000)]
+    for unknown_fields in UnknownFields:
+        async with serve(unknown_fields=unknown_fields) as live:
+            session = await live.open()
+            for prompt in (long, [long]):
+                live.engine.plan(Script(ids=(5, END), finish=STOP))
+                answer = await complete(
+                    live, session, prompt, truncate_prompt_tokens=4000, return_token_ids=True, max_tokens=9
+                )
+                assert answer.status == 200, answer.body
+                assert prompts_of(live)[-1] == answer.json()["choices"][0]["prompt_token_ids"] == long[-4000:]
+            for wrong in (True, "1,2", [1, 2], 320.0):
+                answer = await complete(live, session, [*long[:50_000], wrong, *long[50_000:]])
+                assert (answer.status, answer.json()["error"]["param"]) == (400, "/prompt/50000")
+
+
+async def test_a_long_reply_is_one_body_with_its_length(renderer: Renderer) -> None:
+    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=100_000)
+    long = [index % 320 for index in range(50_000)]
+    async with running(engine, renderer) as (url, _), aiohttp.ClientSession() as client:
+        for path, fields in (
+            ("completions", {"prompt": long}),
+            ("chat/completions", {"messages": [user("the " * 9000)]}),
+        ):
+            engine.plan(Script(ids=(5, END), finish=STOP))
+            async with client.post(f"{url}/v1/{path}", json={**fields, "return_token_ids": True}) as response:
+                body = await response.read()
+                assert response.headers["content-length"] == str(len(body))
+                told = json.loads(body)
+                told_ids = told.get("prompt_token_ids") or told["choices"][0]["prompt_token_ids"]
+                assert told_ids == engine.requests[-1].prompt.ids.tolist()
+                assert len(told_ids) > 8192

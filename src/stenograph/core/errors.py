@@ -55,7 +55,7 @@ class InvalidRequest(CallerError):
 
 
 class HistoryMismatch(CallerError):
-    """The request's messages are not a continuation of the session's history, nor of it without its last turn."""
+    """The request's messages or ids do not continue the session's history, nor it without its last turn."""
 
     code, status = "history_mismatch", 400
 

@@ -142,6 +142,7 @@ def make_app(
     )
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
     token_text = renderer.tokenizer.token_text
+    share = LoopShare()
 
     def route(dialect: WireDialect) -> TurnRoute:
         return TurnRoute(
@@ -152,6 +153,7 @@ def make_app(
             clock=clock,
             max_body_bytes=settings.max_body_bytes,
             pool=pool,
+            share=share,
             body_slots=body_slots,
         )
 
@@ -160,7 +162,6 @@ def make_app(
     )
     completions = CompletionDialect(token_text=token_text, model=model, unknown_fields=settings.unknown_fields)
     turns = {"chat/completions": route(chat), "completions": route(completions)}
-    share = LoopShare()
     sessions = SessionRoutes(
         manager=manager,
         metrics=metrics,

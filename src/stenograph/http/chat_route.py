@@ -38,6 +38,9 @@ class ChatDialect:
         request = decode_chat(body, unknown_fields=self.unknown_fields, known=known)
         return request, request_json(request.model, request.recorded)
 
+    def steps(self, body: bytes) -> None:
+        return None
+
     def whole(self, reply_id: str, request: TurnRequest, outcome: TurnOutcome) -> Body:
         written = outcome.reply.written
         if written is None:

@@ -1,11 +1,12 @@
 """`POST …/v1/completions`: what this route says. Sockets are turn_route.py's."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stenograph.core.chat import CompletionRequest, KnownMessages, TurnRequest
 from stenograph.core.settings import UnknownFields
 from stenograph.http.turn_route import Body
-from stenograph.protocol.openai_completions import decode_completion
+from stenograph.protocol.openai_completions import completion_steps, decode_completion
 from stenograph.protocol.openai_completions_reply import CompletionStreamEncoder, encode_completion
 from stenograph.protocol.openai_reply_parts import TokenText
 from stenograph.protocol.openai_sampling import request_json
@@ -28,6 +29,10 @@ class CompletionDialect:
     def decode(self, body: bytes, known: KnownMessages | None) -> tuple[CompletionRequest, bytes]:
         request = decode_completion(body, unknown_fields=self.unknown_fields)
         return request, request_json(request.model, request.recorded)
+
+    def steps(self, body: bytes) -> Iterator[tuple[CompletionRequest, bytes] | None]:
+        for request in completion_steps(body, unknown_fields=self.unknown_fields):
+            yield None if request is None else (request, request_json(request.model, request.recorded))
 
     def whole(self, reply_id: str, request: TurnRequest, outcome: TurnOutcome) -> Body:
         content = encode_completion(reply_id, outcome.replies, request.reply, self.token_text)

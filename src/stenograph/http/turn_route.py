@@ -5,7 +5,7 @@ leaving stops what still runs. The terminal event of a stream is sent after the 
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from stenograph.http.auth import Doorman
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import Client, ClientGone, count_error, header_value, read_body, send_error, send_whole
 from stenograph.offload.body_slots import BodySlots
+from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
 from stenograph.protocol.openai_errors import error_body
 from stenograph.protocol.sse import data_event
@@ -40,10 +41,17 @@ OUR_HEADERS = frozenset({"x-request-id", "server-timing", REMAINING, SESSION_REM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A whole reply as it goes out, with the headers that are its own, the content type among them."""
+    """A whole reply as it goes out, with the headers that are its own, the content type among them.
 
-    content: bytes
+    Content that may be large comes in pieces, between which the loop serves others.
+    """
+
+    content: bytes | Iterator[bytes]
     headers: Sequence[tuple[str, str]]
+
+
+Decoded = tuple[TurnRequest, bytes]
+"""A request, and as JSON what of it is kept in the record."""
 
 
 class StreamWriter(Protocol):
@@ -74,8 +82,12 @@ class WireDialect(Protocol):
         """What of a request need not be read again, if it begins with it."""
         ...
 
-    def decode(self, body: bytes, known: KnownMessages | None) -> tuple[TurnRequest, bytes]:
+    def decode(self, body: bytes, known: KnownMessages | None) -> "Decoded":
         """A request, and as JSON what of it is kept in the record. Raises CallerError."""
+        ...
+
+    def steps(self, body: bytes) -> "Iterator[Decoded | None] | None":
+        """The same in steps for the loop: what they do holds the GIL. None where a worker does as well."""
         ...
 
     def whole(self, reply_id: str, request: TurnRequest, outcome: TurnOutcome) -> Body:
@@ -98,6 +110,7 @@ class TurnRoute:
     clock: Clock
     max_body_bytes: int
     pool: CpuPool
+    share: LoopShare
     body_slots: BodySlots
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, *, session_id: str | None) -> None:
@@ -128,11 +141,21 @@ class TurnRoute:
         decode = lambda: self.dialect.decode(body, known)  # noqa: E731
         num_unread = len(body) - (0 if known is None else known.text_print.length)
         if num_unread >= DECODED_OFF_LOOP_BYTES and self.manager.is_new(session, identity):
-            # What msgspec does holds the GIL wherever it runs; the Python around it lets the loop in between.
             async with self.body_slots.decoding():
-                decoded = await self.pool.run(decode, num_bytes=len(body))
-            decode = lambda: decoded  # noqa: E731
+                decoded = await self._decode_large(body, known)
+            return self.manager.start(session, lambda: decoded, started=stages, identity=identity)
         return self.manager.start(session, decode, started=stages, identity=identity)
+
+    async def _decode_large(self, body: bytes, known: KnownMessages | None) -> Decoded:
+        """Decode without holding the loop for long. What msgspec does holds the GIL wherever it runs."""
+        steps = self.dialect.steps(body)
+        if steps is None:
+            return await self.pool.run(lambda: self.dialect.decode(body, known), num_bytes=len(body))
+        decoded: Decoded | None = None
+        async for step in self.share.pieces(steps):
+            decoded = step
+        assert decoded is not None, "the last step gives the request"
+        return decoded
 
     def _identity(self, scope: Scope, body: bytes) -> RequestIdentity:
         count = header_value(scope, b"x-stainless-retry-count") or "0"
@@ -153,7 +176,10 @@ class TurnRoute:
             return
         body = self.dialect.whole(watch.reply_id, watch.request, outcome)
         headers = [*_headers(watch, outcome.reply.stages_s, outcome.remaining), *body.headers]
-        if await client.finish(send_whole(send, 200, body.content, headers)):
+        content = body.content
+        if not isinstance(content, bytes):
+            content = b"".join([piece async for piece in self.share.pieces(content)])
+        if await client.finish(send_whole(send, 200, content, headers)):
             watch.delivered()
 
     async def _stream(self, watch: Watch, client: Client, send: Send) -> None:

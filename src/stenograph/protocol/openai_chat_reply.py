@@ -4,22 +4,22 @@ The ids and logprobs of a reply are in vLLM's places: `prompt_token_ids` at the 
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from stenograph.core.chat import ChatReply, ReplyDelta, ReplyOptions, StreamPiece
 from stenograph.core.messages import Message
 from stenograph.core.types import FinishReason
-from stenograph.protocol.openai_reply_parts import Drawn, TokenText, usage_body
+from stenograph.protocol.openai_reply_parts import Drawn, TokenText, reply_text, usage_body
 from stenograph.protocol.sse import DONE, data_event
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText) -> bytes:
-    """The body of a reply that is not streamed."""
+def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText) -> bytes | Iterator[bytes]:
+    """The body of a reply that is not streamed; in pieces if it is long."""
     choice: dict[str, object] = {
         "index": 0,
         "message": message_body(reply.parsed.message),
@@ -36,9 +36,9 @@ def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText)
         "usage": usage_body([reply.usage]),
     }
     if options.return_token_ids:
-        choice["token_ids"] = list(reply.sampled.ids)
-        body["prompt_token_ids"] = list(reply.prompt.ids)
-    return msgspec.json.encode(body)
+        choice["token_ids"] = reply.sampled.ids
+        body["prompt_token_ids"] = reply.prompt.ids
+    return reply_text(body, num_ids=len(reply.sampled.ids) + options.return_token_ids * len(reply.prompt.ids))
 
 
 def with_token_ids(body: bytes, reply: ChatReply) -> bytes:

@@ -7,6 +7,7 @@ id is one of the model's is not known here. Replies are openai_completions_reply
 import re
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -124,7 +125,8 @@ def _split(text: bytes) -> tuple[list[tuple[str | bytes, str]], bool]:
         raise InvalidRequest("A prompt is a text, a list of texts, ids, or a list of ids.", param=at)
     match first[1]:
         case b'"':
-            return [(one, f"{at}/{index}") for index, one in enumerate(decode_part(text, _TEXTS, at=at))], True
+            texts = decode_part(text, _TEXTS, at=at)
+            return [(one, f"{at}/{index}") for index, one in enumerate(texts)], True
         case b"[":
             lists = decode_part(text, _LISTS, at=at)
             return [(bytes(ids), f"{at}/{index}") for index, ids in enumerate(lists)], True
@@ -133,20 +135,21 @@ def _split(text: bytes) -> tuple[list[tuple[str | bytes, str]], bool]:
 
 
 def _id_pieces(text: bytes, at: str) -> Iterator["array[int]"]:
-    """A list of ids, some at a time. Raises InvalidRequest for what is no list, or not of whole numbers in [0, 2^31)."""
-    start, end = 1, len(text) - 1
-    num_ids = 0
-    while len(text) > PIECE_BYTES and start < end:
-        comma = text.find(b",", start + PIECE_BYTES, end)
-        stop = end if comma < 0 else comma
-        try:
-            piece = decode_part(b"[" + text[start:stop] + b"]", _IDS, at=at, first=num_ids)
-        except InvalidJson:  # it was cut within something that is no id
-            break
-        yield token_ids(piece)
-        start, num_ids = stop + 1, num_ids + len(piece)
-    else:
-        if len(text) > PIECE_BYTES:
+    """A list of ids, some at a time. Raises InvalidRequest for what is no list of whole numbers in [0, 2^31)."""
+    if len(text) > PIECE_BYTES:
+        with suppress(InvalidJson):  # it was cut within something that is no id: the whole tells what
+            yield from _cut(text, at)
             return
     whole = decode_part(text, _IDS, at=at)
     yield token_ids(whole)
+
+
+def _cut(text: bytes, at: str) -> Iterator["array[int]"]:
+    """The same, cut at commas. Raises InvalidJson too, where a comma stands within an element."""
+    start, end, num_ids = 1, len(text) - 1, 0
+    while start < end:
+        comma = text.find(b",", start + PIECE_BYTES, end)
+        stop = end if comma < 0 else comma
+        ids = decode_part(b"[" + text[start:stop] + b"]", _IDS, at=at, first=num_ids)
+        yield token_ids(ids)
+        start, num_ids = stop + 1, num_ids + len(ids)

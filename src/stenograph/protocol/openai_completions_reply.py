@@ -4,26 +4,26 @@ The ids of a reply are in vLLM's places: `prompt_token_ids` and `token_ids` in e
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from stenograph.core.chat import ChatReply, ReplyOptions, StreamPiece
-from stenograph.protocol.openai_reply_parts import Drawn, TokenText, usage_body
+from stenograph.protocol.openai_reply_parts import Drawn, TokenText, reply_text, usage_body
 from stenograph.protocol.sse import DONE, data_event
 
 
 def encode_completion(
     reply_id: str, replies: Sequence[ChatReply], options: ReplyOptions, token_text: TokenText
-) -> bytes:
-    """The body of a reply that is not streamed: a choice for each prompt."""
+) -> bytes | Iterator[bytes]:
+    """The body of a reply that is not streamed, a choice for each prompt; in pieces if it is long."""
     choices: list[dict[str, object]] = []
     for index, reply in enumerate(replies):
         logprobs = _logprobs((reply.sampled,), token_text, start=0)[0] if options.logprobs else None
         choice = _choice(index, reply.parsed.message.content or "", logprobs)
         choice |= _finish(reply)
         if options.return_token_ids:
-            choice |= {"prompt_token_ids": reply.prompt.ids.tolist(), "token_ids": reply.sampled.ids.tolist()}
+            choice |= {"prompt_token_ids": reply.prompt.ids, "token_ids": reply.sampled.ids}
         choices.append(choice)
     body: dict[str, object] = {
         "id": reply_id,
@@ -33,7 +33,8 @@ def encode_completion(
         "choices": choices,
         "usage": usage_body([reply.usage for reply in replies]),
     }
-    return msgspec.json.encode(body)
+    num_ids = sum(len(reply.sampled.ids) + options.return_token_ids * len(reply.prompt.ids) for reply in replies)
+    return reply_text(body, num_ids=num_ids)
 
 
 class CompletionStreamEncoder:

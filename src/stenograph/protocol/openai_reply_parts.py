@@ -1,8 +1,9 @@
 """What the replies of OpenAI's chat and completions routes have in common. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from stenograph.core.json_pieces import PIECE_VALUES, joined, json_pieces
 from stenograph.core.types import TopLogprob, Usage
 
 TokenText = Callable[[int], str]
@@ -18,6 +19,12 @@ class Drawn(Protocol):
     def logprobs(self) -> Sequence[float]: ...
     @property
     def top_logprobs(self) -> tuple[tuple[TopLogprob, ...], ...] | None: ...
+
+
+def reply_text(body: dict[str, object], *, num_ids: int) -> bytes | Iterator[bytes]:
+    """A reply's body as JSON, in pieces if so many ids are in it. Arrays are lists."""
+    pieces = json_pieces(body)
+    return joined(pieces) if num_ids > PIECE_VALUES else b"".join(pieces)
 
 
 def usage_body(usages: Sequence[Usage]) -> dict[str, object]:
