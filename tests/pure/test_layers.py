@@ -40,6 +40,7 @@ PURE = (
     "engine/vllm_request",
     "engine/vllm_scores",
     "engine/vllm_wire",
+    "session/budget",
     "session/history",
     "session/line_json",
     "session/matching",
