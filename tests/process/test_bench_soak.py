@@ -67,5 +67,5 @@ def test_an_outcome_that_was_not_ordered_is_printed_with_its_seed_and_ends_in_ex
     done = soak(*arguments, "--server-flags=--max-body-bytes 100000", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "UNEXPECTED 11." in done.stderr
-    assert "413 body_too_large" in done.stdout
+    assert "413 body_too_large" in done.stderr
     assert "soak.unexpected" in json.loads(done.stdout.strip().splitlines()[-1])["missed"]

@@ -1,7 +1,7 @@
 """What a load's clients say: text of a given size, as JSON fragments that are joined and never parsed. Pure."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _TEXT = """
 the of and to in is that for it was on are as with his they at be this from have or by one had not but what all
@@ -58,15 +58,25 @@ class Messages:
         ]
 
     def fragment(self, index: int) -> bytes:
-        """The `index`-th message: `{"role": "user", …}`. Its text is plain ASCII that needs no escapes."""
+        """The `index`-th message: `{"role": "user", …}`."""
+        return b'{"role":"user","content":%b}' % self.text(index)
+
+    def text(self, index: int) -> bytes:
+        """The `index`-th text as JSON: plain ASCII that needs no escapes."""
         begin = b"Step %d: " % index
         text = self._texts[index % len(self._texts)]
-        return b'{"role":"user","content":"%b%b"}' % (begin, text[len(begin) :])
+        return b'"%b%b"' % (begin, text[len(begin) :])
 
     def texts(self, num: int) -> Iterator[str]:
         """The first messages as text."""
         for index in range(num):
             yield (b"Step %d: " % index + self._texts[index % len(self._texts)]).decode()[: self._num_bytes]
+
+
+def completion_parts(prompts: Sequence[bytes]) -> list[bytes]:
+    """A completion request's body in pieces; one prompt goes as a string, several as a list."""
+    text = prompts[0] if len(prompts) == 1 else b"[%b]" % b",".join(prompts)
+    return [b'{"model":"bench","prompt":', text, b"}"]
 
 
 class Conversation:

@@ -21,9 +21,9 @@ import httptools
 import msgspec
 import uvloop
 
-from stenograph.bench.conversation import Conversation, Messages
+from stenograph.bench.conversation import Conversation, Messages, completion_parts
 from stenograph.bench.quantiles import quantile, summary_ms
-from stenograph.bench.reply_shape import ReplyShape, assistant_fragment, reply_body
+from stenograph.bench.reply_shape import ReplyShape, assistant_fragment, reply_body, reply_content
 
 BUFFER_BYTES = 2**18
 KEPT_BYTES = 2**14
@@ -33,7 +33,8 @@ KEPT_BYTES = 2**14
 class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What to do, to whom. `direct`: the engine itself is driven, which knows no sessions.
 
-    A client begins its turns anew, as another session would, until `least_s` have passed; only if `direct`.
+    A client begins its turns anew, as another session would, until `least_s` have passed; only if `direct`. With
+    `prompts`, a turn is a completion of so many texts, without a session; 0 is a chat.
     """
 
     host: str
@@ -42,6 +43,7 @@ class LoadPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     turns: int
     message_bytes: int
     shape: ReplyShape
+    prompts: int = 0
     direct: bool = False
     least_s: float = 0.0
     limit_s: float = 600.0
@@ -180,9 +182,11 @@ class Load:
 
     def __init__(self, plan: LoadPlan) -> None:
         self._plan = plan
-        self._messages = Messages(num_bytes=plan.message_bytes, num_messages=plan.sessions * plan.turns)
+        num_messages = plan.sessions * plan.turns * max(1, plan.prompts)
+        self._messages = Messages(num_bytes=plan.message_bytes, num_messages=num_messages)
         self._assistant = assistant_fragment(plan.shape)
-        self._least_bytes = len(reply_body(plan.shape))
+        # A completion's reply is the server's own: it has less in it.
+        self._least_bytes = len(reply_content(plan.shape)) if plan.prompts else len(reply_body(plan.shape))
         self._clients = [Client(number) for number in range(plan.sessions)]
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
 
@@ -200,7 +204,7 @@ class Load:
         return _report(name, tally, time.perf_counter() - begun)
 
     async def _open(self, client: Client, tally: Tally) -> None:
-        if self._plan.direct:
+        if self._plan.direct or self._plan.prompts:
             await self._connected(client, tally)
             return
         answer = await self._asked(client, tally, b"POST", b"/sessions", [b"{}"], keeps=True)
@@ -215,12 +219,20 @@ class Load:
             await self._turns(client, tally)
 
     async def _turns(self, client: Client, tally: Tally) -> None:
-        prefix = b"" if self._plan.direct else b"/sessions/%b" % client.session_id.encode()
+        num_prompts = self._plan.prompts
+        path = b"/v1/completions" if num_prompts else b"/v1/chat/completions"
+        if client.session_id:
+            path = b"/sessions/%b%b" % (client.session_id.encode(), path)
         for turn in range(self._plan.turns):
-            user = self._messages.fragment(client.number * self._plan.turns + turn)
-            parts = client.conversation.request_parts(user)
+            number = client.number * self._plan.turns + turn
+            user = self._messages.fragment(number)
+            if num_prompts:
+                first = number * num_prompts
+                parts = completion_parts([self._messages.text(first + index) for index in range(num_prompts)])
+            else:
+                parts = client.conversation.request_parts(user)
             begun = time.perf_counter()
-            answer = await self._asked(client, tally, b"POST", prefix + b"/v1/chat/completions", parts)
+            answer = await self._asked(client, tally, b"POST", path, parts)
             took = time.perf_counter() - begun
             if answer is None or not self._is_good(answer, tally):
                 continue  # an agent would go on with what it has: the turn is not in its history

@@ -175,6 +175,7 @@ def _plan(
         turns=scenario.turns,
         message_bytes=message_bytes,
         shape=shape,
+        prompts=scenario.prompts,
         direct=direct,
         least_s=least_s,
     )

@@ -6,6 +6,7 @@ Owns what a reply is made of: its size, and what most of it is. Wire shape: SGLa
 
 import random
 from array import array
+from typing import Any
 
 import msgspec
 
@@ -54,20 +55,7 @@ def fill(parts: tuple[bytes, bytes, bytes, bytes], shape: ReplyShape, num_prompt
 
 def reply_parts(shape: ReplyShape) -> tuple[bytes, bytes, bytes, bytes]:
     """The reply, cut where the prompt's tokens are counted (twice), and where all are. The same for the same shape."""
-    rng = random.Random(0)
-    # A float32 as Python writes it: some 18 digits. That is what an engine's tensors become.
-    logprobs = array("f", (-3 * rng.random() for _ in range(shape.num_tokens)))
-    ids = [rng.randrange(FIRST_TEXT_ID, shape.vocab_size) for _ in range(shape.num_tokens - 1)]
-    rows = [[logprob, id_, None] for logprob, id_ in zip(logprobs, [*ids, STOP_ID], strict=True)]
-    meta: dict[str, object] = {
-        "id": "bench",
-        "finish_reason": {"type": "stop", "matched": STOP_ID},
-        "prompt_tokens": _CUT,
-        "weight_version": "default",
-        "completion_tokens": shape.num_tokens,
-        "cached_tokens": 0,
-        "output_token_logprobs": [row[:2] for row in rows] if shape.pairs else rows,
-    }
+    meta, rng = _meta_info(shape), random.Random(0)
     if shape.base64_bytes:
         meta["routed_experts"] = _base64_int32(rng, shape.base64_bytes)
     choice: dict[str, object] = {
@@ -97,6 +85,34 @@ def reply_parts(shape: ReplyShape) -> tuple[bytes, bytes, bytes, bytes]:
     )
     first, second, third, last = whole.split(bytes(_CUT))
     return first, second, third, last
+
+
+def native_parts(shape: ReplyShape) -> tuple[bytes, bytes]:
+    """The same reply as the route that takes ids gives it, cut where the prompt's tokens are counted."""
+    meta = _meta_info(shape)
+    rows: list[list[object]] = meta["output_token_logprobs"]
+    ids = [row[1] for row in rows]
+    first, last = msgspec.json.encode({"text": reply_content(shape), "output_ids": ids, "meta_info": meta}).split(
+        bytes(_CUT)
+    )
+    return first, last
+
+
+def _meta_info(shape: ReplyShape) -> dict[str, Any]:
+    rng = random.Random(0)
+    # A float32 as Python writes it: some 18 digits. That is what an engine's tensors become.
+    logprobs = array("f", (-3 * rng.random() for _ in range(shape.num_tokens)))
+    ids = [rng.randrange(FIRST_TEXT_ID, shape.vocab_size) for _ in range(shape.num_tokens - 1)]
+    rows = [[logprob, id_, None] for logprob, id_ in zip(logprobs, [*ids, STOP_ID], strict=True)]
+    return {
+        "id": "bench",
+        "finish_reason": {"type": "stop", "matched": STOP_ID},
+        "prompt_tokens": _CUT,
+        "weight_version": "default",
+        "completion_tokens": shape.num_tokens,
+        "cached_tokens": 0,
+        "output_token_logprobs": [row[:2] for row in rows] if shape.pairs else rows,
+    }
 
 
 def _base64_int32(rng: random.Random, num_chars: int) -> str:

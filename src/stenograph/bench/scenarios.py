@@ -15,6 +15,7 @@ DEFAULT_SHAPE = ReplyShape()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """`sessions` at once, `turns` each. A message is `message_bytes` of text, or `message_tokens` if that is not 0.
+    With `prompts`, turns are completions of so many texts, each of that size; 0 are chats.
 
     `two_rounds`: the load comes a second time after all was deleted, which shows whether memory is used again.
     """
@@ -25,6 +26,7 @@ class Scenario:
     turns: int
     message_bytes: int = 200
     message_tokens: int = 0
+    prompts: int = 0
     shape: ReplyShape = DEFAULT_SHAPE
     two_rounds: bool = False
     goals: tuple[Goal, ...] = ()
@@ -103,6 +105,24 @@ SCENARIOS = (
         sessions=60,
         turns=1,
         message_tokens=300_000,
+        goals=(Goal(figure="health_p99_ms", value=10),),
+    ),
+    Scenario(
+        name="L1",
+        title="60 requests of 300k tokens, to completions",
+        sessions=60,
+        turns=1,
+        message_tokens=300_000,
+        prompts=1,
+        goals=(Goal(figure="health_p99_ms", value=10),),
+    ),
+    Scenario(
+        name="L2",
+        title="60 requests of 300k tokens, to completions, as two prompts",
+        sessions=60,
+        turns=1,
+        message_tokens=150_000,
+        prompts=2,
         goals=(Goal(figure="health_p99_ms", value=10),),
     ),
 )

@@ -19,9 +19,11 @@ import msgspec
 import numpy as np
 import uvloop
 
-from stenograph.bench.reply_shape import ReplyShape, fill, reply_body, reply_parts
+from stenograph.bench.reply_shape import ReplyShape, fill, native_parts, reply_body, reply_parts
 
 CHAT_PATH = b"/v1/chat/completions"
+NATIVE_PATHS = (b"/generate", b"/v1/completions")
+"""The first is what the server asks for a completion; the second, what the load asks straight."""
 IDS_KEY = b'"input_ids":['
 """A quote within a message is escaped, so that this is never found in one."""
 COMMA = ord(",")
@@ -54,6 +56,7 @@ class Answers:
         self._shape = shape
         self._parts = reply_parts(shape)
         self._chat_head = head(b"200 OK", len(reply_body(shape)))
+        self._native = native_parts(shape)
         self._fixed: dict[bytes, list[bytes]] = {
             b"/health": empty,
             b"/abort_request": empty,
@@ -65,6 +68,10 @@ class Answers:
         """The pieces of an answer."""
         if path == CHAT_PATH:
             return [self._chat_head, *fill(self._parts, self._shape, num_input_ids(body))]
+        if path in NATIVE_PATHS:
+            first, last = self._native
+            count = b"%10d" % num_input_ids(body)
+            return [head(b"200 OK", len(first) + len(count) + len(last)), first, count, last]
         return self._fixed.get(path, self._not_found)
 
 

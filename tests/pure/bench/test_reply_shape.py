@@ -1,16 +1,25 @@
 """The stand-in's replies are what an SGLang server would send: our own decoder takes them, for each scenario."""
 
+import json
 from array import array
 
 import msgspec
 import pytest
 
-from stenograph.bench.conversation import Conversation, Messages
-from stenograph.bench.reply_shape import STOP_ID, ReplyShape, assistant_fragment, reply_body, reply_content
+from stenograph.bench.conversation import Conversation, Messages, completion_parts
+from stenograph.bench.reply_shape import (
+    STOP_ID,
+    ReplyShape,
+    assistant_fragment,
+    native_parts,
+    reply_body,
+    reply_content,
+)
 from stenograph.bench.scenarios import SCENARIOS, Scenario, scenarios_named
 from stenograph.bench.standin import CHAT_PATH, Answers, num_input_ids
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.types import FinishReason
+from stenograph.engine.sglang_generate_wire import GenerateReading
 from stenograph.engine.sglang_wire import decode_reply
 
 
@@ -26,6 +35,24 @@ def test_a_scenarios_reply_keeps_every_law_of_the_wire(scenario: Scenario) -> No
     assert reply.finish.reason is FinishReason.STOP
     assert reply.message.content == reply_content(scenario.shape)
     assert (reply.replay is not None) == (scenario.shape.base64_bytes > 0)
+
+
+def test_the_native_reply_keeps_every_law_and_has_the_same_tokens() -> None:
+    shape = ReplyShape(num_tokens=30)
+    first, last = native_parts(shape)
+    reading = GenerateReading(vocab_size=shape.vocab_size, num_prompt=7)
+    chunks = reading.whole_body(first + b"%10d" % 7 + last)
+    chat = decode_reply(reply_body(shape), vocab_size=shape.vocab_size)
+    assert [id_ for chunk in chunks for id_ in chunk.ids] == list(chat.ids)
+    assert [logprob for chunk in chunks for logprob in chunk.logprobs] == list(chat.logprobs)
+
+
+def test_a_completion_s_body_is_a_text_or_a_list_of_texts() -> None:
+    messages = Messages(num_bytes=40, num_messages=3)
+    one = json.loads(b"".join(completion_parts([messages.text(0)])))
+    two = json.loads(b"".join(completion_parts([messages.text(0), messages.text(1)])))
+    assert one["prompt"] == two["prompt"][0]
+    assert [len(prompt) for prompt in two["prompt"]] == [40, 40]
 
 
 def test_pairs_are_taken_too_and_ids_stay_in_a_small_vocabulary() -> None:
