@@ -108,13 +108,12 @@ class _Generations(msgspec.Struct):
 async def check(
     server: HttpClient, engine: HttpClient, session_id: str, model: Model, said: Said, *, replays: bool
 ) -> Found:
-    """Look at a session in which nothing runs. One that `replays` may have no samples: only some turns have a payload.
+    """Look at a session in which at most what was hung up on still runs. One that `replays` may have no samples: only some turns have a payload.
 
     Raises ChatFailed where one of its routes does not answer.
     """
     path = f"/sessions/{session_id}"
-    view = msgspec.convert(await told(server, "GET", f"{path}?records=delta"), _View)
-    samples = await _samples(server, path, replays=replays)
+    view, samples = await _settled(server, path, replays=replays)
     drift = msgspec.convert(await told(server, "GET", f"{path}/drift"), _Drift)
     seen = msgspec.convert(
         await told(engine, "POST", "/soak/session", {"session": session_id}), _Generations
@@ -138,6 +137,17 @@ async def check(
     ]
     num_ids = sum(len(sample.tokens) for sample in samples or ()) + len(view.metadata.accumulated_token_ids)
     return Found(differences=tuple(problems), num_ids=num_ids, num_generations=len(seen))
+
+
+async def _settled(server: HttpClient, path: str, *, replays: bool) -> tuple[_View, list[_Sample] | None]:
+    """The session and its samples, of one moment: a turn that was hung up on may still have been about to be kept."""
+    view = await told(server, "GET", f"{path}?records=delta")
+    while True:
+        samples = await _samples(server, path, replays=replays)
+        again = await told(server, "GET", f"{path}?records=delta")
+        if again == view:
+            return msgspec.convert(view, _View), samples
+        view = again
 
 
 async def _samples(server: HttpClient, path: str, *, replays: bool) -> list[_Sample] | None:
