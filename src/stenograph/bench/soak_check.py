@@ -108,7 +108,9 @@ class _Generations(msgspec.Struct):
 async def check(
     server: HttpClient, engine: HttpClient, session_id: str, model: Model, said: Said, *, replays: bool
 ) -> Found:
-    """Look at a session in which at most what was hung up on still runs. One that `replays` may have no samples: only some turns have a payload.
+    """Look at a session in which at most what was hung up on still runs.
+
+    One that `replays` may have no samples: only some turns have a payload.
 
     Raises ChatFailed where one of its routes does not answer.
     """
