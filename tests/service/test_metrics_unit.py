@@ -40,6 +40,7 @@ def test_a_committed_turn_is_counted_with_its_tokens_and_times() -> None:
             stages_s={Stage.RENDER: 0.002, Stage.QUEUE: 0.5, Stage.PREFILL: 0.25},
             num_prompt=10,
             num_completion=4,
+            num_kept=5,
             num_cached=7,
             ttft_s=0.752,
             tpot_s=0.02,
@@ -56,6 +57,7 @@ def test_a_committed_turn_is_counted_with_its_tokens_and_times() -> None:
     assert value(samples, "stage_seconds_sum", stage="queue") == 0.5
     assert value(samples, "stage_seconds_count", stage="queue") == 1
     assert value(samples, "stage_seconds_count", stage="commit") == 0
+    assert value(samples, "kept_prompt_tokens_total") == 5
     assert value(samples, "ttft_seconds_sum") == 0.752
     assert value(samples, "tpot_seconds_sum") == 0.02
     assert value(samples, "itl_seconds_count") == 2

@@ -27,7 +27,8 @@ class TurnReport:
 
     `code` is the error's, `law` the one that an invalid reply broke. `was_aborted`: the engine ended it early, by
     `finish_reason` abort. `ttft_s` is from the request's first byte to the first token, `itl_s` the gaps between steps
-    that drew tokens, `tpot_s` their mean per token; None and empty where the engine does not stream.
+    that drew tokens, `tpot_s` their mean per token; None and empty where the engine does not stream. `num_kept` of
+    `num_prompt` stood in the line before.
     """
 
     end: TurnEnd
@@ -37,6 +38,7 @@ class TurnReport:
     stages_s: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
     num_prompt: int = 0
     num_completion: int = 0
+    num_kept: int = 0
     num_cached: int = 0
     ttft_s: float | None = None
     tpot_s: float | None = None

@@ -159,6 +159,10 @@ PROMPT_TOKENS = _counter(
     "stenograph_prompt_tokens_total", "Prompt tokens of the turns that got a reply, cached ones included."
 )
 COMPLETION_TOKENS = _counter("stenograph_completion_tokens_total", "Tokens drawn, wasted ones included.")
+KEPT_TOKENS = _counter(
+    "stenograph_kept_prompt_tokens_total",
+    "Prompt tokens that stood in the session's line before the turn, which an engine need not compute again.",
+)
 CACHED_TOKENS = _counter("stenograph_cached_tokens_total", "Prompt tokens that the engine did not compute again.")
 ABORTED_TOKENS = _counter(
     "stenograph_aborted_tokens_total", "Tokens of turns that the engine ended early, with finish reason abort."
@@ -226,7 +230,7 @@ BUILD_INFO = _gauge("stenograph_build_info", "Always 1; the label is the version
 METRICS: tuple[Metric, ...] = (
     *(TURNS, TURN_FAILURES, UPSTREAM_INVALID, TURNS_ABORTED),
     *(STAGE, TTFT, TPOT, ITL),
-    *(PROMPT_TOKENS, COMPLETION_TOKENS, CACHED_TOKENS, ABORTED_TOKENS, WASTED_TOKENS),
+    *(PROMPT_TOKENS, COMPLETION_TOKENS, KEPT_TOKENS, CACHED_TOKENS, ABORTED_TOKENS, WASTED_TOKENS),
     *(ERRORS, LIMITS, RETRIES, SESSIONS_ENDED, DRIFT),
     LOOP_LAG,
     *(SESSIONS, TURNS_IN_FLIGHT, ENGINE_READY),
@@ -373,6 +377,7 @@ class Metrics(Collector):
         self._histograms[ITL].observe(report.itl_s)
         self._counters[PROMPT_TOKENS].add(report.num_prompt)
         self._counters[COMPLETION_TOKENS].add(report.num_completion)
+        self._counters[KEPT_TOKENS].add(report.num_kept)
         self._counters[CACHED_TOKENS].add(report.num_cached)
         self._counters[WASTED_TOKENS].add(report.num_wasted)
 

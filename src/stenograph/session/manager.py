@@ -416,6 +416,7 @@ def _report(run: RequestRun, index: int, task: "asyncio.Task[TurnOutcome]") -> T
         end=TurnEnd.COMMITTED if outcome.committed else TurnEnd.UNRECORDED,
         was_aborted=reply.sampled.finish.reason is FinishReason.ABORT,
         num_prompt=reply.usage.num_prompt,
+        num_kept=reply.prompt.num_kept,
         num_cached=reply.usage.num_cached,
     )
 
