@@ -62,7 +62,7 @@ class VLLMServer(PlannedServer):
             return bool(self.scale_out) and bool(asked.json.get("token_ids")) and "sampling_params" in asked.json
         return path == COMPLETIONS_PATH
 
-    def _id_of(self, asked: Asked) -> str:
+    def id_of(self, asked: Asked) -> str:
         own = asked.header("x-request-id") or str(asked.json.get("request_id", ""))
         return f"generate-tokens-{own}" if asked.path == GENERATE_PATH else f"cmpl-{own}-0"
 
@@ -109,10 +109,10 @@ class VLLMServer(PlannedServer):
         rows = [None, *({str(id_): {"logprob": logprob, "rank": 1}} for id_, logprob in scored)]
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "token_ids": [0]}
         if path == COMPLETIONS_PATH:
-            return Answer(body=compact({"id": self._id_of(asked), "choices": [{**choice, "prompt_logprobs": rows}]}))
+            return Answer(body=compact({"id": self.id_of(asked), "choices": [{**choice, "prompt_logprobs": rows}]}))
         version = self.weight_version or "default"
         choice["weight_versions"] = [{"version": version, "start": 0, "end": 1}]
-        told = {"request_id": self._id_of(asked), "choices": [choice], "prompt_logprobs": rows}
+        told = {"request_id": self.id_of(asked), "choices": [choice], "prompt_logprobs": rows}
         return Answer(body=compact(told))
 
     # -- what it says of a generation
