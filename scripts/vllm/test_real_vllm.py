@@ -1,0 +1,200 @@
+"""A real vLLM keeps the laws of engines, and agents' sessions through it are exact. Run by scripts/test-vllm."""
+
+import asyncio
+import json
+import re
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import openai
+
+from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.vllm import VLLM
+from stenograph.engine.vllm_request import Route
+from stenograph.render.model_files import load_model_files
+from stenograph.render.tokenizer import Tokenizer
+from stenograph.testing.agent_session import FACT, TOOLS, PlayedTurn, play
+from stenograph.testing.conformance import check_engine
+from stenograph.testing.engine_lab import EngineUnderTest
+from stenograph.testing.engine_table import measured, serving
+
+from .conftest import MAX_MODEL_LEN, RealVLLM
+
+TOLERANCE_NATS = 2e-3
+"""Of float32 on a CPU, where the same tokens are computed in batches of other shapes."""
+say = sys.stdout.write
+PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def ask(url: str, path: str, body: Any = None) -> Any:
+    """GET, or POST of a body. What is no JSON comes as text."""
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url + path, data, {"content-type": "application/json"})) as got:
+        text = got.read().decode()
+    return json.loads(text) if text[:1] in ("{", "[") else text
+
+
+def teacher_forced(server: RealVLLM, ids: Sequence[int], num_prompt: int) -> list[float]:
+    """ln p of `ids[num_prompt:]`, each after all before it, by vLLM itself."""
+    own = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+    if server.scale_out:
+        rows = ask(server.url, Route.GENERATE.value, {"token_ids": list(ids), "sampling_params": own})[
+            "prompt_logprobs"
+        ]
+    else:
+        reply = ask(server.url, Route.COMPLETIONS.value, {"model": "smollm2", "prompt": list(ids), **own})
+        rows = reply["choices"][0]["prompt_logprobs"]
+    return [row[str(id_)]["logprob"] for id_, row in zip(ids[num_prompt:], rows[num_prompt:], strict=True)]
+
+
+async def test_vllm_keeps_the_laws_of_engines(vllm: RealVLLM) -> None:
+    files = load_model_files(vllm.model)
+    tokenizer = Tokenizer(files.tokenizer_json)
+
+    async def score(ids: Sequence[int], num_prompt: int) -> Sequence[float]:
+        return await asyncio.to_thread(teacher_forced, vllm, ids, num_prompt)
+
+    is_paused = False
+
+    async def num_running() -> int:
+        if is_paused:  # its figures stand still with it: what was sent to it, it will run
+            return engine.num_running
+        metrics = await asyncio.to_thread(ask, vllm.url, "/metrics")
+        found = re.findall(r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)", metrics, re.MULTILINE)
+        return int(sum(map(float, found)))
+
+    async def pause() -> None:
+        nonlocal is_paused
+        is_paused = True
+        await asyncio.to_thread(ask, vllm.url, "/pause?mode=keep", {})
+
+    async def resume() -> None:
+        nonlocal is_paused
+        await asyncio.to_thread(ask, vllm.url, "/resume", {})
+        is_paused = False
+
+    async def set_weight_version(version: str) -> None:
+        await asyncio.to_thread(ask, vllm.url, "/update_weight_version", {"new_version": version})
+
+    def new_engine() -> HttpEngine:
+        dialect = VLLM(
+            model="smollm2",
+            vocab_size=files.vocab_size,
+            max_context_tokens=files.max_context_tokens,
+            eos_token_ids=files.eos_token_ids,
+        )
+        return HttpEngine(HttpEngineOptions(url=vllm.url, probe_pause_s=0.2), dialect)
+
+    engine = new_engine()
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[EngineUnderTest]:
+        nonlocal engine
+        engine = new_engine()
+        await engine.start()
+        assert engine.capabilities.max_context_tokens == MAX_MODEL_LEN
+        try:
+            yield EngineUnderTest(
+                engine=engine,
+                prompt=tokenizer.encode(PROMPT).tolist(),
+                decode=lambda ids: tokenizer.decode(ids, skip_special=True),
+                eos_ids=files.eos_token_ids,
+                num_tokens=10,
+                num_long_tokens=60,
+                tolerance_nats=TOLERANCE_NATS,
+                score=score,
+                num_running=num_running,
+                pause=pause,
+                resume=resume,
+                set_weight_version=set_weight_version if vllm.scale_out else None,
+                kill=lambda: asyncio.to_thread(vllm.kill),
+                revive=lambda: asyncio.to_thread(vllm.start),
+                max_sequence_tokens=MAX_MODEL_LEN,
+            )
+        finally:
+            await engine.aclose()
+
+    report = await check_engine(make, deadline_s=300.0)
+    say(f"\n{vllm.model.name}, scale_out={vllm.scale_out}\n{report}\n")
+    assert set(report.not_offered) <= ({"grammar_json_object"} if vllm.scale_out else {"two_weight_versions"})
+
+
+def told(name: str, vllm: RealVLLM, turns: Sequence[PlayedTurn], began: float) -> None:
+    """Hold a session's turns to vLLM's own teacher-forced pass, and print how far they are apart."""
+    found = measured(name, turns, lambda ids, num_prompt: teacher_forced(vllm, ids, num_prompt))
+    apart, num_drawn = found.apart_nats, len(found.apart_nats)
+    say(
+        f"\n{name}, scale_out={vllm.scale_out}: {len(turns)} turns, {num_drawn} tokens drawn in"
+        f" {time.monotonic() - began:.1f} s, cached {[turn.num_cached for turn in turns]}, teacher-forced apart: max"
+        f" {apart.max():.1e}, mean {apart.mean():.1e} nats\n"
+    )
+    assert apart.max() < TOLERANCE_NATS
+    assert np.isfinite(apart).all()
+
+
+def test_a_scripted_agent_s_session_is_exact(vllm: RealVLLM) -> None:
+    began = time.monotonic()
+    with serving(vllm.model, "--engine", "vllm", "--engine-url", vllm.url) as url:
+        ready = ask(url, "/ready")
+        say(f"\n{ready}\n")
+        assert ready["ready"]
+        assert ("/v1/completions" in ready["engines"][0]["detail"]) != vllm.scale_out
+        turns = play(url)
+    assert len(turns) >= 4
+    told("scripted agent", vllm, turns, began)
+
+
+def test_a_tool_session_with_the_openai_sdk_is_exact_streamed_or_not(vllm: RealVLLM) -> None:
+    began = time.monotonic()
+    with serving(vllm.model, "--engine", "vllm", "--engine-url", vllm.url) as url:
+        session = ask(url, "/sessions", {})
+        with openai.OpenAI(base_url=session["base_url"], api_key="none") as client:
+            use_tools(client)
+        records = ask(url, f"/sessions/{session['session_id']}")["records"]
+        samples = ask(url, f"/sessions/{session['session_id']}/samples", {"format": "json"})
+    assert len(samples["samples"]) == 1
+    told("OpenAI SDK, tools", vllm, [played(record) for record in records], began)
+    versions = [[span["version"] for span in record["weight_versions"]] for record in records]
+    assert all(len(one) == vllm.scale_out for one in versions)
+
+
+def use_tools(client: openai.OpenAI) -> None:
+    """A call that is forced, a streamed answer to its result, an answer in JSON, and a call of a named tool."""
+    messages: list[Any] = [{"role": "user", "content": "What is 12 times 7?"}]
+    asked: dict[str, Any] = {"model": "m", "tools": TOOLS, "temperature": 0, "max_tokens": 96}
+    asked["parallel_tool_calls"] = False
+    first = client.chat.completions.create(messages=messages, tool_choice="required", **asked)
+    (call,) = first.choices[0].message.tool_calls or ()
+    assert call.function.name == "multiply"
+    assert set(json.loads(call.function.arguments)) == {"a", "b"}
+    messages += [first.choices[0].message.model_dump(exclude_none=True)]
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": "84"}]
+    streamed = client.chat.completions.create(messages=messages, stream=True, stop=["."], **asked)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Where is Paris?"}]
+    form = {"type": "json_schema", "json_schema": {"name": "fact", "schema": FACT}}
+    third = client.chat.completions.create(messages=messages, response_format=form, **asked)
+    content = third.choices[0].message.content or ""
+    assert set(json.loads(content)) == {"city", "is_capital"}
+    messages += [{"role": "assistant", "content": content}, {"role": "user", "content": "Multiply 3 and 4."}]
+    named = {"type": "function", "function": {"name": "multiply"}}
+    last = client.chat.completions.create(messages=messages, tool_choice=named, **asked)
+    assert last.choices[0].finish_reason == "tool_calls"
+
+
+def played(record: Any) -> PlayedTurn:
+    """One turn as its record tells it."""
+    choice = record["response"]["choices"][0]
+    rows = choice["meta_info"]["output_token_logprobs"]
+    return PlayedTurn(
+        prompt_ids=tuple(record["request"]["input_ids"]),
+        ids=tuple(row[1] for row in rows),
+        logprobs=tuple(row[0] for row in rows),
+        num_cached=choice["meta_info"].get("cached_tokens") or 0,
+        text=choice["message"]["content"] or "",
+    )
