@@ -141,6 +141,7 @@ class TurnRoute:
         decode = lambda: self.dialect.decode(body, known)  # noqa: E731
         num_unread = len(body) - (0 if known is None else known.text_print.length)
         if num_unread >= DECODED_OFF_LOOP_BYTES and self.manager.is_new(session, identity):
+            stages.mark(Stage.ADMIT, self.clock.monotonic())
             async with self.body_slots.decoding():
                 decoded = await self._decode_large(body, known)
             return self.manager.start(session, lambda: decoded, started=stages, identity=identity)

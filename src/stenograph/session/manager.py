@@ -180,7 +180,8 @@ class SessionManager:
         `decode` gives the request and, as JSON, what of it is kept in the record. A request that repeats a turn, by
         its `identity`, watches that turn instead. Raises SessionNotFound before IdempotencyMismatch before
         SessionBusy before Draining and LimitExceeded before whatever `decode` raises; nothing is held then. The lease
-        is given back when the task ends, however it ends.
+        is given back when the task ends, however it ends. Where `started` says when admission ended, `is_new` was asked
+        then and what came after it was decoding.
         """
         if session is not None and not session.gate.is_closing and identity is not None:
             repeated = session.find_repeated(identity)
@@ -190,7 +191,8 @@ class SessionManager:
         lease = session.gate.lease() if session is not None else None
         try:
             self._check_room(1)
-            started.mark(Stage.ADMIT, self._services.clock.monotonic())
+            if Stage.ADMIT not in started.ends:
+                started.mark(Stage.ADMIT, self._services.clock.monotonic())
             if session is not None:
                 session.check_limits()
             request, request_json = decode()
