@@ -13,6 +13,7 @@ from stenograph.core.types import Chunk, RequestId
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http_engine import Ask, Call, passed_through
 from stenograph.engine.lmdeploy_wire import (
+    GRAMMARS,
     OLDEST,
     LMDeployReading,
     Route,
@@ -68,7 +69,7 @@ class LMDeploy:
             model=model,
             vocab_size=vocab_size,
             max_context_tokens=None,
-            grammars=frozenset(),
+            grammars=GRAMMARS,  # what is not known yet is no reason to refuse
             streams=True,
             takes_json=True,
         )

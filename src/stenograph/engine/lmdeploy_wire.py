@@ -66,7 +66,8 @@ OLDEST: dict[Route, frozenset[str]] = {
     Route.CHAT: NEEDED[Route.CHAT] | {"seed", "response_format"},
 }
 """What is taken to be known of a server that does not show its fields."""
-_GRAMMARS = frozenset({GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA, GrammarKind.REGEX})
+GRAMMARS = frozenset({GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA, GrammarKind.REGEX})
+"""What any version can hold a reply to; which one a server can, its fields say."""
 
 # -- what a server has
 
@@ -142,7 +143,7 @@ def served_model(body: bytes, *, wanted: str) -> str:
 
 def grammars_of(fields: Collection[str]) -> frozenset[GrammarKind]:
     """What a route with these fields can hold a reply to."""
-    return _GRAMMARS if "response_format" in fields else frozenset()
+    return GRAMMARS if "response_format" in fields else frozenset()
 
 
 # -- the request

@@ -1,0 +1,84 @@
+"""The whole server before engines that are not there, or are something else than they are said to be."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stenograph.core.clock import SystemClock
+from stenograph.engine.base import Engine
+from stenograph.engine.fleet import FleetMember, fleet_of
+from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.lmdeploy import LMDeploy
+from stenograph.render.renderer import Renderer
+from stenograph.testing.lmdeploy_server import LMDeployServer
+from stenograph.testing.planned_server import Script
+from stenograph.testing.scripted_engine import ScriptedEngine
+
+from .conftest import END, Live, running, user
+
+JSON_OBJECT = {"type": "json_object"}
+
+
+@asynccontextmanager
+async def live_before(engine: Engine, renderer: Renderer) -> AsyncIterator[Live]:
+    """A server before an engine, which is started and closed here."""
+    await engine.start()
+    try:
+        async with running(engine, renderer) as (url, manager), aiohttp.ClientSession() as client:
+            unused = ScriptedEngine(vocab_size=1)
+            yield Live(url=url, engine=unused, renderer=renderer, manager=manager, client=client)
+    finally:
+        await engine.aclose()
+
+
+def lmdeploys(servers: Sequence[LMDeployServer], renderer: Renderer) -> Engine:
+    """The engine that one or more servers are."""
+    engines = [
+        HttpEngine(
+            HttpEngineOptions(url=server.url),
+            LMDeploy(model="tiny", vocab_size=renderer.tokenizer.vocab_size, eos_token_ids=(END,)),
+        )
+        for server in servers
+    ]
+    if len(engines) == 1:
+        return engines[0]
+    return fleet_of([FleetMember(name=engine.url, engine=engine) for engine in engines], clock=SystemClock())
+
+
+@asynccontextmanager
+async def stand_ins(num: int, *, num_down: int, **options: Any) -> AsyncIterator[list[LMDeployServer]]:
+    """So many servers, of which the first `num_down` are not there."""
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(LMDeployServer(**options)) for _ in range(num)]
+        for server in servers[:num_down]:
+            await server.aclose()
+        yield servers
+
+
+@pytest.mark.parametrize("num", [1, 2])
+async def test_a_guided_turn_for_an_lmdeploy_that_was_never_reached_finds_no_engine(
+    renderer: Renderer, num: int
+) -> None:
+    async with stand_ins(num, num_down=num) as servers, live_before(lmdeploys(servers, renderer), renderer) as live:
+        answer = await live.chat(await live.open(), user("one"), response_format=JSON_OBJECT)
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+
+
+async def test_an_lmdeploy_that_is_down_takes_no_grammar_from_the_others(renderer: Renderer) -> None:
+    ids = (*renderer.tokenizer.encode("{}"), END)
+    async with (
+        stand_ins(2, num_down=1, generate_fields=None) as servers,  # the chat route, which takes grammars
+        live_before(lmdeploys(servers, renderer), renderer) as live,
+    ):
+        servers[1].plan(Script(ids=ids, matched=END))
+        answer = await live.chat(await live.open(), user("one"), response_format=JSON_OBJECT)
+        assert (answer.status, servers[1].requests[0].json["response_format"]) == (200, JSON_OBJECT), answer.body
+
+
+async def test_a_grammar_is_refused_once_an_lmdeploy_is_known_not_to_take_it(renderer: Renderer) -> None:
+    async with stand_ins(2, num_down=1) as servers, live_before(lmdeploys(servers, renderer), renderer) as live:
+        answer = await live.chat(await live.open(), user("one"), response_format=JSON_OBJECT)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "/response_format")
