@@ -159,11 +159,14 @@ class EngineTransport:
                 if encoding.lower() != "identity":
                     raise UpstreamInvalid("content_encoding", f"the engine encoded its stream as {encoding[:40]!r}")
                 reader = EventReader(max_bytes=MAX_REPLY_BYTES)
-                while piece := await response.content.readany():
-                    for data in reader.feed(piece):
+                while True:
+                    piece = await response.content.readany()
+                    for data in reader.feed(piece) if piece else reader.end():
                         if data == b"[DONE]":
                             return
                         yield data
+                    if not piece:
+                        return
         except EventTooLarge as error:
             raise UpstreamInvalid("event_size", f"the engine sent {error}") from error
         except _BROKEN as error:

@@ -23,27 +23,31 @@ class EventReader:
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._line: list[bytes] = []
+        self._num_line_bytes = 0
         self._data: list[bytes] = []
-        self._num_bytes = 0
+        self._num_data_bytes = 0
         self._is_first_line = True
 
     def __repr__(self) -> str:
-        return f"<EventReader {self._num_bytes} bytes of an event>"
+        return f"<EventReader {self._num_line_bytes + self._num_data_bytes} bytes of an event>"
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of the events that this piece completes, in order."""
-        self._num_bytes += len(piece)
         self._line.append(piece)
+        self._num_line_bytes += len(piece)
         events: list[bytes] = []
         if b"\n" in piece or b"\r" in piece or self._line[0].endswith(b"\r"):
             lines = _split_lines(b"".join(self._line))
             self._line = [lines.pop()]
+            self._num_line_bytes = len(self._line[0])
             for line in lines:
                 self._take(line, events)
-            self._num_bytes = len(self._line[0]) + sum(map(len, self._data))
-        if self._num_bytes > self._max_bytes:
-            raise EventTooLarge(f"an event of more than {self._max_bytes} bytes")
+        self._check_size()
         return events
+
+    def end(self) -> list[bytes]:
+        """The last event, where the stream ends with a CR that might have been half of a CR LF."""
+        return self.feed(b"\n") if self._line and self._line[-1].endswith(b"\r") else []
 
     def _take(self, line: bytes, events: list[bytes]) -> None:
         if self._is_first_line:
@@ -52,9 +56,16 @@ class EventReader:
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
+            self._num_data_bytes += len(line) + 1  # an empty line of data is kept too
+            self._check_size()
         elif not line and self._data:
             events.append(b"\n".join(self._data))
             self._data = []
+            self._num_data_bytes = 0
+
+    def _check_size(self) -> None:
+        if self._num_line_bytes + self._num_data_bytes > self._max_bytes:
+            raise EventTooLarge(f"an event of more than {self._max_bytes} bytes")
 
 
 class EventTooLarge(ValueError):

@@ -33,7 +33,7 @@ def expected(lines: list[bytes]) -> list[bytes]:
 
 @given(
     lines=LINES,
-    ends=st.sampled_from([b"\n", b"\r\n"]),
+    ends=st.sampled_from([b"\n", b"\r\n", b"\r"]),
     cuts=st.lists(st.integers(0, 300), max_size=8),
     bom=st.booleans(),
 )
@@ -41,7 +41,7 @@ def test_where_the_stream_is_cut_changes_nothing(lines: list[bytes], ends: bytes
     text = (b"\xef\xbb\xbf" if bom else b"") + b"".join(line + ends for line in lines)
     reader = EventReader(max_bytes=1000)
     places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    found = [event for start, end in pairwise(places) for event in reader.feed(text[start:end])]
+    found = [event for start, end in pairwise(places) for event in reader.feed(text[start:end])] + reader.end()
     assert found == expected(lines)
 
 
@@ -63,7 +63,19 @@ def test_what_we_write_is_read_back() -> None:
     assert EventReader(max_bytes=100).feed(data_event(b'{"a": 1}') + data_event(b"[DONE]")) == [b'{"a": 1}', b"[DONE]"]
 
 
-@pytest.mark.parametrize("text", [b"data: " + b"x" * 200, b"data: xxxx\n" * 50, b"x" * 200])
+def test_a_carriage_return_at_the_very_end_ends_its_line() -> None:
+    reader = EventReader(max_bytes=100)
+    assert reader.feed(b"data: a\r\r") == []
+    assert reader.end() == [b"a"]
+    assert EventReader(max_bytes=100).end() == []
+
+
+def test_many_events_may_be_larger_than_one_may_be() -> None:
+    reader = EventReader(max_bytes=100)
+    assert sum(len(reader.feed(b"data: x\n\n" * 8)) for _ in range(20)) == 160
+
+
+@pytest.mark.parametrize("text", [b"data: " + b"x" * 200, b"data: xxxx\n" * 50, b"data:\n" * 50, b"x" * 200])
 def test_an_event_without_end_is_not_kept(text: bytes) -> None:
     reader = EventReader(max_bytes=100)
 
