@@ -12,10 +12,13 @@ from stenograph.engine.base import Engine
 from stenograph.engine.fleet import FleetMember, fleet_of
 from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy import LMDeploy
+from stenograph.engine.sglang import SGLangChat
 from stenograph.render.renderer import Renderer
+from stenograph.testing.faults import Answer
 from stenograph.testing.lmdeploy_server import LMDeployServer
-from stenograph.testing.planned_server import Script
+from stenograph.testing.planned_server import Asked, Script
 from stenograph.testing.scripted_engine import ScriptedEngine
+from stenograph.testing.sglang_server import SGLangServer
 
 from .conftest import END, Live, running, user
 
@@ -82,3 +85,27 @@ async def test_a_grammar_is_refused_once_an_lmdeploy_is_known_not_to_take_it(ren
     async with stand_ins(2, num_down=1) as servers, live_before(lmdeploys(servers, renderer), renderer) as live:
         answer = await live.chat(await live.open(), user("one"), response_format=JSON_OBJECT)
         assert (answer.status, answer.json()["error"]["param"]) == (400, "/response_format")
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_a_server_that_has_no_path_of_the_engine_s_is_not_ready_and_that_is_said(
+    renderer: Renderer, status: int
+) -> None:
+    async def nothing_there(asked: Asked) -> Answer:
+        return Answer(status=status)
+
+    async with SGLangServer(routes=nothing_there) as other:
+        engine = HttpEngine(HttpEngineOptions(url=other.url), SGLangChat(model="tiny", vocab_size=320))
+        async with live_before(engine, renderer) as live:
+            ready = await live.call("GET", "/ready")
+            (told,) = ready.json()["engines"]
+            assert (ready.status, told["state"]) == (503, "down")
+            assert all(f"GET {path} answered {status}" in told["detail"] for path in ("/health", "/v1/models"))
+
+
+async def test_a_router_without_the_first_path_is_ready_by_the_second(renderer: Renderer) -> None:
+    async with SGLangServer(max_model_len=4096) as router:
+        router.health_status = 404
+        engine = HttpEngine(HttpEngineOptions(url=router.url), SGLangChat(model="tiny", vocab_size=320))
+        async with live_before(engine, renderer) as live:
+            assert (await live.call("GET", "/ready")).status == 200

@@ -35,6 +35,8 @@ ABORT_DEADLINE_S = 5.0
 PROBE_DEADLINE_S = 5.0
 CLOSE_GRACE_S = 2.0
 """How long `aclose` waits for the last aborts to be told."""
+NOT_THERE = (404, 405)
+"""The statuses of a path that a server does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ class Dialect(Protocol):
 
     @property
     def probe_paths(self) -> Sequence[str]:
-        """Paths to GET for health; the next one is tried where the one before is not there."""
+        """Paths to GET for health; the next one is tried where the one before is not there, and one has to be."""
         ...
 
     async def discover(self, ask: Ask) -> None:
@@ -360,8 +362,8 @@ class HttpEngine:
         path = self._dialect.probe_paths[0]
         try:
             async with asyncio.timeout(PROBE_DEADLINE_S):
-                status = await self._probed_status()
-                if status < 500 and not self._is_discovered:
+                fault = await self._probed_fault()
+                if not fault and not self._is_discovered:
                     await self._dialect.discover(self._ask)
                     self._is_discovered = True
         except UpstreamError as error:
@@ -369,18 +371,22 @@ class HttpEngine:
         except TimeoutError:
             self._become(EngineState.DOWN, f"it did not answer GET {path} within {PROBE_DEADLINE_S:g} s")
         else:
-            if status < 500:
-                self._become(EngineState.READY, self._dialect.capabilities.note)
+            if fault:
+                self._become(EngineState.DOWN, fault)
             else:
-                self._become(EngineState.DOWN, f"GET {path} answered {status}")
+                self._become(EngineState.READY, self._dialect.capabilities.note)
 
-    async def _probed_status(self) -> int:
-        status = 404
+    async def _probed_fault(self) -> str:
+        """What the first path that is there says to be wrong, or that none is; empty where nothing is wrong."""
+        told: list[str] = []
         for path in self._dialect.probe_paths:
             status = (await self._ask("GET", path)).status
-            if status not in (404, 405):
-                break
-        return status
+            if status >= 500:
+                return f"GET {path} answered {status}"
+            if status not in NOT_THERE:
+                return ""
+            told.append(f"GET {path} answered {status}")
+        return f"{', '.join(told)}: there is no {self._name} server at this address"
 
     async def _ask(self, method: str, target: str, body: bytes = b"") -> HttpReply:
         headers = (("content-type", "application/json"),) if body else ()

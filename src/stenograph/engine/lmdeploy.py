@@ -11,7 +11,7 @@ from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamI
 from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Chunk, RequestId
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http_engine import Ask, Call, passed_through
+from stenograph.engine.http_engine import NOT_THERE, Ask, Call, passed_through
 from stenograph.engine.lmdeploy_wire import (
     GRAMMARS,
     OLDEST,
@@ -32,7 +32,6 @@ OPENAPI_PATH = "/openapi.json"
 ABORT_PATH = "/abort_request"
 PROBE_PATHS = ("/health", MODELS_PATH)
 """The second is for routers that have no `/health`."""
-NOT_THERE = (404, 405)
 NO_SESSION = -1
 """LMDeploy's own word for none."""
 
