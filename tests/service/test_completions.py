@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,7 @@ import pytest
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.settings import OverBudget, UnknownFields
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind
+from stenograph.engine.base import Capabilities
 from stenograph.render.renderer import Renderer
 from stenograph.testing.scripted_engine import Script, ScriptedEngine
 
@@ -236,6 +238,28 @@ async def test_truncation_keeps_the_end_the_beginning_or_what_the_context_leaves
     assert prompts_of(live)[-1] == [8, 9]
     answer = await complete(live, None, ids, truncate_prompt_tokens=-1, max_tokens=4096)
     assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+class Untold(ScriptedEngine):
+    """Does not tell how long its context is."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, max_context_tokens=None)
+
+
+async def test_what_the_context_leaves_cannot_be_kept_where_the_context_is_not_known(renderer: Renderer) -> None:
+    engine = Untold(vocab_size=320)
+    async with running(engine, renderer) as (url, manager), aiohttp.ClientSession() as client:
+        live = Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
+        for prompt in ([5, 6, 7], "the user", [[5], [6]]):
+            error = (await complete(live, None, prompt, truncate_prompt_tokens=-1)).json()["error"]
+            assert (error["code"], error["param"]) == ("invalid_request", "/truncate_prompt_tokens")
+            assert "does not tell how long its context is" in error["message"]
+        assert engine.requests == []
+        live.says("x")
+        assert (await complete(live, None, [5, 6, 7], truncate_prompt_tokens=2)).status == 200
+        assert prompts_of(live) == [[6, 7]]
 
 
 async def test_truncated_and_untruncated_prompts_at_once_are_each_cut_as_they_ask(live: Live) -> None:

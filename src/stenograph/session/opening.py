@@ -173,7 +173,8 @@ class CompletionOpening:
 
     async def position(self) -> Attachment:
         """Make ids of the prompt, and match them."""
-        ids = self._truncated(await self._all_ids())
+        num_kept = self._num_kept()
+        ids = self._truncated(await self._all_ids(), num_kept)
         if not ids:
             raise InvalidRequest("A prompt has at least one token.", param=self.prompt_param)
         self._ids = ids
@@ -220,15 +221,26 @@ class CompletionOpening:
             )
         return prompt
 
-    def _truncated(self, ids: "array[int]") -> "array[int]":
-        """What is kept of the prompt. One that has no room whatever is left out stays, to be refused as too long."""
+    def _num_kept(self) -> int | None:
+        """How many ids may be kept of the prompt; None for all. Less than 1 if the context leaves it no room.
+
+        Raises InvalidRequest if it is to be what the context leaves, and the engine does not tell its context.
+        """
         truncation, limit = self._request.truncation, self._capabilities.max_context_tokens
-        if truncation is None:
-            return ids
-        num_kept = truncation.num_tokens
-        if num_kept is None:
-            num_kept = len(ids) if limit is None else limit - (self._request.params.max_tokens or 1)
-        if not 0 < num_kept < len(ids):
+        if truncation is None or truncation.num_tokens is not None:
+            return None if truncation is None else truncation.num_tokens
+        if limit is None:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens must be at least 1 here: -1 keeps what the context leaves, and the engine"
+                f" {self._capabilities.engine} does not tell how long its context is.",
+                param="/truncate_prompt_tokens",
+            )
+        return limit - (self._request.params.max_tokens or 1)
+
+    def _truncated(self, ids: "array[int]", num_kept: int | None) -> "array[int]":
+        """What is kept of the prompt. One that has no room whatever is left out stays, to be refused as too long."""
+        truncation = self._request.truncation
+        if truncation is None or num_kept is None or not 0 < num_kept < len(ids):
             return ids
         return ids[-num_kept:] if truncation.keeps_end else ids[:num_kept]
 
