@@ -5,6 +5,7 @@ Owns the laws that hold between the events of one stream, beside those of llamac
     count_agrees            `tokens_predicted` never goes back, and the stream's end agrees with what came
     finish_reason           the end is one of eos, word, limit; a word is one of those that were asked for
     has_tokens              a generation that ended drew a token
+    grammar_held            what a JSON grammar let end by an end token is JSON
     repetition_agrees       tokens that had to be drawn again are the same
 
 A token after which the text ends within a UTF-8 character is in no event. From the first such gap on, what comes is
@@ -18,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamRefused
-from stenograph.core.types import Chunk, Finish, FinishReason, RequestId, token_ids
+from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId, token_ids
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http_engine import Ask, Call, passed_through
-from stenograph.engine.llamacpp_text import Pieces
+from stenograph.engine.llamacpp_text import Pieces, is_json
 from stenograph.engine.llamacpp_wire import (
     GRAMMARS,
     Drawn,
@@ -97,7 +98,7 @@ class LlamaCpp:
     def reading(self, request: GenerateRequest) -> "LlamaCppReading":
         return LlamaCppReading(request, self._capabilities, self._pieces)
 
-    def refusal(self, http: HttpReply) -> StenographError:
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         return passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> None:
@@ -177,7 +178,21 @@ class LlamaCppReading:
             return ()
         if not self._ids:
             raise UpstreamInvalid("has_tokens", "the engine drew no token")
+        self._check_grammar()
         return (Chunk(ids=(), logprobs=(), finish=finish, num_cached_tokens=self._num_cached),)
+
+    def _check_grammar(self) -> None:
+        """llama.cpp that cannot compile a schema draws without it; under a grammar an end token is drawn at its end."""
+        grammar = self._request.params.grammar
+        if grammar is None or grammar.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
+            return
+        if self._stopped_by is None:
+            has_ended = self._last is not None and self._last.stop_type == "eos"
+        else:
+            has_ended = self._pieces.is_silent(self._stopped_by)
+        text = self._pieces.text(self._ids[:-1]) if has_ended else None
+        if text is not None and not is_json(text):
+            raise UpstreamInvalid("grammar_held", f"JSON was asked for, and {text[:80]!r} was drawn to its end")
 
     def _told(self, drawn: Sequence[Drawn]) -> Sequence[Chunk]:
         """Tokens as a chunk, if there are any."""

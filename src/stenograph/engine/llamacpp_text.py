@@ -4,6 +4,7 @@ llama.cpp holds a token back while the text so far ends within a UTF-8 character
 alone; their number and their text are known. Where several ids make the same bytes, nothing is guessed.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 
 from stenograph.render.tokenizer_json import read_tokenizer_json, token_bytes
@@ -27,6 +28,14 @@ class Pieces:
 
     def __repr__(self) -> str:
         return f"<Pieces of {len(self._pieces)} tokens>"
+
+    def is_silent(self, id_: int) -> bool:
+        """Whether the token has no text: it is a control token."""
+        return id_ < len(self._pieces) and not self._pieces[id_]
+
+    def text(self, ids: Sequence[int]) -> bytes | None:
+        """The bytes of tokens; None where one is not known."""
+        return b"".join(self._pieces[id_] for id_ in ids) if max(ids, default=-1) < len(self._pieces) else None
 
     def fill(self, tokens: Sequence[int | None], text: bytes) -> list[int] | None:
         """The tokens with each None replaced, where `text`, maybe without its end, allows one way to do it alone."""
@@ -94,6 +103,21 @@ def ends_within_character(text: bytes) -> bool:
         if byte >= 0xC0:
             return num_bytes < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4 if byte < 0xF8 else 0)
     return False
+
+
+def is_json(text: bytes) -> bool:
+    """Whether it is JSON. Numbers of any size are; what is nested too deeply to be read passes."""
+    try:
+        json.loads(text.decode(), parse_int=str, parse_float=str, parse_constant=_no_constant)
+    except ValueError:
+        return False
+    except RecursionError:
+        return True
+    return True
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _num_missing(tokens: Sequence[int | None], place: int) -> int:

@@ -35,7 +35,7 @@ from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.ids_json import encode_ids, join_ids
 from stenograph.core.types import Grammar, GrammarKind, Prompt, SamplingParams, TopLogprob, token_ids
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.llamacpp_schema import check_schema, choice_grammar
+from stenograph.engine.llamacpp_schema import choice_grammar, object_as_sent, schema_as_sent
 
 GRAMMARS = frozenset({GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE, GrammarKind.EBNF})
 """What every llama.cpp takes. Regular expressions and Lark it knows only if it was built with llguidance."""
@@ -48,8 +48,6 @@ LONGEST_CONTEXT = 2**20
 LN_ZERO = -3.0e38
 """llama.cpp writes the lowest float32 where a probability is 0 in float32."""
 FORCING_BIAS = 1e6
-SPELLING = '{"whitespace_flexible":false,"key_separator":": ","item_separator":", "}'
-"""What llguidance is told; where white space is free, a small model fills its budget with blanks (measured)."""
 FINAL_FIELDS = (
     "content",
     "tokens",
@@ -197,10 +195,9 @@ def _num_penalized(request: GenerateRequest, max_context_tokens: int | None) -> 
 def _grammar_parts(grammar: Grammar) -> list[bytes]:
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
-            return [b',"json_schema":', _with_spelling('{"type":"object"}')]
+            return [b',"json_schema":', object_as_sent()]
         case GrammarKind.JSON_SCHEMA:
-            check_schema(grammar.source)
-            return [b',"json_schema":', _with_spelling(grammar.source)]
+            return [b',"json_schema":', schema_as_sent(grammar.source)]
         case GrammarKind.CHOICE:
             return [b',"grammar":', _json(choice_grammar(grammar.source))]
         case GrammarKind.EBNF:
@@ -209,13 +206,6 @@ def _grammar_parts(grammar: Grammar) -> list[bytes]:
             return [b',"grammar":', _json(grammar.source)]
         case GrammarKind.REGEX | GrammarKind.LARK:
             raise InvalidRequest(f"llama.cpp takes no grammar of the kind {grammar.kind.value!r}.")
-
-
-def _with_spelling(schema: str) -> bytes:
-    """The schema, an object, with fixed white space; llama.cpp's own converter skips the keyword, and allows little."""
-    members = schema.strip()[1:]
-    comma = "" if members.lstrip().startswith("}") else ","
-    return f'{{"x-guidance":{SPELLING}{comma}{members}'.encode()
 
 
 # -- replies

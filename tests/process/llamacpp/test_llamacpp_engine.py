@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stenograph.core.errors import InvalidRequest, UpstreamRefused
+from stenograph.core.errors import InvalidRequest, UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import (
     Finish,
     FinishReason,
@@ -26,9 +26,13 @@ from stenograph.core.types import (
 )
 from stenograph.engine.base import EngineState, GenerateRequest
 from stenograph.engine.http_engine import HttpEngine
+from stenograph.engine.llamacpp import LlamaCpp
+from stenograph.engine.llamacpp_text import pieces_of
 from stenograph.engine.llamacpp_wire import encode_request
 from stenograph.engine.validate import TurnCollector
+from stenograph.protocol.sse import EventReader
 from stenograph.testing.llamacpp_server import LlamaCppServer
+from stenograph.testing.tiny import tiny_tokenizer_json
 from stenograph.testing.tiny_llama import CONTEXT, VOCAB
 from stenograph.testing.tiny_model import TinyModel
 
@@ -303,3 +307,57 @@ async def test_what_llama_cpp_says_of_a_grammar_goes_to_the_client(
             with pytest.raises(InvalidRequest):
                 await turn_of(engine, asked(**params))
         assert engine.health().state is EngineState.READY
+
+
+TIGHT: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {
+        "a": {"enum": [1, None], "type": ["integer", "null"]},
+        "b": {"$ref": "#/$defs/pair"},
+        "c": {"anyOf": [{"const": "x"}, {"type": "integer", "minimum": 3, "maximum": 12}]},
+        "d": {"type": "string", "format": "date"},
+        "e": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2},
+    },
+    "required": ["a", "b", "c", "d", "e"],
+    "additionalProperties": False,
+    "$defs": {"pair": {"type": "array", "prefixItems": [{"type": "null"}, {"const": 1}], "minItems": 2, "maxItems": 2}},
+}
+
+
+async def test_a_schema_that_is_sent_is_held_to_and_one_that_does_not_compile_is_not_sent(
+    tiny_server: LlamaCppServer, connect: Connect, model: TinyModel
+) -> None:
+    def under(schema: object, rid: str) -> GenerateRequest:
+        grammar = Grammar(kind=GrammarKind.JSON_SCHEMA, source=json.dumps(schema))
+        return asked(rid, temperature=2.0, seed=1, max_tokens=120, grammar=grammar)
+
+    broken = [{"b": {"$ref": "#/$defs/missing"}}, {"b": {"type": "string", "minLength": 5, "maxLength": 2}}]
+    async with connect(tiny_server.url) as engine:
+        for number, properties in enumerate(broken):
+            with pytest.raises(InvalidRequest):
+                await turn_of(engine, under({"type": "object", "properties": properties}, f"r{number}"))
+        with pytest.raises(InvalidRequest):
+            await turn_of(engine, under({"$ref": "#"}, "r2"))
+        turn = await turn_of(engine, under(TIGHT, "r3"))
+    told = json.loads(model.tokenizer.decode(turn.ids, skip_special=True))
+    assert turn.finish.reason is FinishReason.STOP
+    assert (list(told), told["a"] in (1, None), told["b"]) == (list("abcde"), True, [None, 1])
+    assert told["c"] == "x" or 3 <= told["c"] <= 12
+    assert len(told["d"]) == 10
+    assert [type(value) for value in told["e"]] == [bool, bool]
+
+
+def test_what_llama_cpp_drew_freely_because_it_could_not_compile_a_schema_is_refused(
+    tiny_server: LlamaCppServer,
+) -> None:
+    request = asked(max_tokens=60, logit_bias=((2, 30.0),), grammar=Grammar(kind=GrammarKind.JSON_SCHEMA, source="{}"))
+    pieces = pieces_of(tiny_tokenizer_json(VOCAB), VOCAB)
+    reading = LlamaCpp(model="tiny", vocab_size=VOCAB, pieces=pieces).reading(request)
+    body = json.loads(encode_request(request, vocab_size=VOCAB)) | {"json_schema": {"$ref": "#/$defs/missing"}}
+    with urllib.request.urlopen(tiny_server.url + "/completion", json.dumps(body).encode()) as response:
+        assert response.status == 200
+        for data in EventReader(max_bytes=2**20).feed(response.read()):
+            reading.event(data)
+    with pytest.raises(UpstreamInvalid, match="grammar_held"):
+        reading.end()

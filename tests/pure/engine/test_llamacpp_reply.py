@@ -29,7 +29,7 @@ from stenograph.core.types import (
 )
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.llamacpp import LlamaCpp, LlamaCppReading
-from stenograph.engine.llamacpp_schema import check_schema, choice_grammar
+from stenograph.engine.llamacpp_schema import choice_grammar
 from stenograph.engine.llamacpp_text import Pieces, ends_within_character
 from stenograph.engine.llamacpp_wire import (
     NO_SEED,
@@ -629,63 +629,6 @@ def test_grammars_go_under_the_names_that_llama_cpp_reads() -> None:
         'root ::= "a\\U00000022\\U0000005C" | "\\U000000E9"',
     )
     assert choice_grammar('["\\u0000 ~"]') == 'root ::= "\\U00000000 ~"'
-
-
-# -- schemas
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        "{}",
-        '{"type":"object","properties":{"a":{"type":"integer","minimum":1}},"required":["a"],"title":"T"}',
-        '{"type":"object","additionalProperties":{"type":"string","maxLength":3}}',
-        '{"type":"array","items":{"$ref":"#/$defs/a"},"$defs":{"a":{"type":"null"}},"minItems":1}',
-        '{"anyOf":[{"type":"string","format":"date"},{"const":1},{"enum":["a",null],"type":"string"}]}',
-        '{"type":["string","null"]}',
-        '{"type":"array","prefixItems":[{"type":"number"}]}',
-    ],
-)
-def test_a_schema_that_llama_cpp_holds_to_is_sent(schema: str) -> None:
-    check_schema(schema)
-
-
-@pytest.mark.parametrize(
-    ("schema", "named"),
-    [
-        ('{"type":"foo"}', "foo"),
-        ('{"type":"number","minimum":3}', "minimum"),
-        ('{"type":"object","patternProperties":{}}', "patternProperties"),
-        ('{"type":"string","pattern":"a"}', "pattern"),
-        ('{"type":"string","format":"email"}', "email"),
-        ('{"not":{}}', "type"),
-        ('{"oneOf":[{}]}', "type"),
-        ('{"anyOf":[{}],"type":"string"}', "anyOf beside type"),
-        ('{"$ref":"#/a","minimum":1}', "$ref beside minimum"),
-        ('{"$ref":"http://example.org/a"}', "$ref"),
-        ('{"anyOf":[]}', "list"),
-        ('{"enum":[1],"minimum":1}', "minimum"),
-        ('{"type":"array","items":true}', "no object"),
-        ('{"type":"object","properties":{"a":{"allOf":[{}]}}}', "/properties/a"),
-        ('{"type":"object","properties":[]}', "no object"),
-        ('{"$defs":{"a":{"type":"object","minProperties":1}}}', "minProperties"),
-        ('{"type":"object","x-guidance":{}}', "x-guidance"),
-        ("true", "no object"),
-        ("{", "not JSON"),
-        ("[" * 100_000, "nested"),
-        ('{"type":["string","foo"]}', "foo"),
-    ],
-)
-def test_a_schema_that_llama_cpp_would_not_hold_to_is_refused_by_name(schema: str, named: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        check_schema(schema)
-    assert named in caught.value.message
-
-
-@given(JSON)
-def test_any_schema_is_let_through_or_refused(schema: Any) -> None:
-    with suppress(InvalidRequest):
-        check_schema(json.dumps(schema))
 
 
 # -- what a server says of its model
