@@ -240,6 +240,28 @@ async def test_truncation_keeps_the_end_the_beginning_or_what_the_context_leaves
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(
+    ("num_prompt", "wanted", "num_kept", "num_granted"),
+    [(30, 20, 19, 1), (30, 25, 19, 1), (30, 19, 1, 19), (30, 5, 15, 5), (4, 20, 4, 16), (19, 20, 19, 1)],
+)
+async def test_truncation_leaves_a_clamped_reply_a_token_to_draw(
+    renderer: Renderer, num_prompt: int, wanted: int, num_kept: int, num_granted: int
+) -> None:
+    engine = ScriptedEngine(vocab_size=320, max_context_tokens=20)
+    async with (
+        running(engine, renderer, over_budget=OverBudget.CLAMP) as (url, manager),
+        aiohttp.ClientSession() as client,
+    ):
+        live = Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
+        engine.plan(Script(ids=(5,), finish=Finish(reason=FinishReason.LENGTH)))
+        ids = list(range(3, 3 + num_prompt))
+        answer = await complete(live, None, ids, truncate_prompt_tokens=-1, max_tokens=wanted)
+        assert answer.status == 200, answer.body
+        (request,) = engine.requests
+        assert request.prompt.ids.tolist() == ids[-num_kept:]
+        assert request.params.max_tokens == num_granted
+
+
 class Untold(ScriptedEngine):
     """Does not tell how long its context is."""
 

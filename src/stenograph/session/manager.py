@@ -320,6 +320,7 @@ class SessionManager:
             renderer=services.renderer,
             pool=services.pool,
             capabilities=services.engine.capabilities,
+            over_budget=services.over_budget,
         )
         ids = [RequestId(uuid.uuid4().hex) for _ in opened]
         reply_id = f"{'cmpl' if isinstance(request, CompletionRequest) else 'chatcmpl'}-{ids[0]}"

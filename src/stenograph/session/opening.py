@@ -16,6 +16,7 @@ from stenograph.core.chat import Asked, ChatRequest, CompletionRequest, ToolChoi
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.ids_json import PIECE_IDS, encode_ids, join_ids, pieces_of
 from stenograph.core.messages import Message
+from stenograph.core.settings import OverBudget
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams
 from stenograph.engine.base import Capabilities
 from stenograph.offload.pool import CpuPool
@@ -161,6 +162,7 @@ class CompletionOpening:
         renderer: Renderer,
         pool: CpuPool,
         capabilities: Capabilities,
+        over_budget: OverBudget,
     ) -> None:
         self.prompt_param = request.prompt_param(index)
         self._request = request
@@ -169,6 +171,7 @@ class CompletionOpening:
         self._renderer = renderer
         self._pool = pool
         self._capabilities = capabilities
+        self._over_budget = over_budget
         self._ids: array[int] | None = None
 
     async def position(self) -> Attachment:
@@ -224,6 +227,8 @@ class CompletionOpening:
     def _num_kept(self) -> int | None:
         """How many ids may be kept of the prompt; None for all. Less than 1 if the context leaves it no room.
 
+        A `max_tokens` that fills the context by itself and is to be clamped counts as if it were absent: one token.
+
         Raises InvalidRequest if it is to be what the context leaves, and the engine does not tell its context.
         """
         truncation, limit = self._request.truncation, self._capabilities.max_context_tokens
@@ -235,7 +240,10 @@ class CompletionOpening:
                 f" {self._capabilities.engine} does not tell how long its context is.",
                 param="/truncate_prompt_tokens",
             )
-        return limit - (self._request.params.max_tokens or 1)
+        wanted = self._request.params.max_tokens or 1
+        if wanted >= limit and self._over_budget is OverBudget.CLAMP:
+            wanted = 1  # it is taken as the room that there is, so it may be as little
+        return limit - wanted
 
     def _truncated(self, ids: "array[int]", num_kept: int | None) -> "array[int]":
         """What is kept of the prompt. One that has no room whatever is left out stays, to be refused as too long."""
@@ -268,11 +276,20 @@ def openings(
     renderer: Renderer,
     pool: CpuPool,
     capabilities: Capabilities,
+    over_budget: OverBudget,
 ) -> list[Opening]:
     """How each turn of a request opens: a chat's one, or one for each prompt of a completion."""
     if isinstance(request, ChatRequest):
         return [ChatOpening(request, ledger=ledger, renderer=renderer, pool=pool, capabilities=capabilities)]
     return [
-        CompletionOpening(request, index, ledger=ledger, renderer=renderer, pool=pool, capabilities=capabilities)
+        CompletionOpening(
+            request,
+            index,
+            ledger=ledger,
+            renderer=renderer,
+            pool=pool,
+            capabilities=capabilities,
+            over_budget=over_budget,
+        )
         for index in range(len(request.prompts))
     ]
