@@ -491,13 +491,15 @@ async def test_sglang_s_context_is_known_where_it_is_told(told: int | None, limi
         await engine.aclose()
 
 
-async def test_a_request_too_long_for_sglang_is_told_so_whole_or_streamed() -> None:
+@pytest.mark.parametrize("of", [SGLangGenerate, SGLangChat])
+async def test_a_request_too_long_for_sglang_is_told_so_whole_or_streamed(of: Any) -> None:
     message = "The input (5000 tokens) is longer than the model's context length (4096 tokens)."
     body = json.dumps({"error": {"message": message}}).encode()
     async with SGLangServer() as server:
-        engine = await connected(server, SGLangGenerate(model="m", vocab_size=VOCAB))
-        server.plan(says(status=400, body=body), says(status=400, body=body, error_event=True))
-        for rid, streams in (("a", False), ("b", True)):
+        engine = await connected(server, of(model="m", vocab_size=VOCAB))
+        refused = says(status=400, body=body)
+        server.plan(refused, refused, says(status=400, body=body, error_event=True))
+        for rid, streams in (("a", False), ("b", True), ("c", True)):
             error = (await failed(engine, request(rid, streams=streams)))[1]
             assert isinstance(error, ContextLengthExceeded)
             assert error.max_context_tokens == 4096

@@ -124,8 +124,8 @@ class Dialect(Protocol):
         """The reader of its reply."""
         ...
 
-    def refusal(self, http: HttpReply) -> StenographError:
-        """The error that a status other than 200 is."""
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
+        """The error that a status other than 200 is, as the answer to `request`."""
         ...
 
     def abort_call(self, request_id: RequestId) -> Call | None:
@@ -199,7 +199,7 @@ class HttpEngine:
         call, reading = self._dialect.call(request), self._dialect.reading(request)
         # Unbounded: its reader does no more than look at a chunk, and gives up at the first beyond max_tokens.
         chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        exchange = self._own(self._exchange(request_id, call, reading, chunks), name=f"{self._name}-{request_id}")
+        exchange = self._own(self._exchange(request, call, reading, chunks), name=f"{self._name}-{request_id}")
         # A task that is cancelled before it runs never reaches a `finally` of its own.
         exchange.add_done_callback(lambda _: chunks.put_nowait(None))
         running = self._running[request_id] = _Running(exchange=exchange)
@@ -252,17 +252,18 @@ class HttpEngine:
     # -- generations
 
     async def _exchange(
-        self, request_id: RequestId, call: Call, reading: Reading, chunks: "asyncio.Queue[Chunk | None]"
+        self, request: GenerateRequest, call: Call, reading: Reading, chunks: "asyncio.Queue[Chunk | None]"
     ) -> None:
         """Send one request and hand its chunks on. What it raises, `generate` raises."""
+        request_id = request.request_id
         if not call.streams:
 
             def decode(http: HttpReply) -> Sequence[Chunk]:
-                return self._whole(request_id, http, reading)
+                return self._whole(request, http, reading)
 
             self._hand_on(request_id, await self._transport.post(call.path, call.body, call.headers, decode), chunks)
         else:
-            await self._read_events(request_id, call, reading, chunks)
+            await self._read_events(request, call, reading, chunks)
         if isinstance(reading, Settles):
             self._hand_on(request_id, await reading.settle(self._ask), chunks)
         self._hand_on(request_id, reading.end(), chunks)
@@ -270,21 +271,21 @@ class HttpEngine:
             raise UpstreamUnreachable("The engine's stream ended before the generation did.", reply_began=True)
 
     async def _read_events(
-        self, request_id: RequestId, call: Call, reading: Reading, chunks: "asyncio.Queue[Chunk | None]"
+        self, request: GenerateRequest, call: Call, reading: Reading, chunks: "asyncio.Queue[Chunk | None]"
     ) -> None:
         async with aclosing(self._transport.events(call.path, call.body, call.headers)) as events:
             async for event in events:
                 if isinstance(event, bytes):
-                    self._hand_on(request_id, reading.event(event), chunks)
+                    self._hand_on(request.request_id, reading.event(event), chunks)
                 else:  # it does not stream after all, or refuses
-                    self._hand_on(request_id, self._whole(request_id, event, reading), chunks)
+                    self._hand_on(request.request_id, self._whole(request, event, reading), chunks)
                 if isinstance(reading, Settles) and reading.has_enough:
                     break
 
-    def _whole(self, request_id: RequestId, http: HttpReply, reading: Reading) -> Sequence[Chunk]:
-        self._is_whole(request_id)
+    def _whole(self, request: GenerateRequest, http: HttpReply, reading: Reading) -> Sequence[Chunk]:
+        self._is_whole(request.request_id)
         if http.status != 200:
-            raise self._dialect.refusal(http)
+            raise self._dialect.refusal(http, request)
         return reading.whole(http)
 
     def _hand_on(self, request_id: RequestId, read: Sequence[Chunk], chunks: "asyncio.Queue[Chunk | None]") -> None:

@@ -131,7 +131,7 @@ class LMDeploy:
             stop_ids=(*self._eos_ids, *request.params.stop_token_ids),
         )
 
-    def refusal(self, http: HttpReply) -> StenographError:
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         return passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call | None:

@@ -55,8 +55,8 @@ class SGLangChat:
             return self._native.reading(request)
         return SGLangChatReading(vocab_size=self._capabilities.vocab_size, num_prompt=len(request.prompt.ids))
 
-    def refusal(self, http: HttpReply) -> StenographError:
-        return passed_through(http)
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
+        return self._native.refusal(http, request) if request.chat is None else passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call:
         return self._native.abort_call(request_id)

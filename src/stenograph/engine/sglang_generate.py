@@ -70,7 +70,7 @@ class SGLangGenerate:
     def reading(self, request: GenerateRequest) -> "SGLangGenerateReading":
         return SGLangGenerateReading(vocab_size=self._vocab_size, num_prompt=len(request.prompt.ids))
 
-    def refusal(self, http: HttpReply) -> StenographError:
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         return (context_exceeded(http.body) if http.status == 400 else None) or passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call:

@@ -121,7 +121,7 @@ class VLLM:
             return VLLMReading(reader)
         return GuidedReading(reader, request, route=found.route, model=found.model)
 
-    def refusal(self, http: HttpReply) -> StenographError:
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         return passed_through(http)
 
     def abort_call(self, request_id: RequestId) -> Call | None:
