@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from stenograph.core.errors import (
+    ContextLengthExceeded,
     EngineUnavailable,
     InvalidRequest,
     StenographError,
@@ -321,6 +322,29 @@ async def test_a_guided_turn_leaves_room_to_be_scored(connect: Connect) -> None:
             await drawn(engine, request(f"r-{index}", grammar=REGEX, max_tokens=max_tokens))
         await drawn(engine, request("free", max_tokens=7))
     assert [asked.json["sampling_params"]["max_tokens"] for asked in server.requests] == [5, 6, 7]
+
+
+async def test_a_guided_turn_that_could_not_be_scored_is_refused_before_it_is_drawn(connect: Connect) -> None:
+    for room, max_tokens in ((1, 1), (1, 4), (1, None), (0, 1)):
+        async with VLLMServer(max_model_len=len(PROMPT) + room) as server, connect(server) as engine:
+            taken, error = await failed(engine, request(grammar=REGEX, max_tokens=max_tokens))
+            assert isinstance(error, ContextLengthExceeded)
+            assert (taken, len(server.requests)) == ([], 0)
+            assert error.max_context_tokens == len(PROMPT) + room - 1, "one is for scoring"
+            assert engine.num_running == 0
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, None])
+async def test_a_guided_turn_of_the_last_token_that_can_be_scored_is_drawn_and_scored(
+    connect: Connect, max_tokens: int | None
+) -> None:
+    async with VLLMServer(max_model_len=len(PROMPT) + 2) as server, connect(server) as engine:
+        server.plan(says(ids=(97,), finish="length"))
+        turn = await drawn(engine, request(grammar=REGEX, max_tokens=max_tokens))
+        scoring = server.asked[-1].json
+    assert list(turn.ids) == [97]
+    assert server.requests[0].json["sampling_params"]["max_tokens"] == 1
+    assert len(scoring["token_ids"]) + scoring["sampling_params"]["max_tokens"] == len(PROMPT) + 2
 
 
 async def test_a_guided_turn_whose_weights_changed_is_not_recorded(connect: Connect) -> None:

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamInvalid
+from stenograph.core.errors import ContextLengthExceeded, EngineUnavailable, StenographError, UpstreamInvalid
 from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Chunk, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Capabilities, GenerateRequest
@@ -26,6 +26,8 @@ ABORT_PATHS = ("/inference/v1/abort_requests", "/abort_requests")
 """The first comes with the generate route; the second with `VLLM_SERVER_DEV_MODE=1`, or with `--tokens-only`."""
 PROBE_PATHS = ("/health", MODELS_PATH)
 """The second is for routers that have no `/health`."""
+SCORING_TOKENS = 1
+"""What a request that scores has to draw, after all that was drawn before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +146,21 @@ class VLLM:
         return request.streams or found.abort_path is None
 
     def _leaving_room(self, request: GenerateRequest) -> SamplingParams:
-        """Parameters under which what a grammar brings forth can be scored: that takes the room of one token."""
-        params, limit = request.params, self._capabilities.max_context_tokens
-        if params.grammar is None or params.max_tokens is None or limit is None:
+        """Parameters under which what a grammar brings forth can be scored: that takes the room of one token.
+
+        Raises ContextLengthExceeded where none is left to draw.
+        """
+        params, limit, num_prompt = request.params, self._capabilities.max_context_tokens, len(request.prompt.ids)
+        if params.grammar is None or limit is None:
             return params
-        room = limit - len(request.prompt.ids) - 1
-        return replace(params, max_tokens=max(1, min(params.max_tokens, room)))
+        room = limit - SCORING_TOKENS - num_prompt
+        if room < 1:
+            raise ContextLengthExceeded(
+                num_prompt_tokens=num_prompt,
+                max_tokens=params.max_tokens,
+                max_context_tokens=limit - SCORING_TOKENS,
+            )
+        return replace(params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room))
 
 
 class VLLMReading:
