@@ -347,6 +347,13 @@ async def test_a_guided_turn_of_the_last_token_that_can_be_scored_is_drawn_and_s
     assert len(scoring["token_ids"]) + scoring["sampling_params"]["max_tokens"] == len(PROMPT) + 2
 
 
+async def test_the_request_that_scores_carries_the_session_s_key_too(server: VLLMServer, engine: HttpEngine) -> None:
+    await drawn(engine, request("keyed", grammar=REGEX, key="session-1"))
+    await drawn(engine, request("keyless", grammar=REGEX))
+    scoring = [asked for asked in server.asked if b"prompt_logprobs" in asked.body]
+    assert [asked.header("x-smg-routing-key") for asked in scoring] == ["session-1", None]
+
+
 async def test_a_guided_turn_whose_weights_changed_is_not_recorded(connect: Connect) -> None:
     async with VLLMServer() as server, connect(server) as engine:
         server.plan(says(), says(edit=lambda reply: reply["choices"][0]["weight_versions"][0].update(version="0")))

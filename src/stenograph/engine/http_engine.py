@@ -82,7 +82,7 @@ class Reading(Protocol):
 class Ask(Protocol):
     """A request to the engine's server outside of generations. Raises UpstreamError."""
 
-    async def __call__(self, method: str, target: str, body: bytes = b"") -> HttpReply: ...
+    async def __call__(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply: ...
 
 
 @runtime_checkable
@@ -389,9 +389,9 @@ class HttpEngine:
             told.append(f"GET {path} answered {status}")
         return f"{', '.join(told)}: there is no {self._name} server at this address"
 
-    async def _ask(self, method: str, target: str, body: bytes = b"") -> HttpReply:
-        headers = (("content-type", "application/json"),) if body else ()
-        return await self._transport.forward(method, target, headers, body)
+    async def _ask(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
+        of_body = (("content-type", "application/json"),) if body else ()
+        return await self._transport.forward(method, target, (*of_body, *headers), body)
 
     def _become(self, state: EngineState, detail: str = "") -> None:
         """Keep what was learned of the engine; a change is logged."""
