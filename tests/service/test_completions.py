@@ -219,6 +219,23 @@ async def test_a_prompt_that_is_too_long_is_refused_without_touching_the_engine_
     assert live.engine.requests == []
 
 
+@pytest.mark.parametrize("value", [True, False, None])
+async def test_that_a_client_asked_for_padded_events_is_in_the_record(live: Live, value: bool | None) -> None:
+    session = await live.open()
+    fields = {"stream": True, "stream_options": {"include_obfuscation": value}, "user": "u"}
+    for call in (
+        lambda: complete(live, session, [5, 6], **fields),
+        lambda: live.chat(session, user("hi"), **fields),
+    ):
+        live.says("x")
+        answer = await call()
+        assert answer.status == 200
+        assert b"obfuscation" not in answer.body
+        record = (await view_of(live, session))["records"][-1]
+        padding = {} if value is None else {"stream_options": {"include_obfuscation": value}}
+        assert record["request"]["parameters"]["recorded"] == {"user": "u", **padding}
+
+
 async def test_truncation_keeps_the_end_the_beginning_or_what_the_context_leaves(live: Live) -> None:
     ids = [(7 * index) % 300 + 3 for index in range(5000)]
     cases: list[tuple[dict[str, Any], list[int]]] = [

@@ -50,7 +50,16 @@ def decode_fields(
     if wire.n not in (None, 1):
         raise InvalidRequest(f"n must be 1, got {wire.n}: a turn has one reply.", param="/n")
     values = {name: getattr(wire, name) for name in rules.recorded}
-    return wire, {**{name: bytes(value).decode() for name, value in values.items() if is_given(value)}, **extra}
+    recorded = {name: bytes(value).decode() for name, value in values.items() if is_given(value)}
+    return wire, {**recorded, **_recorded_of_stream(wire), **extra}
+
+
+def _recorded_of_stream(wire: WireSampling) -> dict[str, str]:
+    """What of `stream_options` is recorded and changes nothing."""
+    padding = None if wire.stream_options is None else wire.stream_options.include_obfuscation
+    if padding is None:
+        return {}
+    return {"stream_options": msgspec.json.encode({"include_obfuscation": padding}).decode()}
 
 
 def _without_unknown(body: bytes, rules: FieldRules) -> tuple[bytes, dict[str, str]]:

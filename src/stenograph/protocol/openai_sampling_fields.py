@@ -46,7 +46,7 @@ class WireStructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WireStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`stream_options`. `include_obfuscation` is OpenAI's padding of events, which we never send."""
+    """`stream_options`. `include_obfuscation` is OpenAI's padding of events, which we never send: it is recorded."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
