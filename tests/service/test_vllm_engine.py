@@ -533,6 +533,20 @@ async def test_without_an_abort_route_hanging_up_keeps_what_was_drawn(connect: C
         await server.left(1)
 
 
+async def test_without_an_abort_route_a_guided_turn_that_is_aborted_is_empty_and_that_is_said(
+    connect: Connect,
+) -> None:
+    async with VLLMServer(scale_out=False) as server, connect(server) as engine:
+        assert "a turn under a grammar then keeps nothing" in engine.health().detail
+        server.plan(says(paused=True, num_drawn=2))
+        async with asyncio.TaskGroup() as tasks:
+            turn = tasks.create_task(drawn(engine, request("mine", grammar=REGEX)))
+            await server.held(1)
+            assert await engine.abort(RequestId("mine"))
+            await server.left(1)
+        assert (len(turn.result().ids), turn.result().finish) == (0, Finish(reason=FinishReason.ABORT))
+
+
 # -- the laws of engines
 
 

@@ -262,5 +262,7 @@ def _note(found: _Found, *, status: int) -> str:
             " start it with --enable-scale-out"
         )
     if found.abort_path is None:
-        notes.append("it has no abort route: generations are ended by hanging up")
+        notes.append(
+            "it has no abort route: generations are ended by hanging up, and a turn under a grammar then keeps nothing"
+        )
     return "; ".join(notes)
