@@ -11,21 +11,15 @@ import pytest
 from stenograph.bench.soak_plan import DECK
 from stenograph.testing.tiny import tiny_tokenizer_json
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer, a template and a configuration; no weights."""
+    """A folder with a tokenizer and a configuration: no weights, and no template, so that ours is used."""
     folder = tmp_path_factory.mktemp("tiny-model")
     (folder / "tokenizer.json").write_text(tiny_tokenizer_json())
     config = {"vocab_size": 320, "max_position_embeddings": 2**20, "model_type": "llama"}
     (folder / "config.json").write_text(json.dumps(config))
-    texts = {"chat_template": CHATML, "eos_token": "<|im_end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(texts))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     return folder
 
 
@@ -42,7 +36,7 @@ def artifact_in(folder: Path) -> Any:
 @pytest.mark.timeout(300)
 def test_a_short_soak_sees_every_kind_of_fault_and_no_error_that_was_not_ordered(model: Path, tmp_path: Path) -> None:
     arguments = ("--duration", "120", "--max-turns", "600", "--clients", "8", "--model", str(model))
-    done = soak(*arguments, "--plot", "run.png", "--log", "log.txt", cwd=tmp_path)
+    done = soak(*arguments, "--server-flags=--family chatml", "--plot", "run.png", "--log", "log.txt", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     result = artifact_in(tmp_path)
     raw, (figures,) = result["raw"]["server"][0], result["figures"]["server"]
@@ -64,7 +58,7 @@ def test_an_outcome_that_was_not_ordered_is_printed_with_its_seed_and_ends_in_ex
     model: Path, tmp_path: Path
 ) -> None:
     arguments = ("--duration", "60", "--max-turns", "250", "--clients", "4", "--seed", "11", "--model", str(model))
-    done = soak(*arguments, "--server-flags=--max-body-bytes 100000", cwd=tmp_path)
+    done = soak(*arguments, "--server-flags=--family chatml --max-body-bytes 100000", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "UNEXPECTED 11." in done.stderr
     assert "413 body_too_large" in done.stderr
