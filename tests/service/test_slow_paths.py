@@ -372,6 +372,34 @@ async def test_what_tokenize_and_detokenize_answer_to_a_long_text_comes_in_piece
     assert json.loads(back.body) == {"prompt": huge.text * 2}
 
 
+@pytest.mark.parametrize("route", ["chat", "completion", "completions"])
+async def test_the_prompts_ids_in_a_stream_come_in_pieces_between_which_the_loop_goes_on(
+    huge: Huge, route: str
+) -> None:
+    asked: dict[str, Any] = {"stream": True, "return_token_ids": True}
+    ids = [10 + number % 200 for number in range(8000)]
+    match route:
+        case "chat":
+            call = huge.call("POST", "/v1/chat/completions", {"messages": [user(huge.text * 3)], **asked})
+        case "completion":
+            call = huge.call("POST", "/v1/completions", {"prompt": ids * 20, **asked})
+        case _:  # each of them is written at once
+            call = huge.call("POST", "/v1/completions", {"prompt": [ids] * 20, **asked})
+    await call.run()
+    assert call.status == 200
+    passes = [number for number, piece in call.pieces if len(piece) > 4000]
+    assert len(passes) >= 10
+    assert len(passes) == len(set(passes)), "two pieces were made in one pass"
+    assert max(len(piece) for _, piece in call.pieces) < MOST_BYTES // 4
+    events = [json.loads(line[6:]) for line in call.body.decode().split("\n\n")[:-2]]
+    if route == "chat":
+        assert len(events[0]["prompt_token_ids"]) > 80_000
+    else:
+        told = [choice.get("prompt_token_ids", []) for event in events for choice in event["choices"]]
+        assert [id_ for some in told for id_ in some] == ids * 20
+    assert call.body.endswith(b"data: [DONE]\n\n")
+
+
 async def test_a_long_list_of_sessions_comes_in_pieces(huge: Huge) -> None:
     for _ in range(300):
         await huge.call("POST", "/sessions", {"metadata": {"note": "x" * 2000}}).run()

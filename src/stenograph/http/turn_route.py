@@ -55,17 +55,20 @@ Decoded = tuple[TurnRequest, bytes]
 
 
 class StreamWriter(Protocol):
-    """Writes one streamed reply. `prompts` are the ids of the request's prompts."""
+    """Writes one streamed reply. `prompts` are the ids of the request's prompts.
 
-    def start(self, prompts: Sequence["array[int]"]) -> bytes:
+    What may be large comes in pieces, between which the loop serves others; they are all taken before the next call.
+    """
+
+    def start(self, prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
         """The events that come first."""
         ...
 
-    def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes:
+    def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
         """The events for what is new; nothing if a client would see nothing of it."""
         ...
 
-    def end(self, replies: Sequence[ChatReply]) -> bytes:
+    def end(self, replies: Sequence[ChatReply]) -> bytes | Iterator[bytes]:
         """The events that come last, the terminal one included."""
         ...
 
@@ -177,9 +180,7 @@ class TurnRoute:
             return
         body = self.dialect.whole(watch.reply_id, watch.request, outcome)
         headers = [*_headers(watch, outcome.reply.stages_s, outcome.remaining), *body.headers]
-        content = body.content
-        if not isinstance(content, bytes):
-            content = b"".join([piece async for piece in self.share.pieces(content)])
+        content = await self._made(body.content)
         if await client.finish(send_whole(send, 200, content, headers)):
             watch.delivered()
 
@@ -196,24 +197,38 @@ class TurnRoute:
                 return
         writer = self.dialect.stream(watch.reply_id, watch.request, created=int(self.clock.wall()))
         await _start_stream(watch, send)
-        await _send_more(send, writer.start(watch.prompts))
+        await self._send_more(send, writer.start(watch.prompts))
         while pieces is not None:
-            await _send_more(send, writer.pieces(pieces, watch.prompts))
+            await self._send_more(send, writer.pieces(pieces, watch.prompts))
             pieces = await watch.take()
         await self._end_stream(watch, client, writer, send)
 
     async def _end_stream(self, watch: Watch, client: Client, writer: StreamWriter, send: Send) -> None:
         """Send what a stream ends with: the finish after the commit, or the error as an event, and then no `[DONE]`."""
         try:
-            last = writer.end((await watch.result()).replies)
+            replies = (await watch.result()).replies
         except TurnAbandoned:
             return
         except StenographError as error:
             count_error(self.metrics, error)
             await send({"type": "http.response.body", "body": data_event(error_body(error))})
             return
+        last = await self._made(writer.end(replies))
         if await client.finish(send({"type": "http.response.body", "body": last})):
             watch.delivered()
+
+    async def _send_more(self, send: Send, content: bytes | Iterator[bytes]) -> None:
+        if isinstance(content, bytes):
+            await _send_piece(send, content)
+            return
+        async for piece in self.share.pieces(content):
+            await _send_piece(send, piece)
+
+    async def _made(self, content: bytes | Iterator[bytes]) -> bytes:
+        """Content that is sent at once, however it is made."""
+        if isinstance(content, bytes):
+            return content
+        return b"".join([piece async for piece in self.share.pieces(content)])
 
     async def _send_error(self, send: Send, error: StenographError) -> None:
         count_error(self.metrics, error)
@@ -231,7 +246,7 @@ async def _start_stream(watch: Watch, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": raw})
 
 
-async def _send_more(send: Send, body: bytes) -> None:
+async def _send_piece(send: Send, body: bytes) -> None:
     if body:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from stenograph.core.chat import ChatReply, ReplyDelta, ReplyOptions, StreamPiece
+from stenograph.core.json_pieces import json_pieces
 from stenograph.core.messages import Message
 from stenograph.core.types import FinishReason
-from stenograph.protocol.openai_reply_parts import Drawn, TokenText, reply_text, usage_body
-from stenograph.protocol.sse import DONE, data_event
+from stenograph.protocol.openai_reply_parts import Drawn, TokenText, reply_text, usage_body, whole_or_pieces
+from stenograph.protocol.sse import DONE, data_event, data_event_pieces
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -69,13 +70,14 @@ class StreamEncoder:
         self._options = options
         self._token_text = token_text
 
-    def start(self, prompts: Sequence["array[int]"]) -> bytes:
-        """The first event: the role, and the prompt's ids if they were asked for."""
+    def start(self, prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
+        """The first event: the role, and the prompt's ids if they were asked for; in pieces if they are many."""
         choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         body: dict[str, object] = {**self._head, "choices": [choice]}
-        if self._options.return_token_ids:
-            body["prompt_token_ids"] = prompts[0].tolist()
-        return data_event(msgspec.json.encode(body))
+        if not self._options.return_token_ids:
+            return data_event(msgspec.json.encode(body))
+        body["prompt_token_ids"] = prompts[0]
+        return whole_or_pieces(data_event_pieces(json_pieces(body)), num_ids=len(prompts[0]))
 
     def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes:
         """Everything that each piece holds, in one event; nothing if the client would see nothing new."""

@@ -4,13 +4,15 @@ The ids of a reply are in vLLM's places: `prompt_token_ids` and `token_ids` in e
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
 from stenograph.core.chat import ChatReply, ReplyOptions, StreamPiece
-from stenograph.protocol.openai_reply_parts import Drawn, TokenText, reply_text, usage_body
-from stenograph.protocol.sse import DONE, data_event
+from stenograph.core.json_pieces import json_pieces
+from stenograph.protocol.openai_reply_parts import Drawn, TokenText, reply_text, usage_body, whole_or_pieces
+from stenograph.protocol.sse import DONE, data_event, data_event_pieces
 
 
 def encode_completion(
@@ -55,41 +57,54 @@ class CompletionStreamEncoder:
         """Nothing: the first event of each choice comes with its first piece."""
         return b""
 
-    def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes:
-        """An event for each piece in which the client sees something new."""
-        return b"".join(self._piece(piece, prompts[piece.index]) for piece in pieces)
+    def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
+        """An event for each piece in which the client sees something new; in pieces if many ids are in them."""
+        events = chain.from_iterable(self._piece(piece, prompts[piece.index]) for piece in pieces)
+        return whole_or_pieces(events, num_ids=self._num_first({piece.index for piece in pieces}, prompts))
 
-    def end(self, replies: Sequence[ChatReply]) -> bytes:
+    def end(self, replies: Sequence[ChatReply]) -> bytes | Iterator[bytes]:
         """The finish of each choice, the usage if it was asked for, and the terminal event. Only after the commit."""
-        events: list[bytes] = []
+        prompts = [reply.prompt.ids for reply in replies]
+        return whole_or_pieces(self._end(replies), num_ids=self._num_first(range(len(replies)), prompts))
+
+    def _end(self, replies: Sequence[ChatReply]) -> Iterator[bytes]:
         for index, reply in enumerate(replies):
             choice = {**_choice(index, "", None), **_finish(reply), **self._first(index, reply.prompt.ids)}
-            events.append(self._event([choice]))
+            yield from self._event([choice])
         if self._options.include_usage:
-            events.append(self._event([], usage=usage_body([reply.usage for reply in replies])))
-        return b"".join(events) + DONE
+            yield from self._event([], usage=usage_body([reply.usage for reply in replies]))
+        yield DONE
 
-    def _piece(self, piece: StreamPiece, prompt_ids: "array[int]") -> bytes:
+    def _piece(self, piece: StreamPiece, prompt_ids: "array[int]") -> Iterator[bytes]:
         index = piece.index
         logprobs: object = None
         ids: dict[str, object] = {}
         if self._options.return_token_ids and piece.chunks:
             ids["token_ids"] = [id_ for chunk in piece.chunks for id_ in chunk.ids]
         if not piece.delta.content and not ids and not (self._options.logprobs and piece.chunks):
-            return b""
+            return
         first = self._first(index, prompt_ids)
         if self._options.logprobs and piece.chunks:
             logprobs, self._offsets[index] = _logprobs(piece.chunks, self._token_text, start=self._offsets[index])
-        return self._event([{**_choice(index, piece.delta.content, logprobs), **first, **ids}])
+        yield from self._event([{**_choice(index, piece.delta.content, logprobs), **first, **ids}])
 
     def _first(self, index: int, prompt_ids: "array[int]") -> dict[str, object]:
         """What only a choice's first event has."""
         is_first = index not in self._offsets
         self._offsets.setdefault(index, 0)
-        return {"prompt_token_ids": prompt_ids.tolist()} if is_first and self._options.return_token_ids else {}
+        return {"prompt_token_ids": prompt_ids} if is_first and self._options.return_token_ids else {}
 
-    def _event(self, choices: list[dict[str, object]], **extra: object) -> bytes:
-        return data_event(msgspec.json.encode({**self._head, "choices": choices, **extra}))
+    def _num_first(self, indices: Collection[int], prompts: Sequence["array[int]"]) -> int:
+        """How many ids the first events of these choices have that are yet to be written."""
+        if not self._options.return_token_ids:
+            return 0
+        return sum(len(prompts[index]) for index in indices if index not in self._offsets)
+
+    def _event(self, choices: list[dict[str, object]], **extra: object) -> Iterator[bytes]:
+        body = {**self._head, "choices": choices, **extra}
+        if any("prompt_token_ids" in choice for choice in choices):
+            return data_event_pieces(json_pieces(body))
+        return iter((data_event(msgspec.json.encode(body)),))
 
 
 def _choice(index: int, text: str, logprobs: object) -> dict[str, object]:

@@ -23,8 +23,12 @@ class Drawn(Protocol):
 
 def reply_text(body: dict[str, object], *, num_ids: int) -> bytes | Iterator[bytes]:
     """A reply's body as JSON, in pieces if so many ids are in it. Arrays are lists."""
-    pieces = json_pieces(body)
-    return joined(pieces) if num_ids > PIECE_VALUES else b"".join(pieces)
+    return whole_or_pieces(json_pieces(body), num_ids=num_ids)
+
+
+def whole_or_pieces(fragments: Iterator[bytes], *, num_ids: int) -> bytes | Iterator[bytes]:
+    """What is sent, made now, or, if so many ids are in it, a piece at a time as it is taken."""
+    return joined(fragments) if num_ids > PIECE_VALUES else b"".join(fragments)
 
 
 def usage_body(usages: Sequence[Usage]) -> dict[str, object]:

@@ -3,6 +3,8 @@
 Source: WHATWG HTML, section 9.2 (text/event-stream).
 """
 
+from collections.abc import Iterable, Iterator
+
 DONE = b"data: [DONE]\n\n"
 """OpenAI's terminal event."""
 
@@ -10,6 +12,13 @@ DONE = b"data: [DONE]\n\n"
 def data_event(payload: bytes) -> bytes:
     """One event with one line of data. `payload` is JSON and so holds no line break."""
     return b"data: " + payload + b"\n\n"
+
+
+def data_event_pieces(payload: Iterable[bytes]) -> Iterator[bytes]:
+    """The same of a payload that comes in fragments."""
+    yield b"data: "
+    yield from payload
+    yield b"\n\n"
 
 
 class EventReader:

@@ -2,21 +2,37 @@
 
 import json
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenograph.core.chat import ReplyDelta, ReplyOptions, StreamPiece, Truncation
+from stenograph.core.chat import ChatReply, ParsedReply, ReplyDelta, ReplyOptions, StreamPiece, Truncation
 from stenograph.core.errors import InvalidRequest, StenographError
+from stenograph.core.messages import Message, Role
 from stenograph.core.settings import UnknownFields
-from stenograph.core.types import Chunk, Grammar, GrammarKind, SamplingParams, TopLogprob
+from stenograph.core.types import (
+    Chunk,
+    Finish,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Prompt,
+    SampledTurn,
+    SamplingParams,
+    TopLogprob,
+    Usage,
+)
 from stenograph.protocol.openai_chat import decode_chat
+from stenograph.protocol.openai_chat_reply import StreamEncoder
 from stenograph.protocol.openai_completions import PIECE_BYTES, decode_completion
 from stenograph.protocol.openai_completions_fields import COMPLETION_FIELDS
 from stenograph.protocol.openai_completions_reply import CompletionStreamEncoder
 from stenograph.protocol.openai_sampling_fields import Rule
+from stenograph.protocol.sse import DONE
 
 
 def body(**fields: Any) -> bytes:
@@ -302,6 +318,62 @@ def events(raw: bytes) -> list[Any]:
     return [json.loads(line[6:]) for line in raw.decode().split("\n\n") if line.startswith("data: {")]
 
 
+def whole(content: bytes | Iterator[bytes]) -> bytes:
+    return content if isinstance(content, bytes) else b"".join(content)
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_many_prompt_ids_in_a_stream_are_written_as_few_are(num_prompts: int) -> None:
+    """In the first events, and where nothing was drawn, in the last."""
+    chunk = Chunk(ids=[7], logprobs=[-1.0])
+
+    def written(prompt: "array[int]") -> tuple[list[bytes | Iterator[bytes]], list[bytes]]:
+        def encoder(dialect: type[CompletionStreamEncoder] | type[StreamEncoder]) -> Any:
+            options = ReplyOptions(stream=True, return_token_ids=True, include_usage=True)
+            return dialect(reply_id="r", created=1, model="m", options=options, token_text=str)
+
+        prompts = [prompt] * num_prompts
+        replies = [
+            ChatReply(
+                id="r",
+                created=1,
+                model="m",
+                prompt=Prompt(ids=prompt, num_kept=0),
+                parsed=ParsedReply(message=Message(role=Role.ASSISTANT, content="")),
+                sampled=SampledTurn(
+                    ids=array("i"),
+                    logprobs=array("d"),
+                    sampling_logprobs=None,
+                    top_logprobs=None,
+                    finish=Finish(reason=FinishReason.STOP),
+                    weights=(),
+                    num_cached_tokens=0,
+                    times=None,
+                ),
+                usage=Usage(num_prompt=0, num_completion=0),
+            )
+        ] * num_prompts
+        pieces = [StreamPiece(delta=ReplyDelta(), chunks=(chunk,), index=index) for index in range(num_prompts)]
+        contents = [
+            encoder(StreamEncoder).start(prompts[:1]),
+            encoder(CompletionStreamEncoder).pieces(pieces, prompts),
+            encoder(CompletionStreamEncoder).end(replies),
+        ]
+        return contents, [whole(content) for content in contents]
+
+    ids = array("i", [number * 7919 % 150_000 for number in range(30_000)])
+    few, few_bytes = written(array("i", [1]))
+    many, many_bytes = written(ids)
+    for content in few_bytes:
+        as_msgspec_writes = b"".join(b"data: %b\n\n" % msgspec.json.encode(event) for event in events(content))
+        assert content.removesuffix(DONE) == as_msgspec_writes
+    assert [type(content) for content in few] == [bytes] * 3
+    assert not any(isinstance(content, bytes) for content in many)
+    of_many = b'"prompt_token_ids":' + msgspec.json.encode(ids.tolist())
+    assert [content.replace(b'"prompt_token_ids":[1]', of_many) for content in few_bytes] == many_bytes
+    assert [content.count(b"prompt_token_ids") for content in few_bytes] == [1, num_prompts, num_prompts]
+
+
 def test_in_a_stream_each_choice_has_its_own_offsets_and_its_prompts_ids_once() -> None:
     options = ReplyOptions(stream=True, logprobs=True, return_token_ids=True)
     encoder = CompletionStreamEncoder(
@@ -313,7 +385,8 @@ def test_in_a_stream_each_choice_has_its_own_offsets_and_its_prompts_ids_once() 
         chunk = Chunk(ids=ids, logprobs=[-1.0] * len(ids), top_logprobs=((TopLogprob(id=9, logprob=-2.0),),) * len(ids))
         return StreamPiece(delta=ReplyDelta(), chunks=(chunk,), index=index)
 
-    told = events(encoder.pieces([piece(0, 3, 4), piece(1, 5)], prompts) + encoder.pieces([piece(0, 6)], prompts))
+    written = [encoder.pieces([piece(0, 3, 4), piece(1, 5)], prompts), encoder.pieces([piece(0, 6)], prompts)]
+    told = [event for some in written for event in events(whole(some))]
     choices = [choice for event in told for choice in event["choices"]]
     assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 3], [0], [7]]
     assert [choice.get("prompt_token_ids") for choice in choices] == [[1], [2], None]
