@@ -25,6 +25,7 @@ from stenograph.engine.http_engine import Ask, Call, passed_through
 from stenograph.engine.llamacpp_text import Pieces, is_json
 from stenograph.engine.llamacpp_wire import (
     GRAMMARS,
+    LONGEST_CONTEXT,
     Drawn,
     EngineFailure,
     LlamaCppEvent,
@@ -112,6 +113,8 @@ class LlamaCppReading:
         self._request = request
         self._vocab_size = capabilities.vocab_size
         self._max_context_tokens = capabilities.max_context_tokens
+        limit = capabilities.max_context_tokens or LONGEST_CONTEXT
+        self._most_tokens = min(limit, request.params.max_tokens or limit)
         self._pieces = pieces
         self._texts: list[str] = []
         self._stop_ids = frozenset(request.params.stop_token_ids)
@@ -145,6 +148,9 @@ class LlamaCppReading:
         self._num_cached = self._num_cached if event.num_cached is None else event.num_cached
         if event.num_predicted is None:
             return ()
+        if event.num_predicted > self._most_tokens:
+            detail = f"there can be {self._most_tokens} tokens, tokens_predicted is more"
+            raise UpstreamInvalid("count_agrees", detail)
         start = event.num_predicted - len(event.drawn)
         if start < self._num_told:
             detail = f"tokens_predicted is {event.num_predicted} after {self._num_told} tokens"

@@ -228,6 +228,7 @@ def test_a_recorded_stream_that_is_cut_anywhere_never_passes_for_a_whole_one() -
         ("count_agrees", [drawn(5, 0), last(0)]),
         ("count_agrees", [drawn(5, 0), last(1), drawn(6, 1)]),
         ("count_agrees", [drawn(5, 0), last(1), last(1)]),
+        ("count_agrees", [last(10**12)]),
         ("has_tokens", [last(0)]),
         ("finish_reason", [drawn(5, 0), last(1, "none")]),
         ("finish_reason", [drawn(5, 0), last(1, "word")]),
