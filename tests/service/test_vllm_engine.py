@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 
@@ -127,6 +128,16 @@ async def failed(engine: HttpEngine, of: GenerateRequest) -> tuple[list[Chunk], 
         assert [chunk async for chunk in chunks] == []
         return taken, error
     return taken, None
+
+
+async def num_streamed_bytes(server: VLLMServer, script: Script) -> int:
+    """How long the events are that a script is told in."""
+    path = GENERATE_PATH if server.scale_out else COMPLETIONS_PATH
+    given = {"token_ids": PROMPT, "sampling_params": {}} if server.scale_out else {"prompt": PROMPT}
+    asking = {**given, "request_id": "mine", "stream": True, "stream_options": {"include_usage": True}}
+    server.plan(script)
+    async with aiohttp.ClientSession() as client, client.post(server.url + path, json=asking) as response:
+        return len(await response.read())
 
 
 def known_as(server: VLLMServer, rid: str) -> str:
@@ -404,20 +415,31 @@ async def test_a_reply_that_is_not_whole_is_unreachable_and_aborted(
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_reply_that_is_cut_at_any_byte_is_never_a_turn(connect: Connect, streams: bool) -> None:
+async def test_a_reply_that_is_cut_at_any_byte_is_an_error_or_whole(connect: Connect, streams: bool) -> None:
     async with VLLMServer() as server, connect(server) as engine:
         await drawn(engine, request("whole", streams=streams))
-        cut_at, num_whole = 0, 0
-        while not num_whole:
+        cut_at, is_whole = 0, False
+        while not is_whole:
             server.plan(says(ids=(111,), cut_at=cut_at, finish="length"))
             taken, error = await failed(engine, request(f"r-{cut_at}", streams=streams))
-            num_whole += error is None
             assert error is None or isinstance(error, UpstreamUnreachable | UpstreamInvalid)
-            has_end = any(chunk.finish is not None for chunk in taken)
-            assert not has_end or [list(chunk.ids) for chunk in taken] == [[111]], "only [DONE] is missing"
-            assert streams or error is None or not taken
+            is_whole = error is None
+            assert [list(chunk.ids) for chunk in taken if chunk.finish is not None] == [[111]] * is_whole
             cut_at += 1
     assert cut_at > 400
+
+
+@pytest.mark.parametrize("cut_from_end", [1, 2, len(b"data: [DONE]\n\n")])
+async def test_a_stream_that_is_cut_after_the_usage_is_the_whole_turn_and_nothing_is_aborted(
+    server: VLLMServer, engine: HttpEngine, cut_from_end: int
+) -> None:
+    num_bytes = await num_streamed_bytes(server, says())
+    server.plan(says(cut_at=num_bytes - cut_from_end), says())
+    turn = await drawn(engine, request("mine"))
+    assert (list(turn.ids), turn.finish) == (list(IDS), STOPPED)
+    assert engine.health().state is EngineState.READY
+    assert list((await drawn(engine, request("next"))).ids) == list(IDS)
+    assert not server.aborts
 
 
 @pytest.mark.parametrize("streams", [True, False])

@@ -63,7 +63,7 @@ class Reading(Protocol):
     error that the engine tells within a 200.
 
     Whoever reads holds the chunk that carries `finish` back until the engine has said all that belongs to it, so that
-    the last chunk is the last.
+    the last chunk is the last: a connection that is cut after it cuts nothing off.
     """
 
     def whole(self, http: HttpReply) -> Sequence[Chunk]:
@@ -273,14 +273,19 @@ class HttpEngine:
     async def _read_events(
         self, request: GenerateRequest, call: Call, reading: Reading, chunks: "asyncio.Queue[Chunk | None]"
     ) -> None:
-        async with aclosing(self._transport.events(call.path, call.body, call.headers)) as events:
-            async for event in events:
-                if isinstance(event, bytes):
-                    self._hand_on(request.request_id, reading.event(event), chunks)
-                else:  # it does not stream after all, or refuses
-                    self._hand_on(request.request_id, self._whole(request, event, reading), chunks)
-                if isinstance(reading, Settles) and reading.has_enough:
-                    break
+        try:
+            async with aclosing(self._transport.events(call.path, call.body, call.headers)) as events:
+                async for event in events:
+                    if isinstance(event, bytes):
+                        self._hand_on(request.request_id, reading.event(event), chunks)
+                    else:  # it does not stream after all, or refuses
+                        self._hand_on(request.request_id, self._whole(request, event, reading), chunks)
+                    if isinstance(reading, Settles) and reading.has_enough:
+                        break
+        except UpstreamUnreachable:
+            if not self._running[request.request_id].is_whole:
+                raise
+            # Its end was handed on: by its own word the reply was whole before its connection was cut.
 
     def _whole(self, request: GenerateRequest, http: HttpReply, reading: Reading) -> Sequence[Chunk]:
         self._is_whole(request.request_id)
