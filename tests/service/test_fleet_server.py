@@ -1,8 +1,9 @@
 """The whole server before several stand-ins of SGLang: engines that die, come back, and are told to stop."""
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,18 @@ from stenograph.testing.tiny_llama import write_tiny_folder
 from .conftest import END, Live, assistant, running, user
 
 PROBE_S = 0.02
+ENGINE_LOG = HttpEngine.__module__
+
+
+class Changes(logging.Handler):
+    """Wakes who waits for the state of an engine, whose every change is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +53,7 @@ class Rig(Live):
 
     servers: list[SGLangServer]
     fleet: Fleet
+    changes: Changes
 
     @property
     def num_asked(self) -> list[int]:
@@ -71,15 +85,26 @@ class Rig(Live):
 
     async def until(self, at: int, state: EngineState) -> None:
         """Wait until a probe has found out."""
-        while self.fleet.statuses()[at].health.state is not state:  # noqa: ASYNC110 -- a probe tells nobody
-            await asyncio.sleep(PROBE_S)
+        while self.fleet.statuses()[at].health.state is not state:
+            self.changes.seen.clear()
+            await self.changes.seen.wait()
 
 
 Connect = Callable[..., AbstractAsyncContextManager[Rig]]
 
 
 @pytest.fixture
-def connect(renderer: Renderer) -> Connect:
+def changes(caplog: pytest.LogCaptureFixture) -> Iterator[Changes]:
+    """What is told of the states of engines."""
+    caplog.set_level(logging.INFO, logger=ENGINE_LOG)
+    handler = Changes()
+    logging.getLogger(ENGINE_LOG).addHandler(handler)
+    yield handler
+    logging.getLogger(ENGINE_LOG).removeHandler(handler)
+
+
+@pytest.fixture
+def connect(renderer: Renderer, changes: Changes) -> Connect:
     """Servers before so many stand-ins, of which the first `num_down` are not there yet."""
 
     @asynccontextmanager
@@ -116,6 +141,7 @@ def connect(renderer: Renderer) -> Connect:
                 client=client,
                 servers=servers,
                 fleet=fleet,
+                changes=changes,
             )
 
     return connected
