@@ -118,30 +118,9 @@ def make_app(
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError."""
     body_slots = body_slots or BodySlots(settings.body_slots)
-    services = TurnServices(
-        engine=engine,
-        renderer=renderer,
-        pool=pool,
-        clock=clock,
-        timeout_s=settings.request_timeout_s,
-        abort_grace_s=settings.abort_grace_s,
-        over_budget=settings.over_budget,
-    )
-    limits = Limits(
-        max_sessions=settings.max_sessions,
-        max_in_flight=settings.max_in_flight,
-        max_held_tokens=settings.max_held_tokens,
-    )
     metrics = Metrics(version=__version__)
-    manager = SessionManager(services=services, limits=limits, telemetry=metrics)
-    metrics.bind(
-        num_sessions=lambda: manager.num_sessions,
-        num_in_flight=lambda: manager.num_in_flight,
-        engine_ready=lambda: engine.health().state is EngineState.READY,
-        engines=lambda: statuses_of(engine),
-    )
+    manager = _make_manager(settings, engine=engine, renderer=renderer, pool=pool, clock=clock, metrics=metrics)
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
-    token_text = renderer.tokenizer.token_text
     share = LoopShare()
 
     def route(dialect: WireDialect) -> TurnRoute:
@@ -157,26 +136,9 @@ def make_app(
             body_slots=body_slots,
         )
 
-    chat = ChatDialect(
-        token_text=token_text, model=model, unknown_fields=settings.unknown_fields, reply_mode=settings.reply
-    )
-    completions = CompletionDialect(token_text=token_text, model=model, unknown_fields=settings.unknown_fields)
-    turns = {"chat/completions": route(chat), "completions": route(completions)}
-    sessions = SessionRoutes(
-        manager=manager,
-        metrics=metrics,
-        renderer=renderer,
-        pool=pool,
-        share=share,
-        defaults=SessionDefaults(
-            history=settings.history,
-            matcher=load_matcher(settings.matcher),
-            matcher_name=settings.matcher,
-            ttl_s=settings.session_ttl_s,
-            max_nodes=settings.max_nodes,
-        ),
-        replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
-        max_body_bytes=settings.max_body_bytes,
+    dialects = _wire_dialects(settings, renderer, model)
+    sessions = _session_routes(
+        settings, manager=manager, metrics=metrics, renderer=renderer, pool=pool, share=share, moe_shape=moe_shape
     )
     control = ControlRoutes(
         sessions=sessions,
@@ -193,18 +155,90 @@ def make_app(
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
-        openapi=openapi_document(
-            Described(
-                has_keys=bool(settings.api_key),
-                unknown_fields=settings.unknown_fields,
-                matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
-                vocab_size=renderer.tokenizer.vocab_size,
-                proxy_allow=settings.proxy_allow,
-                forwards=isinstance(engine, Forwards),
-            )
-        ),
+        openapi=openapi_document(_described(settings, engine, renderer)),
     )
+    turns = {path: route(dialect) for path, dialect in dialects.items()}
     return App(turns=turns, control=control.app(), metrics=metrics), manager
+
+
+def _make_manager(
+    settings: Settings, *, engine: Engine, renderer: Renderer, pool: CpuPool, clock: Clock, metrics: Metrics
+) -> SessionManager:
+    """The manager, which tells the metrics what happens, and is what they look at."""
+    services = TurnServices(
+        engine=engine,
+        renderer=renderer,
+        pool=pool,
+        clock=clock,
+        timeout_s=settings.request_timeout_s,
+        abort_grace_s=settings.abort_grace_s,
+        over_budget=settings.over_budget,
+    )
+    limits = Limits(
+        max_sessions=settings.max_sessions,
+        max_in_flight=settings.max_in_flight,
+        max_held_tokens=settings.max_held_tokens,
+    )
+    manager = SessionManager(services=services, limits=limits, telemetry=metrics)
+    metrics.bind(
+        num_sessions=lambda: manager.num_sessions,
+        num_in_flight=lambda: manager.num_in_flight,
+        engine_ready=lambda: engine.health().state is EngineState.READY,
+        engines=lambda: statuses_of(engine),
+    )
+    return manager
+
+
+def _wire_dialects(settings: Settings, renderer: Renderer, model: str) -> dict[str, WireDialect]:
+    """What makes turns, by its path."""
+    token_text, unknown_fields = renderer.tokenizer.token_text, settings.unknown_fields
+    return {
+        "chat/completions": ChatDialect(
+            token_text=token_text, model=model, unknown_fields=unknown_fields, reply_mode=settings.reply
+        ),
+        "completions": CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
+    }
+
+
+def _session_routes(
+    settings: Settings,
+    *,
+    manager: SessionManager,
+    metrics: Metrics,
+    renderer: Renderer,
+    pool: CpuPool,
+    share: LoopShare,
+    moe_shape: tuple[int, int] | None,
+) -> SessionRoutes:
+    """The sessions' own routes. Raises StartupError for a matcher that cannot be loaded."""
+    return SessionRoutes(
+        manager=manager,
+        metrics=metrics,
+        renderer=renderer,
+        pool=pool,
+        share=share,
+        defaults=SessionDefaults(
+            history=settings.history,
+            matcher=load_matcher(settings.matcher),
+            matcher_name=settings.matcher,
+            ttl_s=settings.session_ttl_s,
+            max_nodes=settings.max_nodes,
+        ),
+        replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
+        max_body_bytes=settings.max_body_bytes,
+    )
+
+
+def _described(settings: Settings, engine: Engine, renderer: Renderer) -> Described:
+    """What the OpenAPI document says of this server."""
+    return Described(
+        has_keys=bool(settings.api_key),
+        unknown_fields=settings.unknown_fields,
+        matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
+        vocab_size=renderer.tokenizer.vocab_size,
+        proxy_allow=settings.proxy_allow,
+        forwards=isinstance(engine, Forwards),
+    )
 
 
 def make_dialect(settings: Settings, files: ModelFiles) -> Dialect | None:
