@@ -48,6 +48,7 @@ PURE = (
     "session/recent",
     "session/retries",
     "session/tree",
+    "embedded/plan",
     "embedded/scheduler",
 )
 IMPURE_ON_PURPOSE = {
