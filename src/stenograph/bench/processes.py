@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -27,21 +27,39 @@ class ChildFailed(Exception):
     """A child ended, or said what was not expected; `str()` has the end of its stderr."""
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Generator[None]:
-    """Hold SIGINT and SIGTERM back while inside; raises KeyboardInterrupt at the end if one came."""
-    came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
+class Interrupts:
+    """SIGINT and SIGTERM alike: a KeyboardInterrupt, and remembered, since one that hits a destructor is lost there."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def take(self) -> None:
+        """From now on both signals end the benchmark as Ctrl-C does: the processes that it started go first."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
         raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def held_back(self) -> Generator[None]:
+        """Let neither in while inside; raises KeyboardInterrupt at the end if one came, now or unseen before."""
+        before = {
+            number: signal.signal(number, lambda *_: setattr(self, "came", True))
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.came:
+            raise KeyboardInterrupt
+
+
+INTERRUPTS = Interrupts()
+"""The process's own: signals are the process's."""
 
 
 class Child:
@@ -147,13 +165,13 @@ class Children:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with uninterrupted():
+        with INTERRUPTS.held_back():
             for child in reversed(self._children):
                 child.end()
 
     def start(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Child:
         """Start a Python module by its name and arguments."""
-        with uninterrupted():
+        with INTERRUPTS.held_back():
             child = Child(name, arguments, environment=environment)
             self._children.append(child)
         return child
