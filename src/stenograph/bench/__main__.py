@@ -4,13 +4,12 @@ A benchmark is a module with `add_arguments(parser)` and `run(options) -> exit c
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
-from stenograph.bench import compare, plot, responsiveness, serving, soak
+from stenograph.bench import compare, guided, plot, responsiveness, serving, soak
+from stenograph.bench.processes import INTERRUPTS
 
 EXIT_INTERRUPTED = 130
 
@@ -35,6 +34,7 @@ BENCHMARKS = {
         serving.add_arguments,
         serving.run,
     ),
+    "guided": Benchmark("what does a grammar cost a token?", guided.add_arguments, guided.run),
     "soak": Benchmark(
         "does the server stay as it is under a mixed load with faults?",
         soak.add_arguments,
@@ -52,16 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, benchmark in BENCHMARKS.items():
         benchmark.add_arguments(commands.add_parser(name, help=benchmark.help, description=benchmark.help))
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    INTERRUPTS.take()
     try:
-        return BENCHMARKS[options.benchmark].run(options)
+        code = BENCHMARKS[options.benchmark].run(options)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends it as Ctrl-C does: the processes that it started go first."""
-    raise KeyboardInterrupt
+    return EXIT_INTERRUPTED if INTERRUPTS.came else code
 
 
 if __name__ == "__main__":

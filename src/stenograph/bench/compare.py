@@ -8,12 +8,15 @@ from pathlib import Path
 import msgspec
 
 from stenograph.bench.artifact import Artifact, BadArtifact, ScenarioResult, read_artifact
-from stenograph.bench.figures import LABELS, better, spread, values_of
+from stenograph.bench.figures import LABELS, Figures, better, spread, values_of
 from stenograph.bench.report import number, table
 from stenograph.bench.verdicts import RULE, Comparison, compare_values
 
-SAME = ("scale", "model", "levels", "engine", "mix", "seed", "max_tokens", "num_sessions")
+_GUIDED = ("grammar", "ignore_eos", "temperature", "threads", "prompts")
+SAME = ("scale", "model", "levels", "engine", "mix", "seed", "max_tokens", "num_sessions", *_GUIDED)
 """Arguments that change what a figure means."""
+MEASURED = ("server", "engine")
+"""Whose figures are compared: the server's, or those of an engine that was driven without one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +61,13 @@ def _pairs(first: Artifact, second: Artifact) -> Iterator[tuple[ScenarioResult, 
 
 def _figures(old: ScenarioResult, new: ScenarioResult) -> Iterator[tuple[str, list[float], list[float], Comparison]]:
     for figure in LABELS:
-        before = values_of(old.figures.get("server", []), figure)
-        after = values_of(new.figures.get("server", []), figure)
+        before, after = (values_of(_measured(result), figure) for result in (old, new))
         if before and after:
             yield figure, before, after, compare_values(before, after, better(figure))
+
+
+def _measured(result: ScenarioResult) -> list[Figures]:
+    return next((result.figures[name] for name in MEASURED if result.figures.get(name)), list[Figures]())
 
 
 def _cells(before: list[float], after: list[float], comparison: Comparison) -> list[str]:

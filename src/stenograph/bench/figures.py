@@ -26,6 +26,9 @@ HIGHER_IS_BETTER = frozenset(
         "cached_share",
         "turns_per_s",
         "num_turns",
+        "answered",
+        "satisfied_share",
+        "satisfied_ended_share",
     }
 )
 
@@ -60,6 +63,7 @@ LABELS: Mapping[str, str] = {
     "log_tracebacks": "tracebacks in the server's log",
     "turns_per_s": "turns/s",
     "cpu_ms_per_turn": "server CPU, ms per turn",
+    "loop_lag_p50_ms": "event loop late p50, ms",
     "loop_lag_p99_ms": "event loop late p99, ms",
     "loop_lag_max_ms": "event loop late max, ms",
     "rss_early_mib": "RSS, first quarter, MiB",
@@ -108,6 +112,16 @@ LABELS: Mapping[str, str] = {
     "e2e_p90_ms": "end to end p90, ms",
     "e2e_p99_ms": "end to end p99, ms",
     "e2e_mean_ms": "end to end mean, ms",
+    "answered": "requests answered",
+    "tokens_per_reply": "tokens of a reply, mean",
+    "satisfied_share": "replies that satisfy the grammar, share",
+    "satisfied_ended_share": "the same of those that ended by themselves, share",
+    "engine_cpu_ms_per_token": "engine CPU, ms per token",
+    "tpot_p50_over_free": "TPOT p50, guided / free",
+    "tpot_mean_over_free": "TPOT mean, guided / free",
+    "itl_p50_over_free": "ITL p50, guided / free",
+    "itl_p99_over_free": "ITL p99, guided / free",
+    "engine_cpu_over_free": "engine CPU per token, guided / free",
 }
 """All figures, in the order in which they are shown."""
 
