@@ -48,6 +48,10 @@ PURE = (
     "session/recent",
     "session/retries",
     "session/tree",
+    "embedded/block_pool",
+    "embedded/block_table",
+    "embedded/free_blocks",
+    "embedded/prefix_tree",
     "embedded/plan",
     "embedded/scheduler",
 )

@@ -36,7 +36,8 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
     texts = {
         "host": "::1", "port": "0", "model": "m.gguf", "family": "chatml", "engine": "sglang",
         "engine_url": "http://127.0.0.1:1", "connect_timeout": "0.5", "replay": "all", "reply": "lean",
-        "engine_threads": "2", "max_batch": "3", "kv_tokens": "4096", "cpu_workers": "5", "body_slots": "3",
+        "engine_threads": "2", "max_batch": "3", "kv_tokens": "4096", "step_tokens": "64",
+        "prefix_reuse": "on", "cpu_workers": "5", "body_slots": "3",
         "loop_watchdog": "on", "history": "tree",
         "matcher": "strict", "max_sessions": "6", "max_in_flight": "7", "max_held_tokens": "9", "max_nodes": "8",
         "session_ttl": "60",

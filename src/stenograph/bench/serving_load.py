@@ -26,7 +26,8 @@ from stenograph.bench.serving_http import HttpTarget
 from stenograph.bench.serving_mix import MIXES, SessionPlan, arrivals_s, draw_sessions
 from stenograph.bench.serving_target import ChatFailed, Heard, Talk, Target
 from stenograph.core.settings import Settings
-from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
+from stenograph.embedded.options import EmbeddedOptions
+from stenograph.engine.local import EmbeddedEngine
 from stenograph.http.app import make_renderer
 from stenograph.render.model_files import load_model_files
 

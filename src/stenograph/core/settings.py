@@ -79,6 +79,20 @@ class OverBudget(enum.StrEnum):
     CLAMP = "clamp"
 
 
+class ForwardKind(enum.StrEnum):
+    """What computes the embedded engine's forward pass."""
+
+    NUMPY = "numpy"
+    TORCH = "torch"
+
+
+class TorchDtype(enum.StrEnum):
+    """What torch holds weights, keys and values in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 class LogLevel(enum.StrEnum):
     """How much goes to the log."""
 
@@ -164,6 +178,15 @@ def _choice(options: type[enum.StrEnum]) -> Kind:
         return options(value)
 
     return Kind(expected="one of " + ", ".join(names), read=read, choices=names)
+
+
+def _torch_device() -> Kind:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", value):
+            raise ValueError
+        return value
+
+    return Kind(expected="one of auto, cpu, cuda, cuda:0, cuda:1 and so on", read=read)
 
 
 def _folder() -> Kind:
@@ -270,6 +293,27 @@ class Settings:
     engine_threads: int = _setting(1, _int(1, 1024), "BLAS threads of the embedded engine.", unit="threads")
     max_batch: int = _setting(16, _int(1, 4096), "Sequences that the embedded engine steps at once.", unit="sequences")
     kv_tokens: int = _setting(65536, _int(16), "Room of the embedded engine's KV cache.", unit="tokens")
+    step_tokens: int = _setting(
+        256,
+        _int(2, 1_048_576),
+        "Tokens that the embedded engine computes in a step at most, more than max_batch: a prompt's chunk, and how "
+        "long those that decode wait for it.",
+        unit="tokens",
+    )
+    prefix_reuse: Switch = _setting(
+        Switch.ON, _choice(Switch), "Whether the embedded engine finds the KV of earlier turns again."
+    )
+    forward: ForwardKind = _setting(
+        ForwardKind.NUMPY,
+        _choice(ForwardKind),
+        "What computes the embedded engine's forward pass; torch needs `pip install 'stenograph[torch]'`.",
+    )
+    torch_device: str = _setting(
+        "auto", _torch_device(), "Where `--forward torch` computes; auto is the first GPU, else the CPU."
+    )
+    torch_dtype: TorchDtype = _setting(
+        TorchDtype.FLOAT32, _choice(TorchDtype), "What `--forward torch` holds weights, keys and values in."
+    )
     cpu_workers: int = _computed(
         _default_cpu_workers, _int(1, 1024), "Threads for CPU work off the loop.", unit="threads", shown="min(16, CPUs)"
     )
@@ -389,9 +433,16 @@ def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
 
 def _check_together(settings: Settings) -> None:
     """Raise StartupError for settings that do not fit each other."""
+    _check_forward(settings)
+    if settings.step_tokens <= settings.max_batch:
+        raise StartupError(
+            f"step_tokens is {settings.step_tokens}, but must be above max_batch, {settings.max_batch}: set it too"
+        )
     is_embedded = settings.engine is EngineKind.EMBEDDED
     if not is_embedded and not settings.engine_url:
         raise StartupError(f"engine {settings.engine} needs its address: set engine_url")
+    if not is_embedded and settings.prefix_reuse is Switch.OFF:
+        raise StartupError(f"prefix_reuse is off, but engine is {settings.engine}: only the embedded one has it")
     if is_embedded and settings.engine_url:
         raise StartupError("engine_url is set, but the engine is the embedded one: set engine too")
     if is_embedded and settings.replay is not ReplayKind.NONE:
@@ -412,6 +463,20 @@ def _check_together(settings: Settings) -> None:
         raise StartupError(f"replay is {settings.replay}, but LMDeploy tells of routed_experts alone")
     if settings.engine is EngineKind.LMDEPLOY and settings.reply is not ReplyMode.PASSTHROUGH:
         raise StartupError(f"reply is {settings.reply}, but LMDeploy writes no replies here")
+
+
+def _check_forward(settings: Settings) -> None:
+    """Raise StartupError for settings of a forward that is not used."""
+    if settings.engine is not EngineKind.EMBEDDED and settings.forward is not ForwardKind.NUMPY:
+        raise StartupError(
+            f"forward is {settings.forward}, but engine is {settings.engine}: only the embedded one has it"
+        )
+    if settings.forward is not ForwardKind.TORCH and settings.torch_device != "auto":
+        raise StartupError(
+            f"torch_device is {settings.torch_device}, but forward is {settings.forward}: set forward too"
+        )
+    if settings.forward is not ForwardKind.TORCH and settings.torch_dtype is not TorchDtype.FLOAT32:
+        raise StartupError(f"torch_dtype is {settings.torch_dtype}, but forward is {settings.forward}: set forward too")
 
 
 def _read_toml(file: Path) -> dict[str, object]:

@@ -1,124 +1,113 @@
-"""The engine's process: `python -m stenograph.embedded.child MODEL --max-batch N --kv-tokens N`.
+"""The engine's process: `python -m stenograph.embedded.child MODEL OPTIONS`, OPTIONS as options.py writes them.
 
 Commands come on standard input, events go to standard output (wire.py); prints of libraries go to standard error. One
-thread reads and only enqueues, the main thread steps. When standard input ends, so does the process: a server that was
+thread reads and only submits, the main thread steps. When standard input ends, so does the process: a server that was
 killed leaves no orphan.
 """
 
-import argparse
 import os
-import queue
 import sys
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError
 from stenograph.core.types import GrammarKind
-from stenograph.embedded.engine_core import EngineCore, EngineLimits
+from stenograph.embedded.engine_core import EngineCore
+from stenograph.embedded.forwards import load_forward
 from stenograph.embedded.grammar import GrammarCompiler
-from stenograph.embedded.model import LlamaModel
-from stenograph.embedded.weights import load_weights
+from stenograph.embedded.loop import Emit, EngineLoop
+from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import COMMANDS, Command, Drew, Failed, Generate, LoadFailed, Ready, frame, read_frame
 from stenograph.render.fast_encoder import EncoderKind
 from stenograph.render.model_files import load_model_files
 from stenograph.render.tokenizer import Tokenizer
 
-Inbox = queue.SimpleQueue[Command | None]
-"""Commands; None only wakes the main thread."""
-
 
 def main() -> None:
     """Serve until standard input ends."""
-    events = os.fdopen(os.dup(1), "wb", buffering=0)
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print must not become a frame
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--max-batch", type=int, required=True)
-    parser.add_argument("--kv-tokens", type=int, required=True)
-    options = parser.parse_args()
-    inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_read_commands, args=(sys.stdin.buffer, inbox), daemon=True).start()
-    limits = EngineLimits(max_batch=options.max_batch, kv_tokens=options.kv_tokens)
+    path, options = Path(sys.argv[1]), EmbeddedOptions.from_json(sys.argv[2])
+    loaded: Future[EngineLoop] = Future()
+    threading.Thread(target=_read_commands, args=(sys.stdin.buffer, loaded), daemon=True).start()
+
+    def emit(events: Sequence[Drew | Failed]) -> None:
+        for event in events:
+            loaded.result().pop_times(event.request_id)  # there with the last event, which has what the server wants
+        _send(out, b"".join(map(frame, events)))
+
     try:
-        core, ready = load(options.model, limits, inbox)
+        loop, core, ready = load(path, options, emit)
     except StartupError as error:
-        _send(events, frame(LoadFailed(message=str(error))))
+        _send(out, frame(LoadFailed(message=str(error))))
         return
-    _send(events, frame(ready))
-    _serve(core, inbox, events)
+    loaded.set_result(loop)
+    _send(out, frame(ready))
+    loop.run(core)
 
 
-def load(path: Path, limits: EngineLimits, inbox: Inbox) -> tuple[EngineCore, Ready]:
-    """Read the model and make its engine. Raises StartupError."""
-    files = load_model_files(path)
-    config, weights = load_weights(path)
+def load(path: Path, options: EmbeddedOptions, emit: Emit) -> tuple[EngineLoop, EngineCore, Ready]:
+    """Read the model and make its engine, which hands its events to `emit`. Raises StartupError."""
+    files, limits, clock = load_model_files(path), options.limits, SystemClock()
+    forward = load_forward(
+        path,
+        kind=options.forward,
+        device=options.torch_device,
+        dtype=options.torch_dtype,
+        num_kv_tokens=limits.num_kv_rows,
+    )
+    vocab_size = forward.config.vocab_size
     tokenizer = Tokenizer(files.tokenizer_json, prefer=EncoderKind.REFERENCE)  # it encodes grammars, and no more
-    eos_ids = tuple(id_ for id_ in files.eos_token_ids if id_ < config.vocab_size)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise StartupError(f"{path}: the tokenizer has {tokenizer.vocab_size} ids, the model {config.vocab_size}")
+    if tokenizer.vocab_size > vocab_size:
+        raise StartupError(f"{path}: the tokenizer has {tokenizer.vocab_size} ids, the model {vocab_size}")
+    eos_ids = tuple(id_ for id_ in files.eos_token_ids if id_ < vocab_size)
+    loop = EngineLoop(tokenizer, num_workers=0, emit=emit, clock=clock)  # prompts come as ids
     core = EngineCore(
-        LlamaModel(config, weights),
+        forward,
         tokenizer,
-        GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=eos_ids),
+        GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids),
         eos_ids=eos_ids,
         limits=limits,
-        clock=SystemClock(),
-        wake=lambda: inbox.put(None),
+        clock=clock,
+        wake=loop.wake,
         weight_version=files.name,
     )
     ready = Ready(
         model=files.name,
-        vocab_size=config.vocab_size,
+        vocab_size=vocab_size,
         max_context_tokens=core.max_context_tokens,
         grammars=tuple(GrammarKind),
     )
-    return core, ready
+    return loop, core, ready
 
 
-def _serve(core: EngineCore, inbox: Inbox, events: BinaryIO) -> None:
-    """Take every command that is there, make one step, send what it brought; wait where there is nothing to do."""
-    while True:
-        out = bytearray()
-        while core.has_work is False or not inbox.empty():
-            answer = _obey(core, inbox.get())
-            if answer:
-                out += answer
-                break
-        for event in core.step():
-            out += frame(event)
-        if out:
-            _send(events, out)
-
-
-def _obey(core: EngineCore, command: Command | None) -> bytes:
-    if command is None:
-        return b""
-    answer: Failed | Drew | None
+def _obey(loop: EngineLoop, command: Command) -> None:
     if isinstance(command, Generate):
-        answer = core.add(command.request_id, command.prompt(), command.params)
+        loop.add_request(command.prompt(), command.params, command.request_id)
     else:
-        answer = core.abort(command.request_id)
-    return b"" if answer is None else frame(answer)
+        loop.abort(command.request_id)
 
 
-def _read_commands(stream: BinaryIO, inbox: Inbox) -> None:
-    """Enqueue commands until the input ends; then, or on what is no command, end the whole process."""
+def _read_commands(stream: BinaryIO, loaded: "Future[EngineLoop]") -> None:
+    """Submit what comes until the input ends; then, or on what is no command, end the whole process."""
     code = 1
     try:
         while (payload := read_frame(stream)) is not None:
-            inbox.put(COMMANDS.decode(payload))
+            _obey(loaded.result(), COMMANDS.decode(payload))
         code = 0
     finally:
         os._exit(code)
 
 
-def _send(events: BinaryIO, data: bytes | bytearray) -> None:
+def _send(out: BinaryIO, data: bytes) -> None:
     try:
         view = memoryview(data)
         while view:
-            view = view[events.write(view) :]
+            view = view[out.write(view) :]
     except BrokenPipeError:
         os._exit(0)  # the server is gone; nobody is left to tell
 

@@ -1,52 +1,56 @@
 """The engine: requests in, one step at a time, events out. One thread owns it.
 
-Owns the waiting and the running requests and calls, in each step: scheduler, forward, samplers. Adding a request only
-checks and enqueues it; its grammar compiles on a thread while others run. A failure of one request's grammar or sampler
-ends that request alone.
+Owns the waiting and the running requests. A step asks the scheduler what to do, does it with blocks and one forward,
+and draws a token where a sequence's tokens are all in. Adding a request only checks and enqueues it; its grammar
+compiles on a thread while others run. A failure of one request's grammar or sampler ends that request alone.
 """
 
+import bisect
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
-
-import numpy as np
-from llguidance import LLMatcher
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from stenograph.core.clock import Clock
-from stenograph.core.types import Chunk, EngineTimes, Finish, FinishReason, RequestId, SamplingParams
-from stenograph.embedded.grammar import BadGrammar, GrammarCompiler, GrammarState
-from stenograph.embedded.kvcache import KvCache
-from stenograph.embedded.model import LlamaModel, LogitsFor, Segment
+from stenograph.core.types import Chunk, EngineTimes, RequestId, SamplingParams
+from stenograph.embedded.block_pool import BLOCK_TOKENS, BlockPool
+from stenograph.embedded.forward import Forward
+from stenograph.embedded.grammar import BadGrammar, GrammarCompiler
+from stenograph.embedded.pace import Pace
+from stenograph.embedded.plan import Budget, Running, Share, Waiting, plan
 from stenograph.embedded.sampler import DeadEnd
-from stenograph.embedded.scheduler import Running, Waiting, admissions, shares
-from stenograph.embedded.sequence import Sequence, Times
+from stenograph.embedded.sequence import Sequence
+from stenograph.embedded.times import RequestTimes, Times
+from stenograph.embedded.weights import F32Array
 from stenograph.embedded.wire import Drew, Failed, FailureKind
 from stenograph.render.tokenizer import Tokenizer
-
-MAX_WAITING = 1024
-"""Requests that may wait; more are refused rather than kept without bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What bounds a step and the whole: sequences in a batch, tokens computed in a step, tokens of KV."""
+    """What bounds a step and the whole: sequences in a batch, tokens computed in a step, tokens of KV, requests that
+    may wait (more are refused rather than kept without bound)."""
 
     max_batch: int
     kv_tokens: int
     step_tokens: int = 256
+    max_waiting: int = 1024
+    reuses_prefixes: bool = True
 
+    def __post_init__(self) -> None:
+        if self.step_tokens <= self.max_batch:
+            raise ValueError(f"step_tokens must be above max_batch, {self.max_batch}, got {self.step_tokens}")
+        if self.kv_tokens < 2:
+            raise ValueError(f"kv_tokens must be at least 2, got {self.kv_tokens}")
 
-@dataclass(slots=True, kw_only=True)
-class _Queued:
-    """A request that has not begun."""
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of KV: `kv_tokens`, rounded up to whole ones."""
+        return -(-self.kv_tokens // BLOCK_TOKENS)
 
-    prompt: "array[int]"
-    params: SamplingParams
-    max_tokens: int
-    grammar: "Future[LLMatcher] | None"
-    times: Times
+    @property
+    def num_kv_rows(self) -> int:
+        """Rows of the KV store: those of all blocks."""
+        return self.num_blocks * BLOCK_TOKENS
 
 
 class EngineCore:
@@ -54,7 +58,7 @@ class EngineCore:
 
     def __init__(
         self,
-        model: LlamaModel,
+        forward: Forward,
         tokenizer: Tokenizer,
         grammars: GrammarCompiler,
         *,
@@ -64,7 +68,7 @@ class EngineCore:
         wake: Callable[[], None],
         weight_version: str,
     ) -> None:
-        self._model = model
+        self._forward = forward
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._eos_ids = frozenset(eos_ids)
@@ -72,9 +76,13 @@ class EngineCore:
         self._clock = clock
         self._wake = wake
         self._weight_version = weight_version
-        self.kv = KvCache(model.config, budget_tokens=limits.kv_tokens)
-        self._waiting: OrderedDict[RequestId, _Queued] = OrderedDict()
-        self._running: OrderedDict[RequestId, Sequence] = OrderedDict()
+        self._pace = Pace()
+        self.pool = BlockPool(limits.num_blocks, reuse=limits.reuses_prefixes)
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._by_id: dict[RequestId, Sequence] = {}
+        self._num_preempted = 0
+        self._ended: dict[RequestId, RequestTimes] = {}
 
     def __repr__(self) -> str:
         return f"<EngineCore {len(self._waiting)} waiting, {len(self._running)} running>"
@@ -82,126 +90,209 @@ class EngineCore:
     @property
     def max_context_tokens(self) -> int:
         """The longest sequence that fits model and KV."""
-        return min(self._model.config.max_context, self._limits.kv_tokens)
+        return min(self._forward.config.max_context, self._limits.kv_tokens)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything: something runs, or something that waits could begin."""
-        return bool(self._running) or any(
-            queued.grammar is None or queued.grammar.done() for queued in self._waiting.values()
-        )
+        return bool(self._running) or any(sequence.is_ready for sequence in self._waiting)
 
     @property
     def has_requests(self) -> bool:
         """Whether anything waits or runs, a request whose grammar still compiles included."""
-        return bool(self._running or self._waiting)
+        return bool(self._by_id)
 
-    def add(self, request_id: RequestId, prompt: "array[int]", params: SamplingParams) -> Failed | None:
-        """Enqueue a request; tells at once if it can never run. Light: no arithmetic, no compilation."""
+    @property
+    def num_preempted(self) -> int:
+        """How often a sequence gave up its blocks for others, since the start."""
+        return self._num_preempted
+
+    def add(
+        self, request_id: RequestId, prompt: "array[int]", params: SamplingParams, times: Times, arrival: int
+    ) -> Failed | None:
+        """Enqueue a request among those that wait, by `arrival`; tells at once if it can never run, or not now.
+
+        Light: no arithmetic, no compilation.
+        """
         problem = self._problem(request_id, prompt, params)
         if problem is not None:
             return problem
         room = self.max_context_tokens - len(prompt)
-        self._waiting[request_id] = _Queued(
+        sequence = self._by_id[request_id] = Sequence(
+            request_id=request_id,
+            arrival=arrival,
             prompt=prompt,
             params=params,
             max_tokens=min(room, params.max_tokens or room),
+            eos_ids=self._eos_ids,
             grammar=None if params.grammar is None else self._grammars.compile(params.grammar, self._wake),
-            times=Times(submitted=self._clock.monotonic()),
+            text=self._tokenizer.text_stream(skip_special=True),
+            times=times,
         )
+        self._wait(sequence)
         return None
 
     def abort(self, request_id: RequestId) -> Drew | None:
         """End a request now; None if it is not there any more."""
-        now = self._clock.monotonic()
-        sequence = self._running.get(request_id)
-        if sequence is not None:
-            self._end(sequence)
-            return Drew(request_id=request_id, chunk=sequence.aborted(now))
-        queued = self._waiting.pop(request_id, None)
-        if queued is None:
-            return None
-        times = EngineTimes(submitted=queued.times.submitted, admitted=now, first_token=now, finished=now)
-        chunk = Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT), times=times)
-        return Drew(request_id=request_id, chunk=chunk)
+        sequence = self._by_id.get(request_id)
+        return None if sequence is None else self._end(sequence, sequence.aborted())
+
+    def pop_times(self, request_id: RequestId) -> RequestTimes | None:
+        """The times of a request that has ended, once. Whoever takes its last event takes them: they are kept till then."""
+        return self._ended.pop(request_id, None)
 
     def step(self) -> list[Drew | Failed]:
-        """Admit what fits, compute one batch, draw where a sequence's tokens are all in. The events, in order."""
-        events: list[Drew | Failed] = []
-        self._admit(events)
-        running = [Running(key=id_, num_pending=s.num_pending) for id_, s in self._running.items()]
-        planned = shares(running, step_tokens=self._limits.step_tokens)
-        if not planned:
+        """Preempt, admit and compute what the plan says; draw where a sequence's tokens are all in. Events in order."""
+        events: list[Drew | Failed] = self._begin_grammars()
+        batch = self._follow_plan()
+        if not batch:
             return events
-        batch = [(self._running[share.key], share.num_tokens) for share in planned]
-        whole = [sequence for sequence, num_tokens in batch if num_tokens == sequence.num_pending]
-        logits = self._model.forward([_segment(sequence, num_tokens) for sequence, num_tokens in batch])
+        logits = self._forward.forward([sequence.segment(num_tokens) for sequence, num_tokens in batch])
         now = self._clock.monotonic()
-        for sequence, row in zip(whole, logits, strict=True):
-            try:
-                chunk = sequence.draw(row, now, weight_version=self._weight_version)
-            except (DeadEnd, BadGrammar) as error:
-                events.append(self._fail(sequence, error))
-                continue
-            if chunk.finish is not None:
-                self._end(sequence)
-            events.append(Drew(request_id=sequence.request_id, chunk=chunk))
+        for sequence, num_tokens in batch:
+            assert sequence.table is not None, "what was computed runs"
+            self.pool.fill(sequence.table, sequence.ids, sequence.num_filled + num_tokens)
+        whole = [sequence for sequence, _ in batch if not sequence.num_pending]
+        events += [self._draw(sequence, row, now) for sequence, row in zip(whole, logits, strict=True)]
         return events
 
-    def _admit(self, events: list[Drew | Failed]) -> None:
-        ready = [(id_, q) for id_, q in self._waiting.items() if q.grammar is None or q.grammar.done()]
-        admitted = admissions(
-            [Waiting(key=id_, max_tokens=len(q.prompt) + q.max_tokens) for id_, q in ready],
-            num_running=len(self._running),
-            max_batch=self._limits.max_batch,
-            free_tokens=self.kv.budget_tokens - self.kv.reserved_tokens,
-        )
-        for request_id in admitted:
-            queued = self._waiting.pop(request_id)
-            try:
-                grammar = None if queued.grammar is None else self._grammars.state(queued.grammar)
-            except BadGrammar as error:
-                events.append(
-                    Failed(
-                        request_id=request_id,
-                        kind=FailureKind.INVALID_REQUEST,
-                        message=f"The grammar does not compile: {error}",
-                    )
+    def check(self) -> None:
+        """Raises AssertionError where the books do not balance."""
+        self.pool.check()
+        assert len(self._by_id) == len(self._waiting) + len(self._running), f"{self!r} has lost a request"
+        assert all(sequence.table is None for sequence in self._waiting), "one that waits holds blocks"
+        assert all(sequence.table is not None for sequence in self._running), "one that runs holds no blocks"
+        assert self._running or not self.pool.stats().num_held, "blocks are held for nobody"
+
+    # -- what a step does
+
+    def _begin_grammars(self) -> list[Drew | Failed]:
+        """Give those that wait what their grammars were compiled to, and end those whose grammar does not compile."""
+        events: list[Drew | Failed] = []
+        for sequence in list(self._waiting):
+            if sequence.grammar is not None and sequence.guide is None and sequence.grammar.done():
+                try:
+                    sequence.guide = self._grammars.state(sequence.grammar)
+                except BadGrammar as error:
+                    events.append(self._fail(sequence, f"The grammar does not compile: {error}"))
+        return events
+
+    def _follow_plan(self) -> list[tuple[Sequence, int]]:
+        """Who computes how many tokens now, with room for them."""
+        planned = plan(self._candidates(), [self._seen_running(one) for one in self._running], self._budget())
+        for key in planned.preempted:
+            self._preempt(self._by_id[key])
+        for key in planned.admitted:
+            self._admit(self._by_id[key])
+        return [self._with_room(share) for share in planned.shares]
+
+    def _candidates(self) -> Iterator[Waiting[RequestId]]:
+        """Those that could begin, in order; each is looked up in the KV only when the plan comes to it."""
+        for sequence in self._waiting:
+            if sequence.is_ready:
+                found = self.pool.match(sequence.ids)
+                yield Waiting(
+                    key=sequence.request_id,
+                    num_tokens=len(sequence.ids),
+                    num_cached=found.num_tokens,
+                    num_new_blocks=-(-(len(sequence.ids) + 1) // BLOCK_TOKENS) - found.num_shared_blocks,
                 )
-                continue
-            self._start(request_id, queued, grammar)
 
-    def _start(self, request_id: RequestId, queued: _Queued, grammar: GrammarState | None) -> None:
-        queued.times.admitted = self._clock.monotonic()
-        self._running[request_id] = Sequence(
-            request_id=request_id,
-            prompt=queued.prompt,
-            params=queued.params,
-            max_tokens=queued.max_tokens,
-            eos_ids=self._eos_ids,
-            grammar=grammar,
-            text=self._tokenizer.text_stream(skip_special=True),
-            kv=self.kv.acquire(queued.prompt, max_tokens=len(queued.prompt) + queued.max_tokens),
-            times=queued.times,
+    def _seen_running(self, sequence: Sequence) -> Running[RequestId]:
+        assert sequence.table is not None, "what runs holds blocks"
+        return Running(
+            key=sequence.request_id,
+            num_tokens=len(sequence.ids),
+            num_filled=sequence.num_filled,
+            num_blocks=sequence.table.num_tokens // BLOCK_TOKENS,
+            num_own_blocks=self.pool.own_blocks(sequence.table),
         )
 
-    def _end(self, sequence: Sequence) -> None:
-        del self._running[sequence.request_id]
-        self.kv.release(sequence.kv, sequence.ids)
+    def _budget(self) -> Budget:
+        return Budget(
+            step_tokens=self._limits.step_tokens,
+            max_batch=self._limits.max_batch,
+            block_tokens=BLOCK_TOKENS,
+            available_blocks=self.pool.num_available,
+        )
 
-    def _fail(self, sequence: Sequence, error: Exception) -> Failed:
-        self._end(sequence)
-        if isinstance(error, DeadEnd):
-            message = "No token is possible any more: grammar and logit_bias exclude each other."
-        else:
-            message = f"The grammar failed on what was drawn: {error}"
+    def _admit(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+        sequence.table, copy = self.pool.open(sequence.ids)
+        if copy is not None:
+            self._forward.copy_kv(copy.source, copy.target, copy.num_tokens)
+        if not sequence.times.admitted:
+            sequence.times.admitted = self._clock.monotonic()
+            sequence.num_cached_tokens = sequence.num_filled
+        bisect.insort(self._running, sequence, key=_arrival)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks; it waits in its old place, and computes again what is no longer found."""
+        self._num_preempted += 1
+        self._running.remove(sequence)
+        self._close(sequence)
+        self._wait(sequence)
+
+    def _with_room(self, share: Share[RequestId]) -> tuple[Sequence, int]:
+        sequence = self._by_id[share.key]
+        assert sequence.table is not None, "what has a share runs"
+        num_tokens = min(share.num_tokens, sequence.num_pending)
+        has_room = self.pool.extend(sequence.table, sequence.num_filled + num_tokens)
+        assert has_room, f"the plan gave {sequence!r} blocks that {self.pool!r} does not have"
+        return sequence, num_tokens
+
+    def _draw(self, sequence: Sequence, row: F32Array, now: float) -> Drew | Failed:
+        try:
+            chunk = sequence.draw(row, now, weight_version=self._weight_version)
+        except DeadEnd:
+            return self._fail(sequence, "No token is possible any more: grammar and logit_bias exclude each other.")
+        except BadGrammar as error:
+            return self._fail(sequence, f"The grammar failed on what was drawn: {error}")
+        if chunk.finish is not None:
+            return self._end(sequence, chunk)
+        return Drew(request_id=sequence.request_id, chunk=chunk)
+
+    # -- a request's place
+
+    def _wait(self, sequence: Sequence) -> None:
+        bisect.insort(self._waiting, sequence, key=_arrival)
+
+    def _end(self, sequence: Sequence, chunk: Chunk) -> Drew:
+        """Forget a request; `chunk`, its last, gets its times."""
+        times = self._forget(sequence)
+        told = EngineTimes(
+            submitted=times.submitted,
+            admitted=times.admitted or times.finished,
+            first_token=times.first_token or times.finished,
+            finished=times.finished,
+        )
+        return Drew(request_id=sequence.request_id, chunk=replace(chunk, times=told))
+
+    def _fail(self, sequence: Sequence, message: str) -> Failed:
+        self._forget(sequence)
         return Failed(request_id=sequence.request_id, kind=FailureKind.INVALID_REQUEST, message=message)
 
+    def _forget(self, sequence: Sequence) -> Times:
+        now = self._clock.monotonic()
+        self._pace.ended(now)
+        sequence.times.finished = now
+        self._ended[sequence.request_id] = sequence.times.view()
+        del self._by_id[sequence.request_id]
+        (self._waiting if sequence.table is None else self._running).remove(sequence)
+        self._close(sequence)
+        return sequence.times
+
+    def _close(self, sequence: Sequence) -> None:
+        if sequence.table is not None:
+            self.pool.close(sequence.table, sequence.ids)
+            sequence.table = None
+
     def _problem(self, request_id: RequestId, prompt: "array[int]", params: SamplingParams) -> Failed | None:
-        vocab = self._model.config.vocab_size
-        kind, message, param = FailureKind.INVALID_REQUEST, "", None
-        if len(self._waiting) >= MAX_WAITING:
-            kind, message = FailureKind.UNAVAILABLE, f"{MAX_WAITING} requests wait for the engine already."
+        vocab = self._forward.config.vocab_size
+        kind, message, param, retry_after_s = FailureKind.INVALID_REQUEST, "", None, None
+        if len(self._waiting) >= self._limits.max_waiting:
+            kind, retry_after_s = FailureKind.UNAVAILABLE, self._pace.retry_after_s
+            message = f"{self._limits.max_waiting} requests wait for the engine already."
         elif not prompt or min(prompt) < 0 or max(prompt) >= vocab:
             message = f"A prompt has at least one id, each in [0, {vocab})."
         elif len(prompt) + (params.max_tokens or 1) > self.max_context_tokens:
@@ -210,14 +301,10 @@ class EngineCore:
             message, param = f"Token ids are in [0, {vocab}).", "/stop_token_ids"
         elif not all(0 <= id_ < vocab for id_, _ in params.logit_bias):
             message, param = f"Token ids are in [0, {vocab}).", "/logit_bias"
-        return Failed(request_id=request_id, kind=kind, message=message, param=param) if message else None
+        if not message:
+            return None
+        return Failed(request_id=request_id, kind=kind, message=message, param=param, retry_after_s=retry_after_s)
 
 
-def _segment(sequence: Sequence, num_tokens: int) -> Segment:
-    """The next `num_tokens` of a sequence; logits are wanted when they are its last."""
-    start = sequence.kv.length
-    return Segment(
-        ids=np.array(sequence.ids[start : start + num_tokens], np.intc),
-        kv=sequence.kv,
-        logits_for=LogitsFor.LAST if num_tokens == sequence.num_pending else LogitsFor.NONE,
-    )
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival

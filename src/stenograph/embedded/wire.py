@@ -68,12 +68,16 @@ class FailureKind(enum.StrEnum):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A generation ended without a finish. `param` is the JSON pointer of what is to blame in the request."""
+    """A generation ended without a finish. `param` is the JSON pointer of what is to blame in the request.
+
+    `retry_after_s` is when there may be room for it, where there was none.
+    """
 
     request_id: RequestId
     kind: FailureKind
     message: str
     param: str | None = None
+    retry_after_s: float | None = None
 
 
 Event = Ready | LoadFailed | Drew | Failed

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -24,6 +23,7 @@ from stenograph.core.errors import (
     UnexpectedFailure,
 )
 from stenograph.core.types import Chunk, GrammarKind, RequestId
+from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import (
     EVENTS,
     LENGTH_BYTES,
@@ -46,15 +46,6 @@ LONGEST_PAUSE_S = 30.0
 STOP_GRACE_S = 5.0
 
 Answer = Chunk | StenographError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddedOptions:
-    """How the engine's process is run: BLAS threads, sequences in a batch, tokens of KV."""
-
-    threads: int
-    max_batch: int
-    kv_tokens: int
 
 
 class EmbeddedEngine:
@@ -172,8 +163,7 @@ class EmbeddedEngine:
             **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(self._options.threads)),
         }
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "stenograph.embedded.child", str(self._model),
-            "--max-batch", str(self._options.max_batch), "--kv-tokens", str(self._options.kv_tokens),
+            sys.executable, "-m", "stenograph.embedded.child", str(self._model), self._options.to_json(),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
             start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains first
         )  # fmt: skip
@@ -284,6 +274,6 @@ def _error_of(event: Failed) -> StenographError:
         case FailureKind.INVALID_REQUEST:
             return InvalidRequest(event.message, param=event.param)
         case FailureKind.UNAVAILABLE:
-            return EngineUnavailable(event.message, retry_after_s=1.0)
+            return EngineUnavailable(event.message, retry_after_s=event.retry_after_s or 1.0)
         case FailureKind.INTERNAL:
             return UnexpectedFailure(event.message)

@@ -22,6 +22,7 @@ from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import MethodNotAllowed, StartupError
 from stenograph.core.settings import EngineKind, Settings, Switch
 from stenograph.embedded.fetch import resolve_model
+from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.progress import Progress
 from stenograph.engine.base import Engine, EngineState, Forwards, statuses_of
 from stenograph.engine.fleet import FleetMember, fleet_of
@@ -29,7 +30,7 @@ from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
 from stenograph.engine.llamacpp import LlamaCpp
 from stenograph.engine.llamacpp_text import pieces_of
 from stenograph.engine.lmdeploy import LMDeploy
-from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
+from stenograph.engine.local import EmbeddedEngine
 from stenograph.engine.sglang import SGLangChat
 from stenograph.engine.sglang_generate import SGLangGenerate
 from stenograph.engine.vllm import VLLM
@@ -283,7 +284,14 @@ def make_engine(settings: Settings, files: ModelFiles, path: Path, body_slots: B
     if members:
         return members[0].engine
     options = EmbeddedOptions(
-        threads=settings.engine_threads, max_batch=settings.max_batch, kv_tokens=settings.kv_tokens
+        threads=settings.engine_threads,
+        max_batch=settings.max_batch,
+        kv_tokens=settings.kv_tokens,
+        step_tokens=settings.step_tokens,
+        reuses_prefixes=settings.prefix_reuse is Switch.ON,
+        forward=settings.forward,
+        torch_device=settings.torch_device,
+        torch_dtype=settings.torch_dtype,
     )
     return EmbeddedEngine(path, options)
 

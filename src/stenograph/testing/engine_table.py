@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.types import Prompt, token_ids
-from stenograph.embedded.kvcache import SequenceKv
-from stenograph.embedded.model import LlamaModel, LogitsFor, Segment
-from stenograph.embedded.sampler import log_softmax
+from stenograph.embedded.numpy_forward import NumpyForward
+from stenograph.embedded.teacher_forcing import line_logprobs
 from stenograph.embedded.weights import load_weights
 from stenograph.engine.llamacpp_wire import decode_ranking, encode_ranking
 from stenograph.testing.agent_session import PlayedTurn, check_exact, play
@@ -47,16 +46,14 @@ class ModelScores:
     """The embedded engine's own forward pass over whole lines."""
 
     def __init__(self, model: Path) -> None:
-        self._model = LlamaModel(*load_weights(model))
+        config, weights = load_weights(model)
+        self._model = NumpyForward(config, weights, num_kv_tokens=config.max_context)
 
     def __repr__(self) -> str:
         return "<ModelScores>"
 
     def __call__(self, ids: Sequence[int], num_prompt: int) -> list[float]:
-        kv = SequenceKv(self._model.config, max_tokens=len(ids))
-        rows = self._model.forward([Segment(ids=np.array(ids, np.intc), kv=kv, logits_for=LogitsFor.ALL)])
-        places = range(num_prompt, len(ids))
-        return [float(log_softmax(rows[at - 1].astype(np.float64))[ids[at]]) for at in places]
+        return line_logprobs(self._model, ids, num_prompt)
 
 
 class LlamaCppScores:

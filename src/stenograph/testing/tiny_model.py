@@ -4,15 +4,13 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import Chunk, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.grammar import GrammarCompiler
-from stenograph.embedded.kvcache import SequenceKv
-from stenograph.embedded.model import LlamaModel, LogitsFor, Segment
-from stenograph.embedded.sampler import log_softmax
+from stenograph.embedded.numpy_forward import NumpyForward
+from stenograph.embedded.teacher_forcing import line_logprobs
+from stenograph.embedded.times import Times
 from stenograph.embedded.weights import load_weights
 from stenograph.embedded.wire import Drew, Failed
 from stenograph.render.model_files import load_model_files
@@ -26,17 +24,19 @@ class TinyModel:
 
     def __init__(self, folder: Path) -> None:
         files = load_model_files(folder)
-        self._model = LlamaModel(*load_weights(folder))
+        self._clock = SystemClock()
+        config, weights = load_weights(folder)
+        limits = EngineLimits(max_batch=1, kv_tokens=config.max_context)
+        self._scorer = NumpyForward(config, weights, num_kv_tokens=limits.num_kv_rows)
         self.tokenizer = Tokenizer(files.tokenizer_json)
         self.eos_ids = files.eos_token_ids
-        vocab_size = self._model.config.vocab_size
         self._core = EngineCore(
-            self._model,
+            NumpyForward(config, weights, num_kv_tokens=limits.num_kv_rows),
             self.tokenizer,
-            GrammarCompiler(self.tokenizer, vocab_size=vocab_size, eos_ids=self.eos_ids),
+            GrammarCompiler(self.tokenizer, vocab_size=config.vocab_size, eos_ids=self.eos_ids),
             eos_ids=self.eos_ids,
-            limits=EngineLimits(max_batch=1, kv_tokens=self._model.config.max_context),
-            clock=SystemClock(),
+            limits=limits,
+            clock=self._clock,
             wake=lambda: None,
             weight_version="tiny",
         )
@@ -47,7 +47,7 @@ class TinyModel:
     @property
     def vocab_size(self) -> int:
         """How many ids there are."""
-        return self._model.config.vocab_size
+        return self._scorer.config.vocab_size
 
     @property
     def max_context_tokens(self) -> int:
@@ -56,7 +56,8 @@ class TinyModel:
 
     def answer(self, prompt: Sequence[int], params: SamplingParams) -> list[Chunk] | Failed:
         """The chunks of one whole generation, or why there is none."""
-        failed = self._core.add(_REQUEST, array("i", prompt), params)
+        times = Times(submitted=self._clock.monotonic())
+        failed = self._core.add(_REQUEST, array("i", prompt), params, times, 0)
         chunks: list[Chunk] = []
         while failed is None and self._core.has_requests:
             for event in self._core.step():
@@ -64,11 +65,9 @@ class TinyModel:
                     chunks.append(event.chunk)
                 else:
                     failed = event
+        self._core.pop_times(_REQUEST)
         return chunks if failed is None else failed
 
     def score(self, ids: Sequence[int], num_prompt: int) -> list[float]:
         """ln p of `ids[num_prompt:]`, each after all before it, in one forward pass."""
-        kv = SequenceKv(self._model.config, max_tokens=len(ids))
-        line = np.array(ids, np.intc)
-        rows = self._model.forward([Segment(ids=line, kv=kv, logits_for=LogitsFor.ALL)]).astype(np.float64)
-        return [float(log_softmax(rows[at - 1])[ids[at]]) for at in range(num_prompt, len(ids))]
+        return line_logprobs(self._scorer, ids, num_prompt)

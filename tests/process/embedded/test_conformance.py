@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
+from stenograph.embedded.options import EmbeddedOptions
+from stenograph.engine.local import EmbeddedEngine
 from stenograph.render.model_files import load_model_files
 from stenograph.render.tokenizer import Tokenizer
 from stenograph.testing.conformance import check_engine

@@ -15,7 +15,8 @@ from stenograph.core.errors import EngineUnavailable, InvalidRequest, StartupErr
 from stenograph.core.types import Chunk, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.embedded.wire import Generate, frame
 from stenograph.engine.base import EngineState, GenerateRequest
-from stenograph.engine.local import EmbeddedEngine, EmbeddedOptions
+from stenograph.embedded.options import EmbeddedOptions
+from stenograph.engine.local import EmbeddedEngine
 from stenograph.testing.tiny_llama import write_tiny_folder
 
 OPTIONS = EmbeddedOptions(threads=1, max_batch=4, kv_tokens=2048)
@@ -140,7 +141,7 @@ async def test_after_the_end_it_refuses(folder: Path) -> None:
 
 
 def test_when_its_input_ends_so_does_the_process_also_in_mid_turn(folder: Path) -> None:
-    command = [sys.executable, "-m", "stenograph.embedded.child", str(folder), "--max-batch", "4", "--kv-tokens", "512"]
+    command = [sys.executable, "-m", "stenograph.embedded.child", str(folder), OPTIONS.to_json()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

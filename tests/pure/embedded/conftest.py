@@ -11,12 +11,15 @@ from stenograph.core.clock import SystemClock
 from stenograph.core.types import Chunk, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.grammar import GrammarCompiler
-from stenograph.embedded.model import LlamaModel
-from stenograph.embedded.weights import load_weights
+from stenograph.embedded.numpy_forward import NumpyForward
+from stenograph.embedded.times import Times
+from stenograph.embedded.weights import LlamaConfig, LlamaWeights, load_weights
 from stenograph.embedded.wire import Drew, Failed
 from stenograph.render.tokenizer import Tokenizer
 from stenograph.testing.tiny import tiny_tokenizer_json
 from stenograph.testing.tiny_llama import write_tiny_folder
+
+Loaded = tuple[LlamaConfig, LlamaWeights]
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(folder: Path) -> LlamaModel:
-    return LlamaModel(*load_weights(folder))
+def loaded(folder: Path) -> Loaded:
+    return load_weights(folder)
 
 
 @pytest.fixture(scope="session")
@@ -37,23 +40,28 @@ def tokenizer() -> Tokenizer:
 class Bench:
     """An engine that a test steps by hand, and what it has said of each request."""
 
-    def __init__(self, model: LlamaModel, tokenizer: Tokenizer, **limits: Any) -> None:
+    def __init__(self, loaded: Loaded, tokenizer: Tokenizer, **limits: Any) -> None:
+        config, weights = loaded
+        bounds = EngineLimits(**{"max_batch": 16, "kv_tokens": 4096, **limits})
         self.core = EngineCore(
-            model,
+            NumpyForward(config, weights, num_kv_tokens=bounds.num_kv_rows),
             tokenizer,
-            GrammarCompiler(tokenizer, vocab_size=model.config.vocab_size, eos_ids=(2,)),
+            GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=(2,)),
             eos_ids=(2,),
-            limits=EngineLimits(**{"max_batch": 16, "kv_tokens": 4096, **limits}),
+            limits=bounds,
             clock=SystemClock(),
             wake=lambda: None,
             weight_version="v",
         )
         self.chunks: dict[str, list[Chunk]] = {}
         self.failures: dict[str, Failed] = {}
+        self._num_added = 0
 
     def add(self, name: str, prompt: list[int], **params: Any) -> None:
+        self._num_added += 1
         settings = {"max_tokens": 8, "ignore_eos": True, **params}
-        failure = self.core.add(RequestId(name), array("i", prompt), SamplingParams(**settings))
+        times = Times(submitted=float(self._num_added), tokenized=float(self._num_added))
+        failure = self.core.add(RequestId(name), array("i", prompt), SamplingParams(**settings), times, self._num_added)
         if failure is not None:
             self.failures[name] = failure
 
@@ -66,7 +74,7 @@ class Bench:
 
     def step(self) -> None:
         self.take(self.core.step())
-        self.core.kv.check()
+        self.core.check()
 
     def run(self) -> None:
         """Step until nothing is left; grammars that compile are waited for by stepping on."""
@@ -81,5 +89,5 @@ class Bench:
 
 
 @pytest.fixture
-def bench(model: LlamaModel, tokenizer: Tokenizer) -> Callable[..., Bench]:
-    return lambda **limits: Bench(model, tokenizer, **limits)
+def bench(loaded: Loaded, tokenizer: Tokenizer) -> Callable[..., Bench]:
+    return lambda **limits: Bench(loaded, tokenizer, **limits)

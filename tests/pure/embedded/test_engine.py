@@ -6,20 +6,18 @@ from array import array
 from collections.abc import Callable
 
 import jsonschema
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stenograph.core.types import FinishReason, Grammar, GrammarKind, RequestId
-from stenograph.embedded.kvcache import SequenceKv
-from stenograph.embedded.model import LlamaModel, LogitsFor, Segment
-from stenograph.embedded.sampler import log_softmax
+from stenograph.embedded.numpy_forward import NumpyForward
+from stenograph.embedded.teacher_forcing import line_logprobs
 from stenograph.embedded.wire import FailureKind
 from stenograph.render.tokenizer import Tokenizer
 from stenograph.testing import tiny_llama as tiny
 
-from .conftest import Bench
+from .conftest import Bench, Loaded
 
 Benches = Callable[..., Bench]
 PROMPTS = [[1, 17, 240, 3], [5] * 30, [9, 8, 7], [100, 101, 102, 103, 104, 105]]
@@ -34,7 +32,7 @@ def alone(benches: Benches, prompt: list[int], **params: object) -> tuple[list[i
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 5}, {"seed": 5, "top_p": 0.8, "top_k": 20}])
 def test_a_request_draws_the_same_whatever_else_is_in_the_batch(bench: Benches, params: dict[str, float]) -> None:
-    together = bench(step_tokens=8)
+    together = bench(max_batch=4, step_tokens=8)
     for index, prompt in enumerate(PROMPTS):
         together.add(f"r{index}", prompt, **params)
         together.step()
@@ -45,14 +43,11 @@ def test_a_request_draws_the_same_whatever_else_is_in_the_batch(bench: Benches, 
         assert together.logprobs(f"r{index}") == pytest.approx(logprobs, abs=1e-4)
 
 
-def test_a_teacher_forced_pass_gives_the_recorded_logprobs(bench: Benches, model: LlamaModel) -> None:
+def test_a_teacher_forced_pass_gives_the_recorded_logprobs(bench: Benches, loaded: Loaded) -> None:
+    scorer = NumpyForward(*loaded, num_kv_tokens=tiny.CONTEXT)
     for prompt in PROMPTS:
         ids, logprobs = alone(bench, prompt, seed=3, temperature=1.3, top_p=0.9, max_tokens=20)
-        line = np.array([*prompt, *ids], np.intc)
-        kv = SequenceKv(model.config, max_tokens=tiny.CONTEXT)
-        rows = model.forward([Segment(ids=line, kv=kv, logits_for=LogitsFor.ALL)]).astype(np.float64)
-        forced = [log_softmax(rows[len(prompt) - 1 + at])[id_] for at, id_ in enumerate(ids)]
-        assert logprobs == pytest.approx(forced, abs=1e-4)
+        assert logprobs == pytest.approx(line_logprobs(scorer, [*prompt, *ids], len(prompt)), abs=1e-4)
 
 
 def test_a_next_turn_reuses_what_was_computed_and_draws_the_same(bench: Benches) -> None:
@@ -204,7 +199,7 @@ def test_a_bad_grammar_ends_its_request_alone(bench: Benches, grammar: Grammar) 
     assert len(run.ids("good")) == 8
 
 
-def test_under_overload_everyone_is_served_in_order_and_the_kv_never_overflows(bench: Benches) -> None:
+def test_under_overload_everyone_is_served_in_order_and_no_block_is_lost(bench: Benches) -> None:
     run = bench(max_batch=3, kv_tokens=60, step_tokens=7)
     for index in range(12):
         run.add(f"r{index}", [5 + index] * (1 + 3 * (index % 4)), max_tokens=5)
@@ -212,5 +207,38 @@ def test_under_overload_everyone_is_served_in_order_and_the_kv_never_overflows(b
     assert all(len(run.ids(f"r{index}")) == 5 for index in range(12))
     admitted = [run.chunks[f"r{index}"][-1].times.admitted for index in range(12)]  # type: ignore[union-attr]
     assert admitted == sorted(admitted)
-    stats = run.core.kv.stats()
-    assert (stats.num_live, stats.reserved_tokens) == (0, 0)
+    assert run.core.pool.stats().num_held == 0
+
+
+def test_a_request_that_is_preempted_draws_what_it_would_have_drawn(bench: Benches) -> None:
+    alone_ids = [alone(bench, prompt, max_tokens=50, seed=4)[0] for prompt in PROMPTS]
+    crowded = bench(kv_tokens=112, step_tokens=24)
+    for index, prompt in enumerate(PROMPTS):
+        crowded.add(f"r{index}", prompt, max_tokens=50, seed=4)
+    crowded.run()
+    assert crowded.core.num_preempted > 0
+    assert [crowded.ids(f"r{index}") for index in range(len(PROMPTS))] == alone_ids
+
+
+def test_without_reuse_nothing_is_found_and_the_same_is_drawn(bench: Benches) -> None:
+    plain = bench(reuses_prefixes=False)
+    plain.add("first", [5] * 40, temperature=0.0)
+    plain.run()
+    plain.add("second", [5] * 40, temperature=0.0)
+    plain.run()
+    assert plain.chunks["second"][-1].num_cached_tokens == 0
+    assert plain.ids("second") == plain.ids("first")
+
+
+def test_when_too_many_wait_the_next_is_told_when_to_come_again(bench: Benches) -> None:
+    run = bench(max_batch=1, max_waiting=2)
+    for index in range(4):
+        run.add(f"r{index}", PROMPTS[0])
+    assert {id_: failed.kind for id_, failed in run.failures.items()} == {
+        "r2": FailureKind.UNAVAILABLE,
+        "r3": FailureKind.UNAVAILABLE,
+    }
+    assert run.failures["r2"].retry_after_s is not None
+    assert run.failures["r2"].retry_after_s >= 1.0
+    run.run()
+    assert len(run.ids("r1")) == 8

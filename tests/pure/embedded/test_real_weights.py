@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stenograph.embedded.kvcache import SequenceKv
-from stenograph.embedded.model import LlamaModel, LogitsFor, Segment
-from stenograph.embedded.sampler import log_softmax
+from stenograph.embedded.numpy_forward import NumpyForward
+from stenograph.embedded.teacher_forcing import line_logprobs
 from stenograph.embedded.weights import load_weights
 from stenograph.render.model_files import load_model_files
 from stenograph.render.tokenizer import Tokenizer
@@ -25,18 +24,15 @@ PROMPT = (
 def test_the_greedy_reply_is_the_known_one_and_sampled_logprobs_are_the_teacher_forced_ones(
     smollm2_path: Path,
 ) -> None:
-    model = LlamaModel(*load_weights(smollm2_path))
+    loaded = load_weights(smollm2_path)
     tokenizer = Tokenizer(load_model_files(smollm2_path).tokenizer_json)
     prompt = tokenizer.encode(PROMPT).tolist()
-    run = Bench(model, tokenizer, step_tokens=16)
+    run = Bench(loaded, tokenizer, max_batch=4, step_tokens=16)
     run.add("greedy", prompt, temperature=0.0, ignore_eos=False, max_tokens=20)
     run.add("sampled", prompt, temperature=1.0, seed=11, max_tokens=40)
     run.run()
     assert run.ids("greedy") == [504, 3575, 282, 4649, 314, 7042, 30, 2]
+    scorer = NumpyForward(*loaded, num_kv_tokens=512)
     for name in ("greedy", "sampled"):
-        ids = run.ids(name)
-        kv = SequenceKv(model.config, max_tokens=512)
-        line = np.array([*prompt, *ids], np.intc)
-        rows = model.forward([Segment(ids=line, kv=kv, logits_for=LogitsFor.ALL)]).astype(np.float64)
-        forced = [log_softmax(rows[len(prompt) - 1 + at])[id_] for at, id_ in enumerate(ids)]
+        forced = line_logprobs(scorer, [*prompt, *run.ids(name)], len(prompt))
         np.testing.assert_allclose(run.logprobs(name), forced, rtol=0, atol=1e-4)

@@ -1,0 +1,349 @@
+"""What makes submission light: requests come in from any thread, one thread steps the engine, events go out.
+
+Owns every request from its submission to its one final event, and the thread that steps. `add_request` makes an id,
+stamps and enqueues; text becomes ids on workers; what is ready joins the engine's pending queue, which is in order of
+submission: one whose text took longer goes before younger ones that still wait, and holds up nobody meanwhile. Knows
+nothing of batches, blocks and arithmetic: they are the core's.
+"""
+
+import queue
+import threading
+import uuid
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stenograph.core.clock import Clock
+from stenograph.core.errors import CallerError, EngineUnavailable, NobodyError
+from stenograph.core.types import Chunk, EngineTimes, Finish, FinishReason, RequestId, SamplingParams
+from stenograph.embedded.times import RequestTimes, Times
+from stenograph.embedded.tokenize_workers import TextTokenizer, Tokenized, TokenizeStats, TokenizeWorkers
+from stenograph.embedded.wire import Drew, Failed, FailureKind
+
+MAX_ARRIVING = 1024
+"""Requests that may be on their way to the engine; more are refused rather than kept without bound."""
+
+KEPT_TIMES = 4096
+"""Ended requests whose times are kept until somebody pops them; the oldest go first."""
+
+Emit = Callable[[Sequence[Drew | Failed]], None]
+"""Takes events in order, on the thread that steps, at most once a step and once before it; it may call the loop."""
+
+
+class Core(Protocol):
+    """The engine as its loop drives it, from one thread. Its `wake`, where it has one, is the loop's."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        ...
+
+    def add(
+        self, request_id: RequestId, prompt_ids: "array[int]", params: SamplingParams, times: Times, arrival: int
+    ) -> Failed | None:
+        """Enqueue, ordered by `arrival`; from now on the core stamps `times`. Tells at once if it can never run."""
+        ...
+
+    def abort(self, request_id: RequestId) -> Drew | None:
+        """End a request now; None if it is not there any more."""
+        ...
+
+    def step(self) -> list[Drew | Failed]:
+        """One step; the events, in order."""
+        ...
+
+    def pop_times(self, request_id: RequestId) -> RequestTimes | None:
+        """The times of a request that has ended, once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStats:
+    """`num_arriving` requests are on their way to the core, `num_in_core` are there; the rest are totals."""
+
+    num_arriving: int
+    num_in_core: int
+    num_submitted: int
+    num_refused: int
+    tokenize: TokenizeStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Request:
+    """A request before the core has it. Each is itself alone: an id may come again once it has ended."""
+
+    request_id: RequestId
+    arrival: int
+    params: SamplingParams
+    times: Times
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A request's ids are known, or why there are none; `at` is when."""
+
+    request: _Request
+    tokenized: Tokenized
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    """Somebody wants a request to end."""
+
+    request_id: RequestId
+
+
+class EngineLoop:
+    """Requests in from any thread, events out on the one that steps. End it with `close`.
+
+    `num_workers` threads tokenize; 0: `add_request` does, which is there to be compared with.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        num_workers: int,
+        emit: Emit,
+        clock: Clock,
+        max_arriving: int = MAX_ARRIVING,
+    ) -> None:
+        self._emit = emit
+        self._clock = clock
+        self._max_arriving = max_arriving
+        self._workers: TokenizeWorkers[_Request] = TokenizeWorkers(tokenizer, num_workers, self._arrive)
+        self._inbox: queue.SimpleQueue[_Arrived | _Abort | None] = queue.SimpleQueue()
+        self._unsent: list[Drew | Failed] = []  # the stepping thread's: said, and not handed on yet
+        self._prefix = uuid.uuid4().hex[:8]
+        self._lock = threading.Lock()  # of all that follows
+        self._arriving: dict[RequestId, _Request] = {}
+        self._in_core: dict[RequestId, _Request] = {}
+        self._times: OrderedDict[RequestId, RequestTimes] = OrderedDict()
+        self._num_submitted = self._num_refused = 0
+        self._thread: threading.Thread | None = None
+        self._began = self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<EngineLoop {len(self._arriving)} arriving, {len(self._in_core)} in the core>"
+
+    # -- from any thread
+
+    def add_request(
+        self, prompt: "str | array[int]", params: SamplingParams, request_id: RequestId | None = None
+    ) -> RequestId:
+        """Enqueue a request, of text or of ids, and return its id. Whatever becomes of it comes as events.
+
+        Raises EngineUnavailable once the loop is closed, and ValueError for an id that a request has which runs: then
+        there is no such request, and no event.
+        """
+        submitted = self._clock.monotonic()
+        request, refused = self._register(params, request_id, submitted)
+        if refused is not None:
+            self._inbox.put(_Arrived(request, refused, submitted))
+        elif isinstance(prompt, str):
+            try:
+                self._workers.submit(request, prompt)
+            except BaseException:
+                with self._lock:
+                    self._arriving.pop(request.request_id, None)
+                raise
+        else:
+            self._inbox.put(_Arrived(request, prompt, submitted))
+        return request.request_id
+
+    def abort(self, request_id: RequestId) -> None:
+        """End a request soon, wherever it is; nothing if it has ended. Its one final event tells."""
+        self._inbox.put(_Abort(request_id))
+
+    def wake(self) -> None:
+        """Look whether the core has work: something that it waited for is done."""
+        self._inbox.put(None)
+
+    def pop_times(self, request_id: RequestId) -> RequestTimes | None:
+        """The times of a request that has ended, once; they are there before its final event is emitted."""
+        with self._lock:
+            return self._times.pop(request_id, None)
+
+    def stats(self) -> LoopStats:
+        """Where requests are."""
+        tokenize = self._workers.stats()
+        with self._lock:
+            return LoopStats(
+                num_arriving=len(self._arriving),
+                num_in_core=len(self._in_core),
+                num_submitted=self._num_submitted,
+                num_refused=self._num_refused,
+                tokenize=tokenize,
+            )
+
+    # -- its life
+
+    def run(self, core: Core) -> None:
+        """Step `core` on this thread until `close`; may be called once. What it raises has ended every request."""
+        self._begin()
+        kind, message = FailureKind.INTERNAL, "The engine failed; nothing of the request was kept."
+        try:
+            self._step_until_closed(core)
+            kind, message = FailureKind.UNAVAILABLE, "The engine was stopped."
+            for request_id in self._in_core:
+                core.abort(request_id)
+                core.pop_times(request_id)
+        finally:
+            self._end_all(kind, message)
+
+    def start(self, core: Core) -> None:
+        """`run` on a thread of its own, which `close` waits for."""
+        thread = threading.Thread(target=self.run, args=(core,), name="engine-loop", daemon=True)
+        with self._lock:
+            self._thread = thread
+        thread.start()
+
+    def close(self) -> None:
+        """Take no more, give every request that has not ended its final event, and end.
+
+        Waits for the step under way where `start` began it. Where `run` was called, `run` does all this and returns.
+        """
+        with self._lock:
+            self._closed = True
+            began, thread = self._began, self._thread
+        self._inbox.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        elif not began:
+            self._end_all(FailureKind.UNAVAILABLE, "The engine was stopped.")
+
+    # -- submission
+
+    def _register(
+        self, params: SamplingParams, request_id: RequestId | None, submitted: float
+    ) -> tuple[_Request, EngineUnavailable | None]:
+        """From here on the request has its one final event to come, if only that there is no room for it."""
+        with self._lock:
+            if self._closed:
+                raise EngineUnavailable("The engine was stopped.")
+            if request_id is not None and (request_id in self._arriving or request_id in self._in_core):
+                raise ValueError(f"there is a request {request_id!r} already")
+            refused = None
+            if len(self._arriving) >= self._max_arriving:
+                refused = EngineUnavailable(f"{self._max_arriving} requests are on their way to the engine already.")
+                self._num_refused += 1
+            self._num_submitted += 1
+            request = _Request(
+                request_id=request_id or RequestId(f"{self._prefix}-{self._num_submitted}"),
+                arrival=self._num_submitted,
+                params=params,
+                times=Times(submitted=submitted),
+            )
+            self._arriving[request.request_id] = request
+        return request, refused
+
+    def _arrive(self, request: _Request, tokenized: Tokenized) -> None:
+        self._inbox.put(_Arrived(request, tokenized, self._clock.monotonic()))
+
+    # -- on the thread that steps
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._began:
+                raise RuntimeError("the loop runs already, or has ended")
+            self._began = True
+
+    def _step_until_closed(self, core: Core) -> None:
+        while self._take(core):
+            if core.has_work:
+                for event in core.step():
+                    self._say(core, event)
+                self._flush()
+
+    def _take(self, core: Core) -> bool:
+        """Do all that the inbox asks for, and wait for more while there is nothing to step; False: it is closed."""
+        while not self._closed:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                if self._unsent or core.has_work:
+                    break
+                message = self._inbox.get()
+            if message is not None and (event := self._obey(core, message)) is not None:
+                self._say(core, event)
+        self._flush()
+        return not self._closed
+
+    def _obey(self, core: Core, message: _Arrived | _Abort) -> Drew | Failed | None:
+        if isinstance(message, _Arrived):
+            return self._join(core, message)
+        request = self._arriving.get(message.request_id)
+        if request is None:
+            return core.abort(message.request_id) if message.request_id in self._in_core else None
+        self._workers.drop(request)
+        return Drew(request_id=request.request_id, chunk=_aborted(request.times.submitted, self._clock.monotonic()))
+
+    def _join(self, core: Core, arrived: _Arrived) -> Failed | None:
+        """Hand a request to the core, unless it has ended meanwhile; the event, if that ends it."""
+        request, tokenized = arrived.request, arrived.tokenized
+        request_id = request.request_id
+        if self._arriving.get(request_id) is not request:
+            return None
+        if not isinstance(tokenized, array):
+            kind = _kind_of(tokenized)
+            return Failed(request_id=request_id, kind=kind, message=tokenized.message, param=tokenized.param)
+        request.times.tokenized = arrived.at
+        failed = core.add(request_id, tokenized, request.params, request.times, request.arrival)
+        if failed is None:
+            with self._lock:
+                self._in_core[request_id] = self._arriving.pop(request_id)
+        return failed
+
+    def _say(self, core: Core, event: Drew | Failed) -> None:
+        """A final event ends its request at once: nothing that is asked for in the same breath ends it again."""
+        if isinstance(event, Failed) or event.chunk.finish is not None:
+            self._end(event.request_id, core.pop_times(event.request_id))
+        self._unsent.append(event)
+
+    def _flush(self) -> None:
+        events, self._unsent = self._unsent, []
+        if events:
+            self._emit(events)
+
+    def _end(self, request_id: RequestId, times: RequestTimes | None) -> None:
+        """A request has its final event; `times` None: the core had none of it, or has them no more."""
+        with self._lock:
+            request = self._arriving.pop(request_id, None) or self._in_core.pop(request_id, None)
+            if request is None:
+                return  # its submitter was interrupted, and has no request
+            if times is None:
+                request.times.finished = self._clock.monotonic()
+                times = request.times.view()
+            self._times[request_id] = times
+            if len(self._times) > KEPT_TIMES:
+                self._times.popitem(last=False)
+
+    def _end_all(self, kind: FailureKind, message: str) -> None:
+        with self._lock:
+            self._closed = True
+            left = [*self._arriving, *self._in_core]
+        self._workers.close()
+        for request_id in left:
+            self._end(request_id, None)
+            self._unsent.append(Failed(request_id=request_id, kind=kind, message=message))
+        self._flush()
+
+
+def _aborted(submitted: float, now: float) -> Chunk:
+    """The end of a request that the core never had."""
+    times = EngineTimes(submitted=submitted, admitted=now, first_token=now, finished=now)
+    return Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT), times=times)
+
+
+def _kind_of(error: Exception) -> FailureKind:
+    """Whose fault it is that a request has no ids."""
+    match error:
+        case CallerError():
+            return FailureKind.INVALID_REQUEST
+        case NobodyError():
+            return FailureKind.UNAVAILABLE
+        case _:
+            return FailureKind.INTERNAL

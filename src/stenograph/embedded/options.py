@@ -1,0 +1,42 @@
+"""How the embedded engine is run: what the server tells its process, as one line of JSON."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from stenograph.core.settings import ForwardKind, TorchDtype
+from stenograph.embedded.engine_core import EngineLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedOptions:
+    """`threads` are BLAS threads; `torch_device` and `torch_dtype` count where `forward` is torch. The rest bounds
+    the engine: see `EngineLimits`."""
+
+    threads: int = 1
+    max_batch: int = 16
+    kv_tokens: int = 65536
+    step_tokens: int = 256
+    reuses_prefixes: bool = True
+    forward: ForwardKind = ForwardKind.NUMPY
+    torch_device: str = "auto"
+    torch_dtype: TorchDtype = TorchDtype.FLOAT32
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What bounds a step and the whole."""
+        return EngineLimits(
+            max_batch=self.max_batch,
+            kv_tokens=self.kv_tokens,
+            step_tokens=self.step_tokens,
+            reuses_prefixes=self.reuses_prefixes,
+        )
+
+    def to_json(self) -> str:
+        """One line."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, line: str) -> "EmbeddedOptions":
+        """Raises msgspec.ValidationError for what `to_json` does not write."""
+        return msgspec.json.decode(line, type=cls)

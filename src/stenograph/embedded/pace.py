@@ -1,0 +1,31 @@
+"""How fast requests end, so that one that is refused can be told when to come back. Pure."""
+
+SMOOTHING = 0.8
+"""How much of the mean each new interval leaves in place."""
+SHORTEST_S = 1.0
+LONGEST_S = 60.0
+
+
+class Pace:
+    """A moving mean of the seconds between two ends."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._mean_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pace one each {self.retry_after_s:.3g} s>"
+
+    def ended(self, now: float) -> None:
+        """A request ended at `now`, monotonic seconds."""
+        if self._last is not None:
+            interval_s = now - self._last
+            self._mean_s = (
+                interval_s if self._mean_s is None else SMOOTHING * self._mean_s + (1 - SMOOTHING) * interval_s
+            )
+        self._last = now
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until one of those that wait will probably have begun: a place is free then. In [1, 60]."""
+        return min(LONGEST_S, max(SHORTEST_S, self._mean_s or SHORTEST_S))
