@@ -1,21 +1,32 @@
 """The engine's process: it answers, it dies, it comes back, and it leaves no orphan. Real processes, real signals."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stenograph.core.errors import EngineUnavailable, InvalidRequest, StartupError, StenographError
-from stenograph.core.types import Chunk, FinishReason, Prompt, RequestId, SamplingParams, token_ids
+from stenograph.core.types import (
+    Chunk,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Prompt,
+    RequestId,
+    SamplingParams,
+    token_ids,
+)
+from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import Generate, frame
 from stenograph.engine.base import EngineState, GenerateRequest
-from stenograph.embedded.options import EmbeddedOptions
 from stenograph.engine.local import EmbeddedEngine
 from stenograph.testing.tiny_llama import write_tiny_folder
 
@@ -35,9 +46,9 @@ async def engine(folder: Path) -> AsyncIterator[EmbeddedEngine]:
     await running.aclose()
 
 
-def request(name: str, *, max_tokens: int = 5, **params: object) -> GenerateRequest:
+def request(name: str, *, prompt: Sequence[int] = (1, 5, 9), max_tokens: int = 5, **params: object) -> GenerateRequest:
     settings = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **params)  # type: ignore[arg-type]
-    return GenerateRequest(request_id=RequestId(name), prompt=Prompt(ids=token_ids([1, 5, 9])), params=settings)
+    return GenerateRequest(request_id=RequestId(name), prompt=Prompt(ids=token_ids(prompt)), params=settings)
 
 
 async def collect(engine: EmbeddedEngine, wanted: GenerateRequest) -> list[Chunk]:
@@ -93,29 +104,48 @@ async def test_a_bad_request_ends_alone(engine: EmbeddedEngine) -> None:
     assert engine.health().state is EngineState.READY
 
 
-@pytest.mark.parametrize("num_chunks", [0, 1, 3])
-async def test_when_the_process_is_killed_every_request_ends_and_a_new_process_answers(
-    engine: EmbeddedEngine, num_chunks: int
+MIXED = [
+    request("plain", max_tokens=30),
+    request("guided", max_tokens=30, grammar=Grammar(kind=GrammarKind.REGEX, source="[a-f]{30}")),
+    request("chunked", prompt=[5] * 100, max_tokens=10),
+    *(request(f"waits {index}", max_tokens=10) for index in range(4)),
+]
+
+
+@pytest.mark.timeout(180)
+async def test_whenever_the_process_is_killed_every_request_ends_with_an_answer_and_a_new_process_gives_it(
+    folder: Path,
 ) -> None:
-    before = ids_of(await collect(engine, request("before")))
-    streams = [engine.generate(request(f"r{index}", max_tokens=250)) for index in range(3)]
-    for stream in streams:
-        for _ in range(num_chunks):
-            await anext(stream)
-    rest = [asyncio.ensure_future(drain(stream)) for stream in streams]
-    if num_chunks == 0:
-        await asyncio.sleep(0)
-    os.kill(engine.pid, signal.SIGKILL)
-    for outcome in await asyncio.gather(*rest, return_exceptions=True):
-        # One that had finished before the signal came has its answer; all others are told.
-        assert outcome is None or (isinstance(outcome, EngineUnavailable) and "SIGKILL" in str(outcome))
-    await ready(engine)
-    assert ids_of(await collect(engine, request("after"))) == before
+    engine = EmbeddedEngine(folder, replace(OPTIONS, step_tokens=16))
+    await engine.start()
+    whole = {wanted.request_id: ids_of(await collect(engine, wanted)) for wanted in MIXED}
+    for num_chunks in (0, 1, 2, 5, 13, 34, 55, 89):
+        seen = itertools.count(1)
 
+        async def follow(wanted: GenerateRequest, seen: Iterator[int] = seen, at: int = num_chunks) -> list[int]:
+            drawn: list[int] = []
+            async for chunk in engine.generate(wanted):
+                drawn += chunk.ids
+                if next(seen) == at:
+                    os.kill(engine.pid, signal.SIGKILL)
+            return drawn
 
-async def drain(stream: AsyncIterator[Chunk]) -> None:
-    async for _ in stream:
-        pass
+        running = [asyncio.ensure_future(follow(wanted)) for wanted in MIXED]
+        if num_chunks == 0:
+            await asyncio.sleep(0)
+            os.kill(engine.pid, signal.SIGKILL)
+        for wanted, outcome in zip(MIXED, await asyncio.gather(*running, return_exceptions=True), strict=True):
+            # One that had finished before the signal came has its answer; all others are told.
+            if isinstance(outcome, BaseException):
+                assert isinstance(outcome, EngineUnavailable)
+                assert "SIGKILL" in str(outcome)
+            else:
+                assert outcome == whole[wanted.request_id]
+        assert engine.num_running == 0
+        await ready(engine)
+        again = await asyncio.gather(*(collect(engine, wanted) for wanted in MIXED))
+        assert [ids_of(chunks) for chunks in again] == list(whole.values())
+    await engine.aclose()
 
 
 async def test_a_model_that_cannot_be_loaded_is_a_startup_error_in_one_line(tmp_path: Path) -> None:
