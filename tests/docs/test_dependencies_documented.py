@@ -17,6 +17,7 @@ def test_every_dependency_has_its_reason() -> None:
     declared = {
         "To run": names(project["dependencies"]),
         "For samples as Arrow": names(extras["arrow"]),
+        "For a GPU": names(extras["torch"]),
         "For the benchmarks' plots": names(extras["bench"]),
         "For the demo": names(extras["demo"]),
         "To develop": names(extras["dev"]),

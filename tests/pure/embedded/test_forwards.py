@@ -1,0 +1,42 @@
+"""Which forward a process computes with, and how it says that it cannot."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stenograph.core.errors import StartupError
+from stenograph.core.settings import ForwardKind, TorchDtype
+from stenograph.embedded.forwards import load_forward
+from stenograph.embedded.numpy_forward import NumpyForward
+from stenograph.testing.tiny_llama import LAYERS
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def test_numpy_computes_unless_torch_is_asked_for(folder: Path) -> None:
+    forward = load_forward(folder, kind=ForwardKind.NUMPY, device="auto", dtype=TorchDtype.FLOAT32, num_kv_tokens=64)
+    assert isinstance(forward, NumpyForward)
+    assert (forward.config.num_layers, forward.num_kv_tokens) == (LAYERS, 64)
+
+
+@pytest.mark.skipif(HAS_TORCH, reason="torch is there: scripts/test-torch")
+def test_torch_that_is_not_there_is_one_line_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    """Before a model is read: it need not even exist."""
+    with pytest.raises(StartupError) as caught:
+        load_forward(
+            tmp_path / "none", kind=ForwardKind.TORCH, device="auto", dtype=TorchDtype.FLOAT32, num_kv_tokens=64
+        )
+    assert str(caught.value) == "forward is torch, which is not installed: pip install 'stenograph[torch]'"
+
+
+def test_no_room_for_keys_and_values_is_one_line_that_names_the_model(folder: Path) -> None:
+    with pytest.raises(StartupError, match=rf"^{folder}: {2**50} tokens of KV are .* more than there is$"):
+        load_forward(folder, kind=ForwardKind.NUMPY, device="auto", dtype=TorchDtype.FLOAT32, num_kv_tokens=2**50)
+
+
+def test_a_server_that_computes_with_numpy_does_not_import_torch() -> None:
+    code = "import sys, stenograph.embedded.child, stenograph.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 0
