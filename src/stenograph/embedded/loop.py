@@ -41,7 +41,7 @@ class Core(Protocol):
         ...
 
     def add(
-        self, request_id: RequestId, prompt_ids: "array[int]", params: SamplingParams, times: Times, arrival: int
+        self, request_id: RequestId, prompt: "array[int]", params: SamplingParams, times: Times, arrival: int
     ) -> Failed | None:
         """Enqueue, ordered by `arrival`; from now on the core stamps `times`. Tells at once if it can never run."""
         ...
@@ -288,8 +288,13 @@ class EngineLoop:
         if self._arriving.get(request_id) is not request:
             return None
         if not isinstance(tokenized, array):
-            kind = _kind_of(tokenized)
-            return Failed(request_id=request_id, kind=kind, message=tokenized.message, param=tokenized.param)
+            return Failed(
+                request_id=request_id,
+                kind=_kind_of(tokenized),
+                message=tokenized.message,
+                param=tokenized.param,
+                retry_after_s=tokenized.retry_after_s,
+            )
         request.times.tokenized = arrived.at
         failed = core.add(request_id, tokenized, request.params, request.times, request.arrival)
         if failed is None:
