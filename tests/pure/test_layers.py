@@ -52,8 +52,8 @@ PURE = (
     "embedded/block_table",
     "embedded/free_blocks",
     "embedded/prefix_tree",
-    "embedded/plan",
     "embedded/scheduler",
+    "embedded/xgrammar_schema",
 )
 IMPURE_ON_PURPOSE = {
     "core/clock": "the only reader of time",

@@ -16,7 +16,7 @@ from stenograph.embedded.block_pool import BLOCK_TOKENS, BlockPool
 from stenograph.embedded.forward import Forward
 from stenograph.embedded.grammar import BadGrammar, GrammarCompiler
 from stenograph.embedded.pace import Pace
-from stenograph.embedded.plan import Budget, Running, Share, Waiting, plan
+from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
 from stenograph.embedded.sampler import DeadEnd
 from stenograph.embedded.sequence import Sequence
 from stenograph.embedded.times import RequestTimes, Times

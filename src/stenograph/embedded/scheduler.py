@@ -1,11 +1,37 @@
-"""What the engine does in its next step. Pure functions from state to plan.
+"""What the engine does in its next step: a pure function from who waits, who runs and what there is to a plan.
 
-Running sequences that decode come first, one token each; what is left of the step's tokens goes to prefill, in chunks,
-to the oldest first. Waiting requests are admitted in their order: one that does not fit holds back those behind it,
-so that a long one is not passed for ever.
+A step is one forward over at most `step_tokens` tokens. Keys and values lie in blocks, and blocks are what runs out.
+`plan` decides four things, in this order:
+
+1. Who is preempted. Every sequence that decodes, and the oldest whatever it does, is to have room for its next token.
+   While blocks are too few for that, the youngest gives up its own: it waits again, in its place by arrival, and on its
+   return computes anew what has been evicted. The youngest, because it loses least, and because the oldest, which never
+   goes, then gets on whatever the load: each in its turn becomes the oldest, so all end.
+2. Decode. Each gets its one token. First, because somebody reads along, and because one token more costs a step little.
+3. Prefill, in chunks, from what is left of the step: so no long prompt holds up those that decode. The oldest first,
+   and a younger one only if every older is done, because half a prompt is of use to nobody.
+4. Admission, in order, from what is left then. One that does not fit holds back those behind it, so that a long prompt
+   is not passed for ever. None in a step that preempted: its blocks would be those just given up.
+
+The corners:
+
+- Preempted sequences that share blocks with one another give up more than is counted. So more may be preempted than had
+  to be; and where the oldest is the only one left, there may still be no block for it by this count. Then the step only
+  preempts, and the next one, which is told the true number, goes on.
+- The oldest, alone, always has its block, because only requests that fit all the blocks are accepted. So a plan is
+  empty only where nothing is to do; an empty one beside requests shows that one was accepted which does not fit.
+- A chunk of prefill is cut to the blocks there are. With none, it waits until an older sequence ends or a younger one
+  is preempted; the oldest of all has had room made for it by rule 1.
+- An admitted request is sure of blocks for its whole prompt and one more token, though it takes them chunk by chunk:
+  until it is done, nobody else is admitted. Only those that decode may be before it, and it may be preempted for them.
+- Opening an admitted request may find less computed than was said, because another took its room. Its share then ends
+  earlier in the prompt, and its blocks still do, since what nobody holds was counted as taken.
+
+Knows no ids, no blocks but their number, no time. The caller acts in the order of the plan's fields: gives back the
+blocks of `preempted`, opens `admitted`, finds room for `shares` and computes them.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,56 +40,141 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Generic[Key]):
-    """A request that waits; it needs `max_tokens` of KV, its prompt included."""
+    """A request that waits, new or preempted. `num_cached` of its `num_tokens` are found computed, never the last.
+
+    `num_new_blocks` are what all its tokens and one more take from those available: found blocks that a running
+    sequence holds cost nothing, found ones that nobody holds do.
+    """
 
     key: Key
-    max_tokens: int
+    num_tokens: int
+    num_cached: int
+    num_new_blocks: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_cached < self.num_tokens:
+            raise ValueError(f"{self.num_cached} of {self.num_tokens} tokens are cached: the last never is")
+        if self.num_new_blocks < 1:
+            raise ValueError("the last token and the one after it take a block that nobody shares")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(Generic[Key]):
-    """A sequence that runs; `num_pending` tokens of it are not in its KV: one while it decodes, more in prefill."""
+    """A sequence that runs: `num_filled` of its `num_tokens` are computed, in `num_blocks` blocks.
+
+    `num_own_blocks` are those that no other sequence holds: what is surely there when this one gives up its own.
+    """
 
     key: Key
-    num_pending: int
+    num_tokens: int
+    num_filled: int
+    num_blocks: int
+    num_own_blocks: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_filled < self.num_tokens:
+            raise ValueError(f"{self.num_filled} of {self.num_tokens} tokens are computed: the last is yet to be")
+        if not 0 <= self.num_own_blocks <= self.num_blocks:
+            raise ValueError(f"{self.num_own_blocks} own blocks of {self.num_blocks}")
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens to compute until it can draw the next one."""
+        return self.num_tokens - self.num_filled
+
+    @property
+    def decodes(self) -> bool:
+        """Whether one token is all it needs; so also does the last of a prompt."""
+        return self.num_pending == 1
+
+    def num_blocks_to_take(self, num_tokens: int, block_tokens: int) -> int:
+        """Blocks beside its own which the next `num_tokens` need."""
+        return max(0, -(-(self.num_filled + num_tokens) // block_tokens) - self.num_blocks)
+
+    def num_tokens_that_fit(self, num_blocks: int, block_tokens: int) -> int:
+        """Tokens that have room in its own blocks and `num_blocks` more."""
+        return (self.num_blocks + num_blocks) * block_tokens - self.num_filled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a step may use: tokens to compute, sequences that run, and blocks of `block_tokens` that nobody holds."""
+
+    step_tokens: int
+    max_batch: int
+    block_tokens: int
+    available_blocks: int
+
+    def __post_init__(self) -> None:
+        if min(self.max_batch, self.block_tokens) < 1 or self.available_blocks < 0:
+            raise ValueError(f"a step needs room for a sequence, and blocks of at least one token: {self}")
+        if self.step_tokens <= self.max_batch:
+            raise ValueError(
+                f"{self.step_tokens} tokens a step leave prefill nothing where {self.max_batch} sequences decode"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share(Generic[Key]):
-    """`num_tokens` of a sequence's pending tokens are computed in this step."""
+    """The next `num_tokens` of a sequence are computed in this step."""
 
     key: Key
     num_tokens: int
 
 
-def admissions(
-    waiting: Sequence[Waiting[Key]], *, num_running: int, max_batch: int, free_tokens: int
-) -> tuple[Key, ...]:
-    """The waiting requests that begin now: the longest prefix that fits batch and KV."""
-    admitted: list[Key] = []
-    for request in waiting:
-        if num_running + len(admitted) >= max_batch or request.max_tokens > free_tokens:
-            break
-        free_tokens -= request.max_tokens
-        admitted.append(request.key)
-    return tuple(admitted)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Generic[Key]):
+    """One step. `shares` are of sequences that stay and of those just admitted; each of them has one at most.
 
-
-def shares(running: Sequence[Running[Key]], *, step_tokens: int) -> tuple[Share[Key], ...]:
-    """Who computes how many tokens in this step, in the order of `running`.
-
-    Every decoding sequence gets its token, even beyond `step_tokens`; prefill gets the rest, and at least one token
-    when nothing decodes.
+    `preempted` is youngest first: given back in this order, the blocks of whoever returns first are evicted last.
     """
-    room = step_tokens - sum(sequence.num_pending == 1 for sequence in running)
-    if not any(sequence.num_pending == 1 for sequence in running):
-        room = max(1, room)
-    planned: list[Share[Key]] = []
-    for sequence in running:
-        if sequence.num_pending == 1:
-            planned.append(Share(key=sequence.key, num_tokens=1))
-        elif room > 0:
-            num_tokens = min(room, sequence.num_pending)
-            planned.append(Share(key=sequence.key, num_tokens=num_tokens))
-            room -= num_tokens
-    return tuple(planned)
+
+    preempted: tuple[Key, ...]
+    admitted: tuple[Key, ...]
+    shares: tuple[Share[Key], ...]
+
+
+def plan(waiting: Iterable[Waiting[Key]], running: Sequence[Running[Key]], budget: Budget) -> Plan[Key]:
+    """The next step. Both are in order of arrival; no more than `max_batch` run.
+
+    Of `waiting` only those admitted and at most one more are looked at, so it may compute its items as it goes.
+    """
+    size = budget.block_tokens
+    num_tokens, num_blocks = budget.step_tokens, budget.available_blocks
+    kept = list(running)
+    preempted: list[Key] = []
+    admitted: list[Key] = []
+    shares: list[Share[Key]] = []
+
+    while len(kept) > 1 and _num_blocks_needed(kept, size) > num_blocks:
+        youngest = kept.pop()
+        num_blocks += youngest.num_own_blocks
+        preempted.append(youngest.key)
+
+    for sequence in sorted(kept, key=lambda sequence: not sequence.decodes):  # stable: among equals still by age
+        chunk = min(sequence.num_pending, num_tokens, sequence.num_tokens_that_fit(num_blocks, size))
+        if chunk > 0:
+            shares.append(Share(key=sequence.key, num_tokens=chunk))
+            num_tokens -= chunk
+            num_blocks -= sequence.num_blocks_to_take(chunk, size)
+        if chunk < sequence.num_pending:
+            break  # tokens or blocks are used up
+
+    requests = iter(waiting)
+    while num_tokens and num_blocks and not preempted and len(kept) + len(admitted) < budget.max_batch:
+        request = next(requests, None)
+        if request is None or request.num_new_blocks > num_blocks:
+            break
+        chunk = min(request.num_tokens - request.num_cached, num_tokens)
+        admitted.append(request.key)
+        shares.append(Share(key=request.key, num_tokens=chunk))
+        num_tokens -= chunk
+        num_blocks -= request.num_new_blocks
+
+    return Plan(preempted=tuple(preempted), admitted=tuple(admitted), shares=tuple(shares))
+
+
+def _num_blocks_needed(kept: Sequence[Running[Key]], block_tokens: int) -> int:
+    """Blocks to take so that every sequence that decodes, and the oldest, has room for its next token."""
+    must_go_on = (sequence for sequence in kept if sequence.decodes or sequence is kept[0])
+    return sum(sequence.num_blocks_to_take(1, block_tokens) for sequence in must_go_on)
