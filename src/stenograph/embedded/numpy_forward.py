@@ -84,8 +84,8 @@ class NumpyForward:
         return places
 
     def _norm(self, hidden: F32Array, weight: F32Array) -> F32Array:
-        mean_square = np.einsum("ij,ij->i", hidden, hidden) / np.float32(hidden.shape[1])
-        scaled: F32Array = hidden * (1.0 / np.sqrt(mean_square + np.float32(self._config.rms_eps)))[:, None]
+        mean_square = np.vecdot(hidden, hidden) / np.float32(hidden.shape[1])
+        scaled: F32Array = hidden / np.sqrt(mean_square + np.float32(self._config.rms_eps))[:, None]
         scaled *= weight
         return scaled
 
@@ -166,7 +166,7 @@ def _attend(qkv: F32Array, kv: F32Array, place: _Place, num_q: int, num_kv: int,
     queries = new.reshape(num_new, num_kv, group, dim).transpose(1, 2, 0, 3).reshape(num_kv, group * num_new, dim)
     scores = np.empty((num_kv, group * num_new, place.total), np.float32)
     for positions, rows in place.reads:
-        np.matmul(queries, kv[0, :, rows].swapaxes(1, 2), out=scores[:, :, positions])
+        _dots(queries, kv[0, :, rows], scores[:, :, positions])
     if place.future is not None:
         scores.reshape(num_kv, group, num_new, place.total)[..., -num_new:] += place.future
     scores -= scores.max(axis=2, keepdims=True)
@@ -188,18 +188,33 @@ def _rotate(heads: F32Array, cos: F32Array, sin: F32Array) -> None:
     first[...] = rotated
 
 
-FEW_ROWS = 64
-"""Up to so many rows, a product is computed as its transpose (measured: docs/LOG.md, 2026-11-21)."""
+BLOCK_ROWS, FEW_ROWS = 24, 64
+"""Up to so many rows a product is computed in blocks, then as its transpose, then as it is (measured: docs/LOG.md)."""
+BLOCK = 32
+"""Columns of a block: so few that BLAS multiplies the matrix where it lies, instead of copying it into its layout."""
 
 
 def _linear(x: F32Array, weight: F32Array) -> F32Array:
-    """x @ weight.T: [T, in] and [out, in] to [T, out].
+    """x @ weight.T: [T, in] and [out, in] to [T, out]."""
+    product = np.empty((len(x), len(weight)), np.float32)
+    if BLOCK_ROWS < len(x) <= FEW_ROWS:
+        product[...] = (weight @ x.T).T
+    else:
+        _dots(x, weight, product)
+    return product
 
-    With few rows, BLAS is up to twice as fast when the many outputs are the rows of the product; with many, slower.
-    """
-    if len(x) <= FEW_ROWS:
-        return np.ascontiguousarray((weight @ x.T).T, np.float32)
-    return np.asarray(x @ weight.T, np.float32)
+
+def _dots(x: F32Array, others: F32Array, out: F32Array) -> None:
+    """out[..., t, o] = x[..., t, :] · others[..., o, :], in blocks of `others` where `x` has a few rows."""
+    *outer, num_others, dim = others.shape
+    num_blocks = num_others // BLOCK if 1 < x.shape[-2] <= BLOCK_ROWS else 0
+    rest = num_blocks * BLOCK
+    if num_blocks:
+        blocks = others[..., :rest, :].reshape(*outer, num_blocks, BLOCK, dim).swapaxes(-1, -2)
+        columns = out[..., :rest].reshape(*out.shape[:-1], num_blocks, BLOCK).swapaxes(-2, -3)
+        np.matmul(x[..., None, :, :], blocks, out=columns)
+    if rest < num_others:
+        np.matmul(x, others[..., rest:, :].swapaxes(-1, -2), out=out[..., rest:])
 
 
 def _logit_rows(segments: Sequence[Segment]) -> NDArray[np.intp]:

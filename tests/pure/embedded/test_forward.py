@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stenograph.embedded.forward import LogitsFor, Segment, Span
-from stenograph.embedded.numpy_forward import FEW_ROWS, NumpyForward
+from stenograph.embedded.numpy_forward import BLOCK_ROWS, FEW_ROWS, NumpyForward
 from stenograph.embedded.sampler import log_softmax
 from stenograph.embedded.teacher_forcing import CHUNK_TOKENS, line_logprobs
 from stenograph.embedded.weights import load_weights
@@ -175,10 +175,16 @@ def test_a_batch_gives_every_sequence_what_it_gets_alone(
     np.testing.assert_allclose(forward.forward(then), ended, atol=2e-5)
 
 
-def test_many_rows_give_what_few_give(forward: NumpyForward) -> None:
-    ids = [(7 * at) % tiny.VOCAB for at in range(FEW_ROWS + 20)]
-    few = [forward.forward([segment(ids[at : at + 30], [Span(0, len(ids))], at)]) for at in range(0, len(ids), 30)]
-    np.testing.assert_allclose(all_logits(forward, ids), np.concatenate(few), atol=2e-5)
+@pytest.mark.parametrize("num_rows", [2, BLOCK_ROWS, BLOCK_ROWS + 1, FEW_ROWS, FEW_ROWS + 1])
+def test_many_rows_give_what_one_gives(forward: NumpyForward, num_rows: int) -> None:
+    ids = [(7 * at) % tiny.VOCAB for at in range(FEW_ROWS + 1)]
+    one = [forward.forward([segment([id_], [Span(0, len(ids))], at)]) for at, id_ in enumerate(ids)]
+    edges = [*range(0, len(ids), num_rows), len(ids)]
+    many = [
+        forward.forward([segment(ids[at:end], [Span(100, 100 + len(ids))], at)])
+        for at, end in itertools.pairwise(edges)
+    ]
+    np.testing.assert_allclose(np.concatenate(many), np.concatenate(one), atol=2e-5)
 
 
 def test_two_sequences_of_a_batch_read_the_same_prefix(forward: NumpyForward) -> None:
