@@ -18,6 +18,7 @@ def test_every_dependency_has_its_reason() -> None:
         "To run": names(project["dependencies"]),
         "For samples as Arrow": names(extras["arrow"]),
         "For a GPU": names(extras["torch"]),
+        "For grammars by xgrammar": names(extras["xgrammar"]),
         "For the benchmarks' plots": names(extras["bench"]),
         "For the demo": names(extras["demo"]),
         "To develop": names(extras["dev"]),

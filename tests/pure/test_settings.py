@@ -38,7 +38,7 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "engine_url": "http://127.0.0.1:1", "connect_timeout": "0.5", "replay": "all", "reply": "lean",
         "engine_threads": "2", "max_batch": "3", "kv_tokens": "4096", "step_tokens": "64",
         "prefix_reuse": "on", "forward": "numpy", "torch_device": "auto",
-        "torch_dtype": "float32", "cpu_workers": "5", "body_slots": "3",
+        "torch_dtype": "float32", "grammar_backend": "llguidance", "cpu_workers": "5", "body_slots": "3",
         "loop_watchdog": "on", "history": "tree",
         "matcher": "strict", "max_sessions": "6", "max_in_flight": "7", "max_held_tokens": "9", "max_nodes": "8",
         "session_ttl": "60",
@@ -83,7 +83,8 @@ def test_an_api_key_is_shown_in_no_message_and_no_repr():
         ("host", ""), ("host", "  "), ("host", "a\nb"), ("engine", "tgi"), ("engine", "Embedded"), ("max_batch", "0"),
         ("request_timeout", "0"), ("request_timeout", "nan"), ("request_timeout", "inf"), ("api_key", "a,,b"),
         ("api_key", ""), ("cache_dir", "~no-such-user-here/x"), ("unknown_fields", "drop"), ("log_level", "10"),
-        ("forward", "jax"), ("torch_device", "gpu"), ("torch_device", "cuda:"), ("torch_dtype", "float16"),
+        ("grammar_backend", "outlines"), ("forward", "jax"), ("torch_device", "gpu"), ("torch_device", "cuda:"),
+        ("torch_dtype", "float16"),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_named_with_its_key_and_its_source(name: str, text: str):
@@ -169,6 +170,7 @@ def test_the_environment_reads_text_as_the_command_line_does(name: str, value: o
         ({"engine": "vllm", "engine_url": "http://a", "reply": "lean"}, "vLLM writes no replies here"),
         ({"reply": "lean"}, "reply is lean, but the embedded engine"),
         ({"engine": "vllm", "engine_url": "http://a", "forward": "torch"}, "only the embedded one has it"),
+        ({"engine": "vllm", "engine_url": "http://a", "grammar_backend": "xgrammar"}, "only the embedded one has it"),
         ({"torch_device": "cpu"}, "torch_device is cpu, but forward is numpy: set forward too"),
         ({"torch_dtype": "bfloat16"}, "torch_dtype is bfloat16, but forward is numpy: set forward too"),
         ({"engine": "llamacpp", "engine_url": "http://a", "replay": "all"}, "llama.cpp does not tell of its experts"),

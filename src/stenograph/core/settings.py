@@ -93,6 +93,13 @@ class TorchDtype(enum.StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class GrammarBackendKind(enum.StrEnum):
+    """What compiles the embedded engine's grammars."""
+
+    LLGUIDANCE = "llguidance"
+    XGRAMMAR = "xgrammar"
+
+
 class LogLevel(enum.StrEnum):
     """How much goes to the log."""
 
@@ -314,6 +321,11 @@ class Settings:
     torch_dtype: TorchDtype = _setting(
         TorchDtype.FLOAT32, _choice(TorchDtype), "What `--forward torch` holds weights, keys and values in."
     )
+    grammar_backend: GrammarBackendKind = _setting(
+        GrammarBackendKind.LLGUIDANCE,
+        _choice(GrammarBackendKind),
+        "What compiles the embedded engine's grammars; xgrammar needs `pip install 'stenograph[xgrammar]'`.",
+    )
     cpu_workers: int = _computed(
         _default_cpu_workers, _int(1, 1024), "Threads for CPU work off the loop.", unit="threads", shown="min(16, CPUs)"
     )
@@ -433,16 +445,10 @@ def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
 
 def _check_together(settings: Settings) -> None:
     """Raise StartupError for settings that do not fit each other."""
-    _check_forward(settings)
-    if settings.step_tokens <= settings.max_batch:
-        raise StartupError(
-            f"step_tokens is {settings.step_tokens}, but must be above max_batch, {settings.max_batch}: set it too"
-        )
+    _check_embedded(settings)
     is_embedded = settings.engine is EngineKind.EMBEDDED
     if not is_embedded and not settings.engine_url:
         raise StartupError(f"engine {settings.engine} needs its address: set engine_url")
-    if not is_embedded and settings.prefix_reuse is Switch.OFF:
-        raise StartupError(f"prefix_reuse is off, but engine is {settings.engine}: only the embedded one has it")
     if is_embedded and settings.engine_url:
         raise StartupError("engine_url is set, but the engine is the embedded one: set engine too")
     if is_embedded and settings.replay is not ReplayKind.NONE:
@@ -465,9 +471,18 @@ def _check_together(settings: Settings) -> None:
         raise StartupError(f"reply is {settings.reply}, but LMDeploy writes no replies here")
 
 
-def _check_forward(settings: Settings) -> None:
-    """Raise StartupError for settings of a forward that is not used."""
-    if settings.engine is not EngineKind.EMBEDDED and settings.forward is not ForwardKind.NUMPY:
+def _check_embedded(settings: Settings) -> None:
+    """Raise StartupError for the embedded engine's settings that do not fit each other, or are of no use."""
+    is_embedded = settings.engine is EngineKind.EMBEDDED
+    if settings.step_tokens <= settings.max_batch:
+        raise StartupError(
+            f"step_tokens is {settings.step_tokens}, but must be above max_batch, {settings.max_batch}: set it too"
+        )
+    if not is_embedded and settings.prefix_reuse is Switch.OFF:
+        raise StartupError(f"prefix_reuse is off, but engine is {settings.engine}: only the embedded one has it")
+    if not is_embedded and settings.grammar_backend is not GrammarBackendKind.LLGUIDANCE:
+        raise StartupError(f"grammar_backend is set, but engine is {settings.engine}: only the embedded one has it")
+    if not is_embedded and settings.forward is not ForwardKind.NUMPY:
         raise StartupError(
             f"forward is {settings.forward}, but engine is {settings.engine}: only the embedded one has it"
         )

@@ -15,7 +15,6 @@ from typing import BinaryIO
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError
-from stenograph.core.types import GrammarKind
 from stenograph.embedded.engine_core import EngineCore
 from stenograph.embedded.forwards import load_forward
 from stenograph.embedded.grammar import GrammarCompiler
@@ -66,10 +65,11 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit) -> tuple[EngineLoop, 
         raise StartupError(f"{path}: the tokenizer has {tokenizer.vocab_size} ids, the model {vocab_size}")
     eos_ids = tuple(id_ for id_ in files.eos_token_ids if id_ < vocab_size)
     loop = EngineLoop(tokenizer, num_workers=0, emit=emit, clock=clock)  # prompts come as ids
+    grammars = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids, backend=options.grammar_backend)
     core = EngineCore(
         forward,
         tokenizer,
-        GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids),
+        grammars,
         eos_ids=eos_ids,
         limits=limits,
         clock=clock,
@@ -80,7 +80,7 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit) -> tuple[EngineLoop, 
         model=files.name,
         vocab_size=vocab_size,
         max_context_tokens=core.max_context_tokens,
-        grammars=tuple(GrammarKind),
+        grammars=tuple(sorted(grammars.kinds)),
     )
     return loop, core, ready
 

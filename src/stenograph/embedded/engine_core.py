@@ -189,7 +189,7 @@ class EngineCore:
     def _candidates(self) -> Iterator[Waiting[RequestId]]:
         """Those that could begin, in order; each is looked up in the KV only when the plan comes to it."""
         for sequence in self._waiting:
-            if sequence.is_ready:
+            if sequence.grammar is None or sequence.guide is not None:  # compiled since `_begin_grammars`: next step
                 found = self.pool.match(sequence.ids)
                 yield Waiting(
                     key=sequence.request_id,

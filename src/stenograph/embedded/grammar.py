@@ -1,162 +1,143 @@
-"""Guided decoding with llguidance: grammars compiled on threads, cached by content, stepped one token at a time.
+"""Grammars compiled on threads and cached by content.
 
-Owns what a `Grammar` means to llguidance. A compiled grammar is never used itself, only copied; a finished one is never
-advanced. A grammar's error is its request's, and nobody else's.
+Owns the threads that compile, how long one may take, and what is kept. What compiles is a `GrammarBackend`. A grammar's
+error is its request's, and nobody else's.
 """
 
-import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
-import msgspec
-import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import gbnf_to_lark
-
+from stenograph.core.settings import GrammarBackendKind
 from stenograph.core.types import Grammar, GrammarKind
-from stenograph.embedded.sampler import Allowed
+from stenograph.embedded.grammar_base import BadGrammar as BadGrammar
+from stenograph.embedded.grammar_base import CompiledGrammar, GrammarBackend
+from stenograph.embedded.grammar_base import GrammarState as GrammarState
+from stenograph.embedded.grammar_llguidance import LlguidanceBackend
+from stenograph.embedded.grammar_xgrammar import XgrammarBackend
 from stenograph.render.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
 
 MAX_CACHED = 256
 """Compiled grammars that are kept, the most recently used."""
+MAX_CACHED_CHARS = 8 * 2**20
+"""Of their sources together: what a compiled grammar takes grows with its source."""
+COMPILE_DEADLINE_S = 30.0
+"""llguidance takes under 1 s for any grammar that is meant; xgrammar was seen to take 13 s for 40 properties."""
+MAX_OVERDUE = 4
+"""Compilations that run on after their deadline, since no thread can be stopped, before no more are begun."""
+_STACK_BYTES = 512 * 2**20
+"""Of a thread that compiles, as address space: grammar engines recurse as deep as references go. In the usual 8 MiB
+a chain of 2,000 of them, 35 KB of schema, ended the process."""
 
-_JSON_STYLE: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""No free white space: a small model would fill its budget with it. The separators are Python's, as in most text."""
-
-
-class BadGrammar(Exception):
-    """A grammar that does not compile; the message is llguidance's."""
-
-
-class GrammarState:
-    """Where one request stands in its grammar."""
-
-    def __init__(self, matcher: LLMatcher, *, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
-        self._matcher = matcher
-        self._vocab_size = vocab_size
-        self._only_eos = np.zeros(vocab_size, np.bool_)
-        self._only_eos[list(eos_ids)] = True
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether only the end can follow."""
-        return bool(self._matcher.is_stopped())
-
-    def allowed(self) -> Allowed:
-        """Which ids [V] may come next. Raises BadGrammar when the matcher has failed."""
-        if self._matcher.is_error():
-            raise BadGrammar(_one_line(self._matcher.get_error()))
-        if self.is_finished:
-            return self._only_eos
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            raise BadGrammar(_one_line(self._matcher.get_error()))
-        allowed = np.zeros(self._vocab_size, np.bool_)
-        unpacked = np.unpackbits(bits, bitorder="little")[: self._vocab_size]
-        allowed[: len(unpacked)] = unpacked
-        return allowed
-
-    def accept(self, token_id: int) -> None:
-        """Step over a token that was drawn; a finished grammar stays where it is. Raises BadGrammar."""
-        if not self.is_finished and not self._matcher.consume_token(token_id):
-            raise BadGrammar(_one_line(self._matcher.get_error()))
+_stack_size_lock = threading.Lock()
+"""The size is a setting of the process."""
 
 
-class _PlainTokenizer:
-    """Our tokenizer as llguidance wants one. Text that a grammar forces is plain: it never becomes an added token."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id = eos_ids[0] if eos_ids else 0
-        self.bos_token_id = None
-        self.special_token_ids = sorted(tokenizer.added_tokens.values())
-        self.tokens = [tokenizer.bytes_of(id_) for id_ in range(vocab_size)]
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        decoded = text if isinstance(text, str) else text.decode("utf-8", "replace")
-        return self._tokenizer.encode_plain(decoded).tolist()
+class CompilerBusy(BadGrammar):
+    """Nothing is known of this grammar: too many others take too long."""
 
 
 class GrammarCompiler:
-    """Compiles grammars off the caller's thread. Close it with `close`."""
+    """Compiles grammars off the caller's thread. Close it with `close`.
+
+    Raises StartupError at construction: the backend is not installed.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, vocab_size: int, eos_ids: tuple[int, ...], num_threads: int = 1
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        num_threads: int = 2,
+        backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE,
+        deadline_s: float = COMPILE_DEADLINE_S,
     ) -> None:
-        wrapped = TokenizerWrapper(_PlainTokenizer(tokenizer, vocab_size, eos_ids))
-        self._tokenizer = LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
-        self._vocab_size = vocab_size
-        self._eos_ids = eos_ids
+        self._backend = _backend(backend, tokenizer, vocab_size, eos_ids)
+        self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
-        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
+        self._num_cached_chars = 0
+        self._overdue: list[Future[CompiledGrammar]] = []
+        self._overdue_lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<GrammarCompiler {len(self._compiled)} cached>"
 
-    def compile(self, grammar: Grammar, when_done: Callable[[], None]) -> "Future[LLMatcher]":
+    @property
+    def kinds(self) -> frozenset[GrammarKind]:
+        """The kinds of grammars that it compiles."""
+        return self._backend.kinds
+
+    def compile(self, grammar: Grammar, when_done: Callable[[], None]) -> "Future[CompiledGrammar]":
         """Begin to compile; `when_done` is called on some thread when `state` can be asked for."""
         future = self._compiled.get(grammar)
-        if future is None:
-            future = self._compiled[grammar] = self._threads.submit(self._compile, grammar)
-            if len(self._compiled) > MAX_CACHED:
-                self._compiled.popitem(last=False)
+        if future is None or (future.done() and isinstance(future.exception(), CompilerBusy)):
+            future = self._keep(grammar, self._threads.submit(self._compile, grammar))
         self._compiled.move_to_end(grammar)
         future.add_done_callback(lambda _: when_done())
         return future
 
-    def state(self, compiled: "Future[LLMatcher]") -> GrammarState:
-        """A fresh copy of a compiled grammar. Raises BadGrammar if it did not compile."""
-        matcher = compiled.result().deep_copy()
-        return GrammarState(matcher, vocab_size=self._vocab_size, eos_ids=self._eos_ids)
+    def state(self, compiled: "Future[CompiledGrammar]") -> GrammarState:
+        """The beginning of a compiled grammar, for one request. Raises BadGrammar if it did not compile."""
+        return compiled.result().start()
 
     def close(self) -> None:
         """Let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _keep(self, grammar: Grammar, future: "Future[CompiledGrammar]") -> "Future[CompiledGrammar]":
+        if grammar not in self._compiled:
+            self._num_cached_chars += len(grammar.source)
+        self._compiled[grammar] = future
+        while len(self._compiled) > MAX_CACHED or (
+            self._num_cached_chars > MAX_CACHED_CHARS and len(self._compiled) > 1
+        ):
+            oldest, _ = self._compiled.popitem(last=False)
+            self._num_cached_chars -= len(oldest.source)
+        return future
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        with self._overdue_lock:
+            self._overdue = [future for future in self._overdue if not future.done()]
+            is_busy = len(self._overdue) >= MAX_OVERDUE
+        if is_busy:
+            raise CompilerBusy(f"{MAX_OVERDUE} others take longer than {self._deadline_s:g} s to compile; try later")
+        compiling = _on_a_deep_stack(lambda: self._backend.compile(grammar))
         try:
-            matcher = LLMatcher(self._tokenizer, _llguidance_grammar(grammar), log_level=0)
-        except ValueError as error:
-            raise BadGrammar(_one_line(str(error))) from error
-        if matcher.is_error():
-            raise BadGrammar(_one_line(matcher.get_error()))
-        return matcher
+            return compiling.result(self._deadline_s)
+        except TimeoutError:
+            with self._overdue_lock:
+                self._overdue.append(compiling)
+            raise BadGrammar(f"it takes longer than {self._deadline_s:g} s to compile") from None
 
 
-def _llguidance_grammar(grammar: Grammar) -> str:
-    match grammar.kind:
-        case GrammarKind.JSON_OBJECT:
-            return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_STYLE)
-        case GrammarKind.JSON_SCHEMA:
-            return LLMatcher.grammar_from_json_schema(grammar.source, overrides=_JSON_STYLE)
-        case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.source)
-        case GrammarKind.CHOICE:
-            try:
-                choices = msgspec.json.decode(grammar.source, type=list[str])
-            except msgspec.DecodeError as error:
-                raise BadGrammar(f"choices are a list of strings: {error}") from error
-            if not choices or not all(choices):
-                raise BadGrammar("choices are at least one, and none is empty")
-            alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-            return LLMatcher.grammar_from_lark(f"start: {alternatives}")
-        case GrammarKind.LARK:
-            return LLMatcher.grammar_from_lark(grammar.source)
-        case GrammarKind.EBNF:
-            return LLMatcher.grammar_from_lark(_lark_of(grammar.source))
+def _backend(
+    kind: GrammarBackendKind, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]
+) -> GrammarBackend:
+    match kind:
+        case GrammarBackendKind.LLGUIDANCE:
+            return LlguidanceBackend(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids)
+        case GrammarBackendKind.XGRAMMAR:
+            return XgrammarBackend(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids)
 
 
-def _lark_of(ebnf: str) -> str:
-    try:
-        return gbnf_to_lark(ebnf)
-    except Exception as error:  # it raises nothing narrower for some of a client's mistakes
-        raise BadGrammar(f"it is no EBNF: {_one_line(str(error))}") from error
+def _on_a_deep_stack(compile_: Callable[[], CompiledGrammar]) -> "Future[CompiledGrammar]":
+    """Run on a thread of its own, which nothing waits for at the process's end."""
+    outcome: Future[CompiledGrammar] = Future()
 
+    def run() -> None:
+        try:
+            outcome.set_result(compile_())
+        except BaseException as error:  # noqa: BLE001  (raised where the outcome is asked for)
+            outcome.set_exception(error)
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:500]
+    thread = threading.Thread(target=run, name="compile", daemon=True)
+    with _stack_size_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return outcome

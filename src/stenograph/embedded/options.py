@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stenograph.core.settings import ForwardKind, TorchDtype
+from stenograph.core.settings import ForwardKind, GrammarBackendKind, TorchDtype
 from stenograph.embedded.engine_core import EngineLimits
 
 
@@ -21,6 +21,7 @@ class EmbeddedOptions:
     forward: ForwardKind = ForwardKind.NUMPY
     torch_device: str = "auto"
     torch_dtype: TorchDtype = TorchDtype.FLOAT32
+    grammar_backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE
 
     @property
     def limits(self) -> EngineLimits:

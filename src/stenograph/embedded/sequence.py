@@ -8,12 +8,11 @@ from array import array
 from concurrent.futures import Future
 
 import numpy as np
-from llguidance import LLMatcher
 
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId, SamplingParams, TopLogprob
 from stenograph.embedded.block_pool import BlockTable
 from stenograph.embedded.forward import LogitsFor, Segment
-from stenograph.embedded.grammar import GrammarState
+from stenograph.embedded.grammar_base import CompiledGrammar, GrammarState
 from stenograph.embedded.sampler import Drawn, Sampler
 from stenograph.embedded.times import Times
 from stenograph.embedded.weights import F32Array
@@ -53,7 +52,7 @@ class Sequence:
         params: SamplingParams,
         max_tokens: int,
         eos_ids: frozenset[int],
-        grammar: "Future[LLMatcher] | None",
+        grammar: "Future[CompiledGrammar] | None",
         text: TextStream,
         times: Times,
     ) -> None:

@@ -292,6 +292,7 @@ def make_engine(settings: Settings, files: ModelFiles, path: Path, body_slots: B
         forward=settings.forward,
         torch_device=settings.torch_device,
         torch_dtype=settings.torch_dtype,
+        grammar_backend=settings.grammar_backend,
     )
     return EmbeddedEngine(path, options)
 

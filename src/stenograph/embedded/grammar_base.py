@@ -1,0 +1,71 @@
+"""What a grammar engine is to the embedded engine: it compiles a grammar once, and each request starts in it afresh.
+
+Owns the seam and the one error that crosses it. Knows no grammar engine, no thread and no cache.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from stenograph.core.types import Grammar, GrammarKind
+from stenograph.embedded.sampler import Allowed
+
+_SHOWN_CHARS = 500
+
+
+class BadGrammar(Exception):
+    """A grammar that does not compile, or fails on what was drawn; the message, of one line, is its engine's."""
+
+
+class GrammarState(Protocol):
+    """Where one request stands in its grammar. It belongs to one thread at a time."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether only the end can follow."""
+        ...
+
+    def allowed(self) -> Allowed:
+        """Which ids [V] may come next, in an array that is only read. Raises BadGrammar."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Step over a token that was drawn; a finished grammar stays where it is. Raises BadGrammar."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """A grammar that many requests may use, at the same time and from any thread."""
+
+    def start(self) -> GrammarState:
+        """The beginning of the grammar, for one more request."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """A grammar engine for one vocabulary. It may be used from several threads at once."""
+
+    @property
+    def kinds(self) -> frozenset[GrammarKind]:
+        """The kinds of grammars that it compiles."""
+        ...
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Compile, which may take long, and find that a first token is possible. Raises BadGrammar."""
+        ...
+
+
+def one_line(text: str) -> str:
+    """The beginning of a message of whatever layout."""
+    return " ".join(text.split())[:_SHOWN_CHARS]
+
+
+def choices_of(source: str) -> list[str]:
+    """The texts of a grammar of choices. Raises BadGrammar."""
+    try:
+        choices = msgspec.json.decode(source, type=list[str])
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise BadGrammar(f"choices are a list of strings: {one_line(str(error))}") from error
+    if not choices or not all(choices):
+        raise BadGrammar("choices are at least one, and none is empty")
+    return choices

@@ -1,0 +1,177 @@
+"""Guided decoding with llguidance: what a `Grammar` means to it, and what a client's grammar may cost at most.
+
+A compiled grammar is never used itself, only copied, because a matcher serves one request; a finished one is never
+advanced. `compute` and the construction of a matcher release the GIL, `consume_token` (10 µs) and `deep_copy` hold it.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from stenograph.core.types import Grammar, GrammarKind
+from stenograph.embedded.grammar_base import BadGrammar, choices_of, one_line
+from stenograph.embedded.sampler import Allowed
+from stenograph.render.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_SOURCE_CHARS: Mapping[GrammarKind, int] = {
+    GrammarKind.JSON_OBJECT: 0,
+    GrammarKind.JSON_SCHEMA: 256 * 1024,
+    GrammarKind.REGEX: 32 * 1024,
+    GrammarKind.CHOICE: 256 * 1024,
+    GrammarKind.LARK: 256 * 1024,
+    GrammarKind.EBNF: 64 * 1024,
+}
+"""Some grammars take time in the square of their length, and all of them stack in proportion to it."""
+
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=300_000,
+    step_max_items=10_000,
+    max_lexer_states=100_000,
+    verbose_errors=False,
+)
+"""Of a matcher, so that one request's grammar cannot hold up the batch that it is in: at most about 20 ms a step and
+150 MB. With llguidance's own limits an ambiguous grammar took 0.9 s a step, `(a{1000}){1000}` 0.8 s and 200 MB before
+it was refused; schemas of 500 patterns, 5000 values of an enum or 100 formats need none of what is cut off here."""
+
+_JSON_STYLE: "JsonCompileOptions" = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+}
+"""No free white space: a small model would fill its budget with it. The separators are Python's, as in most text.
+Never lenient, whatever the schema says of it: a constraint that is not known is refused."""
+
+
+class LlguidanceState:
+    """Where one request stands in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, *, vocab_size: int, only_eos: Allowed) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._only_eos = only_eos
+        self._bits = np.zeros((vocab_size + 31) // 32 * 4, np.uint8)
+        self._address = self._bits.ctypes.data
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether only the end can follow."""
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    def allowed(self) -> Allowed:
+        """Which ids [V] may come next. Raises BadGrammar when the matcher has failed."""
+        if self.is_finished:
+            return self._only_eos
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
+        self._check()
+        return np.unpackbits(self._bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def accept(self, token_id: int) -> None:
+        """Step over a token that was drawn; a finished grammar stays where it is. Raises BadGrammar."""
+        if not self.is_finished:
+            self._matcher.consume_token(token_id)
+            self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise BadGrammar(_told(self._matcher))
+
+
+class _Compiled:
+    """A matcher at its beginning, with its first mask computed, which copies take with them."""
+
+    def __init__(self, matcher: LLMatcher, *, vocab_size: int, only_eos: Allowed) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._only_eos = only_eos
+
+    def start(self) -> LlguidanceState:
+        """A copy: it shares nothing that either changes."""
+        return LlguidanceState(self._matcher.deep_copy(), vocab_size=self._vocab_size, only_eos=self._only_eos)
+
+
+class _PlainTokenizer:
+    """Our tokenizer as llguidance wants one. Text that a grammar forces is plain: it never becomes an added token."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_ids[0] if eos_ids else 0
+        self.bos_token_id = None
+        self.special_token_ids = sorted(tokenizer.added_tokens.values())
+        self.tokens = [tokenizer.bytes_of(id_) for id_ in range(vocab_size)]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        decoded = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        return self._tokenizer.encode_plain(decoded).tolist()
+
+
+class LlguidanceBackend:
+    """llguidance over one vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        wrapped = TokenizerWrapper(_PlainTokenizer(tokenizer, vocab_size, eos_ids))
+        self._tokenizer = LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
+        self._vocab_size = vocab_size
+        self._only_eos = np.zeros(vocab_size, np.bool_)
+        self._only_eos[list(eos_ids)] = True
+        self._only_eos.flags.writeable = False
+
+    @property
+    def kinds(self) -> frozenset[GrammarKind]:
+        """All there are."""
+        return frozenset(GrammarKind)
+
+    def compile(self, grammar: Grammar) -> _Compiled:
+        """Compile, and compute the first mask. Raises BadGrammar."""
+        if len(grammar.source) > MAX_SOURCE_CHARS[grammar.kind]:
+            most = MAX_SOURCE_CHARS[grammar.kind]
+            raise BadGrammar(f"it has {len(grammar.source)} characters; of this kind, {most} are taken")
+        try:
+            matcher = LLMatcher(self._tokenizer, _source_for(grammar), log_level=0, limits=_LIMITS)
+        except ValueError as error:
+            raise BadGrammar(one_line(str(error))) from error
+        compiled = _Compiled(matcher, vocab_size=self._vocab_size, only_eos=self._only_eos)
+        if matcher.is_error():
+            raise BadGrammar(_told(matcher))
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise BadGrammar(_told(matcher))
+        return compiled
+
+
+def _told(matcher: LLMatcher) -> str:
+    """What failed, without the traces that llguidance adds to it."""
+    return one_line(matcher.get_error().split("\n<")[0])
+
+
+def _source_for(grammar: Grammar) -> str:
+    """The grammar in llguidance's own words. Raises BadGrammar, and ValueError for what is no JSON."""
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_STYLE)
+        case GrammarKind.JSON_SCHEMA:
+            return LLMatcher.grammar_from_json_schema(grammar.source, overrides=_JSON_STYLE)
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case GrammarKind.CHOICE:
+            alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in choices_of(grammar.source))
+            # One lexeme: as alternatives of a rule they would be held to llguidance's limit of 2000.
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {alternatives}")
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.source)
+        case GrammarKind.EBNF:
+            return LLMatcher.grammar_from_lark(_lark_of(grammar.source))
+
+
+def _lark_of(ebnf: str) -> str:
+    try:
+        return gbnf_to_lark(ebnf)
+    except Exception as error:  # it raises nothing narrower for some of a client's mistakes
+        raise BadGrammar(f"it is no EBNF: {one_line(str(error))}") from error

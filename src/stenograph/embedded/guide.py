@@ -1,0 +1,43 @@
+"""A request's way through its grammar, computed beside the model: while a forward pass runs, the next mask is filled.
+
+Owns the order of what is done to one grammar state: accept(n), then fill(n + 1), each job after the one before it and
+never two at once. Its owner waits only in `mask`. Knows no grammar engine, and nothing of other requests.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from stenograph.embedded.grammar_base import GrammarState
+from stenograph.embedded.sampler import Allowed
+
+
+class Guide:
+    """Where one request stands in its grammar. Owned by one thread; the state belongs to the jobs from now on.
+
+    `threads` begin jobs in the order in which they were handed in, so that none waits for one that has not begun.
+    """
+
+    def __init__(self, state: GrammarState, threads: ThreadPoolExecutor) -> None:
+        self._state = state
+        self._threads = threads
+        self._mask = threads.submit(state.allowed)
+
+    def __repr__(self) -> str:
+        return f"<Guide {'ready' if self._mask.done() else 'filling'}>"
+
+    def mask(self) -> Allowed:
+        """Which ids [V] may come next; waits until that is known. Raises BadGrammar, then and ever after."""
+        return self._mask.result()
+
+    def accept(self, token_id: int) -> None:
+        """Step over a token that was drawn. Returns at once: what goes wrong, the next `mask` raises."""
+        self._mask = self._threads.submit(_advance, self._state, self._mask, token_id)
+
+    def abandon(self) -> None:
+        """Begin nothing more: the request was aborted. A job that runs ends by itself, and nobody hears of it."""
+        self._mask.cancel()
+
+
+def _advance(state: GrammarState, before: "Future[Allowed]", token_id: int) -> Allowed:
+    before.result()  # done already, unless its mask was never asked for; what went wrong before goes wrong still
+    state.accept(token_id)
+    return state.allowed()
