@@ -144,7 +144,7 @@ class PrefixTree:
 def _num_common_bytes(one: bytes, other: bytes) -> int:
     """Bytes of the ids with which both begin."""
     size = min(len(one), len(other))
-    for begin in range(0, size, ID_BYTES):
-        if one[begin : begin + ID_BYTES] != other[begin : begin + ID_BYTES]:
-            return begin
-    return size
+    if one[:size] == other[:size]:
+        return size
+    steps = range(0, size, ID_BYTES)
+    return next(begin for begin in steps if one[begin : begin + ID_BYTES] != other[begin : begin + ID_BYTES])
