@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stenograph.bench import compare, guided, plot, responsiveness, serving, soak
+from stenograph.bench import compare, guided, plot, responsiveness, serving, soak, streaming
 from stenograph.bench.processes import INTERRUPTS
 
 EXIT_INTERRUPTED = 130
@@ -33,6 +33,11 @@ BENCHMARKS = {
         "what do conversations get, through the server and straight at the engine?",
         serving.add_arguments,
         serving.run,
+    ),
+    "streaming": Benchmark(
+        "what does it cost to submit a request, and where does its first token's time go?",
+        streaming.add_arguments,
+        streaming.run,
     ),
     "guided": Benchmark("what does a grammar cost a token?", guided.add_arguments, guided.run),
     "soak": Benchmark(

@@ -29,6 +29,8 @@ HIGHER_IS_BETTER = frozenset(
         "answered",
         "satisfied_share",
         "satisfied_ended_share",
+        "completion_tokens_per_cpu_s",
+        "computed_tokens_per_cpu_s",
     }
 )
 
@@ -86,8 +88,16 @@ LABELS: Mapping[str, str] = {
     "regrown_kib_per_turn": "second round's growth, KiB per turn",
     "prompt_tokens_per_s": "prompt tokens/s",
     "completion_tokens_per_s": "completion tokens/s",
+    "completion_tokens_per_cpu_s": "completion tokens per CPU-second",
+    "computed_tokens_per_cpu_s": "tokens computed per CPU-second, prompts included",
     "cached_share": "prompt tokens cached, share",
     "cut_share": "replies cut by max_tokens, share",
+    "submit_wall_ms": "submitting all, ms",
+    "add_p50_ms": "add_request p50, ms",
+    "add_p95_ms": "add_request p95, ms",
+    "add_p99_ms": "add_request p99, ms",
+    "add_max_ms": "add_request max, ms",
+    "late_p99_ms": "submitted after it was due p99, ms",
     "ttft_p50_ms": "TTFT p50, ms",
     "ttft_p90_ms": "TTFT p90, ms",
     "ttft_p99_ms": "TTFT p99, ms",
@@ -95,6 +105,7 @@ LABELS: Mapping[str, str] = {
     "ttft_wait_ms": "of TTFT: until sent, mean ms",
     "ttft_read_ms": "of TTFT: receive, admit, decode, mean ms",
     "ttft_render_ms": "of TTFT: tokenize (render), mean ms",
+    "ttft_tokenize_ms": "of TTFT: tokenize, mean ms",
     "ttft_queue_ms": "of TTFT: queue, mean ms",
     "ttft_prefill_ms": "of TTFT: prefill, mean ms",
     "ttft_engine_ms": "of TTFT: the engine's whole reply, mean ms",

@@ -1,0 +1,267 @@
+"""Drives an `EngineLoop` in a process of its own: prompts in from the main thread, events out on the loop's.
+
+    python -m stenograph.bench.streaming_load '{"model": "…", "num_requests": 256, …}'
+
+It loads the model and makes the prompts, says `{"ready": …}`, then does one measurement for each line on stdin (a
+`Variant`), each with a fresh loop and a fresh core over the same weights, and reports it as a line of JSON; meanwhile
+lines with `progress` come.
+"""
+
+import gc
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from stenograph.bench.streaming_prompts import PromptKind, TextPrompt, make_prompts
+from stenograph.core.clock import SystemClock
+from stenograph.core.errors import StartupError
+from stenograph.core.types import RequestId, SamplingParams
+from stenograph.embedded.engine_core import EngineCore, EngineLimits
+from stenograph.embedded.grammar import GrammarCompiler
+from stenograph.embedded.loop import EngineLoop
+from stenograph.embedded.numpy_forward import NumpyForward
+from stenograph.embedded.times import RequestTimes
+from stenograph.embedded.weights import load_weights
+from stenograph.embedded.wire import Drew, Failed
+from stenograph.render.model_files import load_model_files
+from stenograph.render.tokenizer import Tokenizer
+
+PROGRESS_S = 2.0
+
+
+class StreamingPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is asked of which engine. `submit_interval_ms` 0 is a burst; `warm_up` requests of other text come first."""
+
+    model: str
+    prompts: PromptKind
+    prompt_tokens: int
+    num_requests: int
+    submit_interval_ms: float
+    max_tokens: int
+    warm_up: int
+    max_batch: int
+    kv_tokens: int
+
+
+class Variant(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """How prompts become ids: on so many threads (0: in `add_request`), or before the clock runs."""
+
+    num_workers: int = 0
+    is_pretok: bool = False
+
+    @property
+    def name(self) -> str:
+        """As tables show it."""
+        return "pretok" if self.is_pretok else f"{self.num_workers} workers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A call of `add_request`: when it was due, began and returned."""
+
+    request_id: RequestId
+    due_s: float
+    called_s: float
+    returned_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A request's last event, and its times."""
+
+    event: Drew | Failed
+    times: RequestTimes
+
+
+class Listener:
+    """Takes a loop's events, and keeps the ends."""
+
+    def __init__(self) -> None:
+        self.loop: EngineLoop | None = None
+        self._ended: dict[RequestId, Ended] = {}
+        self._changed = threading.Condition()
+
+    def emit(self, events: Sequence[Drew | Failed]) -> None:
+        """On the loop's thread."""
+        assert self.loop is not None, "events come from a loop"
+        ended: dict[RequestId, Ended] = {}
+        for event in events:
+            if (isinstance(event, Failed) or event.chunk.finish is not None) and (
+                times := self.loop.pop_times(event.request_id)
+            ) is not None:
+                ended[event.request_id] = Ended(event=event, times=times)
+        if ended:
+            with self._changed:
+                self._ended |= ended
+                self._changed.notify()
+
+    def take(self, num: int, note: Callable[[int], None]) -> dict[RequestId, Ended]:
+        """Wait until `num` requests have ended, and forget them; `note` is told now and then how many have."""
+        with self._changed:
+            while len(self._ended) < num:
+                if not self._changed.wait_for(lambda: len(self._ended) >= num, PROGRESS_S):
+                    note(len(self._ended))
+            ended, self._ended = self._ended, {}
+        return ended
+
+
+class StreamingLoad:
+    """A model in this process, and what it is asked. Raises StartupError at construction."""
+
+    def __init__(self, plan: StreamingPlan) -> None:
+        self._plan = plan
+        path = Path(plan.model)
+        files = load_model_files(path)
+        self._config, self._weights = load_weights(path)
+        self._tokenizer = Tokenizer(files.tokenizer_json)
+        if self._tokenizer.vocab_size > self._config.vocab_size:
+            raise StartupError(f"{path}: the tokenizer has more ids than the model")
+        self._eos_ids = tuple(id_ for id_ in files.eos_token_ids if id_ < self._config.vocab_size)
+        self._grammars = GrammarCompiler(
+            self._tokenizer, vocab_size=self._config.vocab_size, eos_ids=self._eos_ids
+        )  # the core wants one; nobody asks it for anything
+        num, length = plan.num_requests, plan.prompt_tokens
+        self._prompts = make_prompts(self._tokenizer, plan.prompts, num=num, num_tokens=length)
+        self._warm_up = make_prompts(
+            self._tokenizer, PromptKind.UNIQUE, num=plan.warm_up, num_tokens=length, skip=plan.num_requests
+        )
+        self._params = SamplingParams(max_tokens=plan.max_tokens, temperature=0.0, ignore_eos=True)
+
+    def ready(self) -> dict[str, object]:
+        """What the prompts came to, means over all."""
+        num = len(self._prompts)
+        return {
+            "ready": True,
+            "prompt_tokens": sum(len(prompt.ids) for prompt in self._prompts) / num,
+            "prompt_bytes": sum(len(prompt.text.encode()) for prompt in self._prompts) / num,
+            "tokenizer": self._tokenizer.encoder,
+        }
+
+    def measure(self, variant: Variant) -> dict[str, object]:
+        """All requests once; returns the report."""
+        listener = Listener()
+        loop = listener.loop = EngineLoop(
+            self._tokenizer, num_workers=variant.num_workers, emit=listener.emit, clock=SystemClock()
+        )
+        loop.start(self._core(loop))
+        try:
+            self._submit(loop, self._warm_up, variant, interval_s=0.0)
+            listener.take(len(self._warm_up), _no_note)
+            gc.collect()
+            gc.disable()
+            cpu_s = time.process_time()
+            submitted = self._submit(loop, self._prompts, variant, interval_s=self._plan.submit_interval_ms / 1e3)
+            ended = listener.take(len(submitted), self._note)
+            cpu_s = time.process_time() - cpu_s
+        finally:
+            gc.enable()
+            loop.close()
+        return self._report(submitted, ended, cpu_s)
+
+    def _core(self, loop: EngineLoop) -> EngineCore:
+        limits = EngineLimits(max_batch=self._plan.max_batch, kv_tokens=self._plan.kv_tokens)
+        return EngineCore(
+            NumpyForward(self._config, self._weights, num_kv_tokens=limits.num_kv_rows),
+            self._tokenizer,
+            self._grammars,
+            eos_ids=self._eos_ids,
+            limits=limits,
+            clock=SystemClock(),
+            wake=loop.wake,
+            weight_version="bench",
+        )
+
+    def _submit(
+        self, loop: EngineLoop, prompts: Sequence[TextPrompt], variant: Variant, *, interval_s: float
+    ) -> list[Submitted]:
+        """Give the loop each prompt when it is due; an interval of 0: as fast as it takes them."""
+        given = [prompt.ids if variant.is_pretok else prompt.text for prompt in prompts]
+        submitted: list[Submitted] = []
+        begin_s = time.monotonic()
+        for number, prompt in enumerate(given):
+            due_s = begin_s + number * interval_s
+            if interval_s and (early_s := due_s - time.monotonic()) > 0:
+                time.sleep(early_s)
+            called_s = time.monotonic()
+            request_id = loop.add_request(prompt, self._params)
+            returned_s = time.monotonic()
+            submitted.append(Submitted(request_id=request_id, due_s=due_s, called_s=called_s, returned_s=returned_s))
+        return submitted
+
+    def _report(self, submitted: Sequence[Submitted], ended: dict[RequestId, Ended], cpu_s: float) -> dict[str, object]:
+        errors, first_error = Counter[str](), ""
+        rows: list[dict[str, object]] = []
+        zero_s = submitted[0].called_s
+        for one, prompt in zip(submitted, self._prompts, strict=True):
+            end = ended[one.request_id]
+            if isinstance(end.event, Failed):
+                errors[end.event.kind] += 1
+                first_error = first_error or end.event.message
+            else:
+                rows.append(_row(one, prompt, end.event, end.times, zero_s))
+        last_s = max((end.times.finished or zero_s) for end in ended.values())
+        return {
+            "step": "run",
+            "num_ok": len(rows),
+            "seconds": last_s - zero_s,
+            "cpu_s": cpu_s,
+            "submit_wall_ms": _ms(submitted[-1].returned_s - zero_s),
+            "add_ms": [_ms(one.returned_s - one.called_s, 4) for one in submitted],
+            "late_ms": [_ms(one.called_s - one.due_s) for one in submitted] if self._plan.submit_interval_ms else [],
+            "errors": dict(errors),
+            "first_error": first_error,
+            "requests": {name: [row[name] for row in rows] for name in rows[0]} if rows else {},
+        }
+
+    def _note(self, num: int) -> None:
+        _say({"progress": num, "of": self._plan.num_requests})
+
+
+def _row(one: Submitted, prompt: TextPrompt, event: Drew, times: RequestTimes, zero_s: float) -> dict[str, object]:
+    spans = (times.tokenize_s, times.queue_s, times.prefill_s, times.ttft_s, times.tpot_s, times.latency_s)
+    names = ("tokenize_ms", "queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "e2e_ms")
+    return {
+        "submitted_ms": _ms(one.called_s - zero_s),
+        **{name: None if span is None else _ms(span) for name, span in zip(names, spans, strict=True)},
+        "gaps_ms": [_ms(after - before) for before, after in pairwise(times.tokens)],
+        "num_prompt": len(prompt.ids),
+        "num_cached": event.chunk.num_cached_tokens,
+        "num_completion": len(times.tokens),
+    }
+
+
+def _ms(seconds: float, digits: int = 3) -> float:
+    return round(seconds * 1e3, digits)
+
+
+def _no_note(num: int) -> None:
+    """A warm-up says nothing."""
+
+
+def _say(value: object) -> None:
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Do as the plan in the first argument says; returns the exit code."""
+    try:
+        load = StreamingLoad(msgspec.json.decode(sys.argv[1], type=StreamingPlan))
+    except StartupError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    _say(load.ready())
+    while line := sys.stdin.readline().strip():
+        _say(load.measure(msgspec.json.decode(line, type=Variant)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
