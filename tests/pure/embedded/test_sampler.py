@@ -6,14 +6,66 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.types import SamplingParams
-from stenograph.embedded.sampler import DeadEnd, Sampler, log_softmax, top_logprobs, truncated
+from stenograph.embedded.sampler import (
+    DeadEnd,
+    Sampler,
+    highest_places,
+    kept_places,
+    log_softmax,
+    log_sum_exp,
+    top_logprobs,
+)
 
 ROWS = st.lists(st.floats(-20, 20), min_size=3, max_size=30).map(lambda row: np.array(row, np.float32))
 
 
 def kept_of(row: np.ndarray, **params: float) -> set[int]:
-    scores = truncated(row.astype(np.float64), SamplingParams(**params))  # type: ignore[arg-type]
-    return set(np.flatnonzero(np.isfinite(scores)).tolist())
+    kept = kept_places(row.astype(np.float64), SamplingParams(**params))  # type: ignore[arg-type]
+    return set(range(len(row)) if kept is None else kept.tolist())
+
+
+def by_sorting(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """What `kept_places` promises, written down plainly: everything is sorted, and what is left out becomes -inf."""
+    kept = np.where(scores >= scores.max() + np.log(params.min_p), scores, -np.inf) if params.min_p else scores
+    order = np.argsort(-kept, kind="stable")
+    if 0 < params.top_k < len(order):
+        order = order[: params.top_k]
+    if params.top_p < 1.0:
+        probabilities = np.exp(kept[order] - kept[order[0]])
+        needed = params.top_p * probabilities.sum()
+        order = order[: int(np.searchsorted(np.cumsum(probabilities), needed, side="left")) + 1]
+    only = np.full_like(kept, -np.inf)
+    only[order] = kept[order]
+    return only
+
+
+FEW_VALUES = st.lists(st.integers(-3, 3), min_size=1, max_size=30).map(lambda row: np.array(row, np.float64))
+
+
+@given(FEW_VALUES, st.integers(0, 31), st.sampled_from([1.0, 0.97, 0.51, 0.13, 0.001]), st.sampled_from([0.0, 0.3]))
+def test_what_is_kept_is_what_sorting_keeps_the_first_of_equal_ones_too(
+    row: np.ndarray, top_k: int, top_p: float, min_p: float
+) -> None:
+    params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
+    kept = kept_places(row, params)
+    places = np.arange(len(row)) if kept is None else kept
+    assert places.tolist() == np.flatnonzero(np.isfinite(by_sorting(row, params))).tolist()
+
+
+@given(FEW_VALUES, st.integers(1, 31))
+def test_the_highest_places_are_what_sorting_puts_first(row: np.ndarray, num: int) -> None:
+    assert highest_places(row, num).tolist() == sorted(np.argsort(-row, kind="stable")[:num].tolist())
+
+
+def test_a_nucleus_of_a_whole_vocabulary_is_what_sorting_keeps() -> None:
+    random = np.random.default_rng(0)
+    for spread in (0.1, 1.0, 4.0):
+        row = spread * random.standard_normal(50_000)
+        for top_p in (0.1, 0.9, 0.999):
+            params = SamplingParams(top_p=top_p)
+            kept = kept_places(row, params)
+            assert kept is not None
+            assert kept.tolist() == np.flatnonzero(np.isfinite(by_sorting(row, params))).tolist()
 
 
 @given(ROWS, st.integers(1, 40))
@@ -48,10 +100,13 @@ def test_a_draw_is_kept_and_carries_both_of_its_logprobs(
     params = SamplingParams(seed=seed, temperature=temperature, top_p=top_p, top_k=top_k, num_top_logprobs=2)
     drawn, again = (Sampler(params, [0]).draw(row, None) for _ in range(2))
     assert drawn == again
-    scores = truncated(row.astype(np.float64) / temperature, params)
+    exact = row.astype(np.float64)
+    scores = by_sorting(exact / temperature, params)
     assert drawn.sampling_logprob == pytest.approx(log_softmax(scores)[drawn.id], abs=1e-9)
-    assert drawn.logprob == pytest.approx(log_softmax(row.astype(np.float64))[drawn.id], abs=1e-9)
-    assert [top.id for top in drawn.top] == [top.id for top in top_logprobs(log_softmax(row.astype(np.float64)), 2)]
+    assert drawn.logprob == pytest.approx(log_softmax(exact)[drawn.id], abs=1e-9)
+    assert drawn.top == top_logprobs(exact, log_sum_exp(exact), 2)
+    assert [top.id for top in drawn.top] == np.argsort(-exact, kind="stable")[:2].tolist()
+    assert [top.logprob for top in drawn.top] == pytest.approx(np.sort(log_softmax(exact))[:-3:-1], abs=1e-9)
 
 
 @given(ROWS, st.sampled_from([0.0, 1e-300, 1e-6]))
