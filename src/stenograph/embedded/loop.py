@@ -182,24 +182,17 @@ class EngineLoop:
     # -- its life
 
     def run(self, core: Core) -> None:
-        """Step `core` on this thread until `close`; may be called once. What it raises has ended every request."""
-        self._begin()
-        kind, message = FailureKind.INTERNAL, "The engine failed; nothing of the request was kept."
-        try:
-            self._step_until_closed(core)
-            kind, message = FailureKind.UNAVAILABLE, "The engine was stopped."
-            for request_id in self._in_core:
-                core.abort(request_id)
-                core.pop_times(request_id)
-        finally:
-            self._end_all(kind, message)
+        """Step `core` on this thread until `close`. What it raises has ended every request.
+
+        Raises RuntimeError where `run` or `start` was called before.
+        """
+        self._begin(None)
+        self._run(core)
 
     def start(self, core: Core) -> None:
         """`run` on a thread of its own, which `close` waits for."""
-        thread = threading.Thread(target=self.run, args=(core,), name="engine-loop", daemon=True)
-        with self._lock:
-            self._thread = thread
-        thread.start()
+        thread = threading.Thread(target=self._run, args=(core,), name="engine-loop", daemon=True)
+        self._begin(thread)
 
     def close(self) -> None:
         """Take no more, give every request that has not ended its final event, and end.
@@ -214,6 +207,14 @@ class EngineLoop:
             thread.join()
         elif not began:
             self._end_all(FailureKind.UNAVAILABLE, "The engine was stopped.")
+
+    def _begin(self, thread: threading.Thread | None) -> None:
+        with self._lock:
+            if self._began:
+                raise RuntimeError("the loop runs already, or has ended")
+            self._began, self._thread = True, thread
+            if thread is not None:
+                thread.start()
 
     # -- submission
 
@@ -245,11 +246,16 @@ class EngineLoop:
 
     # -- on the thread that steps
 
-    def _begin(self) -> None:
-        with self._lock:
-            if self._began:
-                raise RuntimeError("the loop runs already, or has ended")
-            self._began = True
+    def _run(self, core: Core) -> None:
+        kind, message = FailureKind.INTERNAL, "The engine failed; nothing of the request was kept."
+        try:
+            self._step_until_closed(core)
+            kind, message = FailureKind.UNAVAILABLE, "The engine was stopped."
+            for request_id in self._in_core:
+                core.abort(request_id)
+                core.pop_times(request_id)
+        finally:
+            self._end_all(kind, message)
 
     def _step_until_closed(self, core: Core) -> None:
         while self._take(core):
@@ -259,18 +265,20 @@ class EngineLoop:
                 self._flush()
 
     def _take(self, core: Core) -> bool:
-        """Do all that the inbox asks for, and wait for more while there is nothing to step; False: it is closed."""
-        while not self._closed:
-            try:
-                message = self._inbox.get_nowait()
-            except queue.Empty:
-                if self._unsent or core.has_work:
-                    break
-                message = self._inbox.get()
-            if message is not None and (event := self._obey(core, message)) is not None:
-                self._say(core, event)
+        """Wait where there is nothing to step, then do all that the inbox asks for by now; False: it is closed.
+
+        What comes meanwhile waits for the next step: a flood of requests holds up none.
+        """
+        if not (self._closed or core.has_work):
+            self._do(core, self._inbox.get())
+        for _ in range(self._inbox.qsize()):
+            self._do(core, self._inbox.get())
         self._flush()
         return not self._closed
+
+    def _do(self, core: Core, message: _Arrived | _Abort | None) -> None:
+        if message is not None and (event := self._obey(core, message)) is not None:
+            self._say(core, event)
 
     def _obey(self, core: Core, message: _Arrived | _Abort) -> Drew | Failed | None:
         if isinstance(message, _Arrived):
