@@ -32,7 +32,7 @@ def by_sorting(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
         order = order[: params.top_k]
     if params.top_p < 1.0:
         probabilities = np.exp(kept[order] - kept[order[0]])
-        needed = params.top_p * probabilities.sum()
+        needed = params.top_p * float(probabilities.sum())
         order = order[: int(np.searchsorted(np.cumsum(probabilities), needed, side="left")) + 1]
     only = np.full_like(kept, -np.inf)
     only[order] = kept[order]
