@@ -158,7 +158,7 @@ def _measure(asked: Run, artifact: Artifact, out: Path) -> None:
 def _step(engine: Child, variant: Variant) -> dict[str, Any]:
     engine.tell(msgspec.json.encode(variant).decode())
     while "step" not in (event := engine.event()):
-        sys.stderr.write(f"  {event['progress']} of {event['of']} requests\n")
+        sys.stderr.write(f"  {event['progress']} of {event['of']} requests ended, {event['tokens']} tokens drawn\n")
     return event
 
 

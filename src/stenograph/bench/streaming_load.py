@@ -86,12 +86,14 @@ class Listener:
     def __init__(self) -> None:
         self.loop: EngineLoop | None = None
         self._ended: dict[RequestId, Ended] = {}
+        self._num_drawn = 0
         self._changed = threading.Condition()
 
     def emit(self, events: Sequence[Drew | Failed]) -> None:
         """On the loop's thread."""
         assert self.loop is not None, "events come from a loop"
         ended: dict[RequestId, Ended] = {}
+        self._num_drawn += sum(len(event.chunk.ids) for event in events if isinstance(event, Drew))
         for event in events:
             if (isinstance(event, Failed) or event.chunk.finish is not None) and (
                 times := self.loop.pop_times(event.request_id)
@@ -102,13 +104,16 @@ class Listener:
                 self._ended |= ended
                 self._changed.notify()
 
-    def take(self, num: int, note: Callable[[int], None]) -> dict[RequestId, Ended]:
-        """Wait until `num` requests have ended, and forget them; `note` is told now and then how many have."""
+    def take(self, num: int, note: Callable[[int, int], None]) -> dict[RequestId, Ended]:
+        """Wait until `num` requests have ended, and forget them.
+
+        `note` is told now and then how many have, and how many tokens were drawn since the last call.
+        """
         with self._changed:
             while len(self._ended) < num:
                 if not self._changed.wait_for(lambda: len(self._ended) >= num, PROGRESS_S):
-                    note(len(self._ended))
-            ended, self._ended = self._ended, {}
+                    note(len(self._ended), self._num_drawn)
+            ended, self._ended, self._num_drawn = self._ended, {}, 0
         return ended
 
 
@@ -220,8 +225,8 @@ class StreamingLoad:
             "requests": {name: [row[name] for row in rows] for name in rows[0]} if rows else {},
         }
 
-    def _note(self, num: int) -> None:
-        _say({"progress": num, "of": self._plan.num_requests})
+    def _note(self, num_ended: int, num_drawn: int) -> None:
+        _say({"progress": num_ended, "of": self._plan.num_requests, "tokens": num_drawn})
 
 
 def _row(one: Submitted, prompt: TextPrompt, event: Drew, times: RequestTimes, zero_s: float) -> dict[str, object]:
@@ -241,7 +246,7 @@ def _ms(seconds: float, digits: int = 3) -> float:
     return round(seconds * 1e3, digits)
 
 
-def _no_note(num: int) -> None:
+def _no_note(num_ended: int, num_drawn: int) -> None:
     """A warm-up says nothing."""
 
 
