@@ -16,8 +16,8 @@ from stenograph.embedded.block_pool import BLOCK_TOKENS, BlockPool
 from stenograph.embedded.forward import Forward
 from stenograph.embedded.grammar import BadGrammar, GrammarCompiler
 from stenograph.embedded.pace import Pace
-from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
 from stenograph.embedded.sampler import DeadEnd
+from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
 from stenograph.embedded.sequence import Sequence
 from stenograph.embedded.times import RequestTimes, Times
 from stenograph.embedded.weights import F32Array
@@ -138,7 +138,7 @@ class EngineCore:
         return None if sequence is None else self._end(sequence, sequence.aborted())
 
     def pop_times(self, request_id: RequestId) -> RequestTimes | None:
-        """The times of a request that has ended, once. Whoever takes its last event takes them: they are kept till then."""
+        """The times of a request that has ended, once: they are kept until whoever takes its last event takes them."""
         return self._ended.pop(request_id, None)
 
     def step(self) -> list[Drew | Failed]:
@@ -172,7 +172,7 @@ class EngineCore:
         for sequence in list(self._waiting):
             if sequence.grammar is not None and sequence.guide is None and sequence.grammar.done():
                 try:
-                    sequence.guide = self._grammars.state(sequence.grammar)
+                    sequence.guide = self._grammars.guide(sequence.grammar)
                 except BadGrammar as error:
                     events.append(self._fail(sequence, f"The grammar does not compile: {error}"))
         return events
@@ -184,6 +184,7 @@ class EngineCore:
             self._preempt(self._by_id[key])
         for key in planned.admitted:
             self._admit(self._by_id[key])
+        assert planned.shares or planned.preempted or not self._running, f"{self!r} would stand still"
         return [self._with_room(share) for share in planned.shares]
 
     def _candidates(self) -> Iterator[Waiting[RequestId]]:
@@ -236,10 +237,9 @@ class EngineCore:
     def _with_room(self, share: Share[RequestId]) -> tuple[Sequence, int]:
         sequence = self._by_id[share.key]
         assert sequence.table is not None, "what has a share runs"
-        num_tokens = min(share.num_tokens, sequence.num_pending)
-        has_room = self.pool.extend(sequence.table, sequence.num_filled + num_tokens)
+        has_room = self.pool.extend(sequence.table, sequence.num_filled + share.num_tokens)
         assert has_room, f"the plan gave {sequence!r} blocks that {self.pool!r} does not have"
-        return sequence, num_tokens
+        return sequence, share.num_tokens
 
     def _draw(self, sequence: Sequence, row: F32Array, now: float) -> Drew | Failed:
         try:
@@ -279,6 +279,8 @@ class EngineCore:
         self._ended[sequence.request_id] = sequence.times.view()
         del self._by_id[sequence.request_id]
         (self._waiting if sequence.table is None else self._running).remove(sequence)
+        if sequence.guide is not None:
+            sequence.guide.abandon()
         self._close(sequence)
         return sequence.times
 

@@ -1,7 +1,7 @@
 """Grammars compiled on threads and cached by content.
 
-Owns the threads that compile, how long one may take, and what is kept. What compiles is a `GrammarBackend`. A grammar's
-error is its request's, and nobody else's.
+Owns the threads that compile and those that guides work on, how long a grammar may take, and what is kept. What
+compiles is a `GrammarBackend`. A grammar's error is its request's, and nobody else's.
 """
 
 import threading
@@ -13,11 +13,13 @@ from stenograph.core.settings import GrammarBackendKind
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.grammar_base import BadGrammar as BadGrammar
 from stenograph.embedded.grammar_base import CompiledGrammar, GrammarBackend
-from stenograph.embedded.grammar_base import GrammarState as GrammarState
 from stenograph.embedded.grammar_llguidance import LlguidanceBackend
 from stenograph.embedded.grammar_xgrammar import XgrammarBackend
+from stenograph.embedded.guide import Guide
 from stenograph.render.tokenizer import Tokenizer
 
+NUM_MASK_THREADS = 2
+"""A mask of SmolLM2's vocabulary takes some 0.1 ms, a step of the model tens of milliseconds."""
 MAX_CACHED = 256
 """Compiled grammars that are kept, the most recently used."""
 MAX_CACHED_CHARS = 8 * 2**20
@@ -57,6 +59,7 @@ class GrammarCompiler:
         self._backend = _backend(backend, tokenizer, vocab_size, eos_ids)
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar")
+        self._masks = ThreadPoolExecutor(NUM_MASK_THREADS, thread_name_prefix="mask")
         self._compiled: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
         self._num_cached_chars = 0
         self._overdue: list[Future[CompiledGrammar]] = []
@@ -79,13 +82,14 @@ class GrammarCompiler:
         future.add_done_callback(lambda _: when_done())
         return future
 
-    def state(self, compiled: "Future[CompiledGrammar]") -> GrammarState:
+    def guide(self, compiled: "Future[CompiledGrammar]") -> Guide:
         """The beginning of a compiled grammar, for one request. Raises BadGrammar if it did not compile."""
-        return compiled.result().start()
+        return Guide(compiled.result().start(), self._masks)
 
     def close(self) -> None:
         """Let the threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._masks.shutdown(wait=False, cancel_futures=True)
 
     def _keep(self, grammar: Grammar, future: "Future[CompiledGrammar]") -> "Future[CompiledGrammar]":
         if grammar not in self._compiled:

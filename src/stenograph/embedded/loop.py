@@ -40,6 +40,15 @@ class Core(Protocol):
         """Whether a step would do anything."""
         ...
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether anything waits or runs."""
+        ...
+
+    def check(self) -> None:
+        """Raise AssertionError where its books do not balance."""
+        ...
+
     def add(
         self, request_id: RequestId, prompt: "array[int]", params: SamplingParams, times: Times, arrival: int
     ) -> Failed | None:
@@ -270,6 +279,8 @@ class EngineLoop:
         What comes meanwhile waits for the next step: a flood of requests holds up none.
         """
         if not (self._closed or core.has_work):
+            if not core.has_requests:
+                core.check()  # nobody waits for it
             self._do(core, self._inbox.get())
         for _ in range(self._inbox.qsize()):
             self._do(core, self._inbox.get())

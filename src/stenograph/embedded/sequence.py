@@ -12,7 +12,8 @@ import numpy as np
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId, SamplingParams, TopLogprob
 from stenograph.embedded.block_pool import BlockTable
 from stenograph.embedded.forward import LogitsFor, Segment
-from stenograph.embedded.grammar_base import CompiledGrammar, GrammarState
+from stenograph.embedded.grammar_base import CompiledGrammar
+from stenograph.embedded.guide import Guide
 from stenograph.embedded.sampler import Drawn, Sampler
 from stenograph.embedded.times import Times
 from stenograph.embedded.weights import F32Array
@@ -62,7 +63,7 @@ class Sequence:
         self.times = times
         self.ids = prompt[:]
         self.table: BlockTable | None = None
-        self.guide: GrammarState | None = None
+        self.guide: Guide | None = None
         self.num_cached_tokens = 0
         own_stops = frozenset(params.stop_token_ids)
         self._stop_ids = own_stops if params.ignore_eos else own_stops | eos_ids
@@ -104,7 +105,7 @@ class Sequence:
 
     def draw(self, logits: F32Array, now: float, *, weight_version: str) -> Chunk:
         """Draw the next token from `logits` [V]. Raises DeadEnd and BadGrammar, for this request alone."""
-        allowed = None if self.guide is None else self.guide.allowed()
+        allowed = None if self.guide is None else self.guide.mask()
         drawn = self._sampler.draw(logits, allowed)
         self._num_drawn += 1
         self.times.first_token = self.times.first_token or now

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stenograph.embedded.block_pool import BlockPool, Match
-from stenograph.embedded.scheduler import Budget, Plan, Running, Waiting, plan
 from stenograph.embedded.prefix_tree import BLOCK_TOKENS
+from stenograph.embedded.scheduler import Budget, Plan, Running, Waiting, plan
 
 
 class Table(Protocol):
