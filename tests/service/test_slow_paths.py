@@ -118,8 +118,8 @@ def standing_renderer(gate: Gate) -> Renderer:
         architecture="llama",
     )
     family = family_for(files, "smollm2")
-    assert family.template_source is not None
-    template = ChatTemplate(family.template_source, bos_token="<|im_start|>", eos_token="<|im_end|>")
+    assert family.template is not None
+    template = ChatTemplate(family.template, bos_token="<|im_start|>", eos_token="<|im_end|>")
     return Renderer(StandingTokenizer(files.tokenizer_json, gate), template, family)
 
 

@@ -156,12 +156,27 @@ class ParseProblem(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParseFault:
+    """One thing that was wrong: what was `seen`, cut, and where: ids `[start, end)` of the reply."""
+
+    problem: ParseProblem
+    seen: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedReply:
-    """Sampled tokens seen as a message, and what was wrong with them as one."""
+    """Sampled tokens seen as a message, and what was wrong with them as one, in the order of the reply."""
 
     message: Message
-    problem: ParseProblem = ParseProblem.NONE
+    faults: tuple[ParseFault, ...] = ()
     num_reasoning_tokens: int = 0
+
+    @property
+    def problem(self) -> ParseProblem:
+        """The first thing that was wrong."""
+        return self.faults[0].problem if self.faults else ParseProblem.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,11 +51,9 @@ from stenograph.offload.loop_lag import LoopLag
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.memory import trim_memory
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
-from stenograph.render.families import family_for
+from stenograph.render.load import check_renderer, load_renderer
 from stenograph.render.model_files import ModelFiles, load_model_files
 from stenograph.render.renderer import Renderer
-from stenograph.render.template import ChatTemplate
-from stenograph.render.tokenizer import Tokenizer
 from stenograph.session.manager import Limits, SessionManager
 from stenograph.session.matching import MATCHERS, load_matcher
 from stenograph.session.turn import TurnServices
@@ -91,19 +89,15 @@ class App:
 
 
 def make_renderer(files: ModelFiles, family_name: str) -> Renderer:
-    """Tokenizer, template and family of a model. Raises StartupError where they do not fit.
+    """Tokenizer, template and family of a model. Raises StartupError where they do not fit, or are not append-only.
 
-    Says in the log why the fast tokenizer is not used, where it is not.
+    Says in the log why a slower library is used than could be, where it is.
     """
-    family = family_for(files, family_name)
-    source = family.template_source or files.chat_template
-    if source is None:
-        raise StartupError(f"{files.path} has no chat template, and the family {family.name} brings none")
-    template = ChatTemplate(source, bos_token=files.bos_token, eos_token=files.eos_token)
-    tokenizer = Tokenizer(files.tokenizer_json, sample_texts=(source,))
-    if tokenizer.why_not_preferred:
-        log.warning("text is encoded by the slower reference tokenizer: %s", tokenizer.why_not_preferred)
-    return Renderer(tokenizer, template, family)
+    loaded = load_renderer(files, family_name)
+    for note in loaded.notes:
+        log.warning("%s", note)
+    check_renderer(files, loaded.renderer)
+    return loaded.renderer
 
 
 def make_app(

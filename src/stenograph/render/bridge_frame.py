@@ -11,10 +11,8 @@ from functools import lru_cache
 
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.render.seal import Sealer
-from stenograph.render.template import ChatTemplate
-from stenograph.render.template_input import client_strings, message_dict, tool_values
 from stenograph.render.tokenizer import Tokenizer
+from stenograph.render.writer import Writer
 
 MAX_FRAMES = 64
 MAX_FRAME_CHARS = 65_536
@@ -23,11 +21,6 @@ are, so at most some tens of MB."""
 
 _OPENING = Message(role=Role.USER, content="u")
 """Stands for a line's history in a bridge: what it says does not matter, the bridge is a difference."""
-
-
-def sealed(kwargs: Mapping[str, object], sealer: Sealer) -> dict[str, object]:
-    """A template's arguments as it may see them."""
-    return {name: sealer.seal_value(value) for name, value in kwargs.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +46,12 @@ class Frame:
     `closing` is what the template writes after an assistant's text: all that follows a mark put in its place.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, setting: Setting, avoid: Iterable[str] = ()
-    ) -> None:
-        self._template = template
-        self.sealer = Sealer(tokenizer, (*client_strings((), setting.tools, setting.kwargs), *avoid))
-        self._tools = tool_values(setting.tools, self.sealer)
-        self._kwargs = sealed(setting.kwargs, self.sealer)
-        reply = {"role": Role.ASSISTANT.value, "content": self.sealer.mark}
-        _, mark, self.closing = self._render([message_dict(_OPENING, self.sealer), reply], prompt=False).rpartition(
-            self.sealer.mark
-        )
+    def __init__(self, tokenizer: Tokenizer, writer: Writer, setting: Setting, avoid: Iterable[str] = ()) -> None:
+        self._writer = writer
+        self._setting = setting
+        self.sealer = writer.sealer((), setting.tools, setting.kwargs, avoid=avoid)
+        reply = Message(role=Role.ASSISTANT, content=self.sealer.mark)
+        _, mark, self.closing = self._text([_OPENING, reply], prompt=False).rpartition(self.sealer.mark)
         if not mark:
             raise UnrenderableMessage("The model's chat template does not show an assistant's text.")
         self.closing_ids: array[int] = tokenizer.encode(self.closing)
@@ -75,27 +63,25 @@ class Frame:
         None where it rewrites what came before. Raises UnrenderableMessage: it refuses.
         """
         before = self._before(calls) if calls else self._before_without_calls
-        new_dicts = [message_dict(message, self.sealer) for message in new]
-        after = self._render([*self._past(calls), *new_dicts], prompt=True)
+        after = self._text([*self._past(calls), *new], prompt=True)
         return after[len(before) :] if after.startswith(before) else None
 
     def _before(self, calls: Sequence[ToolCall]) -> str:
-        return self._render(self._past(calls), prompt=False)
+        return self._text(self._past(calls), prompt=False)
 
-    def _past(self, calls: Sequence[ToolCall]) -> list[dict[str, object]]:
-        reply = Message(role=Role.ASSISTANT, content="a", tool_calls=tuple(calls))
-        return [message_dict(_OPENING, self.sealer), message_dict(reply, self.sealer)]
+    def _past(self, calls: Sequence[ToolCall]) -> list[Message]:
+        return [_OPENING, Message(role=Role.ASSISTANT, content="a", tool_calls=tuple(calls))]
 
-    def _render(self, dicts: Sequence[Mapping[str, object]], *, prompt: bool) -> str:
-        return self._template.render(dicts, self._tools, prompt, self._kwargs)
+    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
+        return self._writer.text(self.sealer, messages, self._setting.tools, self._setting.kwargs, prompt=prompt)
 
 
 class FrameCache:
     """The frames of one tokenizer and template, the least recently used forgotten first. For any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, writer: Writer) -> None:
         self._tokenizer = tokenizer
-        self._template = template
+        self._writer = writer
         self._cached = lru_cache(maxsize=MAX_FRAMES)(self.make)
 
     def __repr__(self) -> str:
@@ -107,7 +93,7 @@ class FrameCache:
 
     def make(self, setting: Setting, avoid: Iterable[str] = ()) -> Frame:
         """A new frame, which is not kept."""
-        return Frame(self._tokenizer, self._template, setting, avoid)
+        return Frame(self._tokenizer, self._writer, setting, avoid)
 
     def clear(self) -> None:
         """Forget every frame."""

@@ -13,14 +13,20 @@ from stenograph.core.chat import ParsedReply, ToolChoice
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, Grammar, SamplingParams
-from stenograph.render.bridge_frame import Frame, FrameCache, Setting, sealed
+from stenograph.render.append_proof import Proof, ProofCache
+from stenograph.render.bridge_frame import Frame, FrameCache, Setting
 from stenograph.render.families.family import Family
+from stenograph.render.parsers.reading import MessageParser, Part, Reading
 from stenograph.render.parsers.reply import ReplyParser
-from stenograph.render.seal import Sealer
-from stenograph.render.template import ChatTemplate
-from stenograph.render.template_input import client_strings, message_dict, tool_values
+from stenograph.render.shown import as_shown
+from stenograph.render.template import Template
+from stenograph.render.template_input import client_strings
 from stenograph.render.tokenizer import Span, Tokenizer
 from stenograph.render.tool_grammar import tool_grammar
+from stenograph.render.writer import Writer
+
+PROMPT_END_TOKENS = 16
+"""Ids of a prompt's end that a parser is shown: more than any family's generation prompt has after its last turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +44,13 @@ class Bridge:
 class Renderer:
     """A tokenizer, a template and a family that belong together."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, family: Family) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: Template, family: Family) -> None:
         self.tokenizer = tokenizer
-        self.family = family
-        self._template = template
-        self._frames = FrameCache(tokenizer, template)
+        self.family = as_shown(family, tokenizer, template)
+        self.writer = Writer(tokenizer, template, self.family)
+        self._frames = FrameCache(tokenizer, self.writer)
+        self._roles = self.family.roles or frozenset()
+        self._proofs = ProofCache(self.writer, self.family)
 
     def __repr__(self) -> str:
         return f"<Renderer {self.family.name}, {self.tokenizer!r}>"
@@ -56,7 +64,7 @@ class Renderer:
             raise UnrenderableMessage("The model's chat template cannot show a tool list.", param="/tools")
         was_call = any(message.tool_calls for message in messages[:first])
         for i, message in enumerate(messages[first:], first):
-            if message.role not in self.family.roles:
+            if message.role not in self._roles:
                 reason = f"The model's chat template has no frame for the role {message.role.value!r}."
                 raise UnrenderableMessage(reason, param=f"/messages/{i}/role")
             if message.tool_calls and not self.family.shows_tools:
@@ -73,12 +81,23 @@ class Renderer:
         """Ids [T] of a whole conversation with the prompt for the assistant's turn.
 
         Without a control token's spelling in a client's text, what the tokenizer makes of the template's text.
-        Raises UnrenderableMessage: the template refuses, or a text cannot be encoded.
+        Raises UnrenderableMessage: the template refuses, with these arguments it is not append-only, or a text cannot
+        be encoded.
         """
         self._check_tools(tools)
-        sealer = Sealer(self.tokenizer, client_strings(messages, tools, kwargs))
-        text = self._text(sealer, messages, tools, kwargs, prompt=True)
+        if self.writer.read_by_template(kwargs):
+            self._proofs.check(kwargs)
+        sealer = self.writer.sealer(messages, tools, kwargs)
+        text = self.writer.text(sealer, messages, tools, kwargs, prompt=True)
         return self.tokenizer.encode_spans(sealer.open(text))
+
+    def is_known(self, kwargs: Mapping[str, object]) -> bool:
+        """Whether it is known already if the template is append-only with these arguments: mostly it reads none."""
+        return not self.writer.read_by_template(kwargs) or self._proofs.has(kwargs)
+
+    def prove(self) -> Proof:
+        """Whether the template is append-only as the family uses it, without a request's own arguments."""
+        return self._proofs.get({})
 
     def bridge(
         self,
@@ -104,15 +123,27 @@ class Renderer:
         ids = ids[_overlap(tail_ids, ids, frame.closing_ids) :]
         return self._joined(tail_ids, ids)
 
-    def parser(self, params: SamplingParams, tools: Sequence[Tool], *, id_prefix: str = "") -> ReplyParser:
-        """A parser for one reply; its calls get the ids `call_{id_prefix}{n}`. Without tools calls are text."""
-        return ReplyParser(
-            self.tokenizer,
-            self.family.syntax,
+    def parser(
+        self,
+        params: SamplingParams,
+        tools: Sequence[Tool],
+        *,
+        id_prefix: str = "",
+        prompt_ids: Sequence[int] = (),
+    ) -> MessageParser:
+        """A parser for one reply; its calls get the ids `call_{id_prefix}{n}`. Without tools calls are text.
+
+        `prompt_ids` are those that were answered, or the last of them: a prompt may have opened the reasoning.
+        """
+        reading = Reading(
             stop=params.stop,
-            parse_calls=bool(tools),
+            tools=tuple(tools),
             id_prefix=id_prefix,
+            prompt_end=self.tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:]),
         )
+        if self.family.make_parser is not None:
+            return self.family.make_parser(self.tokenizer, reading)
+        return ReplyParser(self.tokenizer, self.family.syntax, reading)
 
     def parse(
         self,
@@ -122,18 +153,37 @@ class Renderer:
         tools: Sequence[Tool],
         *,
         id_prefix: str = "",
+        prompt_ids: Sequence[int] = (),
     ) -> ParsedReply:
         """A whole reply as a message: what `parser` makes of it, fed at once. Never raises."""
-        parser = self.parser(params, tools, id_prefix=id_prefix)
+        parser = self.parser(params, tools, id_prefix=id_prefix, prompt_ids=prompt_ids)
         parser.feed(ids)
         return parser.finish(finish)[1]
+
+    def parse_tokens(
+        self,
+        ids: Sequence[int],
+        finish: Finish,
+        params: SamplingParams,
+        tools: Sequence[Tool],
+        *,
+        prompt_ids: Sequence[int] = (),
+    ) -> tuple[ParsedReply, tuple[Part, ...]]:
+        """A whole reply as a message, and which of its ids are what: the parts together are all of them."""
+        parser = self.parser(params, tools, prompt_ids=prompt_ids)
+        parser.feed(ids)
+        return parser.finish(finish)[1], parser.parts()
 
     def tool_grammar(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Grammar | None:
         """The grammar that makes the model call as `choice` says; None where it forces nothing.
 
         Raises InvalidRequest: no such tool, or parameters that are not the JSON Schema of an object.
         """
-        return tool_grammar(tools, choice, parallel, self.family.syntax, self.tokenizer.added_tokens)
+        return tool_grammar(tools, choice, parallel, self.family.syntax.calls, self.tokenizer.added_tokens)
+
+    def closing(self, tools: Sequence[Tool]) -> str:
+        """What the template writes after a reply's text to close its turn, seen with these tools."""
+        return self._frames.get(Setting(tools=tuple(tools), kwargs={})).closing
 
     def _check_tools(self, tools: Sequence[Tool]) -> None:
         self.check_messages((), tools)
@@ -169,18 +219,6 @@ class Renderer:
         if may_seal:
             self._frames.clear()
         return frame, text
-
-    def _text(
-        self,
-        sealer: Sealer,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        kwargs: Mapping[str, object],
-        *,
-        prompt: bool,
-    ) -> str:
-        dicts = [message_dict(message, sealer) for message in messages]
-        return self._template.render(dicts, tool_values(tools, sealer), prompt, sealed(kwargs, sealer))
 
 
 def _overlap(tail_ids: Sequence[int], ids: Sequence[int], closing_ids: Sequence[int]) -> int:

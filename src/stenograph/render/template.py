@@ -7,7 +7,7 @@ transformers does is tested). One known difference, of the engine: a bare whole 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import minijinja
 
@@ -16,7 +16,27 @@ from stenograph.core.errors import StartupError, UnrenderableMessage
 _NAME = "chat_template"
 
 
-class _TemplateRaised(Exception):
+class Template(Protocol):
+    """Whatever makes a conversation's text. Pure, and may be called from any thread.
+
+    `names` are those that it reads, among them all arguments that can change what it writes.
+    """
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[object] | None,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, object],
+    ) -> str:
+        """The conversation's text. Raises UnrenderableMessage with its own words when it refuses or fails."""
+        ...
+
+
+class TemplateRaised(Exception):
     """The template called raise_exception; the message is its own."""
 
 
@@ -39,7 +59,7 @@ class ChatTemplate:
         try:
             self._environment = minijinja.Environment(
                 templates={_NAME: source},
-                filters={"tojson": _to_json},
+                filters={"tojson": to_json},
                 globals={"raise_exception": _raise_exception, "bos_token": bos_token, "eos_token": eos_token, **dates},
                 debug=False,
                 auto_escape_callback=_never_escape,
@@ -47,9 +67,9 @@ class ChatTemplate:
                 lstrip_blocks=True,
                 pycompat=True,
             )
-            self._environment.undeclared_variables_in_template(_NAME)
+            self.names = frozenset(self._environment.undeclared_variables_in_template(_NAME))
         except minijinja.TemplateError as error:
-            raise StartupError(f"chat template: {_one_line(error)}") from error
+            raise StartupError(f"chat template: {one_line(error)}") from error
 
     def render(
         self,
@@ -65,11 +85,11 @@ class ChatTemplate:
         context = {**kwargs, "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             return self._environment.render_template(_NAME, **context)
-        except _TemplateRaised as error:
+        except TemplateRaised as error:
             raise UnrenderableMessage(f"The model's chat template refuses this: {error}") from error
         except (minijinja.TemplateError, TypeError, ValueError, RecursionError) as error:
-            cause = error.__cause__ if isinstance(error.__cause__, _TemplateRaised) else error
-            raise UnrenderableMessage(f"The model's chat template refuses this: {_one_line(cause)}") from error
+            cause = error.__cause__ if isinstance(error.__cause__, TemplateRaised) else error
+            raise UnrenderableMessage(f"The model's chat template refuses this: {one_line(cause)}") from error
 
 
 def _never_escape(_name: str) -> bool:
@@ -77,10 +97,10 @@ def _never_escape(_name: str) -> bool:
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise _TemplateRaised(message)
+    raise TemplateRaised(message)
 
 
-def _to_json(
+def to_json(
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -92,5 +112,6 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """What an error says, without line breaks."""
     return " ".join(str(error).split())

@@ -4,14 +4,38 @@ Owns the field names that templates read, and that every string of a client is s
 the Role enum only.
 """
 
+import enum
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from stenograph.core.errors import UnrenderableMessage
-from stenograph.core.messages import Message, Tool, ToolCall
+from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.render.seal import Sealer, strings_in
+
+
+class ArgumentsForm(enum.Enum):
+    """How a template is given the arguments of a call."""
+
+    OBJECT = "object"
+    """Decoded, as most templates expect."""
+    TEXT = "text"
+    """As JSON text, for a template that only joins strings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageForm:
+    """What templates expect of messages, where they differ.
+
+    `empty_content` stands for the content of a reply that has calls and no text: some templates look for None there.
+    `developer_as` is the role that a developer's message is shown with.
+    """
+
+    arguments: ArgumentsForm = ArgumentsForm.OBJECT
+    empty_content: str | None = ""
+    developer_as: Role = Role.DEVELOPER
 
 
 def client_strings(messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object]) -> Iterator[str]:
@@ -27,13 +51,16 @@ def client_strings(messages: Sequence[Message], tools: Sequence[Tool], kwargs: M
     yield from strings_in(kwargs)
 
 
-def message_dict(message: Message, sealer: Sealer) -> dict[str, object]:
-    """One message. Content is always a string: some templates can only add to one."""
-    value: dict[str, object] = {"role": message.role.value, "content": sealer.seal(message.content or "")}
+def message_dict(message: Message, sealer: Sealer, form: MessageForm) -> dict[str, object]:
+    """One message. Content is a string, but for `form.empty_content`: some templates can only add to one."""
+    is_bare = bool(message.tool_calls) and not message.content
+    content = form.empty_content if is_bare else sealer.seal(message.content or "")
+    role = form.developer_as if message.role is Role.DEVELOPER else message.role
+    value: dict[str, object] = {"role": role.value, "content": content}
     if message.reasoning:
         value["reasoning_content"] = sealer.seal(message.reasoning)
     if message.tool_calls:
-        value["tool_calls"] = [_call_dict(call, sealer) for call in message.tool_calls]
+        value["tool_calls"] = [_call_dict(call, sealer, form) for call in message.tool_calls]
     if message.tool_call_id is not None:
         value["tool_call_id"] = sealer.seal(message.tool_call_id)
     if message.name is not None:
@@ -46,16 +73,17 @@ def tool_values(tools: Sequence[Tool], sealer: Sealer) -> list[object] | None:
     return [sealer.seal_value(_tool_value(tool)) for tool in tools] or None
 
 
-def _call_dict(call: ToolCall, sealer: Sealer) -> dict[str, object]:
-    """A call. `arguments` is decoded, as templates expect; `arguments_json` keeps the spelling.
+def _call_dict(call: ToolCall, sealer: Sealer, form: MessageForm) -> dict[str, object]:
+    """A call. `arguments` is decoded, unless the form says otherwise; `arguments_json` keeps the spelling.
 
     Arguments that are no JSON object are shown as a JSON string.
     """
     decoded = _decoded_object(call.arguments)
+    is_text = decoded is None or form.arguments is ArgumentsForm.TEXT
     spelled = call.arguments if decoded is not None else json.dumps(call.arguments, ensure_ascii=False)
     function = {
         "name": sealer.seal(call.name),
-        "arguments": sealer.seal(call.arguments) if decoded is None else sealer.seal_value(decoded),
+        "arguments": sealer.seal(call.arguments) if is_text else sealer.seal_value(decoded),
         "arguments_json": sealer.seal(spelled),
     }
     return {"id": sealer.seal(call.id), "type": "function", "function": function}

@@ -9,7 +9,7 @@ import codecs
 import heapq
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
@@ -128,9 +128,9 @@ class Tokenizer:
         """One token, for a person to read; U+FFFD where it is a piece of a character."""
         return self.bytes_of(token_id).decode("utf-8", "replace")
 
-    def text_stream(self, *, skip_special: bool) -> "TextStream":
-        """A new incremental decoder; it belongs to one reader."""
-        return TextStream(self, skip_special=skip_special)
+    def text_stream(self, *, skip_special: bool, keep: Collection[int] = ()) -> "TextStream":
+        """A new incremental decoder; it belongs to one reader. Of the special ids those in `keep` are not skipped."""
+        return TextStream(self, skip=self.special_ids.difference(keep) if skip_special else frozenset())
 
     def _encode(self, text: str) -> "array[int]":
         if not text:
@@ -174,14 +174,14 @@ class TextStream:
     The pieces, joined, with `flush` last, are `Tokenizer.decode` of all ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip: Collection[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._skip = skip
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; a character that is not whole yet is kept back."""
-        return self._utf8.decode(self._tokenizer.bytes_of(token_id, skip_special=self._skip_special))
+        return "" if token_id in self._skip else self._utf8.decode(self._tokenizer.bytes_of(token_id))
 
     def flush(self) -> str:
         """The rest: U+FFFD for a character that was never completed. The stream is then empty again."""

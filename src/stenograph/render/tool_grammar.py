@@ -4,7 +4,6 @@ Owns the text of the grammar, in llguidance's Lark dialect. Does not compile it:
 grammar engine knows is found out there.
 """
 
-import json
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -13,9 +12,8 @@ from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Tool
 from stenograph.core.types import Grammar, GrammarKind
-from stenograph.render.families.family import ReplySyntax
+from stenograph.render.parsers.call_syntax import CallSyntax, ForcedTool, quoted
 
-_END = "}\n"
 _SPELLING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 """Fixed white space: with free white space a small model fills its budget with blanks (measured)."""
 
@@ -24,12 +22,13 @@ def tool_grammar(
     tools: Sequence[Tool],
     choice: ToolChoice,
     parallel: bool,
-    syntax: ReplySyntax,
+    syntax: CallSyntax | None,
     added_tokens: Collection[str],
 ) -> Grammar | None:
     """One call, or with `parallel` one or more, of the tools that `choice` allows; None where it forces nothing.
 
-    Raises InvalidRequest: no such tool, or parameters that are not the JSON Schema of an object.
+    Raises InvalidRequest: no such tool, parameters that are not the JSON Schema of an object, or a syntax in which
+    calls cannot be forced.
     """
     if choice.mode in (ToolMode.AUTO, ToolMode.NONE):
         return None
@@ -37,15 +36,11 @@ def tool_grammar(
     if not allowed:
         wanted = "there are no tools" if choice.name is None else f"there is no tool {choice.name!r}"
         raise InvalidRequest(f"tool_choice asks for a call, but {wanted}", param="/tool_choice")
-    names = [f"call_{i}" for i, _ in allowed]
-    lines = ["start: one_call" + (' ("\\n" one_call)*' if parallel else ""), f"one_call: {' | '.join(names)}"]
-    for i, tool in allowed:
-        head = f'\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
-        opening = f"{_marker(syntax.call_open, added_tokens)} {_quoted(head)}"
-        closing = f"{_quoted(_END)} {_marker(syntax.call_close, added_tokens)}"
-        lines.append(f"call_{i}: {opening} arguments_{i} {closing}")
-        lines.append(f"arguments_{i}: %json {json.dumps(_schema(i, tool), ensure_ascii=False)}")
-    return Grammar(kind=GrammarKind.LARK, source="\n".join(lines) + "\n")
+    if syntax is None:
+        raise InvalidRequest("tool_choice asks for a call, but the model makes none", param="/tool_choice")
+    forced = [ForcedTool(number=i, name=tool.name, schema=_schema(i, tool)) for i, tool in allowed]
+    source = syntax.grammar(forced, parallel, lambda text: _marker(text, added_tokens))
+    return Grammar(kind=GrammarKind.LARK, source=source)
 
 
 def _schema(index: int, tool: Tool) -> dict[str, object]:
@@ -61,8 +56,4 @@ def _schema(index: int, tool: Tool) -> dict[str, object]:
 
 def _marker(text: str, added_tokens: Collection[str]) -> str:
     """A marker of the syntax: bare where it is a token of its own, else plain text. A client's text never is bare."""
-    return text if text in added_tokens else _quoted(text)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return text if text in added_tokens else quoted(text)

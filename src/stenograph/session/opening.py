@@ -21,7 +21,7 @@ from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams
 from stenograph.engine.base import Capabilities
 from stenograph.offload.pool import CpuPool
 from stenograph.render.parsers.plain import PlainParser
-from stenograph.render.parsers.reply import ReplyParser
+from stenograph.render.parsers.reading import Parser
 from stenograph.render.renderer import Bridge, Renderer
 from stenograph.session.history import Attachment, History, PromptContext, line_ids
 from stenograph.session.line_json import LineJson
@@ -32,6 +32,10 @@ FRAME_BYTES = 32
 
 TAIL_TOKENS = 64
 """How many of a line's last ids a bridge is shown: more than any template writes between two messages."""
+
+
+PROOF_BYTES = 1 << 20
+"""As much as the proof costs that a template is append-only with arguments that are new: about 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ class Opening(Protocol):
         """The grammar that the request's tools force upon the reply, beside the one that it may ask for itself."""
         ...
 
-    def parser(self, params: SamplingParams, request_id: RequestId) -> "ReplyParser | PlainParser":
+    def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
         """What reads the reply."""
         ...
 
@@ -118,6 +122,7 @@ class ChatOpening:
             num_bytes += self.context.num_bytes
         kept = line_ids(parent)
         if parent is None:
+            num_bytes += 0 if renderer.is_known(kwargs) else PROOF_BYTES
             work: Callable[[], Bridge] = lambda: Bridge(ids=renderer.render(new, tools, kwargs))  # noqa: E731
         else:
             reply = parent.turn.reply.message
@@ -140,9 +145,9 @@ class ChatOpening:
         request = self._request
         return self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
 
-    def parser(self, params: SamplingParams, request_id: RequestId) -> ReplyParser:
+    def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
         tools = () if self.tool_choice.mode is ToolMode.NONE else self._request.tools
-        return self._renderer.parser(params, tools, id_prefix=request_id[:12])
+        return self._renderer.parser(params, tools, id_prefix=request_id[:12], prompt_ids=prompt.ids)
 
 
 class CompletionOpening:
@@ -196,7 +201,7 @@ class CompletionOpening:
     def forced_grammar(self) -> Grammar | None:
         return None
 
-    def parser(self, params: SamplingParams, request_id: RequestId) -> PlainParser:
+    def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
         request = self._request
         return PlainParser(
             self._renderer.tokenizer,

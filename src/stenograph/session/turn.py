@@ -39,8 +39,7 @@ from stenograph.core.types import (
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.engine.validate import TurnCollector
 from stenograph.offload.pool import CpuPool
-from stenograph.render.parsers.plain import PlainParser
-from stenograph.render.parsers.reply import ReplyParser
+from stenograph.render.parsers.reading import Parser
 from stenograph.render.renderer import Renderer
 from stenograph.session.budget import max_tokens
 from stenograph.session.history import Attachment, CommittedTurn, TurnStatus
@@ -335,7 +334,7 @@ class TurnRun:
         """Draw, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin."""
         services, params, request = self._services, self._params, self._request
         collector = TurnCollector(vocab_size=services.engine.capabilities.vocab_size, max_tokens=params.max_tokens)
-        reader = _ReplyReader(self._opening.parser(params, self.request_id))
+        reader = _ReplyReader(self._opening.parser(params, self.request_id, self.prompt))
         generate = GenerateRequest(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -437,7 +436,7 @@ class TurnRun:
 class _ReplyReader:
     """Chunks to a message: parsed from the ids, or, where the engine writes the reply itself, taken from it."""
 
-    def __init__(self, parser: ReplyParser | PlainParser) -> None:
+    def __init__(self, parser: Parser) -> None:
         self.written: EngineReply | None = None
         self._parser = parser
 

@@ -78,4 +78,4 @@ def renderer(reference: tokenizers.Tokenizer, tokenizer: Tokenizer) -> Renderer:
         architecture="llama",
     )
     family = family_for(files)
-    return Renderer(tokenizer, ChatTemplate(family.template_source or "", None, None), family)
+    return Renderer(tokenizer, ChatTemplate(family.template or "", None, None), family)

@@ -14,10 +14,9 @@ from stenograph.render.families import Family
 from stenograph.render.renderer import Bridge, Renderer
 from stenograph.render.template import ChatTemplate
 from stenograph.render.tokenizer import Tokenizer
+from stenograph.render.writer import Writer
 
-SHOWING = Family(
-    name="showing", template_source=None, roles=frozenset(Role), shows_tools=True, tools_before_turns=False
-)
+SHOWING = Family(name="showing", summary="a template of these tests", roles=frozenset(Role), shows_tools=True)
 TEMPLATE = (
     "{% set day = strftime_now('%d') %}{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ day }}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
@@ -104,7 +103,8 @@ def test_threads_that_share_a_renderer_bridge_as_one_alone(tokenizer: Tokenizer)
 
 
 def test_few_frames_are_kept_and_no_large_one(tokenizer: Tokenizer) -> None:
-    cache = FrameCache(tokenizer, ChatTemplate(TEMPLATE, None, None, strftime_now=Calendar()))
+    template = ChatTemplate(TEMPLATE, None, None, strftime_now=Calendar())
+    cache = FrameCache(tokenizer, Writer(tokenizer, template, SHOWING))
     large = Setting(tools=(), kwargs={"flag": "x" * MAX_FRAME_CHARS})
     assert cache.get(large) is not cache.get(large)
     assert repr(cache) == f"<FrameCache 0 of {MAX_FRAMES}>"

@@ -21,8 +21,8 @@ def real(smollm2_path: Path, request: pytest.FixtureRequest) -> Renderer:
     kind: EncoderKind = request.param
     files = load_model_files(smollm2_path)
     family = family_for(files)
-    template = ChatTemplate(family.template_source or "", files.bos_token, files.eos_token)
-    tokenizer = Tokenizer(files.tokenizer_json, sample_texts=[family.template_source or ""], prefer=kind)
+    template = ChatTemplate(family.template or "", files.bos_token, files.eos_token)
+    tokenizer = Tokenizer(files.tokenizer_json, sample_texts=[family.template or ""], prefer=kind)
     assert tokenizer.encoder is kind, tokenizer.why_not_preferred
     return Renderer(tokenizer, template, family)
 

@@ -1,30 +1,89 @@
-"""What differs between model families, as data; and which family a model's files are of."""
+"""What differs between model families, as data; and which family a model's files are of.
+
+To add a family: a file of its own beside this one, and its name in FAMILIES.
+"""
+
+import json
 
 from stenograph.core.errors import StartupError
-from stenograph.render.families.chatml import chatml
-from stenograph.render.families.family import Family, ReplySyntax
-from stenograph.render.families.smollm2 import DEFAULT_SYSTEM, SMOLLM2
+from stenograph.render.families.chatml import CHATML
+from stenograph.render.families.family import Family, Signs
+from stenograph.render.families.generic import TEMPLATE
+from stenograph.render.families.qwen2_5 import QWEN2_5
+from stenograph.render.families.qwen3 import QWEN3, QWEN3_THINKING
+from stenograph.render.families.smollm2 import SMOLLM2
 from stenograph.render.model_files import ModelFiles
 
-__all__ = ["FAMILIES", "Family", "ReplySyntax", "family_for"]
+__all__ = ["FAMILIES", "Family", "family_for", "family_named", "template_source"]
 
-FAMILIES = ("smollm2", "chatml")
+FAMILIES: tuple[Family, ...] = (
+    QWEN3_THINKING,
+    QWEN3,
+    QWEN2_5,
+    SMOLLM2,
+    CHATML,
+    TEMPLATE,
+)
+"""In the order in which they are looked for; the last takes any template."""
+
+
+def family_named(name: str) -> Family:
+    """The family of this name. Raises StartupError: there is none."""
+    found = next((family for family in FAMILIES if family.name == name), None)
+    if found is None:
+        known = ", ".join(family.name for family in FAMILIES)
+        raise StartupError(f"family {name!r} is unknown; known are auto, {known}")
+    return found
 
 
 def family_for(files: ModelFiles, name: str = "auto") -> Family:
-    """The family called `name`; for "auto", the one that the template and the added tokens show.
+    """The family called `name`; for "auto", the first whose signs the files show.
 
-    Raises StartupError: an unknown name, a model without ChatML's tokens, or a template that is of no known family.
+    Raises StartupError: an unknown name, a model that lacks the named family's tokens, or one with no template, of no
+    family that does without.
     """
-    if name not in (*FAMILIES, "auto"):
-        raise StartupError(f"family {name!r} is unknown; known are auto, {', '.join(FAMILIES)}")
-    template = files.chat_template
-    missing = [token for token in ("<|im_start|>", "<|im_end|>") if f'"{token}"' not in files.tokenizer_json]
+    if name == "auto":
+        shown = next((family for family in FAMILIES if family.signs and _are_shown(family.signs, files)), TEMPLATE)
+        if shown is TEMPLATE and files.chat_template is None:
+            raise StartupError(f"{files.path}: it has no chat template, and is of no known family; --family names one")
+        return shown
+    family = family_named(name)
+    missing = [token for token in (family.signs.tokens if family.signs else ()) if not _has_token(files, token)]
     if missing:
-        raise StartupError(f"{files.path}: no known family ({', '.join(FAMILIES)}): its tokenizer has no {missing[0]}")
-    if name == "smollm2" or (name == "auto" and template is not None and DEFAULT_SYSTEM in template):
-        return SMOLLM2
-    if name == "chatml" or (template is not None and "<|im_start|>" in template and "<|im_end|>" in template):
-        return chatml(template)
-    why = "it has no chat template" if template is None else "its chat template does not write <|im_start|>"
-    raise StartupError(f"{files.path}: no known family ({', '.join(FAMILIES)}): {why}; --family names one")
+        raise StartupError(f"{files.path}: it is not of the family {name}: its tokenizer has no {missing[0]}")
+    return family
+
+
+def template_source(family: Family, files: ModelFiles) -> str | None:
+    """The source of the template that the family uses with this model; None for a family that has an encoder.
+
+    The edits are made all, or, where one of them does not fit, none: whether the template may be used as it is then
+    is for the proof to say. Raises StartupError: neither the model nor the family brings a template.
+    """
+    if family.encoder is not None:
+        return None
+    if family.template is not None:
+        return family.template
+    source = files.chat_template or family.spare_template
+    if source is None:
+        raise StartupError(f"{files.path} has no chat template, and the family {family.name} brings none")
+    if all(source.count(edit.old) == 1 for edit in family.edits):
+        for edit in family.edits:
+            source = source.replace(edit.old, edit.new)
+    return source
+
+
+def _are_shown(signs: Signs, files: ModelFiles) -> bool:
+    template = files.chat_template
+    if (template is None) != signs.without_template:
+        return False
+    return (
+        all(_has_token(files, token) for token in signs.tokens)
+        and all(text in (template or "") for text in signs.template)
+        and not any(text in (template or "") for text in signs.not_template)
+    )
+
+
+def _has_token(files: ModelFiles, token: str) -> bool:
+    """Whether the tokenizer's file spells it, in either of the ways that JSON allows."""
+    return any(json.dumps(token, ensure_ascii=ascii_only) in files.tokenizer_json for ascii_only in (False, True))

@@ -1,34 +1,71 @@
-"""What a model family is: facts about its template and its replies, without behaviour."""
+"""What a model family is: facts about its files, its template and its replies. Behaviour only where facts do not do.
 
-from dataclasses import dataclass
+A family is one value in one file; `families/__init__.py` lists them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from stenograph.core.messages import Role
+from stenograph.render.parsers.reading import MessageParser, Reading
+from stenograph.render.parsers.reply_syntax import ReplySyntax
+from stenograph.render.template import Template
+from stenograph.render.template_input import MessageForm
+from stenograph.render.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplySyntax:
-    """How a reply spells reasoning and tool calls. Reasoning only at the very start of a reply."""
+class Signs:
+    """What a model's files show that it is of a family: all of it. A family without signs is never found, only named.
 
-    reasoning_open: str = "<think>"
-    reasoning_close: str = "</think>"
-    call_open: str = "<tool_call>"
-    call_close: str = "</tool_call>"
+    `tokens` are added tokens; `template` texts that the chat template has, `not_template` such as it has not.
+    `without_template`: the files have none.
+    """
+
+    tokens: tuple[str, ...] = ()
+    template: tuple[str, ...] = ()
+    not_template: tuple[str, ...] = ()
+    without_template: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """A piece of the model's own template, which occurs exactly once, and what is written instead."""
+
+    old: str
+    new: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A declaration. `template_source` None: the model's own template is used.
+    """A declaration. `summary` says for people which models it is of.
 
-    `roles` are those that the template has a frame for; `shows_tools`: it writes out a tool list and calls;
-    `tools_before_turns`: the tool list stands before the first turn and changes nothing after it, so a bridge
-    need not render it. What closes a turn is not declared: it is read off the template. `opening_stops` are tokens
-    that end a reply and also open the next message (GLM's `<|user|>` and `<|observation|>`).
+    The template is the model's own with the `edits` made; but `template` where it is given, and `spare_template` where
+    the model brings none; or, of a family without any, what `encoder` makes. A template as it stands may rewrite
+    history: `edits` and `fixed_kwargs`, which no request can change, are what makes it append-only.
+
+    `roles` are those that the template has a frame for; `shows_tools`: it writes out a tool list and calls; None: what
+    the template is seen to write. `tools_before_turns`: the tool list stands before the first turn and changes nothing
+    after it, so a bridge need not render it. `form` is how the template wants to be given messages.
+
+    What closes a turn is not declared: it is read off the template. `opening_stops` are tokens that end a reply and
+    also open the next message (GLM's `<|user|>` and `<|observation|>`).
+
+    `make_parser` where replies are not of the marked form that `syntax` describes.
     """
 
     name: str
-    template_source: str | None
-    roles: frozenset[Role]
-    shows_tools: bool
-    tools_before_turns: bool
+    summary: str
+    signs: Signs | None = None
+    edits: tuple[Edit, ...] = ()
+    template: str | None = None
+    spare_template: str | None = None
+    encoder: Template | None = None
+    fixed_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    roles: frozenset[Role] | None = None
+    shows_tools: bool | None = None
+    tools_before_turns: bool = False
+    form: MessageForm = MessageForm()
     syntax: ReplySyntax = ReplySyntax()
     opening_stops: tuple[str, ...] = ()
+    make_parser: Callable[[Tokenizer, Reading], MessageParser] | None = None

@@ -6,7 +6,7 @@ Source of the frame and of the default system message: the chat template in the 
 from pathlib import Path
 
 from stenograph.core.messages import Role
-from stenograph.render.families.family import Family
+from stenograph.render.families.family import Family, Signs
 
 DEFAULT_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
@@ -20,7 +20,9 @@ def chatml_template(default_system: str) -> str:
 
 SMOLLM2 = Family(
     name="smollm2",
-    template_source=chatml_template(DEFAULT_SYSTEM),
+    summary="SmolLM2 Instruct",
+    signs=Signs(tokens=("<|im_start|>", "<|im_end|>"), template=(DEFAULT_SYSTEM,)),
+    template=chatml_template(DEFAULT_SYSTEM),
     roles=frozenset(Role),
     shows_tools=True,
     tools_before_turns=True,

@@ -1,19 +1,24 @@
-"""A reply's ids to a message, as they come: reasoning, text and Hermes tool calls.
+"""A reply's ids to a message, as they come: reasoning, text and tool calls between markers.
 
-Owns what counts as what. Text is held back only while a marker could still complete, and a tool call until it is
+Owns what counts as what. Text is held back only while a marker could still complete, and a block of calls until it is
 whole, because a malformed one is text. Any ids are accepted: malformed output is an outcome, never an exception.
 """
 
 import enum
+from array import array
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
-from stenograph.core.chat import ParsedReply, ParseProblem, ReplyDelta, ToolCallDelta
+from stenograph.core.chat import ParsedReply, ParseFault, ParseProblem, ReplyDelta, ToolCallDelta
 from stenograph.core.messages import Message, Role, ToolCall
-from stenograph.core.types import Finish
-from stenograph.render.families.family import ReplySyntax
+from stenograph.core.types import Finish, token_ids
+from stenograph.render.parsers.call_syntax import BlockScanner, CallText
+from stenograph.render.parsers.reading import IdSpans, Part, PartKind, Reading
+from stenograph.render.parsers.reply_syntax import ReplySyntax
 from stenograph.render.parsers.stop_strings import StopStrings, len_of_overlap
-from stenograph.render.parsers.tool_call import CallScanner, CallText, read_call
 from stenograph.render.tokenizer import Tokenizer
+
+_MAX_SEEN_CHARS = 160
 
 
 class _State(enum.Enum):
@@ -32,30 +37,29 @@ _COUNTED_STATES = (_State.START, *_REASONING_STATES)
 class ReplyParser:
     """The parser of one reply; owned by its turn. `feed` as ids come, `finish` once."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        syntax: ReplySyntax,
-        *,
-        stop: tuple[str, ...],
-        parse_calls: bool,
-        id_prefix: str,
-    ) -> None:
-        self._stream = tokenizer.text_stream(skip_special=True)
-        self._stops = StopStrings(stop)
-        self._syntax = syntax
-        self._parse_calls = parse_calls
-        self._id_prefix = id_prefix
-        self._state = _State.START
+    def __init__(self, tokenizer: Tokenizer, syntax: ReplySyntax, reading: Reading) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens
+        self._keep = frozenset(added[marker] for marker in syntax.markers if marker in added)
+        self._stream = tokenizer.text_stream(skip_special=True, keep=self._keep)
+        self._stops = StopStrings(reading.stop)
+        self._marks = syntax.reasoning
+        self._calls_syntax = syntax.calls if reading.tools else None
+        self._tools = {tool.name: tool for tool in reading.tools}
+        self._id_prefix = reading.id_prefix
+        self._state = self._first_state(reading.prompt_end)
         self._pending = ""
-        self._scanner = CallScanner(syntax.call_close)
-        self._between = ""  # white space before a call that is dropped if the call turns out well
+        self._num_read = 0  # characters of the reply that came before the pending ones
+        self._opener = ""
+        self._scanner: BlockScanner | None = None
+        self._between = ""  # white space before a block that is dropped if the block turns out well
         self._is_blank = True  # nothing but white space since the start, or since the last call
-        self._problem = ParseProblem.NONE
+        self._faults: list[tuple[ParseProblem, str, int, int]] = []
+        self._part_ends: list[tuple[PartKind, int]] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
-        self._num_ids = 0
+        self._ids: array[int] = token_ids()
         self._num_reasoning_tokens = 0
         self._new_content: list[str] = []
         self._new_reasoning: list[str] = []
@@ -67,7 +71,9 @@ class ReplyParser:
         while at < len(ids) and self._state in _COUNTED_STATES:
             self._push_counted(ids[at])
             at += 1
-        self._push(self._stops.push("".join(map(self._stream.push, ids[at:]))))
+        rest = ids[at:]
+        self._ids.extend(rest)
+        self._push(self._stops.push("".join(map(self._stream.push, rest))))
         return self._take_delta()
 
     def finish(self, finish: Finish) -> tuple[ReplyDelta, ParsedReply]:
@@ -83,21 +89,58 @@ class ReplyParser:
             reasoning="".join(self._reasoning) or None,
             tool_calls=tuple(self._calls),
         )
-        parsed = ParsedReply(message=message, problem=self._problem, num_reasoning_tokens=self._num_reasoning_tokens)
-        return delta, parsed
+        return delta, ParsedReply(
+            message=message, faults=self._found_faults(), num_reasoning_tokens=self._num_reasoning_tokens
+        )
+
+    def parts(self) -> tuple[Part, ...]:
+        """The reply's parts in order, once it is finished: together they are all of its ids."""
+        spans = IdSpans(self._tokenizer, self._ids, self._keep)
+        found: list[Part] = []
+        before = 0
+        for kind, end in self._part_ends:
+            if end == before:
+                continue
+            start_id, end_id = spans.span(before, end)
+            if found and found[-1].kind is kind:
+                start_id = found.pop().start
+            found.append(Part(kind=kind, start=start_id, end=end_id))
+            before = end
+        num_read = found[-1].end if found else 0
+        if num_read < len(self._ids):
+            found.append(Part(kind=PartKind.END, start=num_read, end=len(self._ids)))
+        return tuple(found)
+
+    def _first_state(self, prompt_end: str) -> _State:
+        if self._marks is None:
+            return _State.CONTENT
+        if prompt_end.endswith(self._marks.open):
+            return _State.REASONING_START
+        return _State.REASONING if prompt_end.rstrip().endswith(self._marks.open) else _State.START
 
     def _push_counted(self, token_id: int) -> None:
         """Read one id, and count it if it is of the reasoning or of its markers."""
-        self._num_ids += 1
+        self._ids.append(token_id)
         was_reasoning = self._state in _REASONING_STATES
         self._push(self._stops.push(self._stream.push(token_id)))
         if was_reasoning or self._state in _REASONING_STATES:
-            self._num_reasoning_tokens = self._num_ids
+            self._num_reasoning_tokens = len(self._ids)
 
     def _push(self, text: str) -> None:
         self._pending += text
         while self._pending and self._step():
             pass
+
+    def _take(self, num_chars: int) -> str:
+        """The next pending characters, which are then read."""
+        taken = self._pending[:num_chars]
+        self._pending = self._pending[num_chars:]
+        self._num_read += len(taken)
+        return taken
+
+    def _close_part(self, kind: PartKind) -> None:
+        """What was read since the last part is of this kind."""
+        self._part_ends.append((kind, self._num_read))
 
     def _step(self) -> bool:
         """Read on in the pending text; False when more of it is needed."""
@@ -105,115 +148,157 @@ class ReplyParser:
             case _State.START:
                 return self._step_start()
             case _State.REASONING_START:
-                self._pending = self._pending.removeprefix("\n")
-                self._state = _State.REASONING
-                return True
+                return self._swallow("" if self._marks is None else self._marks.after_open, _State.REASONING)
             case _State.REASONING:
                 return self._step_reasoning()
             case _State.AFTER_REASONING:
-                return self._step_after_reasoning()
+                return self._swallow("" if self._marks is None else self._marks.after_close, _State.CONTENT)
             case _State.CONTENT:
                 return self._step_content()
             case _State.CALL:
                 return self._step_call()
 
     def _step_start(self) -> bool:
-        opening = self._syntax.reasoning_open
-        if self._pending.startswith(opening):
-            self._pending = self._pending[len(opening) :]
-            self._state = _State.REASONING_START
-        elif opening.startswith(self._pending):
+        assert self._marks is not None, "a reply without reasoning starts with its content"
+        openings = dict.fromkeys((self._marks.lead + self._marks.open, self._marks.open))
+        for opening in openings:
+            if self._pending.startswith(opening):
+                self._take(len(opening))
+                self._state = _State.REASONING_START
+                return True
+        if any(opening.startswith(self._pending) for opening in openings):
             return False
-        else:
-            self._state = _State.CONTENT
-        return True
-
-    def _step_after_reasoning(self) -> bool:
-        """Swallow the empty line that the template puts there, or what the model wrote of it."""
-        if self._pending == "\n":
-            return False
-        self._pending = self._pending.removeprefix("\n").removeprefix("\n")
         self._state = _State.CONTENT
         return True
 
+    def _swallow(self, frame: str, then: _State) -> bool:
+        """Read what the template writes here, or what the model wrote of it; then another state."""
+        if len(self._pending) < len(frame) and frame.startswith(self._pending):
+            return False
+        pairs = zip(self._pending, frame, strict=False)
+        self._take(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        if self._state is _State.AFTER_REASONING:
+            self._close_part(PartKind.REASONING)
+        self._state = then
+        return True
+
     def _step_reasoning(self) -> bool:
-        close = self._syntax.reasoning_close
+        assert self._marks is not None, "only a family with reasoning gets here"
+        close, before_close = self._marks.close, self._marks.before_close
         end = self._pending.find(close)
         if end < 0:
-            keep = max(len_of_overlap(self._pending, "\n" + close), len_of_overlap(self._pending, close))
-            self._add_reasoning(self._pending[: len(self._pending) - keep])
-            self._pending = self._pending[len(self._pending) - keep :]
+            keep = max(len_of_overlap(self._pending, before_close + close), len_of_overlap(self._pending, close))
+            self._add_reasoning(self._take(len(self._pending) - keep))
             return False
-        self._add_reasoning(self._pending[:end].removesuffix("\n"))
-        self._pending = self._pending[end + len(close) :]
+        self._add_reasoning(self._take(end).removesuffix(before_close))
+        self._take(len(close))
         self._state = _State.AFTER_REASONING
         return True
 
     def _step_content(self) -> bool:
-        if not self._parse_calls:
-            self._add_content(self._pending)
-            self._pending = ""
+        syntax = self._calls_syntax
+        if syntax is None:
+            self._add_content(self._take(len(self._pending)))
             return False
-        opening = self._syntax.call_open
-        start = self._pending.find(opening)
-        if start < 0:
+        found = [(at, opener) for opener in syntax.openers if (at := self._find_opener(opener)) >= 0]
+        if not found:
             self._release_content()
             return False
-        before = self._pending[:start]
-        text = "" if self._is_blank and not before.strip() else before.removesuffix("\n")
+        start, self._opener = min(found)
+        before = self._take(start)
+        text = "" if self._is_blank and not before.strip() else before.removesuffix(syntax.lead)
         self._add_content(text)
         self._between = before[len(text) :]
-        self._pending = self._pending[start + len(opening) :]
-        self._scanner = CallScanner(self._syntax.call_close)
+        self._close_part(PartKind.CONTENT)
+        self._take(len(self._opener))
+        self._scanner = syntax.scanner(self._opener)
         self._state = _State.CALL
         return True
 
+    def _find_opener(self, opener: str) -> int:
+        at = self._pending.find(opener)
+        assert self._calls_syntax is not None, "only where calls are parsed"
+        if at >= 0 and self._calls_syntax.only_at_start and not (self._is_blank and not self._pending[:at].strip()):
+            return -1
+        return at
+
     def _release_content(self) -> None:
-        """Pass on content, less an end that may begin a call or the white space before one."""
-        opening = self._syntax.call_open
-        keep = max(len_of_overlap(self._pending, "\n" + opening), len_of_overlap(self._pending, opening))
+        """Pass on content, less an end that may begin a block or the white space before one."""
+        assert self._calls_syntax is not None, "only where calls are parsed"
+        lead = self._calls_syntax.lead
+        keep = max(
+            len_of_overlap(self._pending, marker)
+            for opener in self._calls_syntax.openers
+            for marker in (lead + opener, opener)
+        )
         free = self._pending[: len(self._pending) - keep]
         if self._is_blank and not free.strip():
             return
-        self._add_content(free)
-        self._pending = self._pending[len(free) :]
+        self._add_content(self._take(len(free)))
 
     def _step_call(self) -> bool:
-        end = self._scanner.find(self._pending)
-        if end is None:
+        assert self._scanner is not None, "a block has a scanner"
+        assert self._calls_syntax is not None, "only where calls are parsed"
+        found = self._scanner.find(self._pending)
+        if found is None:
             return False
-        body = self._pending[:end]
-        self._pending = self._pending[end + len(self._syntax.call_close) :]
+        body = self._take(found[0])
+        close = self._take(found[1] - found[0])
         self._state = _State.CONTENT
-        call = read_call(body)
-        if isinstance(call, CallText):
-            call_id = f"call_{self._id_prefix}{len(self._calls)}"
-            self._calls.append(ToolCall(id=call_id, name=call.name, arguments=call.arguments))
-            self._is_blank = True
-        else:
-            self._note(call)
-            self._add_content(f"{self._between}{self._syntax.call_open}{body}{self._syntax.call_close}")
+        self._add_block(self._calls_syntax.read(self._opener, body, self._tools), body, close)
         return True
+
+    def _add_block(self, calls: tuple[CallText, ...] | ParseProblem, body: str, close: str) -> None:
+        """Place a block that has just been read: its calls, or its text where it has none."""
+        if isinstance(calls, tuple) and calls:
+            for call in calls:
+                call_id = call.call_id or f"call_{self._id_prefix}{len(self._calls)}"
+                self._calls.append(ToolCall(id=call_id, name=call.name, arguments=call.arguments))
+            self._is_blank = True
+            self._close_part(PartKind.TOOL_CALL)
+            return
+        text = f"{self._opener}{body}{close}"
+        if isinstance(calls, ParseProblem):
+            self._note(calls, text)
+        self._add_content(self._between + text)
+        self._close_part(PartKind.CONTENT)
 
     def _end(self) -> None:
         """Place what is still pending when no more text comes."""
-        if self._state is _State.CALL:
-            self._note(ParseProblem.TOOL_CALL_UNCLOSED)
-            self._add_content(f"{self._between}{self._syntax.call_open}{self._pending}")
-        elif self._state in _REASONING_STATES:
-            self._note(ParseProblem.REASONING_UNCLOSED)
-            self._add_reasoning(self._pending)
-        elif self._state is not _State.AFTER_REASONING and not self._is_trailing_blank():
-            self._add_content(self._pending)
-        self._pending = ""
+        if self._state is _State.CALL and self._calls_syntax is not None:
+            body = self._take(len(self._pending))
+            self._add_block(self._calls_syntax.read_cut(self._opener, body, self._tools), body, "")
+            return
+        is_blank = self._is_trailing_blank()
+        text = self._take(len(self._pending))
+        if self._state in _REASONING_STATES:
+            self._add_reasoning(text)
+            self._note(ParseProblem.REASONING_UNCLOSED, "".join(self._reasoning))
+            self._close_part(PartKind.REASONING)
+        elif self._state is _State.AFTER_REASONING:
+            self._close_part(PartKind.REASONING)
+        elif is_blank:
+            self._close_part(PartKind.END)
+        else:
+            self._add_content(text)
+            self._close_part(PartKind.CONTENT)
 
     def _is_trailing_blank(self) -> bool:
         return bool(self._calls) and self._is_blank and not self._pending.strip()
 
-    def _note(self, problem: ParseProblem) -> None:
-        """The first problem of a reply is the one that is told."""
-        if self._problem is ParseProblem.NONE:
-            self._problem = problem
+    def _note(self, problem: ParseProblem, seen: str) -> None:
+        """Something is wrong with the text that was read last."""
+        self._faults.append((problem, seen[:_MAX_SEEN_CHARS], self._num_read - len(seen), self._num_read))
+
+    def _found_faults(self) -> tuple[ParseFault, ...]:
+        if not self._faults:
+            return ()
+        spans = IdSpans(self._tokenizer, self._ids, self._keep)
+        return tuple(
+            ParseFault(problem=problem, seen=seen, start=ids[0], end=ids[1])
+            for problem, seen, start, end in self._faults
+            for ids in (spans.span(max(0, start), end),)
+        )
 
     def _add_content(self, text: str) -> None:
         if text:

@@ -1,0 +1,120 @@
+"""Conversations of every kind that a session can make, to hold a template to: what proofs and checks render.
+
+Owns the matrix. Each text is one that occurs in no template, so that what is shown of it can be found. Knows nothing
+of templates or families.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stenograph.core.messages import Message, Role, Tool, ToolCall
+
+_SCHEMA: dict[str, object] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "options": {"type": "object"}},
+    "required": ["city"],
+}
+
+WEATHER = Tool(
+    name="look_up_zq",
+    json=json.dumps(
+        {
+            "type": "function",
+            "function": {"name": "look_up_zq", "description": "Looks up 'zq' <now>.", "parameters": _SCHEMA},
+        },
+        ensure_ascii=False,
+    ),
+    parameters_json=json.dumps(_SCHEMA),
+)
+
+ARGUMENTS = '{"city": "Zürich \\"zq\\"", "days": 3, "options": {"deep": [1, null, true, 0.5]}}'
+ODD_ARGUMENTS = (
+    '{"city": "a\\n\\tb", "flag": true, "none": null, "half": 0.5, "whole": 2.0, "list": ["x", {"y": false}]}'
+)
+
+
+ODD_TEXT = " \x1c\u2028\tWhat <b>of</b> 'zq', \"é𝄞\"? {{ x }}\r\n\x1f "
+"""White space that engines trim differently, and what looks like markup."""
+
+
+def call(number: int, arguments: str = ARGUMENTS) -> ToolCall:
+    """A call of WEATHER, with an id of nine letters and digits, which is all that some templates take."""
+    return ToolCall(id=f"callzq{number:03d}", name=WEATHER.name, arguments=arguments)
+
+
+def user(text: str) -> Message:
+    """What a user says."""
+    return Message(role=Role.USER, content=text)
+
+
+def said(text: str | None, *calls: ToolCall, reasoning: str | None = None) -> Message:
+    """What an assistant says."""
+    return Message(role=Role.ASSISTANT, content=text, reasoning=reasoning, tool_calls=calls)
+
+
+def result(of: ToolCall, text: str) -> Message:
+    """What a tool gave back."""
+    return Message(role=Role.TOOL, content=text, tool_call_id=of.id, name=of.name)
+
+
+def openings(*, has_tools: bool) -> Iterator[tuple[Message, ...]]:
+    """What may come before a reply."""
+    system = Message(role=Role.SYSTEM, content="Be brief, zq.")
+    yield (user("What of zq?"),)
+    yield (system, user(ODD_TEXT))
+    yield (user("First zq."), said("Answer zq."), user("Second zq."))
+    yield (system, user("First zq."), said("Answer zq.", reasoning="Thought zq."), user("Second zq."))
+    if has_tools:
+        first, second = call(1), call(2, ODD_ARGUMENTS)
+        yield (user("Look up zq."), said(None, first), result(first, "Found zq."))
+        yield (
+            user("Look up zq."),
+            said("Looking.", first, second, reasoning="Thought zq."),
+            result(first, "Found zq."),
+            result(second, ""),
+        )
+
+
+def replies(*, has_tools: bool) -> Iterator[Message]:
+    """What a model may answer."""
+    yield said("Reply zq.", reasoning="Thought\n\nof zq.")
+    yield said("Reply zq.")
+    yield said("")
+    if has_tools:
+        yield said(None, call(3))
+        yield said(None, call(3, ODD_ARGUMENTS), reasoning="Thought of zq.")
+        yield said("Looking zq.", call(3), call(4, ODD_ARGUMENTS))
+
+
+def appended(reply: Message) -> Iterator[tuple[Message, ...]]:
+    """What may come after a reply, before the next."""
+    yield ()
+    yield (user("More zq."),)
+    if reply.tool_calls:
+        results = tuple(result(one, f"Result {one.id}.") for one in reply.tool_calls)
+        yield results
+        yield (*results, user("And zq?"))
+        yield (*results, said("Injected zq."), user("And zq?"))
+        return
+    yield (user("More zq."), user("And more."))
+    yield (Message(role=Role.SYSTEM, content="Late zq."),)
+    yield (Message(role=Role.DEVELOPER, content="Late zq."), user("More zq."))
+    yield (user("More zq."), said("Injected zq.", reasoning="Thought"), user("And zq?"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A conversation up to a reply, the reply, and the tools that there are."""
+
+    opening: tuple[Message, ...]
+    reply: Message
+    tools: tuple[Tool, ...]
+
+
+def exchanges(*, has_tools: bool) -> Iterator[Exchange]:
+    """Every opening with every reply; with tools, both with and without a list of them."""
+    for tools in ((), (WEATHER,)) if has_tools else ((),):
+        for opening in openings(has_tools=bool(tools)):
+            for reply in replies(has_tools=bool(tools)):
+                yield Exchange(opening=opening, reply=reply, tools=tools)

@@ -1,0 +1,74 @@
+"""A renderer of a model's files: family, template, tokenizer, and the proof that they can be used together.
+
+Owns what a model is refused for before a server starts. Knows nothing of servers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stenograph.core.errors import StartupError
+from stenograph.render.families import family_for, template_source
+from stenograph.render.families.family import Family
+from stenograph.render.model_files import ModelFiles
+from stenograph.render.renderer import Renderer
+from stenograph.render.template_choice import ChosenTemplate, choose_template
+from stenograph.render.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A renderer, and lines for the log: why something slower is used than could be."""
+
+    renderer: Renderer
+    notes: tuple[str, ...]
+
+
+def load_renderer(
+    files: ModelFiles,
+    family_name: str = "auto",
+    *,
+    strftime_now: Callable[[str], str] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Loaded:
+    """Tokenizer, template and family of a model, whatever the proof will say of them.
+
+    `tokenizer` is that of the files, where it has been made already. Raises StartupError where they do not fit.
+    """
+    family = family_for(files, family_name)
+    source = template_source(family, files)
+    tokenizer = tokenizer or Tokenizer(files.tokenizer_json, sample_texts=() if source is None else (source,))
+    chosen = _template(family, source, files, tokenizer, strftime_now)
+    notes: list[str] = []
+    if tokenizer.why_not_preferred:
+        notes.append(f"text is encoded by the slower reference tokenizer: {tokenizer.why_not_preferred}")
+    if chosen.why_not_preferred:
+        notes.append(f"the chat template is rendered by the slower jinja2: {chosen.why_not_preferred}")
+    return Loaded(renderer=Renderer(tokenizer, chosen.template, family), notes=tuple(notes))
+
+
+def check_renderer(files: ModelFiles, renderer: Renderer) -> None:
+    """Raise StartupError, with the first difference, where the template is not append-only."""
+    proof = renderer.prove()
+    if proof.holds:
+        return
+    chosen = family_for(files)
+    family = renderer.family.name
+    hint = f"; --family {chosen.name} is made for it" if chosen.name != family else ""
+    raise StartupError(
+        f"{files.path}: its chat template, as the family {family} uses it, cannot be used{hint}: {proof.why_not}"
+    )
+
+
+def _template(
+    family: Family,
+    source: str | None,
+    files: ModelFiles,
+    tokenizer: Tokenizer,
+    strftime_now: Callable[[str], str] | None,
+) -> ChosenTemplate:
+    if source is None:
+        assert family.encoder is not None, "a family without a template has an encoder"
+        return ChosenTemplate(template=family.encoder)
+    return choose_template(
+        source, files.bos_token, files.eos_token, tokenizer=tokenizer, family=family, strftime_now=strftime_now
+    )

@@ -1,0 +1,84 @@
+"""What a template is seen to write: the roles and the tools of a family that does not declare them.
+
+Knows nothing of any template's source: it renders, and looks for what it gave.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from stenograph.core.errors import UnrenderableMessage
+from stenograph.core.messages import Message, Role, Tool
+from stenograph.render.conversations import WEATHER, call, result, said, user
+from stenograph.render.families.family import Family
+from stenograph.render.template import Template
+from stenograph.render.template_input import ArgumentsForm, MessageForm
+from stenograph.render.tokenizer import Tokenizer
+from stenograph.render.writer import Writer
+
+_TEXT = "Text zq."
+_NOBODY = "nobody"
+
+
+def as_shown(family: Family, tokenizer: Tokenizer, template: Template) -> Family:
+    """The family, with what it leaves open filled in: roles, whether tools are shown, and the form of messages.
+
+    A template that writes any role whatsoever has a frame for none but the usual three. One that has no frame for a
+    developer's message, but one for a system message, is given it as that.
+    """
+    if family.roles is not None and family.shows_tools is not None:
+        return family
+    shows_tools, form = family.shows_tools, family.form
+    if shows_tools is None:
+        forms = (form, replace(form, arguments=ArgumentsForm.TEXT), replace(form, empty_content=None))
+        shown = next((one for one in forms if _shows_tools(_Look(family, one, tokenizer, template))), None)
+        shows_tools, form = shown is not None, shown or form
+    look = _Look(family, form, tokenizer, template)
+    roles = family.roles or frozenset(_roles(look, shows_tools=shows_tools))
+    if Role.DEVELOPER not in roles and Role.SYSTEM in roles:
+        form, roles = replace(form, developer_as=Role.SYSTEM), roles | {Role.DEVELOPER}
+    return replace(family, roles=roles, shows_tools=shows_tools, form=form)
+
+
+class _Look:
+    """A template, looked at through one form of messages."""
+
+    def __init__(self, family: Family, form: MessageForm, tokenizer: Tokenizer, template: Template) -> None:
+        self._writer = Writer(tokenizer, template, replace(family, form=form))
+        self.template = template
+
+    def shows(self, messages: Sequence[Message], tools: Sequence[Tool], *texts: str) -> bool:
+        """Whether all of `texts` are in what is written; not if the template refuses."""
+        try:
+            written = self._writer.text(self._writer.sealer(), messages, tools, prompt=False)
+        except UnrenderableMessage:
+            return False
+        return all(text in written for text in texts)
+
+
+def _shows_tools(look: _Look) -> bool:
+    first = call(1, '{"city": "Zq City"}')
+    messages = (user("a"), said(None, first), result(first, _TEXT))
+    return look.shows((user("a"),), (WEATHER,), WEATHER.name) and look.shows(
+        messages, (), WEATHER.name, "city", "Zq City", _TEXT
+    )
+
+
+def _roles(look: _Look, *, shows_tools: bool) -> Iterator[Role]:
+    yield from (Role.USER, Role.ASSISTANT)
+    if look.shows((Message(role=Role.SYSTEM, content=_TEXT), user("a")), (), _TEXT):
+        yield Role.SYSTEM
+    if shows_tools:
+        yield Role.TOOL
+    developer = (Message(role=Role.DEVELOPER, content=_TEXT), user("a"))
+    if not _writes_anybody(look.template) and look.shows(developer, (), _TEXT):
+        yield Role.DEVELOPER
+
+
+def _writes_anybody(template: Template) -> bool:
+    try:
+        written = template.render(
+            [{"role": _NOBODY, "content": _TEXT}, {"role": "user", "content": "a"}], None, False, {}
+        )
+    except UnrenderableMessage:
+        return False
+    return _TEXT in written

