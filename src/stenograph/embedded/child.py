@@ -43,7 +43,7 @@ def main() -> None:
         loop, core, ready = load(path, options, emit)
     except StartupError as error:
         _send(out, frame(LoadFailed(message=str(error))))
-        return
+        os._exit(0)  # at an orderly exit, Python aborts with a dump of itself: the reading thread holds standard input
     loaded.set_result(loop)
     _send(out, frame(ready))
     loop.run(core)
