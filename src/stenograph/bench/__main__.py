@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stenograph.bench import compare, guided, plot, responsiveness, serving, soak, streaming
+from stenograph.bench import compare, engine, guided, plot, responsiveness, serving, soak, streaming
 from stenograph.bench.processes import INTERRUPTS
 
 EXIT_INTERRUPTED = 130
@@ -38,6 +38,9 @@ BENCHMARKS = {
         "what does it cost to submit a request, and where does its first token's time go?",
         streaming.add_arguments,
         streaming.run,
+    ),
+    "engine": Benchmark(
+        "what does the embedded engine itself give for a second of CPU?", engine.add_arguments, engine.run
     ),
     "guided": Benchmark("what does a grammar cost a token?", guided.add_arguments, guided.run),
     "soak": Benchmark(

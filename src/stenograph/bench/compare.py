@@ -13,8 +13,8 @@ from stenograph.bench.report import number, table
 from stenograph.bench.verdicts import RULE, Comparison, compare_values
 
 _GUIDED = ("grammar", "ignore_eos", "temperature", "threads", "prompts")
-_STREAMING = ("prompt_tokens", "num_requests", "submit_interval_ms", "max_batch")
-SAME = ("scale", "model", "levels", "engine", "mix", "seed", "max_tokens", "num_sessions", *_GUIDED, *_STREAMING)
+_SIZES = ("prompt_tokens", "num_requests", "submit_interval_ms", "max_batch", "turn_tokens", "reply_tokens")
+SAME = ("scale", "model", "levels", "engine", "mix", "seed", "max_tokens", "num_sessions", *_GUIDED, *_SIZES)
 """Arguments that change what a figure means."""
 MEASURED = ("server", "engine")
 """Whose figures are compared: the server's, or those of an engine that was driven without one."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 
 from stenograph.bench.guided_figures import Heard, Phase
+from stenograph.bench.processes import cpu_s_of
 from stenograph.bench.quantiles import latencies_of_due
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, Prompt, RequestId, SamplingParams, token_ids
@@ -173,11 +174,8 @@ async def idle_lateness_s(seconds: float) -> list[float]:
 
 
 def _cpu_s(pid: int) -> float | None:
-    """CPU time, user and system, of all threads of a process so far; None where it is gone.
-
-    Source of the clock's number: `MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED)`, Linux include/linux/posix-timers.h.
-    """
+    """CPU time of a process so far; None where it is gone."""
     try:
-        return time.clock_gettime((~pid << 3) | 2)
+        return cpu_s_of(pid)
     except OSError:
         return None

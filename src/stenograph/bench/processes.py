@@ -42,13 +42,13 @@ class Interrupts:
         self.came = True
         raise KeyboardInterrupt
 
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+
     @contextlib.contextmanager
     def held_back(self) -> Generator[None]:
         """Let neither in while inside; raises KeyboardInterrupt at the end if one came, now or unseen before."""
-        before = {
-            number: signal.signal(number, lambda *_: setattr(self, "came", True))
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
@@ -60,6 +60,21 @@ class Interrupts:
 
 INTERRUPTS = Interrupts()
 """The process's own: signals are the process's."""
+
+
+def cpu_s_of(pid: int) -> float:
+    """CPU time, user and system, of all threads of a process so far, in steps of a nanosecond (/proc has 10 ms).
+
+    Raises OSError where it is gone. Source of the clock's number: `MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED)`, Linux
+    include/linux/posix-timers.h.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def rss_kib_of(pid: int) -> int:
+    """Memory of a process that is in RAM now, in KiB. Raises OSError where it is gone."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 class Child:
@@ -119,16 +134,12 @@ class Child:
         return tail.decode(errors="replace").strip() or "it wrote nothing"
 
     def cpu_s(self) -> float:
-        """CPU time, user and system, of all its threads so far, in steps of a nanosecond (those of /proc are 10 ms).
-
-        Source of the clock's number: `MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED)`, Linux include/linux/posix-timers.h.
-        """
-        return time.clock_gettime((~self._process.pid << 3) | 2)
+        """CPU time, user and system, of all its threads so far."""
+        return cpu_s_of(self._process.pid)
 
     def rss_kib(self) -> int:
         """Memory that is in RAM now, in KiB."""
-        found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{self._process.pid}/status").read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
+        return rss_kib_of(self._process.pid)
 
     def num_open_files(self) -> int:
         """File descriptors that it has open now."""

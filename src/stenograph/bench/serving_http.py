@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -16,17 +17,25 @@ SHOWN_BYTES = 300
 REQUEST_ID = b"x-request-id"
 
 
+class BodyReader(Protocol):
+    """Takes a reply's body as it comes."""
+
+    def feed(self, data: bytes, now: float, /) -> None:
+        """Take the next bytes; `now` is in monotonic seconds. Raises ChatFailed for what is no such reply."""
+        ...
+
+
 class StreamingConnection(ClientConnection):
     """A connection that hands out each piece of a body as it comes."""
 
     def __init__(self, buffer: memoryview) -> None:
         super().__init__(buffer)
-        self.reader: ReplyReader | None = None
+        self.reader: BodyReader | None = None
         self.request_id = ""
         self.body = bytearray()
         self.failure: ChatFailed | None = None
 
-    def begin(self, reader: ReplyReader | None) -> None:
+    def begin(self, reader: BodyReader | None) -> None:
         """The next reply is for `reader`, or kept as `body`."""
         self.reader, self.request_id, self.body, self.failure = reader, "", bytearray(), None
 
@@ -73,7 +82,7 @@ class HttpClient:
         method: str,
         path: str,
         parts: list[bytes],
-        reader: ReplyReader | None = None,
+        reader: BodyReader | None = None,
         headers: Sequence[tuple[str, str]] = (),
     ) -> Answer:
         """Send a request and wait for the whole answer. Raises ChatFailed, also for a status that is no 2xx."""
