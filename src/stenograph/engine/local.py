@@ -2,10 +2,14 @@
 
 Two tasks, both owned here and ended by `aclose`: one reads the process's events, one supervises (starts, waits for the
 end, starts again after a pause). A generation's chunks wait in a queue of its own, which max_tokens bounds.
+
+The process knows a generation by a name that no other ever has: one that its caller has left may run on for a step, and
+neither its last words nor its end are those of a later one under the same request id.
 """
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -28,7 +32,6 @@ from stenograph.embedded.wire import (
     EVENTS,
     LENGTH_BYTES,
     Abort,
-    Command,
     Drew,
     Failed,
     FailureKind,
@@ -58,7 +61,9 @@ class EmbeddedEngine:
         self._health = EngineHealth(state=EngineState.STARTING, detail="loading the model")
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._answers: dict[RequestId, asyncio.Queue[Answer]] = {}
+        self._names: dict[RequestId, RequestId] = {}  # of generations that somebody waits for, in the process
+        self._numbers = itertools.count(1)
+        self._answers: dict[RequestId, asyncio.Queue[Answer]] = {}  # by name, as is what follows
         self._in_process: set[RequestId] = set()
         self._started: asyncio.Future[None] | None = None
         self._pause_s = FIRST_PAUSE_S
@@ -98,10 +103,14 @@ class EmbeddedEngine:
             raise EngineUnavailable(
                 f"The embedded engine is not ready: {self._health.detail}.", retry_after_s=self._pause_s + 2.0
             )
-        answers = self._answers[request.request_id] = asyncio.Queue()
-        ids, params = request.prompt.ids.tobytes(), request.params
-        self._in_process.add(request.request_id)
-        self._send(Generate(request_id=request.request_id, ids=ids, params=params))
+        if request.request_id in self._names:
+            raise ValueError(f"there is a generation {request.request_id!r} already")
+        name = RequestId(f"{request.request_id}#{next(self._numbers)}")
+        command = _command(request, name)
+        answers = self._answers[name] = asyncio.Queue()
+        self._names[request.request_id] = name
+        self._in_process.add(name)
+        self._send(command)
         ended = False
         try:
             while not ended:
@@ -111,15 +120,15 @@ class EmbeddedEngine:
                     raise answer
                 yield answer
         finally:
-            del self._answers[request.request_id]
+            del self._answers[name], self._names[request.request_id]
             if not ended:
-                self._send(Abort(request_id=request.request_id))
+                self._send(frame(Abort(request_id=name)))
 
     async def abort(self, request_id: RequestId) -> bool:
-        running = request_id in self._answers
-        if running:
-            self._send(Abort(request_id=request_id))
-        return running
+        name = self._names.get(request_id)
+        if name is not None:
+            self._send(frame(Abort(request_id=name)))
+        return name is not None
 
     async def aclose(self) -> None:
         """End the process: by closing its input, which it takes as its end, and after a while by force."""
@@ -215,11 +224,11 @@ class EmbeddedEngine:
         if not started.done():
             started.set_exception(StartupError(event.message))
 
-    def _answer(self, request_id: RequestId, answer: Answer) -> None:
+    def _answer(self, name: RequestId, answer: Answer) -> None:
         """Give a generation its next answer; one that nobody waits for any more is dropped."""
         if isinstance(answer, StenographError) or answer.finish is not None:
-            self._in_process.discard(request_id)
-        if (answers := self._answers.get(request_id)) is not None:
+            self._in_process.discard(name)
+        if (answers := self._answers.get(name)) is not None:
             answers.put_nowait(answer)
             self._pause_s = FIRST_PAUSE_S  # it works: the next death is a new one
 
@@ -238,11 +247,19 @@ class EmbeddedEngine:
                 else EngineUnavailable("The turn was lost: the engine was stopped.")
             )
 
-    def _send(self, command: Command) -> None:
-        """Write a command; a pipe that has just broken is the supervisor's to find."""
+    def _send(self, command: bytes) -> None:
+        """Write a framed command; a pipe that has just broken is the supervisor's to find."""
         process = self._process
         if process is not None and process.stdin is not None and not process.stdin.is_closing():
-            process.stdin.write(frame(command))
+            process.stdin.write(command)
+
+
+def _command(request: GenerateRequest, name: RequestId) -> bytes:
+    """What the process is told of a generation. Raises InvalidRequest for text that has no UTF-8."""
+    try:
+        return frame(Generate(request_id=name, ids=request.prompt.ids.tobytes(), params=request.params))
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"A stop string or grammar has no UTF-8: {error}") from error
 
 
 async def _end_of(process: asyncio.subprocess.Process) -> int:

@@ -104,6 +104,40 @@ async def test_a_bad_request_ends_alone(engine: EmbeddedEngine) -> None:
     assert engine.health().state is EngineState.READY
 
 
+async def test_an_id_is_free_as_soon_as_its_generation_is_closed_and_harms_nobody_where_it_is_not(
+    engine: EmbeddedEngine,
+) -> None:
+    whole = ids_of(await collect(engine, request("alone")))
+    others = asyncio.ensure_future(collect(engine, request("other", max_tokens=200)))
+    for _ in range(20):
+        async with aclosing(engine.generate(request("same", prompt=[5] * 20, max_tokens=200))) as chunks:
+            await anext(chunks)
+            with pytest.raises(ValueError, match="same"):
+                await collect(engine, request("same"))
+        assert ids_of(await collect(engine, request("same"))) == whole
+    assert len(ids_of(await others)) == 200
+    assert engine.num_running == 0
+
+
+async def test_text_that_has_no_utf_8_is_refused_and_leaves_nothing(engine: EmbeddedEngine) -> None:
+    with pytest.raises(InvalidRequest):
+        await collect(engine, request("bad", stop=("\ud800",)))
+    assert engine.num_running == 0
+    assert not await engine.abort(RequestId("bad"))
+
+
+async def test_a_generation_may_be_left_at_any_await_and_the_process_ends_it(engine: EmbeddedEngine) -> None:
+    whole = ids_of(await collect(engine, request("alone")))
+    left = [asyncio.ensure_future(collect(engine, request(f"r{n}", max_tokens=1 + n % 40))) for n in range(60)]
+    for number, task in enumerate(left):
+        for _ in range(number % 7):
+            await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    while engine.num_running:
+        assert ids_of(await collect(engine, request("after"))) == whole
+
+
 MIXED = [
     request("plain", max_tokens=30),
     request("guided", max_tokens=30, grammar=Grammar(kind=GrammarKind.REGEX, source="[a-f]{30}")),
