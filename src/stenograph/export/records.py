@@ -160,6 +160,10 @@ def _response(node: Node) -> dict[str, object]:
                 "index": 0,
                 **shown,
                 "parse_problem": turn.reply.problem,
+                "parse_faults": [
+                    {"problem": fault.problem, "seen": fault.seen, "start": fault.start, "end": fault.end}
+                    for fault in turn.reply.faults
+                ],
                 "finish_reason": _finish_reason(turn),
                 "stop_reason": sampled.finish.matched,
                 "meta_info": {"prompt_tokens": num_prompt, **_meta_info(turn)},

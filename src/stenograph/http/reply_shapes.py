@@ -346,11 +346,21 @@ class MetaInfo(msgspec.Struct):
     indexer_topk: str | UnsetType = UNSET
 
 
+class RecordedFault(msgspec.Struct):
+    """One thing that was wrong with a reply as a message: its text, cut, and its ids `[start, end)` of the reply."""
+
+    problem: ParseProblem
+    seen: str
+    start: Count
+    end: Count
+
+
 class RecordedChoice(msgspec.Struct):
     """The reply as it is kept: a chat's `message`, or a completion's `text`."""
 
     index: Literal[0]
     parse_problem: ParseProblem
+    parse_faults: list[RecordedFault]
     finish_reason: ReplyFinish
     stop_reason: int | str | None
     meta_info: MetaInfo

@@ -146,6 +146,7 @@ class _Attempt:
         self._writer = writer
         self._family = family
         self._roles = family.roles or frozenset()
+        self._early_roles = family.early_roles or frozenset()
         self._kwargs = kwargs
         self._sealer: Sealer = writer.sealer((), (), kwargs)
         self.num_checked = 0
@@ -179,7 +180,7 @@ class _Attempt:
         if not before.startswith(asked):
             yield _rewrite(Law.PROMPT, (*exchange.opening, exchange.reply), asked, before)
         for new in appended(exchange.reply):
-            if not self._may_be_written(new):
+            if not self._may_be_written(new) or any(message.role in self._early_roles for message in new):
                 continue
             try:
                 yield from self._of_appended(exchange, before, new)

@@ -50,6 +50,7 @@ class Renderer:
         self.writer = Writer(tokenizer, template, self.family)
         self._frames = FrameCache(tokenizer, self.writer)
         self._roles = self.family.roles or frozenset()
+        self._early_roles = self.family.early_roles or frozenset()
         self._proofs = ProofCache(self.writer, self.family)
 
     def __repr__(self) -> str:
@@ -116,6 +117,7 @@ class Renderer:
         is kept (`bridge_frame`), save that a reply with calls is rendered beside them.
         """
         self._check_tools(tools)
+        self._check_late(new)
         setting = Setting(tools=() if self.family.tools_before_turns else tuple(tools), kwargs=kwargs)
         frame, text = self._new_text(setting, reply.tool_calls, new)
         spans = [Span(text=frame.closing, trusted=True), *frame.sealer.open(text)]
@@ -180,6 +182,15 @@ class Renderer:
         Raises InvalidRequest: no such tool, or parameters that are not the JSON Schema of an object.
         """
         return tool_grammar(tools, choice, parallel, self.family.syntax.calls, self.tokenizer.added_tokens)
+
+    def _check_late(self, new: Sequence[Message]) -> None:
+        for message in new:
+            if message.role in self._early_roles:
+                raise UnrenderableMessage(
+                    f"The model's chat template moves {message.role.value} messages to the front, so none can follow a"
+                    " reply in a session.",
+                    param="/messages",
+                )
 
     def closing(self, tools: Sequence[Tool]) -> str:
         """What the template writes after a reply's text to close its turn, seen with these tools."""

@@ -25,8 +25,6 @@ def as_shown(family: Family, tokenizer: Tokenizer, template: Template) -> Family
     A template that writes any role whatsoever has a frame for none but the usual three. One that has no frame for a
     developer's message, but one for a system message, is given it as that.
     """
-    if family.roles is not None and family.shows_tools is not None:
-        return family
     shows_tools, form = family.shows_tools, family.form
     if shows_tools is None:
         forms = (form, replace(form, arguments=ArgumentsForm.TEXT), replace(form, empty_content=None))
@@ -36,7 +34,11 @@ def as_shown(family: Family, tokenizer: Tokenizer, template: Template) -> Family
     roles = family.roles or frozenset(_roles(look, shows_tools=shows_tools))
     if Role.DEVELOPER not in roles and Role.SYSTEM in roles:
         form, roles = replace(form, developer_as=Role.SYSTEM), roles | {Role.DEVELOPER}
-    return replace(family, roles=roles, shows_tools=shows_tools, form=form)
+        look = _Look(family, form, tokenizer, template)
+    early_roles = family.early_roles
+    if early_roles is None:
+        early_roles = frozenset(role for role in (Role.SYSTEM, Role.DEVELOPER) if look.moves_to_front(role)) & roles
+    return replace(family, roles=roles, early_roles=early_roles, shows_tools=shows_tools, form=form)
 
 
 class _Look:
@@ -48,11 +50,21 @@ class _Look:
 
     def shows(self, messages: Sequence[Message], tools: Sequence[Tool], *texts: str) -> bool:
         """Whether all of `texts` are in what is written; not if the template refuses."""
-        try:
-            written = self._writer.text(self._writer.sealer(), messages, tools, prompt=False)
-        except UnrenderableMessage:
+        written = self._written(messages, tools)
+        return written is not None and all(text in written for text in texts)
+
+    def moves_to_front(self, role: Role) -> bool:
+        """Whether a message of this role that comes late is written before what it came after."""
+        before, after = (self._written((user("a"), said("b"), *late), ()) for late in ((), (_late(role),)))
+        if before is None or after is None or _TEXT not in after:
             return False
-        return all(text in written for text in texts)
+        return after.index(_TEXT) < len(before) and not after.startswith(before)
+
+    def _written(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str | None:
+        try:
+            return self._writer.text(self._writer.sealer(), messages, tools, prompt=False)
+        except UnrenderableMessage:
+            return None
 
 
 def _shows_tools(look: _Look) -> bool:
@@ -72,6 +84,10 @@ def _roles(look: _Look, *, shows_tools: bool) -> Iterator[Role]:
     developer = (Message(role=Role.DEVELOPER, content=_TEXT), user("a"))
     if not _writes_anybody(look.template) and look.shows(developer, (), _TEXT):
         yield Role.DEVELOPER
+
+
+def _late(role: Role) -> Message:
+    return Message(role=role, content=_TEXT)
 
 
 def _writes_anybody(template: Template) -> bool:

@@ -80,6 +80,7 @@ class _Run:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._roles = renderer.family.roles or frozenset()
+        self._early_roles = renderer.family.early_roles or frozenset()
         self.num_refused = 0
         self.num_tolerated = 0
 
@@ -102,7 +103,7 @@ class _Run:
         for sampled in sampled_as(renderer, exchange):
             yield from self._parsed(exchange, prompt, sampled)
             for new in appended(exchange.reply):
-                if not self._may_be_written(new):
+                if not self._may_be_written(new) or any(message.role in self._early_roles for message in new):
                     continue
                 try:
                     yield self._bridged(exchange, prompt + sampled, len(prompt), new)
@@ -113,7 +114,9 @@ class _Run:
         renderer, name = self._renderer, describe((*exchange.opening, exchange.reply))
         finish = Finish(reason=FinishReason.STOP, matched=sampled[-1])
         parsed, parts = renderer.parse_tokens(sampled, finish, _NO_PARAMS, exchange.tools, prompt_ids=prompt)
-        expected, actual = _comparable(exchange.reply), _comparable(parsed.message)
+        is_shown = (exchange.reply.reasoning or "") in renderer.tokenizer.decode(sampled)
+        reply = exchange.reply if is_shown else replace(exchange.reply, reasoning=None)
+        expected, actual = _comparable(reply), _comparable(parsed.message)
         parser = renderer.parser(_NO_PARAMS, exchange.tools, prompt_ids=prompt)
         for token_id in sampled:
             parser.feed((token_id,))
@@ -163,10 +166,13 @@ class _Run:
         renderer = self._renderer
         tokenizer = renderer.tokenizer
         text = " ".join(tokenizer.added_spellings)
-        num_of = [
-            sum(token_id in tokenizer.special_ids for token_id in renderer.render((user(one),), (), {}))
-            for one in ("harmless", text)
-        ]
+        try:
+            num_of = [
+                sum(token_id in tokenizer.special_ids for token_id in renderer.render((user(one),), (), {}))
+                for one in ("harmless", text)
+            ]
+        except UnrenderableMessage as error:
+            return Finding(check=Check.INJECTION, conversation="user", problem=str(error))
         problem = "" if num_of[0] == num_of[1] else f"{num_of[1] - num_of[0]} control tokens were forged"
         return Finding(check=Check.INJECTION, conversation="user", problem=problem)
 

