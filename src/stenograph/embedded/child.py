@@ -8,6 +8,7 @@ killed leaves no orphan.
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -99,6 +100,9 @@ def _read_commands(stream: BinaryIO, loaded: "Future[EngineLoop]") -> None:
         while (payload := read_frame(stream)) is not None:
             _obey(loaded.result(), COMMANDS.decode(payload))
         code = 0
+    except BaseException:
+        traceback.print_exc()  # or nobody would hear of it: threads are not waited for
+        raise
     finally:
         os._exit(code)
 

@@ -6,7 +6,7 @@ both ends are of one version, started together, so there is no negotiation.
 
 import enum
 from array import array
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -93,11 +93,16 @@ def frame(message: Command | Event) -> bytes:
     return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """The next frame's payload, waiting for it; None at the end of the stream, also within a frame."""
+def read_frame(stream: IO[bytes]) -> bytes | None:
+    """The next frame's payload, waiting for it; None at the end of the stream, also within a frame.
+
+    Raises ValueError for one of more than MAX_FRAME_BYTES: who writes such a length writes no frames.
+    """
     head = stream.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
         return None
     size = int.from_bytes(head, "little")
+    if size > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {size} bytes, of which {MAX_FRAME_BYTES} are taken")
     payload = stream.read(size)
     return payload if len(payload) == size else None
