@@ -27,7 +27,8 @@ def as_shown(family: Family, tokenizer: Tokenizer, template: Template) -> Family
     """
     shows_tools, form = family.shows_tools, family.form
     if shows_tools is None:
-        forms = (form, replace(form, arguments=ArgumentsForm.TEXT), replace(form, empty_content=None))
+        as_text = replace(form, arguments=ArgumentsForm.TEXT)
+        forms = (form, as_text, replace(form, empty_content=None), replace(as_text, empty_content=None))
         shown = next((one for one in forms if _shows_tools(_Look(family, one, tokenizer, template))), None)
         shows_tools, form = shown is not None, shown or form
     look = _Look(family, form, tokenizer, template)
