@@ -117,6 +117,16 @@ async def test_what_is_too_long_never_reaches_vllm(rig: Rig) -> None:
     assert not rig.vllm.requests
 
 
+async def test_what_an_engine_finds_too_long_is_said_of_the_client_s_own_fields(rig: Rig) -> None:
+    # One token less than the context has: room for a token, but not for the one that scores a guided turn.
+    body = {"prompt": [5] * 4095, "response_format": {"type": "json_object"}}
+    answer = await rig.call("POST", f"/sessions/{await rig.session()}/v1/completions", body)
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", "/prompt")
+    assert "length of the prompt" in error["message"]
+    assert not rig.vllm.requests
+
+
 async def test_ready_says_which_route_is_used(rig: Rig) -> None:
     (engine,) = (await rig.call("GET", "/ready")).json()["engines"]
     assert (engine["engine"], engine["state"]) == ("vllm", "ready")

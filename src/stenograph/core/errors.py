@@ -94,7 +94,18 @@ class ContextLengthExceeded(CallerError):
             param=prompt_param if num_prompt_tokens >= max_context_tokens else max_tokens_param,
         )
         self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
         self.max_context_tokens = max_context_tokens
+
+    def in_terms_of(self, *, prompt_param: str, max_tokens_param: str) -> "ContextLengthExceeded":
+        """The same, said of the client's own fields: an engine knows only that the prompt is too long."""
+        return ContextLengthExceeded(
+            num_prompt_tokens=self.num_prompt_tokens,
+            max_tokens=self.max_tokens,
+            max_context_tokens=self.max_context_tokens,
+            prompt_param=prompt_param,
+            max_tokens_param=max_tokens_param,
+        )
 
 
 class Unauthorized(CallerError):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, ReplyDelta, TurnRequest, whole_delta
 from stenograph.core.clock import Clock
-from stenograph.core.errors import InvalidRequest, StenographError, UpstreamTimeout
+from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, StenographError, UpstreamTimeout
 from stenograph.core.settings import OverBudget
 from stenograph.core.types import (
     Chunk,
@@ -353,6 +353,10 @@ class TurnRun:
                     if chunk.reply is not None:
                         self.reply_id = chunk.reply.id
                     self.buffer.push(reader.feed(chunk), chunk)
+        except ContextLengthExceeded as error:
+            raise error.in_terms_of(
+                prompt_param=self._opening.prompt_param, max_tokens_param=request.max_tokens_param
+            ) from error
         except InvalidRequest as error:
             if error.param is None and params.grammar is not None:  # the engine does not know where it came from
                 error.param = self._param_of(params.grammar)
