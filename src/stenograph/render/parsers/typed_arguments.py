@@ -1,0 +1,118 @@
+"""Arguments that a model writes as bare text between markers, to the values that the tool's JSON Schema calls them.
+
+Owns the reading of one such text, and of a whole call's as a JSON object. Templates of these families write a string as
+it is and everything else as JSON, or, for true, false and null, as Python spells them. So only the schema can tell a
+string `3` from a number. Knows nothing of markers. Nothing here raises on what a model or a client wrote.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from stenograph.core.messages import Tool
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_JSON_SPACE = " \t\r\n"
+_MAX_NESTED = 16
+_REF = "$ref"
+_TYPES: Mapping[type, set[str]] = {
+    type(None): {"null"},
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    list: {"array"},
+    dict: {"object"},
+}
+
+
+def typed(text: str, schema: Mapping[str, object] | None) -> object:
+    """The value of one argument: of a string the text, else what it says in JSON or as Python's word; else the text.
+
+    Where the schema allows strings beside other types, the text is of another type only if it is JSON of that type.
+    """
+    return msgspec.json.decode(spelled(text, schema))
+
+
+def spelled(text: str, schema: Mapping[str, object] | None) -> str:
+    """The same value as JSON, in the model's own spelling where that is JSON: 2.0 stays 2.0."""
+    types = _types(schema or {})
+    if types == {"string"}:
+        return _quoted(text)
+    bare = text.strip(_JSON_SPACE)
+    bare = _PYTHON.get(bare, bare)
+    try:
+        value: object = msgspec.json.decode(bare)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return _quoted(text)
+    return _quoted(text) if "string" in types and not types & _types_of(value) else bare
+
+
+def arguments_json(arguments: Iterable[tuple[str, str]], tool: Tool | None) -> str:
+    """The JSON object of a call's arguments, given as name and text. Of a name that comes twice the last counts.
+
+    `tool` is None where no tool has the call's name.
+    """
+    schemas = ParameterSchemas("{}" if tool is None else tool.parameters_json)
+    values = {name: spelled(text, schemas.of(name)) for name, text in arguments}
+    return "{" + ", ".join(f"{_quoted(name)}: {value}" for name, value in values.items()) + "}"
+
+
+class ParameterSchemas:
+    """The schemas of a tool's parameters, by name. `parameters_json` is whatever a client sent."""
+
+    def __init__(self, parameters_json: str) -> None:
+        self._root: Mapping[str, object] = {}
+        try:
+            self._root = msgspec.json.decode(parameters_json, type=dict[str, object])
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            return
+
+    def of(self, name: str) -> Mapping[str, object] | None:
+        """The schema of a parameter, found through references; None where the tool says nothing of it."""
+        schema = _mapping(self._root.get("properties")).get(name, self._root.get("additionalProperties"))
+        for _ in range(_MAX_NESTED):
+            reference = _mapping(schema).get(_REF)
+            if not isinstance(reference, str):
+                break
+            schema = self._pointed_at(reference)
+        return _mapping(schema) or None
+
+    def _pointed_at(self, reference: str) -> object:
+        found: object = self._root
+        for step in reference.removeprefix("#").strip("/").split("/"):
+            found = _mapping(found).get(step.replace("~1", "/").replace("~0", "~"))
+        return found
+
+
+def _types(schema: Mapping[str, object], num_nested: int = 0) -> set[str]:
+    """The JSON types that a schema names; none where it leaves that open."""
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return {declared}
+    if isinstance(declared, list):
+        return {name for name in _list(declared) if isinstance(name, str)}
+    values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    if values:
+        return set[str]().union(*({"string"} if isinstance(value, str) else _types_of(value) for value in values))
+    choices = [*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))] if num_nested < _MAX_NESTED else []
+    return set[str]().union(*(_types(_mapping(one), num_nested + 1) for one in choices))
+
+
+def _types_of(value: object) -> set[str]:
+    """What JSON Schema calls a decoded value that is no string; of a string nothing, since a string comes unquoted."""
+    if isinstance(value, float):
+        return {"integer", "number"} if value.is_integer() else {"number"}
+    return _TYPES.get(type(value), set())
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> Sequence[object]:
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
