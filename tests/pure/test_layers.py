@@ -53,6 +53,7 @@ PURE = (
     "embedded/free_blocks",
     "embedded/prefix_tree",
     "embedded/scheduler",
+    "embedded/llguidance_limits",
     "embedded/xgrammar_schema",
 )
 IMPURE_ON_PURPOSE = {

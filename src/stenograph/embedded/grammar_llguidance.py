@@ -5,7 +5,6 @@ advanced. `compute` and the construction of a matcher release the GIL, `consume_
 """
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,21 +13,12 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.grammar_base import BadGrammar, choices_of, one_line
+from stenograph.embedded.llguidance_limits import check_limits
 from stenograph.embedded.sampler import Allowed
 from stenograph.render.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
-
-MAX_SOURCE_CHARS: Mapping[GrammarKind, int] = {
-    GrammarKind.JSON_OBJECT: 0,
-    GrammarKind.JSON_SCHEMA: 256 * 1024,
-    GrammarKind.REGEX: 32 * 1024,
-    GrammarKind.CHOICE: 256 * 1024,
-    GrammarKind.LARK: 256 * 1024,
-    GrammarKind.EBNF: 64 * 1024,
-}
-"""Some grammars take time in the square of their length, and all of them stack in proportion to it."""
 
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
@@ -36,8 +26,8 @@ _LIMITS = LLParserLimits(
     max_lexer_states=100_000,
     verbose_errors=False,
 )
-"""Of a matcher, so that one request's grammar cannot hold up the batch that it is in: at most about 20 ms a step and
-150 MB. With llguidance's own limits an ambiguous grammar took 0.9 s a step, `(a{1000}){1000}` 0.8 s and 200 MB before
+"""Of a matcher, so that one request's grammar cannot hold up the batch that it is in: a step takes some 20 ms at most, or
+0.2 s if it is refused, and a request 100 MB. With llguidance's own limits an ambiguous grammar took 0.9 s a step, `(a{1000}){1000}` 0.8 s and 200 MB before
 it was refused; schemas of 500 patterns, 5000 values of an enum or 100 formats need none of what is cut off here."""
 
 _JSON_STYLE: "JsonCompileOptions" = {
@@ -130,20 +120,16 @@ class LlguidanceBackend:
 
     def compile(self, grammar: Grammar) -> _Compiled:
         """Compile, and compute the first mask. Raises BadGrammar."""
-        if len(grammar.source) > MAX_SOURCE_CHARS[grammar.kind]:
-            most = MAX_SOURCE_CHARS[grammar.kind]
-            raise BadGrammar(f"it has {len(grammar.source)} characters; of this kind, {most} are taken")
+        check_limits(grammar)
         try:
             matcher = LLMatcher(self._tokenizer, _source_for(grammar), log_level=0, limits=_LIMITS)
         except ValueError as error:
             raise BadGrammar(one_line(str(error))) from error
-        compiled = _Compiled(matcher, vocab_size=self._vocab_size, only_eos=self._only_eos)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
         if matcher.is_error():
             raise BadGrammar(_told(matcher))
-        matcher.compute_bitmask()
-        if matcher.is_error():
-            raise BadGrammar(_told(matcher))
-        return compiled
+        return _Compiled(matcher, vocab_size=self._vocab_size, only_eos=self._only_eos)
 
 
 def _told(matcher: LLMatcher) -> str:
@@ -161,7 +147,7 @@ def _source_for(grammar: Grammar) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.source)
         case GrammarKind.CHOICE:
-            alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in choices_of(grammar.source))
+            alternatives = " | ".join(json.dumps(text) for text in choices_of(grammar.source))  # ASCII: no raw U+007F
             # One lexeme: as alternatives of a rule they would be held to llguidance's limit of 2000.
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {alternatives}")
         case GrammarKind.LARK:

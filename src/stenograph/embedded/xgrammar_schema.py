@@ -1,10 +1,11 @@
 """Which JSON Schemas and regular expressions xgrammar holds to. Pure.
 
-xgrammar skips what it does not know: some keywords without a word, others with a line in its log, such as a `minLength`
-beside a `pattern`, or all of an `allOf` but its first. A constraint is kept or refused here, never passed over; so only
-what xgrammar 0.2 was seen to hold to is let through, and the rest is refused by name.
+xgrammar skips what it does not know: some keywords without a word, others with a line in its log, such as all of an
+`allOf`. Where a string has a length, it admits control characters, which are no JSON. A constraint is kept or refused
+here, never passed over; so only what xgrammar 0.2 was seen to hold to is let through, and the rest is refused by name.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import cast
 
@@ -22,13 +23,15 @@ _ALONE = ("$ref", "anyOf")
 _OF_TYPE: Mapping[str, frozenset[str]] = {
     "object": frozenset({"properties", "required", "additionalProperties", "minProperties", "maxProperties"}),
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
-    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "string": frozenset({"pattern", "format"}),
     "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
     "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
     "boolean": frozenset(),
     "null": frozenset(),
 }
 _FORMATS = frozenset({"date", "time", "date-time", "uuid", "email", "ipv4", "ipv6"})
+_NEEDS_ESCAPE = re.compile(r'["\x00-\x1f]|\\(?![dDwWsS.+*?()\[\]{}|^$/-])')
+"""In a pattern: what spells a character that JSON escapes, or might."""
 _KINDS_OF: Mapping[type, frozenset[str]] = {
     type(None): frozenset({"null"}),
     bool: frozenset({"boolean"}),
@@ -104,28 +107,31 @@ def _check(at: str, schema: dict[str, object]) -> None:
 
 def _types(at: str, schema: dict[str, object]) -> frozenset[str]:
     told = schema.get("type", [])
-    types = [told] if isinstance(told, str) else told
-    if not isinstance(types, list) or not all(type_ in _OF_TYPE for type_ in cast("list[object]", types)):
+    types = cast("list[object]", told) if isinstance(told, list) else [told]
+    named = frozenset(type_ for type_ in types if isinstance(type_, str))
+    if len(named) < len(types) or not named <= _OF_TYPE.keys():
         raise BadGrammar(f"at {at}/type: there is no such type")
-    return frozenset(cast("list[str]", types))
+    return named
 
 
 def _check_strings(at: str, schema: dict[str, object]) -> None:
-    if len(schema.keys() & {"pattern", "format"}) + bool(schema.keys() & {"minLength", "maxLength"}) > 1:
-        raise BadGrammar(f"at {at or '/'}: xgrammar holds to one of pattern, format and a length, not to two")
-    if schema.get("format", "date") not in _FORMATS:
+    if "pattern" in schema and "format" in schema:
+        raise BadGrammar(f"at {at or '/'}: xgrammar holds to one of pattern and format, not to both")
+    if "format" in schema and str(schema["format"]) not in _FORMATS:
         raise BadGrammar(f"at {at}/format: xgrammar does not hold to it; it does to {', '.join(sorted(_FORMATS))}")
     pattern = schema.get("pattern", "")
     if not isinstance(pattern, str):
         raise BadGrammar(f"at {at}/pattern: a string is expected")
     check_regex(pattern)
+    if _NEEDS_ESCAPE.search(pattern):
+        raise BadGrammar(f"at {at}/pattern: what it spells is escaped in JSON, which xgrammar does not do")
 
 
 def _check_objects(at: str, schema: dict[str, object]) -> None:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise BadGrammar(f"at {at or '/'}: properties are an object, required is an array")
-    unnamed = [name for name in cast("list[object]", required) if name not in properties]
+    unnamed = [name for name in cast("list[object]", required) if not (isinstance(name, str) and name in properties)]
     if unnamed:
         raise BadGrammar(f"at {at}/required: xgrammar requires only what is among the properties: {unnamed[0]!r}")
 
