@@ -26,9 +26,10 @@ _LIMITS = LLParserLimits(
     max_lexer_states=100_000,
     verbose_errors=False,
 )
-"""Of a matcher, so that one request's grammar cannot hold up the batch that it is in: a step takes some 20 ms at most, or
-0.2 s if it is refused, and a request 100 MB. With llguidance's own limits an ambiguous grammar took 0.9 s a step, `(a{1000}){1000}` 0.8 s and 200 MB before
-it was refused; schemas of 500 patterns, 5000 values of an enum or 100 formats need none of what is cut off here."""
+"""Of a matcher, so that one request's grammar cannot hold up the batch that it is in: a step takes some 20 ms at most,
+0.2 s where it is refused, and a request 100 MB. With llguidance's own limits an ambiguous grammar took 0.9 s a step and
+`(a{1000}){1000}` 0.8 s and 200 MB until it was refused. Schemas of 500 patterns, 5000 values of an enum or 100 formats
+come nowhere near these."""
 
 _JSON_STYLE: "JsonCompileOptions" = {
     "whitespace_flexible": False,
