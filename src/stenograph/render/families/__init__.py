@@ -7,6 +7,7 @@ import json
 
 from stenograph.core.errors import StartupError
 from stenograph.render.families.chatml import CHATML
+from stenograph.render.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V3_1
 from stenograph.render.families.family import Family, Signs
 from stenograph.render.families.generic import TEMPLATE
 from stenograph.render.families.qwen2_5 import QWEN2_5
@@ -20,6 +21,8 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_THINKING,
     QWEN3,
     QWEN2_5,
+    DEEPSEEK_V3,
+    DEEPSEEK_V3_1,
     SMOLLM2,
     CHATML,
     TEMPLATE,
