@@ -98,6 +98,7 @@ def measure_server(scenario: Scenario, shape: ReplyShape, command: ServerCommand
         raw: dict[str, Any] = {"open": opened, "run": run, "delete": deleted, "health": health, "stages_ms": stages}
         if scenario.two_rounds:
             second = [_step(load, name) for name in ("open", "run")]
+            time.sleep(SETTLE_S)
             figures["regrown_kib_per_turn"] = max(0, server.rss_kib() - loaded_kib) / max(1, second[1]["num_ok"])
             figures["errors"] += sum(sum(step["errors"].values()) for step in second)
             raw["second_round"] = second

@@ -14,7 +14,7 @@ from stenograph.core.clock import Clock
 from stenograph.core.types import Chunk, EngineTimes, RequestId, SamplingParams
 from stenograph.embedded.block_pool import BLOCK_TOKENS, BlockPool
 from stenograph.embedded.forward import Forward
-from stenograph.embedded.grammar import BadGrammar, GrammarCompiler
+from stenograph.embedded.grammar import BadGrammar, CompilerBusy, GrammarCompiler
 from stenograph.embedded.pace import Pace
 from stenograph.embedded.sampler import DeadEnd
 from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
@@ -173,6 +173,8 @@ class EngineCore:
             if sequence.grammar is not None and sequence.guide is None and sequence.grammar.done():
                 try:
                     sequence.guide = self._grammars.guide(sequence.grammar)
+                except CompilerBusy as error:
+                    events.append(self._fail(sequence, str(error), FailureKind.UNAVAILABLE))
                 except BadGrammar as error:
                     events.append(self._fail(sequence, f"The grammar does not compile: {error}"))
         return events
@@ -268,9 +270,9 @@ class EngineCore:
         )
         return Drew(request_id=sequence.request_id, chunk=replace(chunk, times=told))
 
-    def _fail(self, sequence: Sequence, message: str) -> Failed:
+    def _fail(self, sequence: Sequence, message: str, kind: FailureKind = FailureKind.INVALID_REQUEST) -> Failed:
         self._forget(sequence)
-        return Failed(request_id=sequence.request_id, kind=FailureKind.INVALID_REQUEST, message=message)
+        return Failed(request_id=sequence.request_id, kind=kind, message=message)
 
     def _forget(self, sequence: Sequence) -> Times:
         now = self._clock.monotonic()

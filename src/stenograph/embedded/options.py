@@ -17,6 +17,7 @@ class EmbeddedOptions:
     max_batch: int = 16
     kv_tokens: int = 65536
     step_tokens: int = 256
+    max_waiting: int = 1024
     reuses_prefixes: bool = True
     forward: ForwardKind = ForwardKind.NUMPY
     torch_device: str = "auto"
@@ -30,6 +31,7 @@ class EmbeddedOptions:
             max_batch=self.max_batch,
             kv_tokens=self.kv_tokens,
             step_tokens=self.step_tokens,
+            max_waiting=self.max_waiting,
             reuses_prefixes=self.reuses_prefixes,
         )
 

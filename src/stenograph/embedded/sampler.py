@@ -85,7 +85,7 @@ class Sampler:
         if len(drawn) and (params.presence_penalty or params.frequency_penalty):
             counts = np.fromiter(self._counts.values(), np.float64, len(self._counts))
             scores[drawn] -= params.presence_penalty + params.frequency_penalty * counts
-        scores[self._bias_ids] += self._biases
+        np.add.at(scores, self._bias_ids, self._biases)  # an id that is there twice gets both
         return scores
 
     def _draw(self, scores: Doubles) -> tuple[int, float]:

@@ -182,6 +182,19 @@ async def test_whenever_the_process_is_killed_every_request_ends_with_an_answer_
     await engine.aclose()
 
 
+async def test_when_too_many_wait_the_next_are_told_when_to_come_again(folder: Path) -> None:
+    engine = EmbeddedEngine(folder, replace(OPTIONS, max_batch=1, max_waiting=1))
+    await engine.start()
+    wanted = [request(f"r{index}", max_tokens=60) for index in range(4)]
+    outcomes = await asyncio.gather(*(collect(engine, one) for one in wanted), return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, EngineUnavailable)]
+    assert len(refused) >= 2
+    assert all(error.retry_after_s is not None and error.retry_after_s >= 1.0 for error in refused)
+    answered = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    assert [len(ids_of(chunks)) for chunks in answered] == [60] * (4 - len(refused))
+    await engine.aclose()
+
+
 async def test_a_model_that_cannot_be_loaded_is_a_startup_error_in_one_line(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"not safetensors")

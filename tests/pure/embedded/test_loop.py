@@ -389,3 +389,18 @@ def test_the_times_of_ids_have_nothing_to_tokenize(lab: Labs) -> None:
     it.start()
     it.heard.wait_for_ends("r")
     assert it.times("r").tokenize_s == 0.0
+
+
+def test_books_that_do_not_balance_end_the_loop_once_it_is_idle(lab: Labs) -> None:
+    one = lab()
+    one.add("r", [5, 6, 7])
+
+    def lose_a_block() -> None:
+        if not one.core.pool.stats().num_idle and len(one.heard.events) == 1:
+            table, _ = one.core.pool.open(array("i", [1]))
+            one.core.pool.extend(table, 1)
+
+    one.heard.between = lose_a_block
+    with pytest.raises(AssertionError, match="held for nobody"):
+        one.loop.run(one.core)
+    assert one.heard.reason("r") is FinishReason.LENGTH

@@ -48,6 +48,11 @@ def spelled(text: str, schema: Mapping[str, object] | None) -> str:
     return _quoted(text) if "string" in types and not types & _types_of(value) else bare
 
 
+def takes_text(schema: Mapping[str, object]) -> bool:
+    """Whether a bare text may be a string by this schema: it names strings, alone or beside other types."""
+    return "string" in _types(schema)
+
+
 def arguments_json(arguments: Iterable[tuple[str, str]], tool: Tool | None) -> str:
     """The JSON object of a call's arguments, given as name and text. Of a name that comes twice the last counts.
 
@@ -90,8 +95,8 @@ def _types(schema: Mapping[str, object], num_nested: int = 0) -> set[str]:
     declared = schema.get("type")
     if isinstance(declared, str):
         return {declared}
-    if isinstance(declared, list):
-        return {name for name in _list(declared) if isinstance(name, str)}
+    if names := _list(declared):
+        return {name for name in names if isinstance(name, str)}
     values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
     if values:
         return set[str]().union(*({"string"} if isinstance(value, str) else _types_of(value) for value in values))
