@@ -16,7 +16,7 @@ from stenograph.core.messages import Tool
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _JSON_SPACE = " \t\r\n"
 _MAX_NESTED = 16
-_REF = "$ref"
+_REF, _CHOICES = "$ref", ("anyOf", "oneOf", "allOf")
 _TYPES: Mapping[type, set[str]] = {
     type(None): {"null"},
     bool: {"boolean"},
@@ -74,14 +74,19 @@ class ParameterSchemas:
             return
 
     def of(self, name: str) -> Mapping[str, object] | None:
-        """The schema of a parameter, found through references; None where the tool says nothing of it."""
-        schema = _mapping(self._root.get("properties")).get(name, self._root.get("additionalProperties"))
+        """The schema of a parameter, found through references, as are its choices; None where the tool says nothing."""
+        properties = _mapping(self._root.get("properties"))
+        schema = self._followed(properties.get(name, self._root.get("additionalProperties")))
+        choices = {key: [self._followed(one) for one in _list(schema[key])] for key in _CHOICES if key in schema}
+        return {**schema, **choices} or None
+
+    def _followed(self, schema: object) -> Mapping[str, object]:
         for _ in range(_MAX_NESTED):
             reference = _mapping(schema).get(_REF)
             if not isinstance(reference, str):
                 break
             schema = self._pointed_at(reference)
-        return _mapping(schema) or None
+        return _mapping(schema)
 
     def _pointed_at(self, reference: str) -> object:
         found: object = self._root
@@ -100,7 +105,7 @@ def _types(schema: Mapping[str, object], num_nested: int = 0) -> set[str]:
     values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
     if values:
         return set[str]().union(*({"string"} if isinstance(value, str) else _types_of(value) for value in values))
-    choices = [*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))] if num_nested < _MAX_NESTED else []
+    choices = [one for key in _CHOICES for one in _list(schema.get(key))] if num_nested < _MAX_NESTED else []
     return set[str]().union(*(_types(_mapping(one), num_nested + 1) for one in choices))
 
 
