@@ -141,7 +141,7 @@ class Renderer:
             stop=params.stop,
             tools=tuple(tools),
             id_prefix=id_prefix,
-            prompt_end=self.tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:]),
+            prompt_end=self._prompt_end(prompt_ids),
         )
         if self.family.make_parser is not None:
             return self.family.make_parser(self.tokenizer, reading)
@@ -176,12 +176,20 @@ class Renderer:
         parser.feed(ids)
         return parser.finish(finish)[1], parser.parts()
 
-    def tool_grammar(self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> Grammar | None:
+    def tool_grammar(
+        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, prompt_ids: Sequence[int] = ()
+    ) -> Grammar | None:
         """The grammar that makes the model call as `choice` says; None where it forces nothing.
 
-        Raises InvalidRequest: no such tool, or parameters that are not the JSON Schema of an object.
+        `prompt_ids` are those that are to be answered, or the last of them, as for `parser`. Raises InvalidRequest: no
+        such tool, or parameters that are not the JSON Schema of an object.
         """
-        return tool_grammar(tools, choice, parallel, self.family.syntax.calls, self.tokenizer.added_tokens)
+        prompt_end = self._prompt_end(prompt_ids)
+        added = self.tokenizer.added_tokens
+        return tool_grammar(tools, choice, parallel, self.family.syntax, added, prompt_end=prompt_end)
+
+    def _prompt_end(self, prompt_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:])
 
     def _check_late(self, new: Sequence[Message]) -> None:
         for message in new:

@@ -67,7 +67,7 @@ class Opening(Protocol):
         """The ids of the prompt. Raises CallerError or TokenizationFailed."""
         ...
 
-    def forced_grammar(self) -> Grammar | None:
+    def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         """The grammar that the request's tools force upon the reply, beside the one that it may ask for itself."""
         ...
 
@@ -141,9 +141,11 @@ class ChatOpening:
             ids_json=await _ids_json(at_hand, kept, bridge.ids) if self._capabilities.takes_json else None,
         )
 
-    def forced_grammar(self) -> Grammar | None:
+    def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         request = self._request
-        return self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
+        return self._renderer.tool_grammar(
+            request.tools, request.tool_choice, request.parallel_tool_calls, prompt_ids=prompt.ids
+        )
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
         tools = () if self.tool_choice.mode is ToolMode.NONE else self._request.tools
@@ -198,7 +200,7 @@ class CompletionOpening:
             ids_json = await _ids_json(self._ledger.line_json.of(parent), ids[:num_kept], ids[num_kept:])
         return Prompt(ids=ids, num_kept=num_kept, ids_json=ids_json)
 
-    def forced_grammar(self) -> Grammar | None:
+    def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         return None
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:

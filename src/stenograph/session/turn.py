@@ -318,7 +318,7 @@ class TurnRun:
         num = max_tokens(
             request, self.prompt, remaining, self._services.over_budget, prompt_param=self._opening.prompt_param
         )
-        forced = self._opening.forced_grammar()
+        forced = self._opening.forced_grammar(self.prompt)
         if forced is not None and request.params.grammar is not None:
             name = request.grammar_param.split("/")[1]
             raise InvalidRequest(f"{name} cannot be held together with a forced tool call", param="/tool_choice")

@@ -77,7 +77,8 @@ class CallSyntax(Protocol):
         ...
 
     def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Callable[[str], str]) -> str:
-        """One call, or with `parallel` one or more, as llguidance's Lark, of which `start` is the first rule.
+        """One call, or with `parallel` one or more, as llguidance's Lark. It begins with `start:`, a rule that no other
+        rule names: reasoning may be put before it (`tool_grammar`).
 
         `marker` writes a marker as the grammar has to. Raises InvalidRequest: calls in this syntax cannot be forced.
         """

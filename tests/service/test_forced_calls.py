@@ -1,0 +1,83 @@
+"""A forced call over a real socket: its grammar begins as the prompt that goes to the engine left the reasoning."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stenograph.core.types import Grammar
+from stenograph.http.app import make_renderer
+from stenograph.render.model_files import ModelFiles
+from stenograph.render.renderer import Renderer
+from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.tiny import tiny_tokenizer_json
+
+from .conftest import END, running, user
+
+TEMPLATE = (
+    "{{ tools | tojson if tools }}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}"
+    "{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ '\n<tool_call>\n{\"name\": ' ~ (c.function.name | tojson) }}"
+    "{{ ', \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}\n</tool_call>' }}{% endfor %}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+    "{% if enable_thinking is false %}{{ '\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Renderer:
+    """Its prompts open the reasoning."""
+    files = ModelFiles(
+        name="tiny",
+        path=Path("tiny"),
+        tokenizer_json=tiny_tokenizer_json(),
+        chat_template=TEMPLATE,
+        bos_token=None,
+        eos_token="<|im_end|>",
+        eos_token_ids=(END,),
+        vocab_size=320,
+        max_context_tokens=4096,
+        architecture="llama",
+    )
+    return make_renderer(files, "template")
+
+
+async def answered(renderer: Renderer, reply: str, **fields: Any) -> tuple[Any, Grammar]:
+    """The message that is answered when the engine says `reply`, and the grammar that the engine was given."""
+    script = Script(ids=(*renderer.tokenizer.encode(reply), END))
+    engine = ScriptedEngine(vocab_size=320, max_context_tokens=4096, model=lambda _: script)
+    body = {"messages": [user("hi")], "tools": [TOOL], "tool_choice": "required", **fields}
+    async with (
+        running(engine, renderer) as (url, _),
+        aiohttp.ClientSession() as client,
+        client.post(f"{url}/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
+        message = json.loads(await response.read())["choices"][0]["message"]
+    (request,) = engine.requests
+    assert request.params.grammar is not None
+    return message, request.params.grammar
+
+
+async def test_a_forced_call_comes_after_the_reasoning_that_its_prompt_opened(thinking: Renderer) -> None:
+    message, grammar = await answered(thinking, f"hm\n</think>\n\n{CALL}")
+    assert grammar.source.startswith("start: reasoning forced_calls\n")
+    assert message["reasoning_content"] == "hm"
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
+
+
+async def test_a_forced_call_comes_at_once_where_the_prompt_closed_the_reasoning(thinking: Renderer) -> None:
+    message, grammar = await answered(thinking, CALL, chat_template_kwargs={"enable_thinking": False})
+    assert grammar.source.startswith("start: one_call")
+    assert message.get("reasoning_content") is None
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
