@@ -3,7 +3,7 @@
 Owns what a model is refused for before a server starts. Knows nothing of servers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from stenograph.core.errors import StartupError
@@ -29,10 +29,12 @@ def load_renderer(
     *,
     strftime_now: Callable[[str], str] | None = None,
     tokenizer: Tokenizer | None = None,
+    allows_special: bool = False,
 ) -> Loaded:
     """Tokenizer, template and family of a model, whatever the proof will say of them.
 
-    `tokenizer` is that of the files, where it has been made already. Raises StartupError where they do not fit.
+    `tokenizer` is that of the files, where it has been made already; `allows_special` as in `Renderer`. Raises
+    StartupError where they do not fit.
     """
     family = family_for(files, family_name)
     source = template_source(family, files)
@@ -43,20 +45,28 @@ def load_renderer(
         notes.append(f"text is encoded by the slower reference tokenizer: {tokenizer.why_not_preferred}")
     if chosen.why_not_preferred:
         notes.append(f"the chat template is rendered by the slower jinja2: {chosen.why_not_preferred}")
-    return Loaded(renderer=Renderer(tokenizer, chosen.template, family), notes=tuple(notes))
+    renderer = Renderer(tokenizer, chosen.template, family, allows_special=allows_special)
+    return Loaded(renderer=renderer, notes=tuple(notes))
 
 
-def check_renderer(files: ModelFiles, renderer: Renderer) -> None:
-    """Raise StartupError, with the first difference, where the template is not append-only."""
-    proof = renderer.prove()
+def check_renderer(files: ModelFiles, renderer: Renderer, kwargs: Mapping[str, object] | None = None) -> None:
+    """Raise StartupError, with the first difference, where the template is not append-only with these arguments."""
+    proof = renderer.prove(kwargs)
     if proof.holds:
         return
-    chosen = family_for(files)
-    family = renderer.family.name
-    hint = f"; --family {chosen.name} is made for it" if chosen.name != family else ""
+    with_kwargs = f" with chat_template_kwargs {dict(kwargs)}" if kwargs else ""
+    better = None if kwargs and renderer.prove().holds else family_made_for(files, renderer.family)
+    hint = f"; --family {better} is made for it" if better else ""
     raise StartupError(
-        f"{files.path}: its chat template, as the family {family} uses it, cannot be used{hint}: {proof.why_not}"
+        f"{files.path}: its chat template, as the family {renderer.family.name} uses it{with_kwargs}, cannot be used"
+        f"{hint}: {proof.why_not}"
     )
+
+
+def family_made_for(files: ModelFiles, family: Family) -> str | None:
+    """The name of the family whose signs the files show, where it is another."""
+    chosen = family_for(files).name
+    return None if chosen == family.name else chosen
 
 
 def _template(

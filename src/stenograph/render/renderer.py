@@ -42,12 +42,17 @@ class Bridge:
 
 
 class Renderer:
-    """A tokenizer, a template and a family that belong together."""
+    """A tokenizer, a template and a family that belong together.
 
-    def __init__(self, tokenizer: Tokenizer, template: Template, family: Family) -> None:
+    `allows_special`: in what clients write, a control token's spelling is that token, in this renderer's calls alone.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: Template, family: Family, *, allows_special: bool = False
+    ) -> None:
         self.tokenizer = tokenizer
         self.family = as_shown(family, tokenizer, template)
-        self.writer = Writer(tokenizer, template, self.family)
+        self.writer = Writer(tokenizer, template, self.family, allows_special=allows_special)
         self._frames = FrameCache(tokenizer, self.writer)
         self._roles = self.family.roles or frozenset()
         self._early_roles = self.family.early_roles or frozenset()
@@ -96,9 +101,9 @@ class Renderer:
         """Whether it is known already if the template is append-only with these arguments: mostly it reads none."""
         return not self.writer.read_by_template(kwargs) or self._proofs.has(kwargs)
 
-    def prove(self) -> Proof:
-        """Whether the template is append-only as the family uses it, without a request's own arguments."""
-        return self._proofs.get({})
+    def prove(self, kwargs: Mapping[str, object] | None = None) -> Proof:
+        """Whether the template is append-only as the family uses it, with these arguments in every turn."""
+        return self._proofs.get(kwargs or {})
 
     def bridge(
         self,
@@ -120,9 +125,12 @@ class Renderer:
         self._check_late(new)
         setting = Setting(tools=() if self.family.tools_before_turns else tuple(tools), kwargs=kwargs)
         frame, text = self._new_text(setting, reply.tool_calls, new)
-        spans = [Span(text=frame.closing, trusted=True), *frame.sealer.open(text)]
-        ids = self.tokenizer.encode_spans(spans)
-        ids = ids[_overlap(tail_ids, ids, frame.closing_ids) :]
+        closing = self._closing(frame, has_calls=bool(reply.tool_calls))
+        ids = self.tokenizer.encode_spans([Span(text=closing, trusted=True), *frame.sealer.open(text)])
+        closing_ids = frame.closing_ids if closing == frame.closing else self.tokenizer.encode(closing)
+        if self._is_exchanged(tail_ids, closing_ids):
+            return Bridge(ids=ids, num_trimmed=1)
+        ids = ids[_overlap(tail_ids, ids, closing_ids) :]
         return self._joined(tail_ids, ids)
 
     def parser(
@@ -186,7 +194,10 @@ class Renderer:
         """
         prompt_end = self._prompt_end(prompt_ids)
         added = self.tokenizer.added_tokens
-        return tool_grammar(tools, choice, parallel, self.family.syntax, added, prompt_end=prompt_end)
+        family = self.family
+        return tool_grammar(
+            tools, choice, parallel, family.syntax, added, prompt_end=prompt_end, forced_calls=family.forced_calls
+        )
 
     def _prompt_end(self, prompt_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:])
@@ -200,9 +211,14 @@ class Renderer:
                     param="/messages",
                 )
 
-    def closing(self, tools: Sequence[Tool]) -> str:
-        """What the template writes after a reply's text to close its turn, seen with these tools."""
-        return self._frames.get(Setting(tools=tuple(tools), kwargs={})).closing
+    def closing(
+        self, tools: Sequence[Tool], kwargs: Mapping[str, object] | None = None, *, has_calls: bool = False
+    ) -> str:
+        """What the template writes after a reply to close its turn, seen with these tools and arguments."""
+        return self._closing(self._frames.get(Setting(tools=tuple(tools), kwargs=kwargs or {})), has_calls=has_calls)
+
+    def _closing(self, frame: Frame, *, has_calls: bool) -> str:
+        return self.family.call_closing or frame.closing if has_calls else frame.closing
 
     def _check_tools(self, tools: Sequence[Tool]) -> None:
         self.check_messages((), tools)
@@ -210,14 +226,19 @@ class Renderer:
     @property
     def max_trim_tokens(self) -> int:
         """How many of a line's last ids a bridge may leave out."""
-        return 1 if self.family.opening_stops else 0
+        return 1 if self.family.opening_stops or self.family.reply_stops else 0
+
+    def _is_exchanged(self, tail_ids: Sequence[int], closing_ids: Sequence[int]) -> bool:
+        """Whether the reply ended with a stop token in whose place the template writes another."""
+        stops = {self.tokenizer.added_tokens[token] for token in self.family.reply_stops}
+        return tail_ids[-1:] != closing_ids[:1] and not stops.isdisjoint(tail_ids[-1:])
 
     def _joined(self, tail_ids: Sequence[int], ids: "array[int]") -> Bridge:
         """The bridge without the token that it would write twice, or with one to trim that it writes otherwise."""
         stops = {self.tokenizer.added_tokens[token] for token in self.family.opening_stops}
-        if not tail_ids or not ids or tail_ids[-1] not in stops or ids[0] not in stops:
+        if not tail_ids or tail_ids[-1] not in stops:
             return Bridge(ids=ids)
-        return Bridge(ids=ids[1:]) if tail_ids[-1] == ids[0] else Bridge(ids=ids, num_trimmed=1)
+        return Bridge(ids=ids[1:]) if list(ids[:1]) == [tail_ids[-1]] else Bridge(ids=ids, num_trimmed=1)
 
     def _new_text(self, setting: Setting, calls: Sequence[ToolCall], new: Sequence[Message]) -> tuple[Frame, str]:
         """A frame, and what the template appends in it, sealed.

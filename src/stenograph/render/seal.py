@@ -16,15 +16,19 @@ _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 
 class Sealer:
-    """The seals of one rendering. `mark` occurs in no string that the rendering is given."""
+    """The seals of one rendering. `mark` occurs in no string that the rendering is given.
 
-    def __init__(self, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+    One that `is_open` seals nothing: in what clients write, a control token's spelling is that token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, texts: Iterable[str], *, is_open: bool = False) -> None:
         texts = list(texts)
         mark = next((char for char in _NONCHARACTERS if not any(char in text for text in texts)), None)
         if mark is None:
             raise UnrenderableMessage("The messages use every noncharacter from U+FDD0 to U+FDEF.", param="/messages")
         self.mark = mark
         self._tokenizer = tokenizer
+        self._is_open = is_open
 
     def may_seal(self, texts: Iterable[str]) -> bool:
         """Whether the mark occurs in none of `texts` either."""
@@ -32,6 +36,8 @@ class Sealer:
 
     def seal(self, text: str) -> str:
         """`text` with every spelling of an added token sealed."""
+        if self._is_open:
+            return text
         pieces: list[str] = []
         numbers = self._tokenizer.added_numbers
         end = 0

@@ -14,7 +14,7 @@ from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Tool
 from stenograph.core.types import Grammar, GrammarKind
-from stenograph.render.parsers.call_syntax import ForcedTool, quoted
+from stenograph.render.parsers.call_syntax import CallGrammar, ForcedTool, quoted
 from stenograph.render.parsers.reply_syntax import ReasoningMarks, ReplySyntax
 
 _SPELLING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
@@ -34,6 +34,7 @@ def tool_grammar(
     added_tokens: Mapping[str, int],
     *,
     prompt_end: str = "",
+    forced_calls: CallGrammar | None = None,
 ) -> Grammar | None:
     """One call, or with `parallel` one or more, of the tools that `choice` allows; None where it forces nothing.
 
@@ -47,10 +48,11 @@ def tool_grammar(
     if not allowed:
         wanted = "there are no tools" if choice.name is None else f"there is no tool {choice.name!r}"
         raise InvalidRequest(f"tool_choice asks for a call, but {wanted}", param="/tool_choice")
-    if syntax.calls is None:
+    spelling = forced_calls or syntax.calls
+    if spelling is None:
         raise InvalidRequest("tool_choice asks for a call, but the model makes none", param="/tool_choice")
     forced = [ForcedTool(number=i, name=tool.name, schema=_schema(i, tool)) for i, tool in allowed]
-    source = syntax.calls.grammar(forced, parallel, lambda text: _marker(text, added_tokens))
+    source = spelling.grammar(forced, parallel, lambda text: _marker(text, added_tokens))
     if syntax.reasoning is not None:
         source = _after_reasoning(source, syntax.reasoning, added_tokens, prompt_end.rstrip())
     return Grammar(kind=GrammarKind.LARK, source=source)

@@ -16,10 +16,16 @@ from stenograph.render.tokenizer import Tokenizer
 
 
 class Writer:
-    """A template with its family's rules. Pure; may be called from any thread."""
+    """A template with its family's rules. Pure; may be called from any thread.
 
-    def __init__(self, tokenizer: Tokenizer, template: Template, family: Family) -> None:
+    `allows_special`: in what clients write, a control token's spelling is that token.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: Template, family: Family, *, allows_special: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
+        self._allows_special = allows_special
         self._template = template
         self._form = family.form
         self._fixed = dict(family.fixed_kwargs)
@@ -37,7 +43,8 @@ class Writer:
         avoid: Iterable[str] = (),
     ) -> Sealer:
         """A sealer for these strings of clients; its mark also occurs in none of `avoid`."""
-        return Sealer(self._tokenizer, (*client_strings(tuple(messages), tools, kwargs or {}), *avoid))
+        texts = (*client_strings(tuple(messages), tools, kwargs or {}), *avoid)
+        return Sealer(self._tokenizer, texts, is_open=self._allows_special)
 
     def text(
         self,

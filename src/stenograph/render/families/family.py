@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from stenograph.core.messages import Role
+from stenograph.render.parsers.call_syntax import CallGrammar
 from stenograph.render.parsers.reading import MessageParser, Reading
 from stenograph.render.parsers.reply_syntax import ReplySyntax
 from stenograph.render.template import Template
@@ -49,10 +50,13 @@ class Family:
     to the front; None: as seen too. `tools_before_turns`: the tool list stands before the first turn and changes
     nothing after it, so a bridge need not render it. `form` is how the template wants to be given messages.
 
-    What closes a turn is not declared: it is read off the template. `opening_stops` are tokens that end a reply and
-    also open the next message (GLM's `<|user|>` and `<|observation|>`).
+    What closes a turn is not declared: it is read off the template; but `call_closing` is, the token that closes a
+    reply which ends with a call, where that is another. `opening_stops` are tokens that end a reply and also open the
+    next message (GLM's `<|user|>` and `<|observation|>`). `reply_stops` are those that may end a reply as it is
+    sampled, and in whose place a bridge puts the one that closes it (gpt-oss's `<|return|>`).
 
-    `make_parser` where replies are not of the marked form that `syntax` describes.
+    `make_parser` where replies are not of the marked form that `syntax` describes; `forced_calls` is then how calls
+    are forced.
     """
 
     name: str
@@ -70,4 +74,7 @@ class Family:
     form: MessageForm = MessageForm()
     syntax: ReplySyntax = ReplySyntax()
     opening_stops: tuple[str, ...] = ()
+    reply_stops: tuple[str, ...] = ()
+    call_closing: str | None = None
+    forced_calls: CallGrammar | None = None
     make_parser: Callable[[Tokenizer, Reading], MessageParser] | None = None

@@ -47,7 +47,19 @@ class BlockScanner(Protocol):
         ...
 
 
-class CallSyntax(Protocol):
+class CallGrammar(Protocol):
+    """How a family is made to call. Stateless."""
+
+    def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Callable[[str], str]) -> str:
+        """One call, or with `parallel` one or more, as llguidance's Lark. It begins with `start:`, a rule that no other
+        rule names: reasoning may be put before it (`tool_grammar`).
+
+        `marker` writes a marker as the grammar has to. Raises InvalidRequest: calls in this syntax cannot be forced.
+        """
+        ...
+
+
+class CallSyntax(CallGrammar, Protocol):
     """How a family spells calls. Stateless; its methods never raise on what a model wrote.
 
     `openers` begin a block; with `only_at_start` only where nothing but white space of the content comes before.
@@ -74,14 +86,6 @@ class CallSyntax(Protocol):
 
     def read_cut(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
         """The same of a block in which the reply ended: TOOL_CALL_UNCLOSED, unless the syntax needs no end."""
-        ...
-
-    def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Callable[[str], str]) -> str:
-        """One call, or with `parallel` one or more, as llguidance's Lark. It begins with `start:`, a rule that no other
-        rule names: reasoning may be put before it (`tool_grammar`).
-
-        `marker` writes a marker as the grammar has to. Raises InvalidRequest: calls in this syntax cannot be forced.
-        """
         ...
 
 
