@@ -5,45 +5,26 @@ replies are stood in for by what the template writes for them, so that whatever 
 nothing of engines or printing.
 """
 
-import enum
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from stenograph.core.errors import UnrenderableMessage
-from stenograph.core.messages import Message, ToolCall
+from stenograph.core.messages import Message, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.render.append_proof import Proof
 from stenograph.render.conversations import Exchange, appended, exchanges, user
 from stenograph.render.drift import DriftClass, find_drift
+from stenograph.render.findings import Check, Difference, Finding, describe, first_difference, kinds_of
+from stenograph.render.long_session import grow
 from stenograph.render.renderer import Renderer
+from stenograph.render.template_reply import TAIL_TOKENS, may_answer, sampled_as
 
-_TAIL_TOKENS = 64
+__all__ = ["Check", "Finding", "Verification", "may_answer", "sampled_as", "verify"]
+
 _NO_PARAMS = SamplingParams()
-
-
-class Check(enum.StrEnum):
-    """What is checked."""
-
-    BRIDGE = "bridge"
-    """A line that was bridged has the ids of a full render."""
-    PARSE = "parse"
-    """A reply that was rendered parses to itself, whole or id by id."""
-    PARTS = "parts"
-    """The parts of a parsed reply are all of its ids, in order."""
-    INJECTION = "injection"
-    """Control tokens that a client writes in plain text are text."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One check of one conversation. `problem` is empty where it passed."""
-
-    check: Check
-    conversation: str
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,52 +47,79 @@ class Verification:
         return self.proof.holds and not self.failures
 
 
-def verify(renderer: Renderer) -> Verification:
-    """Check every kind of conversation that the family can have. Never raises for what a template does."""
-    run = _Run(renderer)
-    proof = renderer.prove()
-    findings = tuple(run.findings())
+def verify(
+    renderer: Renderer,
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    told: Callable[[int, int], None] | None = None,
+) -> Verification:
+    """Check every kind of conversation that the family can have, with these template arguments in each.
+
+    `told` is told how many of how many conversations are done. Never raises for what a template does.
+    """
+    run = _Run(renderer, kwargs or {})
+    proof = renderer.prove(kwargs or {})
+    findings = tuple(run.findings(told or _tell_nobody))
     return Verification(proof=proof, findings=findings, num_refused=run.num_refused, num_tolerated=run.num_tolerated)
+
+
+def _tell_nobody(done: int, total: int) -> None: ...
 
 
 class _Run:
     """One verification on its way."""
 
-    def __init__(self, renderer: Renderer) -> None:
+    def __init__(self, renderer: Renderer, kwargs: Mapping[str, object]) -> None:
         self._renderer = renderer
+        self._kwargs = kwargs
         self._roles = renderer.family.roles or frozenset()
         self._early_roles = renderer.family.early_roles or frozenset()
         self.num_refused = 0
         self.num_tolerated = 0
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self, told: Callable[[int, int], None]) -> Iterator[Finding]:
         """Check by check."""
-        for exchange in exchanges(has_tools=bool(self._renderer.family.shows_tools)):
+        all_exchanges = list(exchanges(has_tools=bool(self._renderer.family.shows_tools)))
+        for number, exchange in enumerate(all_exchanges):
+            told(number, len(all_exchanges))
             if not self._may_be_written(exchange.opening):
                 continue
             try:
                 yield from self._of_exchange(exchange)
             except UnrenderableMessage:
                 self.num_refused += 1
+        try:
+            yield from self._long_session()
+        except UnrenderableMessage:
+            self.num_refused += 1
         yield self._injection()
+        told(len(all_exchanges), len(all_exchanges))
 
     def _of_exchange(self, exchange: Exchange) -> Iterator[Finding]:
-        renderer, tools = self._renderer, exchange.tools
-        prompt = renderer.render(exchange.opening, tools, {})
-        if not may_answer(renderer, prompt, exchange.reply):
+        renderer, tools, reply = self._renderer, exchange.tools, exchange.reply
+        prompt = renderer.render(exchange.opening, tools, self._kwargs)
+        if not may_answer(renderer, prompt, reply):
             return
-        for sampled in sampled_as(renderer, exchange):
+        # A reply with calls may have another end than one with text, and an empty one has nothing but its end.
+        may_end_early = len(exchange.opening) == 1 and bool(reply.content) and not reply.tool_calls
+        for sampled in sampled_as(renderer, exchange, self._kwargs):
             yield from self._parsed(exchange, prompt, sampled)
-            for new in appended(exchange.reply):
+            lines = [(Check.BRIDGE, prompt + sampled)]
+            if may_end_early:
+                lines.append((Check.BOUNDARY, prompt + sampled[:-1]))
+            for new in appended(reply):
                 if not self._may_be_written(new) or any(message.role in self._early_roles for message in new):
                     continue
-                try:
-                    yield self._bridged(exchange, prompt + sampled, len(prompt), new)
-                except UnrenderableMessage:
-                    self.num_refused += 1
+                for check, line in lines:
+                    try:
+                        yield self._bridged(check, exchange, line, len(prompt), new)
+                    except UnrenderableMessage:
+                        self.num_refused += 1
+            may_end_early = False
 
     def _parsed(self, exchange: Exchange, prompt: "array[int]", sampled: "array[int]") -> Iterator[Finding]:
-        renderer, name = self._renderer, describe((*exchange.opening, exchange.reply))
+        renderer = self._renderer
+        name, kinds = describe((*exchange.opening, exchange.reply)), kinds_of((*exchange.opening, exchange.reply))
         finish = Finish(reason=FinishReason.STOP, matched=sampled[-1])
         parsed, parts = renderer.parse_tokens(sampled, finish, _NO_PARAMS, exchange.tools, prompt_ids=prompt)
         is_shown = (exchange.reply.reasoning or "") in renderer.tokenizer.decode(sampled)
@@ -128,38 +136,72 @@ class _Run:
             problem = f"a fault is seen in what the template writes: {parsed.faults[0]}"
         elif by_id != parsed:
             problem = f"read id by id it is {by_id}, read at once {parsed}"
-        yield Finding(check=Check.PARSE, conversation=name, problem=problem)
+        yield Finding(check=Check.PARSE, conversation=name, kinds=kinds, problem=problem)
         ends = [0, *(part.end for part in parts)]
         is_whole = ends[-1] == len(sampled) and all(
             start >= part.start > start - 2 and part.start <= part.end for start, part in zip(ends, parts, strict=False)
         )
-        yield Finding(
-            check=Check.PARTS, conversation=name, problem="" if is_whole else f"of {len(sampled)} ids: {parts}"
+        problem = "" if is_whole else f"of {len(sampled)} ids: {parts}"
+        yield Finding(check=Check.PARTS, conversation=name, kinds=kinds, problem=problem)
+
+    def _bridged(
+        self, check: Check, exchange: Exchange, node: "array[int]", num_prompt: int, new: Sequence[Message]
+    ) -> Finding:
+        renderer, tools = self._renderer, exchange.tools
+        bridge = renderer.bridge(node[-TAIL_TOKENS:], exchange.reply, new, tools, self._kwargs)
+        kept = node[: len(node) - bridge.num_trimmed]
+        messages = (*exchange.opening, exchange.reply, *new)
+        return self._compared(
+            Finding(check=check, conversation=describe(messages), kinds=kinds_of(messages)),
+            messages,
+            tools,
+            kept + bridge.ids,
+            [(num_prompt, len(kept))],
         )
 
-    def _bridged(self, exchange: Exchange, node: "array[int]", num_prompt: int, new: Sequence[Message]) -> Finding:
-        renderer, tools = self._renderer, exchange.tools
-        bridge = renderer.bridge(node[-_TAIL_TOKENS:], exchange.reply, new, tools, {})
-        kept = node[: len(node) - bridge.num_trimmed]
-        line = kept + bridge.ids
-        messages = (*exchange.opening, exchange.reply, *new)
-        expected = renderer.render(messages, tools, {})
-        problem = ""
-        if line != expected:
-            report = find_drift(
-                renderer,
-                ids=line,
-                sampled_spans=[(num_prompt, len(kept))],
-                messages=messages,
-                tools=tools,
-                kwargs={},
-            )
-            forbidden = [drift for drift in report.drifts if drift.type is not DriftClass.ASSISTANT_TEXT]
-            if report.unrenderable is None and not forbidden:
-                self.num_tolerated += 1
-            else:
-                problem = report.unrenderable or str(forbidden[0])
-        return Finding(check=Check.BRIDGE, conversation=describe(messages), problem=problem)
+    def _compared(
+        self,
+        finding: Finding,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        line: "array[int]",
+        sampled_spans: Sequence[tuple[int, int]],
+    ) -> Finding:
+        """The finding, with what differs between a line and the full render of its messages."""
+        renderer = self._renderer
+        expected = renderer.render(messages, tools, self._kwargs)
+        if line == expected:
+            return finding
+        report = find_drift(
+            renderer,
+            ids=line,
+            sampled_spans=sampled_spans,
+            messages=messages,
+            tools=tools,
+            kwargs=self._kwargs,
+        )
+        forbidden = [drift for drift in report.drifts if drift.type is not DriftClass.ASSISTANT_TEXT]
+        if report.unrenderable is None and not forbidden:
+            self.num_tolerated += 1
+            return finding
+        problem = report.unrenderable or f"{forbidden[0].type.value}: {forbidden[0].detail}"
+        return replace(finding, problem=problem, difference=self._difference(expected, line))
+
+    def _difference(self, expected: Sequence[int], actual: Sequence[int]) -> Difference:
+        return first_difference(self._renderer.tokenizer, expected=expected, actual=actual)
+
+    def _long_session(self) -> Iterator[Finding]:
+        """A long session, grown turn by turn."""
+        grown = grow(self._renderer, self._kwargs)
+        name, kinds = f"a session of {grown.num_turns} turns", kinds_of(grown.messages)
+        bridged = Finding(check=Check.BRIDGE, conversation=name, kinds=kinds)
+        yield self._compared(bridged, grown.messages, grown.tools, grown.ids, grown.sampled_spans)
+        retried = Finding(check=Check.RETRY, conversation=name, kinds=kinds)
+        if grown.retried is not None:
+            first, again = grown.retried
+            problem = "it is asked for with another prompt the second time"
+            retried = replace(retried, problem=problem, difference=self._difference(first, again))
+        yield retried
 
     def _injection(self) -> Finding:
         """A user who spells every control token of the tokenizer."""
@@ -168,7 +210,7 @@ class _Run:
         text = " ".join(tokenizer.added_spellings)
         try:
             num_of = [
-                sum(token_id in tokenizer.special_ids for token_id in renderer.render((user(one),), (), {}))
+                sum(token_id in tokenizer.special_ids for token_id in renderer.render((user(one),), (), self._kwargs))
                 for one in ("harmless", text)
             ]
         except UnrenderableMessage as error:
@@ -178,41 +220,6 @@ class _Run:
 
     def _may_be_written(self, messages: Sequence[Message]) -> bool:
         return all(message.role in self._roles for message in messages)
-
-
-def may_answer(renderer: Renderer, prompt: Sequence[int], reply: Message) -> bool:
-    """Whether a prompt can have such a reply: one that opened the reasoning needs it, one that closed it has none."""
-    marks = renderer.family.syntax.reasoning
-    text = renderer.tokenizer.decode(prompt[-_TAIL_TOKENS:]).rstrip()
-    if marks is None or text.endswith(marks.close):
-        return reply.reasoning is None
-    return reply.reasoning is not None or not text.endswith(marks.open)
-
-
-def sampled_as(renderer: Renderer, exchange: Exchange) -> Iterator["array[int]"]:
-    """The reply as a model would sample it if it wrote as the template does: once for each token that may end it."""
-    writer, tokenizer = renderer.writer, renderer.tokenizer
-    sealer = writer.sealer((*exchange.opening, exchange.reply), exchange.tools)
-    asked = writer.text(sealer, exchange.opening, exchange.tools, prompt=True)
-    whole = writer.text(sealer, (*exchange.opening, exchange.reply), exchange.tools, prompt=False)
-    text = whole[len(asked) :]
-    closing = renderer.closing(exchange.tools)
-    said = text[: len(text) - len(closing)] if closing and text.endswith(closing) else text
-    stops = [closing[start:end] for start, end in tokenizer.find_added(closing)][:1] or renderer.family.opening_stops
-    for stop in stops:
-        ids = tokenizer.encode_spans(sealer.open(said))
-        ids.append(tokenizer.added_tokens[stop])
-        yield ids
-
-
-def describe(messages: Sequence[Message]) -> str:
-    """A conversation in a few words."""
-    return ", ".join(
-        f"{message.role.value}"
-        + (" with reasoning" if message.reasoning else "")
-        + (f" with {len(message.tool_calls)} calls" if message.tool_calls else "")
-        for message in messages
-    )
 
 
 def _comparable(message: Message) -> Message:
