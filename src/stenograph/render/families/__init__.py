@@ -12,6 +12,7 @@ from stenograph.render.families.family import Family, Signs
 from stenograph.render.families.generic import TEMPLATE
 from stenograph.render.families.qwen2_5 import QWEN2_5
 from stenograph.render.families.qwen3 import QWEN3, QWEN3_THINKING
+from stenograph.render.families.qwen3_5 import QWEN3_5, QWEN3_CODER
 from stenograph.render.families.smollm2 import SMOLLM2
 from stenograph.render.model_files import ModelFiles
 
@@ -20,6 +21,8 @@ __all__ = ["FAMILIES", "Family", "family_for", "family_named", "template_source"
 FAMILIES: tuple[Family, ...] = (
     QWEN3_THINKING,
     QWEN3,
+    QWEN3_5,
+    QWEN3_CODER,
     QWEN2_5,
     DEEPSEEK_V3,
     DEEPSEEK_V3_1,
