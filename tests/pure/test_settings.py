@@ -34,7 +34,8 @@ def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path):
 
 def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
     texts = {
-        "host": "::1", "port": "0", "model": "m.gguf", "family": "chatml", "engine": "sglang",
+        "host": "::1", "port": "0", "model": "m.gguf", "family": "chatml",
+        "chat_template_kwargs": '{"thinks": [false, 1.5]}', "allow_special_in_text": "on", "engine": "sglang",
         "engine_url": "http://127.0.0.1:1", "connect_timeout": "0.5", "replay": "all", "reply": "lean",
         "engine_threads": "2", "max_batch": "3", "kv_tokens": "4096", "step_tokens": "64",
         "prefix_reuse": "on", "forward": "numpy", "torch_device": "auto",
@@ -48,7 +49,9 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
     }  # fmt: skip
     assert list(texts) == [setting.name for setting in SETTINGS]
     typed = {
-        name: f'["{text}"]'
+        name: "{thinks = [false, 1.5]}"
+        if name == "chat_template_kwargs"
+        else f'["{text}"]'
         if name in ("api_key", "proxy_allow", "engine_url")
         else text
         if text[0].isdigit()
@@ -61,6 +64,12 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
     assert from_flags == from_environ == from_file
     assert from_flags.cache_dir == Path("/c")
     assert from_flags.request_timeout_s == 1.5
+
+
+@pytest.mark.parametrize("value", ["""'{"thinks": false}'""", "{on = 2020-01-01}", "{x = nan}", "[1]"])
+def test_template_arguments_are_a_table_of_what_json_can_say(tmp_path: Path, value: str):
+    with pytest.raises(StartupError, match=r"bad value .* for chat_template_kwargs in the file .*a JSON object"):
+        load_settings({}, {}, toml(tmp_path, f"chat_template_kwargs = {value}"))
 
 
 def test_api_keys_are_a_list_of_their_own_in_each_source(tmp_path: Path):
@@ -84,7 +93,8 @@ def test_an_api_key_is_shown_in_no_message_and_no_repr():
         ("request_timeout", "0"), ("request_timeout", "nan"), ("request_timeout", "inf"), ("api_key", "a,,b"),
         ("api_key", ""), ("cache_dir", "~no-such-user-here/x"), ("unknown_fields", "drop"), ("log_level", "10"),
         ("grammar_backend", "outlines"), ("forward", "jax"), ("torch_device", "gpu"), ("torch_device", "cuda:"),
-        ("torch_dtype", "float16"),
+        ("torch_dtype", "float16"), ("chat_template_kwargs", "[]"), ("chat_template_kwargs", "{"),
+        ("chat_template_kwargs", '{"a": NaN}'), ("chat_template_kwargs", '{"a":' * 100_000),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_named_with_its_key_and_its_source(name: str, text: str):

@@ -9,6 +9,7 @@ the start with one line that names key, value and source. Knows nothing of what 
 
 import dataclasses
 import enum
+import json
 import os
 import re
 import tomllib
@@ -235,6 +236,20 @@ def _paths() -> Kind:
     return Kind(expected="paths like v1/models, without a slash before or after", read=read, repeatable=True)
 
 
+def _json_object() -> Kind:
+    def read(value: object) -> dict[str, object]:
+        try:
+            decoded = json.loads(value) if isinstance(value, str) else value
+            json.dumps(decoded, allow_nan=False)  # TOML has dates, and both have NaN
+        except (TypeError, RecursionError) as error:
+            raise ValueError from error
+        if not isinstance(decoded, dict):
+            raise ValueError
+        return cast("dict[str, object]", decoded)
+
+    return Kind(expected="a JSON object", read=read)
+
+
 def _urls() -> Kind:
     def read(value: object) -> tuple[str, ...]:
         parts = value.split(",") if isinstance(value, str) else value
@@ -279,6 +294,17 @@ class Settings:
     port: int = _setting(8080, _int(0, 65535), "Port to listen on; 0 takes any free one.")
     model: str = _setting("smollm2-135m", _text(), "The model: `smollm2-135m`, a .gguf file, or a folder.")
     family: str = _setting("auto", _text(), "The model's family: how its turns are rendered and parsed.")
+    chat_template_kwargs: Mapping[str, object] = _computed(
+        dict[str, object],
+        _json_object(),
+        "Arguments of the chat template in every turn; a session's own win, and a request's over both.",
+        shown="none",
+    )
+    allow_special_in_text: Switch = _setting(
+        Switch.OFF,
+        _choice(Switch),
+        "Whether a control token that a user, a tool or a file spells in plain text becomes that token.",
+    )
     engine: EngineKind = _setting(EngineKind.EMBEDDED, _choice(EngineKind), "What samples the tokens.")
     engine_url: tuple[str, ...] = _setting(
         (),

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
-from stenograph.core.errors import MethodNotAllowed, StartupError
+from stenograph.core.errors import InvalidRequest, MethodNotAllowed, StartupError
 from stenograph.core.settings import EngineKind, Settings, Switch
 from stenograph.embedded.fetch import resolve_model
 from stenograph.embedded.options import EmbeddedOptions
@@ -51,6 +51,7 @@ from stenograph.offload.loop_lag import LoopLag
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.memory import trim_memory
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
+from stenograph.protocol.template_kwargs import check_template_kwargs
 from stenograph.render.load import check_renderer, load_renderer
 from stenograph.render.model_files import ModelFiles, load_model_files
 from stenograph.render.renderer import Renderer
@@ -88,16 +89,36 @@ class App:
         return await self._turns[match["route"]].handle(scope, receive, send, session_id=match["id"])
 
 
-def make_renderer(files: ModelFiles, family_name: str) -> Renderer:
+def make_renderer(
+    files: ModelFiles,
+    family_name: str,
+    *,
+    kwargs: Mapping[str, object] | None = None,
+    allows_special: bool = False,
+) -> Renderer:
     """Tokenizer, template and family of a model. Raises StartupError where they do not fit, or are not append-only.
 
-    Says in the log why a slower library is used than could be, where it is.
+    `kwargs` are template arguments that every turn will have, unless it says otherwise. Says in the log why a slower
+    library is used than could be, where it is, and which of the arguments the template does not look at.
     """
-    loaded = load_renderer(files, family_name)
+    kwargs = kwargs or {}
+    loaded = load_renderer(files, family_name, allows_special=allows_special)
     for note in loaded.notes:
         log.warning("%s", note)
     check_renderer(files, loaded.renderer)
+    check_renderer(files, loaded.renderer, kwargs)
+    for name in sorted(kwargs.keys() - loaded.renderer.writer.read_by_template(kwargs)):
+        log.warning("the chat template does not look at %r, which chat_template_kwargs sets", name)
     return loaded.renderer
+
+
+def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
+    """The server's own template arguments. Raises StartupError for one that no client may set either."""
+    try:
+        check_template_kwargs(settings.chat_template_kwargs, at="")
+    except InvalidRequest as error:
+        raise StartupError(f"chat_template_kwargs: {error}") from error
+    return settings.chat_template_kwargs
 
 
 def make_app(
@@ -168,6 +189,7 @@ def _make_manager(
         timeout_s=settings.request_timeout_s,
         abort_grace_s=settings.abort_grace_s,
         over_budget=settings.over_budget,
+        template_kwargs=settings.chat_template_kwargs,
     )
     limits = Limits(
         max_sessions=settings.max_sessions,
@@ -346,7 +368,13 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
     with listen(settings.host, settings.port) as listener:
         path = await asyncio.to_thread(resolve_model, settings.model, cache_dir=settings.cache_dir, progress=progress)
         files = await asyncio.to_thread(load_model_files, path)
-        renderer = await asyncio.to_thread(make_renderer, files, settings.family)
+        renderer = await asyncio.to_thread(
+            make_renderer,
+            files,
+            settings.family,
+            kwargs=template_kwargs_of(settings),
+            allows_special=settings.allow_special_in_text is Switch.ON,
+        )
         body_slots = BodySlots(settings.body_slots)
         engine = make_engine(settings, files, path, body_slots, clock)
         pool = CpuPool(settings.cpu_workers)

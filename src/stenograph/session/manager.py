@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
@@ -301,9 +301,8 @@ class SessionManager:
     def _make_run(
         self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes
     ) -> RequestRun:
-        if isinstance(request, ChatRequest) and session is not None and session.options.template_kwargs:
-            kwargs = {**session.options.template_kwargs, **request.template_kwargs}
-            request = replace(request, template_kwargs=kwargs)
+        if isinstance(request, ChatRequest):
+            request = self._with_template_kwargs(request, session)
 
         def may_commit() -> bool:
             return session is not None and not session.gate.is_closing
@@ -347,6 +346,14 @@ class SessionManager:
             token_limit=None if session is None else session.options.max_total_tokens,
             services=services,
         )
+
+    def _with_template_kwargs(self, request: ChatRequest, session: Session | None) -> ChatRequest:
+        """The request with the arguments that the server and its session give the template, where it has none."""
+        of_session: Mapping[str, object] = {} if session is None else session.options.template_kwargs
+        if not of_session and not self._services.template_kwargs:
+            return request
+        kwargs = {**self._services.template_kwargs, **of_session, **request.template_kwargs}
+        return replace(request, template_kwargs=kwargs)
 
     def _run(
         self, run: RequestRun, session: Session | None, lease: Lease | None, identity: RequestIdentity | None

@@ -14,9 +14,9 @@ does not, within the grace time, is the request ended without it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, ReplyDelta, TurnRequest, whole_delta
 from stenograph.core.clock import Clock
@@ -56,7 +56,8 @@ class TurnServices:
     """What a turn works with; shared by all turns. `timeout_s` is a request's deadline, None for none.
 
     `abort_grace_s` is how long an aborted request waits for the engine's partial reply. `over_budget` says what becomes
-    of a `max_tokens` that the context has no room for.
+    of a `max_tokens` that the context has no room for. `template_kwargs` are the template's arguments in every chat
+    that does not set them, nor its session.
     """
 
     engine: Engine
@@ -66,6 +67,7 @@ class TurnServices:
     timeout_s: float | None
     abort_grace_s: float = 5.0
     over_budget: OverBudget = OverBudget.REFUSE
+    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
