@@ -231,7 +231,7 @@ class Renderer:
     def _is_exchanged(self, tail_ids: Sequence[int], closing_ids: Sequence[int]) -> bool:
         """Whether the reply ended with a stop token in whose place the template writes another."""
         stops = {self.tokenizer.added_tokens[token] for token in self.family.reply_stops}
-        return tail_ids[-1:] != closing_ids[:1] and not stops.isdisjoint(tail_ids[-1:])
+        return not stops.isdisjoint(tail_ids[-1:]) and list(tail_ids[-1:]) != list(closing_ids[:1])
 
     def _joined(self, tail_ids: Sequence[int], ids: "array[int]") -> Bridge:
         """The bridge without the token that it would write twice, or with one to trim that it writes otherwise."""

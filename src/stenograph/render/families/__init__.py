@@ -10,6 +10,7 @@ from stenograph.render.families.chatml import CHATML
 from stenograph.render.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V3_1
 from stenograph.render.families.family import Family, Signs
 from stenograph.render.families.generic import TEMPLATE
+from stenograph.render.families.gpt_oss import GPT_OSS
 from stenograph.render.families.qwen2_5 import QWEN2_5
 from stenograph.render.families.qwen3 import QWEN3, QWEN3_THINKING
 from stenograph.render.families.qwen3_5 import QWEN3_5, QWEN3_CODER
@@ -27,6 +28,7 @@ FAMILIES: tuple[Family, ...] = (
     DEEPSEEK_V3,
     DEEPSEEK_V3_1,
     SMOLLM2,
+    GPT_OSS,
     CHATML,
     TEMPLATE,
 )
@@ -81,7 +83,7 @@ def template_source(family: Family, files: ModelFiles) -> str | None:
 
 def _are_shown(signs: Signs, files: ModelFiles) -> bool:
     template = files.chat_template
-    if (template is None) != signs.without_template:
+    if not signs.any_template and (template is None) != signs.without_template:
         return False
     return (
         all(_has_token(files, token) for token in signs.tokens)

@@ -20,13 +20,14 @@ class Signs:
     """What a model's files show that it is of a family: all of it. A family without signs is never found, only named.
 
     `tokens` are added tokens; `template` texts that the chat template has, `not_template` such as it has not.
-    `without_template`: the files have none.
+    `without_template`: the files have none; `any_template`: whether they have one does not matter.
     """
 
     tokens: tuple[str, ...] = ()
     template: tuple[str, ...] = ()
     not_template: tuple[str, ...] = ()
     without_template: bool = False
+    any_template: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
