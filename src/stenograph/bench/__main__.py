@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stenograph.bench import compare, engine, guided, plot, responsiveness, serving, soak, streaming
+from stenograph.bench import compare, engine, guided, plot, render, responsiveness, serving, soak, streaming
 from stenograph.bench.processes import INTERRUPTS
 
 EXIT_INTERRUPTED = 130
@@ -41,6 +41,11 @@ BENCHMARKS = {
     ),
     "engine": Benchmark(
         "what does the embedded engine itself give for a second of CPU?", engine.add_arguments, engine.run
+    ),
+    "render": Benchmark(
+        "what does the text side of a turn cost, beside a render of the whole conversation?",
+        render.add_arguments,
+        render.run,
     ),
     "guided": Benchmark("what does a grammar cost a token?", guided.add_arguments, guided.run),
     "soak": Benchmark(

@@ -38,6 +38,7 @@ HIGHER_IS_BETTER = frozenset(
         "prefill_tokens_per_s",
         "prefill_over_llamacpp",
         "cached_last_turn_tokens",
+        "rerender_over_turn",
     }
 )
 
@@ -80,6 +81,13 @@ LABELS: Mapping[str, str] = {
     "session_cpu_s": "engine CPU of the session, s",
     "session_cpu_over_cold": "engine CPU of the session, reuse on / off",
     "session_s": "the session, s",
+    "line_tokens": "tokens of the conversation",
+    "bridged_tokens": "tokens of the bridge",
+    "reply_tokens": "tokens of the reply",
+    "bridge_ms": "bridge to the new message, CPU ms",
+    "parse_ms": "parse of the reply before it, CPU ms",
+    "rerender_ms": "render of all messages, CPU ms",
+    "rerender_over_turn": "render of all messages, over bridge and parse",
     "num_turns": "turns",
     "unexpected": "outcomes that were not expected",
     "unseen_kinds": "kinds of outcome that were not seen",
