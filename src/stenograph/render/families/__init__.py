@@ -11,6 +11,7 @@ from stenograph.render.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V3_1
 from stenograph.render.families.family import Family, Signs
 from stenograph.render.families.generic import TEMPLATE
 from stenograph.render.families.gpt_oss import GPT_OSS
+from stenograph.render.families.llama import LLAMA3, LLAMA3_1
 from stenograph.render.families.qwen2_5 import QWEN2_5
 from stenograph.render.families.qwen3 import QWEN3, QWEN3_THINKING
 from stenograph.render.families.qwen3_5 import QWEN3_5, QWEN3_CODER
@@ -27,6 +28,8 @@ FAMILIES: tuple[Family, ...] = (
     QWEN2_5,
     DEEPSEEK_V3,
     DEEPSEEK_V3_1,
+    LLAMA3_1,
+    LLAMA3,
     SMOLLM2,
     GPT_OSS,
     CHATML,

@@ -62,9 +62,9 @@ class CallGrammar(Protocol):
 class CallSyntax(CallGrammar, Protocol):
     """How a family spells calls. Stateless; its methods never raise on what a model wrote.
 
-    `openers` begin a block; with `only_at_start` only where nothing but white space of the content comes before.
-    `lead` is what the template writes between content and a block. `markers` are the spellings that have to be seen
-    even where they are control tokens.
+    `openers` begin a block; with `only_at_start`, those that are no `markers` only where nothing but white space of the
+    content comes before. `lead` is what the template writes between content and a block. `markers` are the spellings
+    that have to be seen even where they are control tokens.
     """
 
     @property

@@ -217,8 +217,10 @@ class ReplyParser:
 
     def _find_opener(self, opener: str) -> int:
         at = self._pending.find(opener)
-        assert self._calls_syntax is not None, "only where calls are parsed"
-        if at >= 0 and self._calls_syntax.only_at_start and not (self._is_blank and not self._pending[:at].strip()):
+        syntax = self._calls_syntax
+        assert syntax is not None, "only where calls are parsed"
+        is_held_to_start = syntax.only_at_start and opener not in syntax.markers
+        if at >= 0 and is_held_to_start and not (self._is_blank and not self._pending[:at].strip()):
             return -1
         return at
 

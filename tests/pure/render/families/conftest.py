@@ -1,12 +1,14 @@
 """Real tokenizers and chat templates, out of packages that are installed to test with; nothing is fetched here.
 
 The light set comes with the development dependencies. The whole set (`scripts/test-families`) is for tests that are
-marked `families`. Each file is known by its hash: a package that holds another is another model.
+marked `families`, and so are the archives that `scripts/families/fetch.py` has unpacked into the cache folder. Each
+file is known by its hash: a package that holds another is another model.
 """
 
 import hashlib
 import importlib.util
 import json
+import os
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from stenograph.render.tokenizer import Tokenizer
 class RealModel:
     """Where a model's files are in a package, and the first 16 digits of the sha256 of its tokenizer and its template.
 
+    `template_of` is a template in another package, where the one that has the tokenizer has not the model's own.
     `tokenizer_of` is the folder of the tokenizer, where the package keeps one for several models, or where a model's
     own is refused (Qwen3's 235B has a merge that makes an added token).
     """
@@ -40,6 +43,7 @@ class RealModel:
     template: str | None
     model_type: str
     tokenizer_of: str | None = None
+    template_of: str | None = None
 
 
 MODELS = {
@@ -104,21 +108,34 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> LoadReal:
 
 def _write_folder(model: RealModel, folder: Path) -> Path:
     """The model's files as Hugging Face lays them out."""
-    found = importlib.util.find_spec(model.package)  # its own code is not run
-    assert found is not None, f"{model.package} is not installed: it comes with the extra `families`"
-    assert found.origin is not None, f"{model.package} has no files"
-    root = Path(found.origin).parent
+    root = _package_root(model.package)
     tokenizer = _tokenizer_json(root / (model.tokenizer_of or model.folder))
     assert _digest(tokenizer) == model.tokenizer, f"{model.package}: another tokenizer.json"
     (folder / "tokenizer.json").write_bytes(tokenizer)
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         if (root / model.folder / name).exists():
             (folder / name).write_bytes((root / model.folder / name).read_bytes())
+    if model.template_of is not None:
+        package, _, path = model.template_of.partition("/")
+        (folder / "chat_template.jinja").write_bytes((_package_root(package) / path).read_bytes())
     config = {"vocab_size": 1 << 18, "max_position_embeddings": 1 << 15, "model_type": model.model_type}
     (folder / "config.json").write_text(json.dumps(config))
     template = load_model_files(folder).chat_template
     assert (None if template is None else _digest(template.encode())) == model.template, "another chat template"
     return folder
+
+
+def _package_root(package: str) -> Path:
+    """Where a package's files are: one that was fetched has its version in its name, the others are installed."""
+    if "-" in package:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stenograph"
+        fetched = Path(os.environ.get("STENOGRAPH_CACHE") or cache) / "families" / package
+        assert fetched.is_dir(), f"there is no {fetched}: scripts/test-families fetches it"
+        return fetched
+    found = importlib.util.find_spec(package)  # its own code is not run
+    assert found is not None, f"{package} is not installed: it comes with the extra `families`"
+    assert found.origin is not None, f"{package} has no files"
+    return Path(found.origin).parent
 
 
 def _tokenizer_json(folder: Path) -> bytes:
