@@ -10,8 +10,10 @@ from stenograph.render.families.chatml import CHATML
 from stenograph.render.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V3_1
 from stenograph.render.families.family import Family, Signs
 from stenograph.render.families.generic import TEMPLATE
+from stenograph.render.families.glm import GLM4_5, GLM4_7, GLM5_1, GLM5_2
 from stenograph.render.families.gpt_oss import GPT_OSS
 from stenograph.render.families.llama import LLAMA3, LLAMA3_1
+from stenograph.render.families.minimax import MINIMAX_M2
 from stenograph.render.families.qwen2_5 import QWEN2_5
 from stenograph.render.families.qwen3 import QWEN3, QWEN3_THINKING
 from stenograph.render.families.qwen3_5 import QWEN3_5, QWEN3_CODER
@@ -26,6 +28,11 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_5,
     QWEN3_CODER,
     QWEN2_5,
+    GLM4_5,
+    GLM5_1,
+    GLM4_7,
+    GLM5_2,
+    MINIMAX_M2,
     DEEPSEEK_V3,
     DEEPSEEK_V3_1,
     LLAMA3_1,

@@ -116,6 +116,8 @@ class ReplyParser:
             return _State.CONTENT
         if prompt_end.endswith(self._marks.open):
             return _State.REASONING_START
+        if prompt_end.endswith(self._marks.close):
+            return _State.AFTER_REASONING
         return _State.REASONING if prompt_end.rstrip().endswith(self._marks.open) else _State.START
 
     def _push_counted(self, token_id: int) -> None:
