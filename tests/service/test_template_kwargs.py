@@ -1,5 +1,7 @@
 """Template arguments: the server's, a session's over them, a request's over both; the date is the session's."""
 
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -7,17 +9,20 @@ import aiohttp
 import pytest
 
 from stenograph.core.errors import StartupError
-from stenograph.core.settings import Settings
-from stenograph.http.app import make_renderer, template_kwargs_of
+from stenograph.core.messages import Message, Role
+from stenograph.core.settings import Settings, Switch
+from stenograph.http.app import make_renderer, renderer_of, template_kwargs_of
+from stenograph.render.day import Day
 from stenograph.render.model_files import ModelFiles
 from stenograph.render.renderer import Renderer
+from stenograph.testing.clock import ManualClock
 from stenograph.testing.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny import tiny_tokenizer_json
 
 from .conftest import END, running, user
 
 TEMPLATE = (
-    "{% if strftime_now is defined %}[{{ strftime_now('%Y-%m-%d') }}]{% endif %}[{{ tone }}|{{ place }}]"
+    "[{{ tone }}|{{ place }}]"
     "{{ messages | length if forgets }}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -38,6 +43,12 @@ def files() -> ModelFiles:
         max_context_tokens=4096,
         architecture="llama",
     )
+
+
+@pytest.fixture(scope="module")
+def dated(files: ModelFiles) -> ModelFiles:
+    """The same with a template that writes the date."""
+    return replace(files, chat_template="[{{ strftime_now('%Y-%m-%d') }}]" + TEMPLATE)
 
 
 async def prompts(renderer: Renderer, server: dict[str, object], *asked: tuple[Any, dict[str, Any]]) -> list[str]:
@@ -108,3 +119,59 @@ def test_an_argument_that_the_template_does_not_look_at_is_told(
     assert [record.getMessage() for record in caplog.records if "does not look at" in record.getMessage()] == [
         "the chat template does not look at 'enable_thinking', which chat_template_kwargs sets"
     ]
+
+
+async def test_a_session_keeps_its_date_and_a_new_one_has_that_of_its_own_day(dated: ModelFiles) -> None:
+    clock = ManualClock(wall=1_700_000_000.0)
+    first = Day.of(clock.wall())
+    engine = ScriptedEngine(vocab_size=320, max_context_tokens=4096, model=lambda _: Script(ids=(70, END)))
+    renderer = make_renderer(dated, "template", today=Day.of(clock.wall() - 86400))
+    async with running(engine, renderer, clock=clock) as (url, _), aiohttp.ClientSession() as client:
+        session = f"{url}/sessions/{await opened(client, url)}"
+        reply = await said(client, session, user("hi"))
+        clock.advance(3 * 86400)
+        assert await said(client, session, user("hi")) == reply
+        await said(client, session, user("hi"), reply, user("more"))
+        async with client.get(session) as response:
+            view = await response.json()
+        await said(client, f"{url}/sessions/{await opened(client, url)}", user("hi"))
+        await said(client, url, user("hi"))
+    texts = [renderer.tokenizer.decode(request.prompt.ids) for request in engine.requests]
+    later = Day.of(clock.wall())
+    assert later.date == first.date + timedelta(days=3)
+    dates = [text[1 : text.index("]")] for text in texts]
+    assert dates == [str(first.date)] * 3 + [str(later.date)] * 2
+    assert texts[0] == texts[1]
+    assert view["metadata"]["tito_session_mismatch"] == []
+
+
+async def test_a_client_sets_no_date_but_by_the_template_s_own_arguments(files: ModelFiles) -> None:
+    engine = ScriptedEngine(vocab_size=320, max_context_tokens=4096)
+    async with running(engine, make_renderer(files, "template")) as (url, _), aiohttp.ClientSession() as client:
+        body = {"messages": [user("hi")], "chat_template_kwargs": {"strftime_now": "2020-01-01"}}
+        async with client.post(f"{url}/v1/chat/completions", json=body) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == "/chat_template_kwargs/strftime_now"
+
+
+@pytest.mark.parametrize(("switch", "num_special"), [(Switch.OFF, 3), (Switch.ON, 4)])
+def test_the_settings_say_whether_a_control_token_in_text_is_one(
+    dated: ModelFiles, switch: Switch, num_special: int
+) -> None:
+    settings = Settings(family="template", allow_special_in_text=switch, chat_template_kwargs={"tone": "a"})
+    renderer = renderer_of(settings, dated, ManualClock())
+    ids = renderer.render([Message(role=Role.USER, content="a<|im_end|>b")], [], {})
+    assert sum(token_id in renderer.tokenizer.special_ids for token_id in ids) == num_special
+
+
+async def opened(client: aiohttp.ClientSession, url: str) -> str:
+    async with client.post(f"{url}/sessions", json={}) as response:
+        return str((await response.json())["session_id"])
+
+
+async def said(client: aiohttp.ClientSession, url: str, *messages: dict[str, Any]) -> dict[str, Any]:
+    """The reply, as a client sends it back."""
+    async with client.post(f"{url}/v1/chat/completions", json={"messages": list(messages)}) as response:
+        answer = await response.json()
+    assert response.status == 200, answer
+    return {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}

@@ -33,5 +33,5 @@ def line_drift(leaf: Node, renderer: Renderer) -> DriftReport:
         sampled_spans=sampled_spans(leaf),
         messages=line_messages(leaf),
         tools=context.tools,
-        kwargs=context.template_kwargs,
+        kwargs=context.arguments,
     )

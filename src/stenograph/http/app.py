@@ -52,6 +52,7 @@ from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.memory import trim_memory
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.protocol.template_kwargs import check_template_kwargs
+from stenograph.render.day import Day
 from stenograph.render.load import check_renderer, load_renderer
 from stenograph.render.model_files import ModelFiles, load_model_files
 from stenograph.render.renderer import Renderer
@@ -95,14 +96,16 @@ def make_renderer(
     *,
     kwargs: Mapping[str, object] | None = None,
     allows_special: bool = False,
+    today: Day | None = None,
 ) -> Renderer:
     """Tokenizer, template and family of a model. Raises StartupError where they do not fit, or are not append-only.
 
-    `kwargs` are template arguments that every turn will have, unless it says otherwise. Says in the log why a slower
-    library is used than could be, where it is, and which of the arguments the template does not look at.
+    `kwargs` are template arguments that every turn will have, unless it says otherwise; `today` is the date that the
+    template is tried with: each session has its own. Says in the log why a slower library is used than could be, where
+    it is, and which of the arguments the template does not look at.
     """
     kwargs = kwargs or {}
-    loaded = load_renderer(files, family_name, allows_special=allows_special)
+    loaded = load_renderer(files, family_name, allows_special=allows_special, strftime_now=today)
     for note in loaded.notes:
         log.warning("%s", note)
     check_renderer(files, loaded.renderer)
@@ -110,6 +113,17 @@ def make_renderer(
     for name in sorted(kwargs.keys() - loaded.renderer.writer.read_by_template(kwargs)):
         log.warning("the chat template does not look at %r, which chat_template_kwargs sets", name)
     return loaded.renderer
+
+
+def renderer_of(settings: Settings, files: ModelFiles, clock: Clock) -> Renderer:
+    """The renderer of a model as the settings want it. Raises StartupError as `make_renderer` does."""
+    return make_renderer(
+        files,
+        settings.family,
+        kwargs=template_kwargs_of(settings),
+        allows_special=settings.allow_special_in_text is Switch.ON,
+        today=Day.of(clock.wall()),
+    )
 
 
 def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
@@ -368,13 +382,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
     with listen(settings.host, settings.port) as listener:
         path = await asyncio.to_thread(resolve_model, settings.model, cache_dir=settings.cache_dir, progress=progress)
         files = await asyncio.to_thread(load_model_files, path)
-        renderer = await asyncio.to_thread(
-            make_renderer,
-            files,
-            settings.family,
-            kwargs=template_kwargs_of(settings),
-            allows_special=settings.allow_special_in_text is Switch.ON,
-        )
+        renderer = await asyncio.to_thread(renderer_of, settings, files, clock)
         body_slots = BodySlots(settings.body_slots)
         engine = make_engine(settings, files, path, body_slots, clock)
         pool = CpuPool(settings.cpu_workers)

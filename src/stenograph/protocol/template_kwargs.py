@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from stenograph.core.errors import InvalidRequest
 
-RESERVED = ("messages", "tools", "add_generation_prompt")
+RESERVED = ("messages", "tools", "add_generation_prompt", "strftime_now")
 """Arguments that the server alone gives."""
 
 MAX_DEPTH = 64

@@ -33,8 +33,8 @@ def load_renderer(
 ) -> Loaded:
     """Tokenizer, template and family of a model, whatever the proof will say of them.
 
-    `tokenizer` is that of the files, where it has been made already; `allows_special` as in `Renderer`. Raises
-    StartupError where they do not fit.
+    `strftime_now` gives the date in a format, to a template that writes it. `tokenizer` is that of the files, where it
+    has been made already; `allows_special` as in `Renderer`. Raises StartupError where they do not fit.
     """
     family = family_for(files, family_name)
     source = template_source(family, files)

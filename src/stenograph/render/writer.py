@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Tool
+from stenograph.render.day import STRFTIME_NOW
 from stenograph.render.families.family import Family
 from stenograph.render.seal import Sealer
 from stenograph.render.template import Template
@@ -31,8 +32,14 @@ class Writer:
         self._fixed = dict(family.fixed_kwargs)
 
     def read_by_template(self, kwargs: Mapping[str, object]) -> dict[str, object]:
-        """The arguments that can change what is written."""
-        return {name: value for name, value in kwargs.items() if name in self._template.names}
+        """The arguments that can change what is written. Not the date: it is another for each session."""
+        names = self._template.names - {STRFTIME_NOW}
+        return {name: value for name, value in kwargs.items() if name in names}
+
+    @property
+    def reads_date(self) -> bool:
+        """Whether the template asks for the date."""
+        return STRFTIME_NOW in self._template.names
 
     def sealer(
         self,

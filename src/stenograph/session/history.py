@@ -18,6 +18,7 @@ from stenograph.core.chat import Asked, ParsedReply, ToolChoice
 from stenograph.core.errors import HistoryMismatch, SessionInvariant, TruncatedGeneration
 from stenograph.core.messages import Message, Tool
 from stenograph.core.types import FinishReason, RequestId, SampledTurn, SamplingParams, StageTimes, token_ids
+from stenograph.render.day import STRFTIME_NOW, Day
 from stenograph.session.matching import Matcher
 
 
@@ -46,15 +47,22 @@ class PromptContext:
     """What stands in the prompt beside the messages. Turns with different contexts do not share a prefix.
 
     `kwargs_json` is `template_kwargs` with sorted keys, by which they are compared: `true` and `1` are not the same.
+    `day` is the session's, for a template that writes the date.
     """
 
     tools: tuple[Tool, ...] = ()
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    day: Day | None = None
     kwargs_json: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         encoded = msgspec.json.encode(self.template_kwargs, order="sorted") if self.template_kwargs else b"{}"
         object.__setattr__(self, "kwargs_json", encoded)
+
+    @property
+    def arguments(self) -> Mapping[str, object]:
+        """What the template is given beside messages and tools."""
+        return self.template_kwargs if self.day is None else {**self.template_kwargs, STRFTIME_NOW: self.day}
 
     @property
     def num_bytes(self) -> int:

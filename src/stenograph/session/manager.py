@@ -320,6 +320,7 @@ class SessionManager:
             pool=services.pool,
             capabilities=services.engine.capabilities,
             over_budget=services.over_budget,
+            opened_at=session.created_at if session is not None else services.clock.wall(),
         )
         ids = [RequestId(uuid.uuid4().hex) for _ in opened]
         reply_id = f"{'cmpl' if isinstance(request, CompletionRequest) else 'chatcmpl'}-{ids[0]}"

@@ -20,6 +20,7 @@ from stenograph.core.settings import OverBudget
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams
 from stenograph.engine.base import Capabilities
 from stenograph.offload.pool import CpuPool
+from stenograph.render.day import Day
 from stenograph.render.parsers.plain import PlainParser
 from stenograph.render.parsers.reading import Parser
 from stenograph.render.renderer import Bridge, Renderer
@@ -90,10 +91,15 @@ class ChatOpening:
         renderer: Renderer,
         pool: CpuPool,
         capabilities: Capabilities,
+        opened_at: float,
     ) -> None:
         self.tool_choice = request.tool_choice
         self.parallel_tool_calls = request.parallel_tool_calls
-        self.context = PromptContext(tools=request.tools, template_kwargs=request.template_kwargs)
+        self.context = PromptContext(
+            tools=request.tools,
+            template_kwargs=request.template_kwargs,
+            day=Day.of(opened_at) if renderer.writer.reads_date else None,
+        )
         self._request = request
         self._ledger = ledger
         self._renderer = renderer
@@ -116,7 +122,7 @@ class ChatOpening:
     async def render(self, attachment: Attachment) -> Prompt:
         """The line's ids, untouched, and the bridge; or the whole conversation at first."""
         renderer, new, tools = self._renderer, attachment.new_messages, self.context.tools
-        kwargs, parent = self.context.template_kwargs, attachment.parent
+        kwargs, parent = self.context.arguments, attachment.parent
         num_bytes = sum(map(_num_bytes, new))
         if parent is None or not renderer.family.tools_before_turns:
             num_bytes += self.context.num_bytes
@@ -284,10 +290,23 @@ def openings(
     pool: CpuPool,
     capabilities: Capabilities,
     over_budget: OverBudget,
+    opened_at: float,
 ) -> list[Opening]:
-    """How each turn of a request opens: a chat's one, or one for each prompt of a completion."""
+    """How each turn of a request opens: a chat's one, or one for each prompt of a completion.
+
+    `opened_at`, in seconds of the epoch, is when the session began, or a request that has none.
+    """
     if isinstance(request, ChatRequest):
-        return [ChatOpening(request, ledger=ledger, renderer=renderer, pool=pool, capabilities=capabilities)]
+        return [
+            ChatOpening(
+                request,
+                ledger=ledger,
+                renderer=renderer,
+                pool=pool,
+                capabilities=capabilities,
+                opened_at=opened_at,
+            )
+        ]
     return [
         CompletionOpening(
             request,
