@@ -78,6 +78,8 @@ def _template(
 ) -> ChosenTemplate:
     if source is None:
         assert family.encoder is not None, "a family without a template has an encoder"
+        if files.encoder_source is not None and family.encoder_of_source is not None:
+            return ChosenTemplate(template=family.encoder_of_source(files.encoder_source))
         return ChosenTemplate(template=family.encoder)
     return choose_template(
         source, files.bos_token, files.eos_token, tokenizer=tokenizer, family=family, strftime_now=strftime_now

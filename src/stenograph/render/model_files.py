@@ -37,7 +37,8 @@ class ModelFiles:
 
     `vocab_size` is the number of logits, `max_context_tokens` the trained context; `eos_token_ids` end a turn.
     `tokenizer_json` is the text of a Hugging Face tokenizer.json; `architecture` as the files name it ("llama").
-    `moe_shape` is (layers, experts per token) of a mixture of experts; None for a dense model.
+    `moe_shape` is (layers, experts per token) of a mixture of experts; None for a dense model. `encoder_source` is the
+    source of the encoder, in Python, that some models bring in place of a template: to be read, never run.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ModelFiles:
     max_context_tokens: int
     architecture: str
     moe_shape: tuple[int, int] | None = None
+    encoder_source: str | None = None
 
 
 class _Malformed(Exception):
@@ -213,6 +215,7 @@ def _load_folder(folder: Path) -> ModelFiles:
             max_context_tokens=_int(text_config, "max_position_embeddings"),
             architecture=_optional_str(text_config, "model_type") or "",
             moe_shape=_moe_shape(text_config),
+            encoder_source=_folder_encoder(folder),
         )
     except _Malformed as error:
         raise StartupError(f"{folder}: {_one_line(error)}") from error
@@ -261,6 +264,12 @@ def _folder_template(folder: Path, tokenizer_config: Mapping[str, object]) -> st
                 return _optional_str(cast("dict[str, object]", entry), "template")
         raise _Malformed("tokenizer_config.json names several chat templates, but none 'default'")
     return _optional_str(tokenizer_config, "chat_template")
+
+
+def _folder_encoder(folder: Path) -> str | None:
+    """`encoding_….py`, in the folder or in its `encoding`, as DeepSeek V3.2 and V4 have it."""
+    found = sorted(path for place in (folder, folder / "encoding") for path in place.glob("encoding_*.py"))
+    return _read(found[0]) if found else None
 
 
 def _token_content(tokenizer_config: Mapping[str, object], key: str) -> str | None:

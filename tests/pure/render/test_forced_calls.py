@@ -90,8 +90,9 @@ def backend(markers: tuple[str, ...]) -> LlguidanceBackend:
 
 
 def wishes(family: Family, made: Tokenizer, grammar: Grammar) -> list[list[int]]:
-    """What a walk likes to write: each literal, and each marker in plain text and as its token."""
-    texts = [json.loads(literal) for literal in LITERAL.findall(grammar.source)]
+    """What a walk likes to write: each literal of the rules, and each marker in plain text and as its token."""
+    rules = "\n".join(line for line in grammar.source.splitlines() if "%json" not in line)
+    texts = [json.loads(literal) for literal in LITERAL.findall(rules)]
     found = [list(made.encode_plain(text)) for text in (*texts, *family.syntax.markers, '"', "}", "]}", "\n")]
     found += [[made.added_tokens[marker]] for marker in family.syntax.markers if marker in made.added_tokens]
     return [one for one in found if one]

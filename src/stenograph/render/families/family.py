@@ -43,7 +43,8 @@ class Family:
     """A declaration. `summary` says for people which models it is of.
 
     The template is the model's own with the `edits` made; but `template` where it is given, and `spare_template` where
-    the model brings none; or, of a family without any, what `encoder` makes. A template as it stands may rewrite
+    the model brings none; or, of a family without any, what `encoder` makes, or the one `encoder_of_source` makes of
+    the source of the encoder that the model brings, which is read, never run. A template as it stands may rewrite
     history: `edits` and `fixed_kwargs`, which no request can change, are what makes it append-only.
 
     `roles` are those that the template has a frame for; `shows_tools`: it writes out a tool list and calls; None: what
@@ -67,6 +68,7 @@ class Family:
     template: str | None = None
     spare_template: str | None = None
     encoder: Template | None = None
+    encoder_of_source: Callable[[str], Template] | None = None
     fixed_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     roles: frozenset[Role] | None = None
     early_roles: frozenset[Role] | None = None

@@ -1,0 +1,148 @@
+"""A grammar of DSML calls, in llguidance's Lark: each argument in the order in which the tool's schema names it.
+
+Owns how a schema becomes elements: free text, and text that is one of a few, as it is; anything else as JSON, and so
+too a text that is held to a pattern or a length. All that the grammar admits is read as those arguments (`dsml`): free
+text has no closing tag in it. Knows nothing of what comes before the calls.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+from stenograph.core.errors import InvalidRequest
+from stenograph.render.parsers.call_syntax import ForcedTool, quoted
+from stenograph.render.parsers.typed_arguments import ParameterSchemas, takes_text
+
+_SHARED = ("$defs", "definitions", "x-guidance")
+"""What an argument's schema needs of the whole one."""
+_SAYINGS = frozenset({"title", "description", "default", "examples", "$comment", "$schema", "$id", "strict"})
+"""Keywords that allow and forbid nothing."""
+_ROOT_KEYWORDS = _SAYINGS | {"type", "properties", "required", "additionalProperties", *_SHARED}
+_CHOICES = ("anyOf", "oneOf")
+
+
+def dsml_grammar(tools: Sequence[ForcedTool], parallel: bool, *, lead: str, block: str, mark: str, item: str) -> str:
+    """A block of one call, or with `parallel` of one or more, after `lead`; `item` is the mark as grammars have it.
+
+    Raises InvalidRequest: a schema, or a name, that calls in this syntax cannot be held to.
+    """
+    names = " | ".join(f"call_{tool.number}" for tool in tools)
+    more = ' ("\\n" one_call)*' if parallel else ""
+    tag = quoted(f"{block}>")
+    opening, closing = f'{quoted(f"{lead}<")} {item} {tag} "\\n"', f'"\\n" "</" {item} {tag}'
+    lines = [f"start: {opening} one_call{more} {closing}", f"one_call: {names}"]
+    for tool in tools:
+        arguments = _Arguments(tool, mark=mark, item=item)
+        items = " ".join(arguments.items()) or '"\\n"'
+        head = quoted(f'invoke name="{_plain(tool.name, mark)}">\n')
+        lines.append(f'call_{tool.number}: "<" {item} {head} {items} "</" {item} "invoke>"')
+        lines += arguments.rules
+    return "\n".join([*lines, *_free_text(mark, item)]) + "\n"
+
+
+def _free_text(mark: str, item: str) -> Sequence[str]:
+    """The rules of free text and its closing tag: pieces that each end with `</`, of which a mark follows the last."""
+    return (
+        f"free_text: text_piece+ {_closing(item)}",
+        "text_piece[lazy]: TEXT_PIECE",
+        f"TEXT_PIECE: /(?s:.*)<\\// & ~/{mark}(?s:.*)/",
+    )
+
+
+def _closing(item: str) -> str:
+    """What comes after the `</` that closes an argument."""
+    return f'{item} "parameter>\\n"'
+
+
+class _Arguments:
+    """A tool's arguments as items of a rule, and the rules that these are made of."""
+
+    def __init__(self, tool: ForcedTool, *, mark: str, item: str) -> None:
+        self._tool = tool
+        self._schemas = ParameterSchemas(json.dumps(tool.schema))
+        self._mark = mark
+        self._item = item
+        self.rules: list[str] = []
+
+    def items(self) -> Iterator[str]:
+        """Each argument, those that are not required with a `?`."""
+        if unknown := self._tool.schema.keys() - _ROOT_KEYWORDS:
+            raise _refusal(f"the parameters of {self._tool.name!r} have {min(unknown)!r}")
+        properties = _mapping(self._tool.schema.get("properties"))
+        required = _list(self._tool.schema.get("required"))
+        named = [name for name, schema in properties.items() if schema is not False]
+        if absent := [name for name in required if name not in named]:
+            raise _refusal(f"{absent[0]!r} of {self._tool.name!r} is required, but it is not among the properties")
+        for number, name in enumerate(named):
+            rule = f"argument_{self._tool.number}_{number}"
+            head = quoted(f'parameter name="{_plain(name, self._mark)}" string="')
+            values = " | ".join(self._values(name, rule))
+            self.rules.append(f'{rule}: "<" {self._item} {head} ({values})')
+            yield rule if name in required else f"{rule}?"
+
+    def _values(self, name: str, rule: str) -> Iterator[str]:
+        """What may follow the attribute's name: how the value comes, the value, and its closing tag."""
+        schema = self._schemas.of(name) or {}
+        closing = _closing(self._item)
+        if (listed := _listed(schema)) is not None:
+            for value in listed:
+                is_text = isinstance(value, str)
+                spelled = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                if self._mark in spelled:
+                    raise _refusal(f"a value of {name!r} has {self._mark!r}")
+                yield f"{quoted(_flag(is_text=is_text) + spelled + '</')} {closing}"
+            return
+        if _is_free_text(schema):
+            yield f"{quoted(_flag(is_text=True))} free_text"
+            if schema.get("type") == "string":
+                return
+        shared = {key: self._tool.schema[key] for key in _SHARED if key in self._tool.schema}
+        self.rules.append(f"{rule}_json: %json {json.dumps({**schema, **shared}, ensure_ascii=False)}")
+        yield f'{quoted(_flag(is_text=False))} {rule}_json "</" {closing}'
+
+
+def _flag(*, is_text: bool) -> str:
+    """The rest of the opening tag from the attribute's value on."""
+    return 'true">' if is_text else 'false">'
+
+
+def _listed(schema: Mapping[str, object]) -> Sequence[object] | None:
+    """All that a value may be; None where the schema does not list it."""
+    said, declared = schema.keys() - _SAYINGS - {"type"}, schema.get("type")
+    if said not in ({"const"}, {"enum"}) or declared not in (None, "string"):
+        return None
+    values = [schema["const"]] if "const" in said else _list(schema["enum"])
+    return [value for value in values if declared is None or isinstance(value, str)] or None
+
+
+def _is_free_text(schema: Mapping[str, object]) -> bool:
+    """Whether any text at all is a value."""
+    said = schema.keys() - _SAYINGS
+    if not said or said == {"type"}:
+        return not said or takes_text(schema)
+    for key in _CHOICES:
+        if said == {key}:
+            choices = [_mapping(one) for one in _list(schema[key])]
+            texts = [one for one in choices if takes_text(one) or "type" not in one]
+            return any(map(_is_free_text, texts)) and (key == "anyOf" or len(texts) == 1)
+    return False
+
+
+def _plain(name: str, mark: str) -> str:
+    """A name that can stand in an attribute."""
+    if not name or set('"\n') & set(name) or mark in name:
+        raise _refusal(f"the name {name!r} cannot stand in a tag")
+    return name
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> Sequence[object]:
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
+
+def _refusal(why: str) -> InvalidRequest:
+    reason = f"tool_choice asks for a call that cannot be forced in the syntax of the model's calls: {why}"
+    return InvalidRequest(reason, param="/tool_choice")
