@@ -15,6 +15,7 @@ from stenograph.render.families.glm import GLM4_5, GLM4_7, GLM5_1, GLM5_2
 from stenograph.render.families.gpt_oss import GPT_OSS
 from stenograph.render.families.llama import LLAMA3, LLAMA3_1
 from stenograph.render.families.minimax import MINIMAX_M2
+from stenograph.render.families.nemotron3 import NEMOTRON3
 from stenograph.render.families.qwen2_5 import QWEN2_5
 from stenograph.render.families.qwen3 import QWEN3, QWEN3_THINKING
 from stenograph.render.families.qwen3_5 import QWEN3_5, QWEN3_CODER
@@ -28,6 +29,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3,
     QWEN3_5,
     QWEN3_CODER,
+    NEMOTRON3,
     QWEN2_5,
     GLM4_5,
     GLM5_1,
