@@ -39,8 +39,11 @@ def coder(real: LoadReal) -> Renderer:
     return load_renderer(files, tokenizer=real("qwen3.5").renderer.tokenizer).renderer
 
 
-def test_every_session_is_bridged_and_parsed_as_the_real_files_have_it(real: LoadReal) -> None:
-    found = verify(real("qwen3.5").renderer)
+@pytest.mark.parametrize("kwargs", [{}, NOT_THINKING], ids=["default", "not_thinking"])
+def test_every_session_is_bridged_and_parsed_as_the_real_files_have_it(
+    real: LoadReal, kwargs: dict[str, object]
+) -> None:
+    found = verify(real("qwen3.5").renderer, kwargs)
     assert found.proof.holds, found.proof.why_not
     assert not found.failures, found.failures[0]
     assert found.num_tolerated == 0
