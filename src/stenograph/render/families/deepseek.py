@@ -23,7 +23,7 @@ from stenograph.render.parsers.reply_syntax import ReasoningMarks, ReplySyntax
 THINK_MARKS = ReasoningMarks(after_open="", before_close="", after_close="")
 """DeepSeek's templates write no white space around reasoning."""
 
-_TOKENS = ("<｜User｜>", "<｜Assistant｜>", BLOCK_OPEN, SEPARATOR)
+TOKENS = ("<｜User｜>", "<｜Assistant｜>", BLOCK_OPEN, SEPARATOR)
 _EOS = "<｜end▁of▁sentence｜>"
 _RESULTS_CLOSE = "<｜tool▁outputs▁end｜>"
 
@@ -39,6 +39,10 @@ def _tool_list(example: str) -> str:
     )
 
 
+FENCED_TOOL_LIST = _tool_list(
+    CALL_OPEN + "function" + SEPARATOR + 'NAME\\n```json\\n{"ARGUMENT": "VALUE"}\\n```' + CALL_CLOSE
+)
+
 _V3_HAS_CALLS = "message['role'] == 'assistant' and message['content'] is none %}"
 _V3_HAS_NONE = "message['role'] == 'assistant' and message['content'] is not none %}"
 _V3_EACH_CALL = "{%- set ns.is_tool = false -%}{%- for tool in message['tool_calls']%}"
@@ -52,17 +56,14 @@ DEEPSEEK_V3 = Family(
     name="deepseek-v3",
     summary="DeepSeek V3",
     signs=Signs(
-        tokens=_TOKENS,
+        tokens=TOKENS,
         template=(_V3_HAS_CALLS, _V3_FIRST_CALL, _V3_FIRST_RESULT),
         not_template=("think>",),
     ),
     edits=(
         Edit(
             old=_V3_SYSTEM,
-            new=_V3_SYSTEM
-            + _tool_list(
-                CALL_OPEN + "function" + SEPARATOR + 'NAME\\n```json\\n{"ARGUMENT": "VALUE"}\\n```' + CALL_CLOSE
-            ),
+            new=_V3_SYSTEM + FENCED_TOOL_LIST,
         ),
         Edit(old=_V3_HAS_CALLS, new="message['role'] == 'assistant' and message['tool_calls'] %}"),
         Edit(old=_V3_HAS_NONE, new="message['role'] == 'assistant' and not message['tool_calls'] %}"),
@@ -94,7 +95,7 @@ DEEPSEEK_V3_1 = Family(
     name="deepseek-v3.1",
     summary="DeepSeek V3.1, thinking or not",
     signs=Signs(
-        tokens=(*_TOKENS, "<think>", "</think>"),
+        tokens=(*TOKENS, "<think>", "</think>"),
         template=(_V31_CALLS_AFTER_USER, _V31_TEXT_AFTER_USER, _V31_TEXT_AFTER_RESULTS),
     ),
     edits=(
