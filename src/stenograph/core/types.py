@@ -306,14 +306,17 @@ class Stage(enum.StrEnum):
 
 @dataclass(slots=True)
 class StageTimes:
-    """When each stage of one turn ended, in monotonic seconds; grown as the turn goes on, by its owner alone."""
+    """When each stage of one turn ended, in monotonic seconds; grown as the turn goes on, by its owner alone.
+
+    `ends` is by the stages' names: a dict of strings and floats is none that the collector of cycles looks through.
+    """
 
     start: float
-    ends: dict[Stage, float] = field(default_factory=dict[Stage, float])
+    ends: dict[str, float] = field(default_factory=dict[str, float])
 
     def mark(self, stage: Stage, now: float) -> None:
         """Say that `stage` ended at `now`."""
-        self.ends[stage] = now
+        self.ends[stage.value] = now
 
     def span_s(self, first: Stage, last: Stage) -> float | None:
         """Seconds between the ends of two stages; None unless both have ended."""
@@ -325,7 +328,7 @@ class StageTimes:
         """Seconds that each stage took: from the end of the stage that ended before it, in order of time."""
         durations: dict[Stage, float] = {}
         before = self.start
-        for stage, end in sorted(self.ends.items(), key=lambda item: item[1]):
-            durations[stage] = max(0.0, end - before)
+        for name, end in sorted(self.ends.items(), key=lambda item: item[1]):
+            durations[Stage(name)] = max(0.0, end - before)
             before = max(before, end)
         return durations

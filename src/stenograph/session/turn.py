@@ -38,6 +38,7 @@ from stenograph.core.types import (
 )
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.engine.validate import TurnCollector
+from stenograph.offload.memory import untrack
 from stenograph.offload.pool import CpuPool
 from stenograph.render.parsers.reading import Parser
 from stenograph.render.renderer import Renderer
@@ -419,6 +420,7 @@ class TurnRun:
             stages=self.stages,
         )
         node = ledger.history.commit(self.attachment, turn)
+        untrack(node)
         ledger.line_json.extend(prompt, sampled, node)
         if isinstance(self._request, ChatRequest):
             ledger.recent.extend(self._request, node)

@@ -1,0 +1,41 @@
+"""The collector of cycles, which stops everything while it looks, has nothing to look for in turns that are kept."""
+
+import enum
+import gc
+from typing import Any
+
+import pytest
+
+from stenograph.session.history import Node, PromptContext
+
+from .conftest import Live, user
+
+
+def looked_through(node: Node) -> list[str]:
+    """What of a line is tracked: its types. The context is its session's, and counted with it."""
+    seen, found, left = {id(node)}, list[object](), list[object]([node])
+    while left:
+        one = left.pop()
+        if gc.is_tracked(one):
+            found.append(one)
+        for part in gc.get_referents(one):
+            if id(part) not in seen and not isinstance(part, (type, enum.Enum, PromptContext)):
+                seen.add(id(part))
+                left.append(part)
+    return [type(one).__name__ for one in found]
+
+
+@pytest.mark.parametrize("history", ["linear", "tree"])
+async def test_a_turn_that_is_kept_is_nothing_to_look_through(live: Live, history: str) -> None:
+    session_id = await live.open(history=history)
+    messages: list[dict[str, Any]] = []
+    for text in ("Hello", "More", "Bye"):
+        live.says(f"{text}!")
+        messages.append(user(text))
+        answer = await live.chat(session_id, *messages, stop=["}"], logprobs=True, metadata={"a": "b"})
+        assert answer.status == 200, answer.body
+        messages.append(answer.json()["choices"][0]["message"])
+    node = live.manager.get(session_id).history.latest
+    assert node is not None
+    assert node.depth == 3
+    assert looked_through(node) == []
