@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from stenograph.offload import body_slots
-from stenograph.offload.body_slots import BodySlots
+from stenograph.offload.body_slots import SERVED_IN_A_PASS, BodySlots
 
 
 async def test_no_more_bodies_flow_than_there_are_slots_and_all_get_their_turn() -> None:
@@ -67,3 +67,45 @@ async def test_a_cancelled_body_gives_its_slot_on(where: str, monkeypatch: pytes
     await asyncio.wait({first, second})
     async with slots.slot():  # it is free
         pass
+
+
+async def passes_of(slots: BodySlots, num: int) -> list[list[int]]:
+    """Which of `num` small bodies are served in each pass of the loop."""
+    passes: list[list[int]] = []
+
+    async def serve(index: int) -> None:
+        await slots.small()
+        passes[-1].append(index)
+
+    def next_pass() -> None:
+        passes.append([])
+        if len(passes) < num + 5:
+            asyncio.get_running_loop().call_soon(next_pass)
+
+    next_pass()
+    await asyncio.gather(*(serve(index) for index in range(num)))
+    return [served for served in passes if served]
+
+
+async def test_a_few_small_bodies_are_served_in_a_pass_of_the_loop_in_the_order_in_which_they_came() -> None:
+    served = await passes_of(BodySlots(1), 5 * SERVED_IN_A_PASS)
+    assert [index for one in served for index in one] == list(range(5 * SERVED_IN_A_PASS))
+    assert max(map(len, served)) <= SERVED_IN_A_PASS
+    assert len(served) <= 6
+
+
+async def test_when_none_came_for_a_while_the_next_are_served_at_once() -> None:
+    slots = BodySlots(1)
+    await passes_of(slots, 2 * SERVED_IN_A_PASS + 1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(await passes_of(slots, SERVED_IN_A_PASS)) == 1
+
+
+async def test_small_bodies_that_are_given_up_keep_nobody_waiting() -> None:
+    slots = BodySlots(1)
+    waiting = [asyncio.ensure_future(slots.small()) for _ in range(4 * SERVED_IN_A_PASS)]
+    await asyncio.sleep(0)
+    for one in waiting[: 3 * SERVED_IN_A_PASS]:
+        one.cancel()
+    await asyncio.gather(*waiting[3 * SERVED_IN_A_PASS :])

@@ -199,7 +199,9 @@ class EngineTransport:
             ) as response:
                 reply_began = True
                 if 0 <= (response.content_length or -1) < LARGE_BODY_BYTES:
-                    return decode(_reply(response, await response.read()))
+                    raw = await response.read()
+                    await self._body_slots.small()
+                    return decode(_reply(response, raw))
                 async with self._body_slots.slot() as slot:
                     return decode(_reply(response, await _gathered(response, slot)))
         except _BROKEN as error:

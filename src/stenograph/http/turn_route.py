@@ -119,6 +119,7 @@ class TurnRoute:
     async def handle(self, scope: Scope, receive: Receive, send: Send, *, session_id: str | None) -> None:
         """Serve one request; `session_id` is what the path names."""
         stages = StageTimes(start=self.clock.monotonic())
+        await self.body_slots.small()
         try:
             watch = await self._admit(scope, receive, stages, session_id)
         except ClientGone:
