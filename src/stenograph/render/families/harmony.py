@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from stenograph.core.errors import UnrenderableMessage
+from stenograph.render.day import STRFTIME_NOW, Day
 from stenograph.render.families.harmony_types import typescript
 from stenograph.render.parsers.harmony import (
     ANALYSIS,
@@ -27,6 +28,7 @@ from stenograph.render.parsers.harmony import (
 
 _IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 _KNOWLEDGE_CUTOFF = "2024-06"
+_DATE = "conversation_start_date"
 _EFFORTS = ("low", "medium", "high")
 _INSTRUCTING = ("system", "developer")
 
@@ -36,12 +38,10 @@ Dict = Mapping[str, object]
 class HarmonyEncoder:
     """What a chat template would be. Stateless.
 
-    It shows a date only where `conversation_start_date` names one: that of a clock would be another in later turns.
+    The date that it shows is the session's day, or what `conversation_start_date` names instead: an empty one is none.
     """
 
-    names = frozenset(
-        {"reasoning_effort", "model_identity", "knowledge_cutoff", "conversation_start_date", "builtin_tools"}
-    )
+    names = frozenset({"reasoning_effort", "model_identity", "knowledge_cutoff", _DATE, STRFTIME_NOW, "builtin_tools"})
 
     def render(
         self,
@@ -87,7 +87,8 @@ def _system(kwargs: Mapping[str, object], *, has_tools: bool) -> str:
         )
     lines = [_argument(kwargs, "model_identity", _IDENTITY)]
     lines.append(f"Knowledge cutoff: {_argument(kwargs, 'knowledge_cutoff', _KNOWLEDGE_CUTOFF)}")
-    if date := _argument(kwargs, "conversation_start_date", ""):
+    day = kwargs.get(STRFTIME_NOW)
+    if date := _argument(kwargs, _DATE, day("%Y-%m-%d") if isinstance(day, Day) else ""):
         lines.append(f"Current date: {date}")
     lines += ["", f"Reasoning: {effort}", ""]
     lines.append(f"# Valid channels: {ANALYSIS}, {COMMENTARY}, {FINAL}. Channel must be included for every message.")

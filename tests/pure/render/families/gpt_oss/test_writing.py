@@ -1,5 +1,6 @@
 """What gpt-oss is given is what openai-harmony writes; and a session goes on with the ids of a full render."""
 
+import datetime
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.render.conversations import WEATHER, Exchange, appended, call, exchanges, result, said, user
+from stenograph.render.day import STRFTIME_NOW, Day
 from stenograph.render.families import family_for
 from stenograph.render.families.harmony_types import typescript
 from stenograph.render.model_files import ModelFiles
@@ -222,6 +224,20 @@ UNSHOWN: list[tuple[str, object, str]] = [
     ("conversation_start_date", None, "must be a string"),
     ("builtin_tools", ["browser"], "not served"),
 ]
+
+
+def test_the_date_is_the_sessions_unless_an_argument_names_another_or_none(renderer: Renderer) -> None:
+    day = {STRFTIME_NOW: Day(date=datetime.date(2031, 1, 2))}
+
+    def written(**kwargs: object) -> str:
+        return renderer.tokenizer.decode(renderer.render([user("a")], [], kwargs))
+
+    assert renderer.writer.reads_date
+    assert written(**day) == written(conversation_start_date="2031-01-02")
+    assert "\nCurrent date: 2031-01-02\n" in written(**day)
+    assert written(**day, conversation_start_date="2030-12-31") == written(conversation_start_date="2030-12-31")
+    assert written(**day, conversation_start_date="") == written()
+    assert "Current date" not in written()
 
 
 @pytest.mark.parametrize(("name", "value", "why"), UNSHOWN)
