@@ -2,7 +2,7 @@
 
 Owns reading a GGUF file or a folder as Hugging Face lays it out. Knows nothing of weights, and builds no tokenizer:
 `tokenizer.json` is the truth (rebuilding one from a tokenizer class loses pre-tokenizer rules), and a GGUF file's
-vocabulary is written out as one.
+vocabulary, or a tekken.json, is written out as one.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ import msgspec
 
 from stenograph.core.errors import StartupError
 from stenograph.render.gguf_metadata import BadGguf, read_gguf_metadata
+from stenograph.render.tekken import BOS, EOS, BadTekken, tekken_version, tokenizer_json_of_tekken
 
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4
 """Token types of `tokenizer.ggml.token_type` that are found in text before the model's own rules apply."""
@@ -39,6 +40,7 @@ class ModelFiles:
     `tokenizer_json` is the text of a Hugging Face tokenizer.json; `architecture` as the files name it ("llama").
     `moe_shape` is (layers, experts per token) of a mixture of experts; None for a dense model. `encoder_source` is the
     source of the encoder, in Python, that some models bring in place of a template: to be read, never run.
+    `tekken_version` is the one that a tekken.json names.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ModelFiles:
     architecture: str
     moe_shape: tuple[int, int] | None = None
     encoder_source: str | None = None
+    tekken_version: str | None = None
 
 
 class _Malformed(Exception):
@@ -60,7 +63,7 @@ class _Malformed(Exception):
 
 
 def load_model_files(path: Path) -> ModelFiles:
-    """Read a `.gguf` file, or a folder with tokenizer.json and config.json.
+    """Read a `.gguf` file, or a folder with tokenizer.json, or else tekken.json, and config.json.
 
     Raises StartupError, one line that names the file and what is wrong with it, and nothing else.
     """
@@ -192,7 +195,7 @@ def _added_token(index: int, content: str, *, special: bool) -> dict[str, object
 
 
 def _load_folder(folder: Path) -> ModelFiles:
-    tokenizer_json = _read(folder / "tokenizer.json")
+    tokenizer_json, tekken = _folder_tokenizer(folder)
     tokenizer = _json_object(folder / "tokenizer.json", tokenizer_json)
     config = _json_object(folder / "config.json", _read(folder / "config.json"))
     tokenizer_config = _optional_json_object(folder / "tokenizer_config.json")
@@ -202,13 +205,13 @@ def _load_folder(folder: Path) -> ModelFiles:
     try:
         if not isinstance(tokenizer.get("model"), dict):
             raise _Malformed("tokenizer.json has no object under the key 'model'")
-        eos_token = _token_content(tokenizer_config, "eos_token")
+        eos_token = _token_content(tokenizer_config, "eos_token") or (EOS if tekken else None)
         return ModelFiles(
             name=folder.resolve().name,
             path=folder,
             tokenizer_json=tokenizer_json,
             chat_template=_folder_template(folder, tokenizer_config),
-            bos_token=_token_content(tokenizer_config, "bos_token"),
+            bos_token=_token_content(tokenizer_config, "bos_token") or (BOS if tekken else None),
             eos_token=eos_token,
             eos_token_ids=_eos_token_ids(generation, text_config, tokenizer, eos_token),
             vocab_size=_int(text_config, "vocab_size"),
@@ -216,6 +219,7 @@ def _load_folder(folder: Path) -> ModelFiles:
             architecture=_optional_str(text_config, "model_type") or "",
             moe_shape=_moe_shape(text_config),
             encoder_source=_folder_encoder(folder),
+            tekken_version=tekken,
         )
     except _Malformed as error:
         raise StartupError(f"{folder}: {_one_line(error)}") from error
@@ -251,6 +255,20 @@ def _json_object(path: Path, text: str) -> dict[str, object]:
 
 def _optional_json_object(path: Path) -> dict[str, object]:
     return _json_object(path, _read(path)) if path.exists() else {}
+
+
+def _folder_tokenizer(folder: Path) -> tuple[str, str | None]:
+    """tokenizer.json, made of tekken.json where there is only that; and the version that a tekken.json names."""
+    path = folder / "tekken.json"
+    if not path.exists():
+        return _read(folder / "tokenizer.json"), None
+    text = _read(path)
+    has_both = (folder / "tokenizer.json").exists()
+    try:
+        made = _read(folder / "tokenizer.json") if has_both else tokenizer_json_of_tekken(text)
+        return made, tekken_version(text)
+    except BadTekken as error:
+        raise StartupError(f"{path}: it {_one_line(error)}") from error
 
 
 def _folder_template(folder: Path, tokenizer_config: Mapping[str, object]) -> str | None:

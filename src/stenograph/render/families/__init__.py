@@ -16,6 +16,13 @@ from stenograph.render.families.glm import GLM4_5, GLM4_7, GLM5_1, GLM5_2
 from stenograph.render.families.gpt_oss import GPT_OSS
 from stenograph.render.families.llama import LLAMA3, LLAMA3_1
 from stenograph.render.families.minimax import MINIMAX_M2
+from stenograph.render.families.mistral import (
+    MISTRAL_V3,
+    MISTRAL_V7,
+    MISTRAL_V11,
+    MISTRAL_V13,
+    MISTRAL_V13_THINKING,
+)
 from stenograph.render.families.nemotron3 import NEMOTRON3
 from stenograph.render.families.qwen2_5 import QWEN2_5
 from stenograph.render.families.qwen3 import QWEN3, QWEN3_THINKING
@@ -45,6 +52,11 @@ FAMILIES: tuple[Family, ...] = (
     DEEPSEEK_V3_2,
     LLAMA3_1,
     LLAMA3,
+    MISTRAL_V3,
+    MISTRAL_V7,
+    MISTRAL_V11,
+    MISTRAL_V13_THINKING,
+    MISTRAL_V13,
     SMOLLM2,
     GPT_OSS,
     CHATML,
@@ -100,11 +112,14 @@ def template_source(family: Family, files: ModelFiles) -> str | None:
 
 
 def _are_shown(signs: Signs, files: ModelFiles) -> bool:
+    has_tokens = all(_has_token(files, token) for token in signs.tokens)
+    if signs.tekken is not None and files.tekken_version is not None:
+        return has_tokens and signs.tekken == files.tekken_version
     template = files.chat_template
     if not signs.any_template and (template is None) != signs.without_template:
         return False
     return (
-        all(_has_token(files, token) for token in signs.tokens)
+        has_tokens
         and all(text in (template or "") for text in signs.template)
         and not any(text in (template or "") for text in signs.not_template)
     )

@@ -20,7 +20,8 @@ class Signs:
     """What a model's files show that it is of a family: all of it. A family without signs is never found, only named.
 
     `tokens` are added tokens; `template` texts that the chat template has, `not_template` such as it has not.
-    `without_template`: the files have none; `any_template`: whether they have one does not matter.
+    `without_template`: the files have none; `any_template`: whether they have one does not matter. Of a model with a
+    tekken.json the version that it names decides, which is `tekken`, and not the template.
     """
 
     tokens: tuple[str, ...] = ()
@@ -28,6 +29,7 @@ class Signs:
     not_template: tuple[str, ...] = ()
     without_template: bool = False
     any_template: bool = False
+    tekken: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
