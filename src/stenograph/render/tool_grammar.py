@@ -54,7 +54,7 @@ def tool_grammar(
     forced = [ForcedTool(number=i, name=tool.name, schema=_schema(i, tool)) for i, tool in allowed]
     source = spelling.grammar(forced, parallel, lambda text: _marker(text, added_tokens))
     if syntax.reasoning is not None:
-        source = _after_reasoning(source, syntax.reasoning, added_tokens, prompt_end.rstrip())
+        source = _after_reasoning(source, syntax.reasoning, added_tokens, prompt_end)
     return Grammar(kind=GrammarKind.LARK, source=source)
 
 
@@ -63,12 +63,15 @@ def _after_reasoning(calls: str, marks: ReasoningMarks, added_tokens: Mapping[st
 
     The reasoning is free text up to the first spelling of its close, as the parser reads it. A model may open it where
     the opening marker is a token of its own: one that has no such token was not made to reason, and a small one would
-    stray. A prompt that has closed the reasoning has it behind it.
+    stray. A prompt that has closed the reasoning has it behind it, but maybe not what follows the close.
     """
-    is_open = prompt_end.endswith(marks.open)
-    if not is_open and (prompt_end.endswith(marks.close) or marks.open not in added_tokens):
-        return calls
     assert calls.startswith(_START), "a syntax's grammar begins with its rule `start`"
+    forced_calls = f"forced_calls:{calls.removeprefix(_START)}"
+    if prompt_end.endswith(marks.close) and marks.after_close:
+        return f"{_START} {quoted(marks.after_close)} forced_calls\n{forced_calls}"
+    is_open = prompt_end.rstrip().endswith(marks.open)
+    if not is_open and (prompt_end.rstrip().endswith(marks.close) or marks.open not in added_tokens):
+        return calls
     close = re.escape(marks.close).replace("/", "\\/")
     opening = _marker(marks.open, added_tokens)
     if marks.lead:
@@ -82,7 +85,7 @@ def _after_reasoning(calls: str, marks: ReasoningMarks, added_tokens: Mapping[st
         lines += [f"reasoning_text: REASONING_TEXT? {_marker(marks.close, added_tokens)}", f"REASONING_TEXT: {text}"]
     else:
         lines.append(f"reasoning_text[lazy]: /(?s:.*){close}/")
-    return "\n".join(lines) + f"\nforced_calls:{calls.removeprefix(_START)}"
+    return "\n".join([*lines, forced_calls])
 
 
 def _schema(index: int, tool: Tool) -> dict[str, object]:

@@ -74,6 +74,7 @@ def prompts(family: Family, *, has_tokens: bool) -> Iterator[Prompt]:
     if marks is not None:
         yield Prompt(end=f"assistant\n{marks.open}\n", may_reason=True, must_close=marks.close)
         yield Prompt(end=f"assistant\n{marks.open}\n\n{marks.close}\n\n", may_reason=False)
+        yield Prompt(end=f"assistant\n{marks.open}{marks.close}", may_reason=False)
 
 
 @cache
@@ -175,6 +176,7 @@ def forced(family: Family, made: Tokenizer, prompt: Prompt, parallel: bool) -> G
 QWEN3 = family_named("qwen3")
 MARKERS = QWEN3.syntax.markers
 OPENED, CLOSED, PLAIN = "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n", "assistant\n"
+JUST_CLOSED = CLOSED.rstrip()
 CALL = '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>'
 
 
@@ -188,6 +190,8 @@ CALL = '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>'
         (PLAIN, f"<think>\nSo.\n</think>\n\n{CALL}", True),
         (PLAIN, f"So.\n\n{CALL}", False),
         (CLOSED, CALL, True),
+        (JUST_CLOSED, f"\n\n{CALL}", True),
+        (JUST_CLOSED, CALL, False),
         (CLOSED, f"<think>\nSo.\n</think>\n\n{CALL}", False),
     ],
 )

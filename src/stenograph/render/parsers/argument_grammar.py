@@ -34,8 +34,8 @@ _PLAIN = re.compile(r"[^\s<>{}\"']+")
 class ArgumentFrame:
     """What stands around a value. `head` gives the grammar's items before the value of the argument of that name.
 
-    `close_item` is the closing tag as the grammar has to have it: itself, where it is a token of its own, else quoted.
-    `after` is the white space that follows it.
+    `close_item` is the closing tag as the grammar has to have it: a token of its own, or quoted. `after` is the white
+    space that follows it.
     """
 
     head: Callable[[str], str]
@@ -57,7 +57,7 @@ class ArgumentFrame:
         close = re.escape(self.tags.close).replace("/", r"\/")
         terminal, text = rule.upper(), f"~/(?s:.*){close}(?s:.*)/ & ~/{OPEN_STRING}/"
         most = "" if longest is None else longest
-        if self.close_item != self.tags.close:
+        if self.close_item == quoted(self.tags.close):
             end = quoted(self.tags.close + self.after)
             return (f"{rule}[lazy]: {terminal} {end}", f"{terminal}: /(?s:.{{{shortest},{most}}})/ & {text}")
         optional = "" if shortest else "?"
