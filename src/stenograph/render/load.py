@@ -17,7 +17,7 @@ from stenograph.render.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A renderer, and lines for the log: why something slower is used than could be."""
+    """A renderer, and lines for the log: what is slower than it could be, and what the files do not say."""
 
     renderer: Renderer
     notes: tuple[str, ...]
@@ -45,6 +45,11 @@ def load_renderer(
         notes.append(f"text is encoded by the slower reference tokenizer: {tokenizer.why_not_preferred}")
     if chosen.why_not_preferred:
         notes.append(f"the chat template is rendered by the slower jinja2: {chosen.why_not_preferred}")
+    if family.call_closing and tokenizer.added_tokens[family.call_closing] not in files.eos_token_ids:
+        notes.append(
+            f"the model's files do not say that {family.call_closing} ends a turn (generation_config.json): an engine"
+            " that goes by them goes on after a call"
+        )
     renderer = Renderer(tokenizer, chosen.template, family, allows_special=allows_special)
     return Loaded(renderer=renderer, notes=tuple(notes))
 

@@ -17,6 +17,7 @@ from stenograph.render.conversations import WEATHER, Exchange, appended, call, e
 from stenograph.render.day import STRFTIME_NOW, Day
 from stenograph.render.families import family_for
 from stenograph.render.families.harmony_types import typescript
+from stenograph.render.load import load_renderer
 from stenograph.render.model_files import ModelFiles
 from stenograph.render.renderer import Renderer
 from stenograph.render.verify import sampled_as, verify
@@ -27,6 +28,12 @@ BARE = Tool(name="stop_zq", json='{"type": "function", "function": {"name": "sto
 def test_the_family_is_recognized_with_a_template_in_the_files_and_without(files: ModelFiles) -> None:
     assert family_for(files).name == "gpt-oss"
     assert family_for(replace(files, chat_template="{{ '<|start|>' }}")).name == "gpt-oss"
+
+
+def test_files_that_do_not_end_a_turn_at_a_call_are_told_in_the_log(files: ModelFiles, renderer: Renderer) -> None:
+    (note,) = load_renderer(files).notes
+    assert "<|call|>" in note
+    assert load_renderer(replace(files, eos_token_ids=(renderer.tokenizer.added_tokens["<|call|>"],))).notes == ()
 
 
 def test_every_session_is_bridged_and_parsed(renderer: Renderer) -> None:
