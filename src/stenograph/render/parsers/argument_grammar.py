@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.render.parsers.call_syntax import ForcedTool, quoted
@@ -30,9 +30,31 @@ _NO_STRINGS = ("object", "array", "number", "boolean", "null")
 _PLAIN = re.compile(r"[^\s<>{}\"']+")
 
 
+class ValueFrame(Protocol):
+    """What stands around a value, and what it means for the value."""
+
+    @property
+    def head(self) -> Callable[[str], str]:
+        """The grammar's items before the value of the argument of that name."""
+        ...
+
+    @property
+    def end(self) -> str:
+        """The items after a value."""
+        ...
+
+    def text_rules(self, rule: str, shortest: int, longest: int | None) -> Sequence[str]:
+        """The rules of free text of so many characters, up to its end."""
+        ...
+
+    def is_read_back(self, value: str) -> bool:
+        """Whether a value ends where its closing tag is."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentFrame:
-    """What stands around a value. `head` gives the grammar's items before the value of the argument of that name.
+    """The frame of values between tags. `head` is as in `ValueFrame`.
 
     `close_item` is the closing tag as the grammar has to have it: a token of its own, or quoted. `after` is the white
     space that follows it.
@@ -73,10 +95,11 @@ class ArgumentFrame:
         return found is not None and found.start() == len(value)
 
 
-def argument_rules(tool: ForcedTool, frame: ArgumentFrame) -> tuple[str, Sequence[str]]:
+def argument_rules(tool: ForcedTool, frame: ValueFrame) -> tuple[str, Sequence[str]]:
     """The items of a tool's arguments, in its schema's order and with those that may be left out, and their rules.
 
-    Raises InvalidRequest: a schema, or a name, that bare text cannot be held to.
+    They name the rule `free_text`, text of any length, which the caller adds once. Raises InvalidRequest: a schema, or
+    a name, that bare text cannot be held to.
     """
     made = _Rules(tool, frame)
     return " ".join(made.items()), made.rules
@@ -92,7 +115,7 @@ def plain_name(name: str) -> str:
 class _Rules:
     """One tool's rules on their way."""
 
-    def __init__(self, tool: ForcedTool, frame: ArgumentFrame) -> None:
+    def __init__(self, tool: ForcedTool, frame: ValueFrame) -> None:
         self._tool = tool
         self._frame = frame
         self._schemas = ParameterSchemas(json.dumps(tool.schema))
@@ -105,7 +128,7 @@ class _Rules:
             raise _refusal(f"the parameters of {self._tool.name!r} have {min(unknown)!r}")
         properties = _mapping(self._tool.schema.get("properties"))
         required = _list(self._tool.schema.get("required"))
-        if absent := [name for name in required if name not in properties]:
+        if absent := [name for name in required if not isinstance(name, str) or name not in properties]:
             raise _refusal(f"{absent[0]!r} of {self._tool.name!r} is required, but it is not among the properties")
         for number, (name, schema) in enumerate(properties.items()):
             if schema is False and name not in required:
@@ -117,6 +140,8 @@ class _Rules:
     def _value(self, name: str, rule: str) -> str:
         """The items of a value and its end."""
         schema = self._schemas.of(name) or {}
+        if not schema and _mapping(_mapping(self._tool.schema.get("properties")).get(name)):
+            raise self._unheld(name, "a schema that is nowhere")
         choices = list(_choices(schema))
         if any(_is_text(one) for one in choices):
             return self._text(name, choices, rule)
@@ -136,7 +161,9 @@ class _Rules:
         if not choices[0].keys() & _LENGTHS:
             return "free_text"
         shortest, longest = (choices[0].get(key, least) for key, least in _LENGTHS.items())
-        if not isinstance(shortest, int) or not (longest is None or (isinstance(longest, int) and longest > 0)):
+        if not isinstance(shortest, int) or not (
+            longest is None or (isinstance(longest, int) and longest >= max(1, shortest))
+        ):
             raise self._unheld(name, "a text of no such length")
         self.rules += self._frame.text_rules(f"{rule}_text", shortest, longest)
         return f"{rule}_text"
