@@ -11,7 +11,7 @@ from stenograph.core.messages import Message, Role
 from stenograph.render.conversations import ARGUMENTS, ODD_ARGUMENTS, ODD_TEXT, WEATHER, call, result, said, user
 from stenograph.render.renderer import Renderer
 
-pytestmark = pytest.mark.families
+pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
 
 LoadReal = Callable[..., Any]
 THINKING: dict[str, object] = {}

@@ -18,7 +18,7 @@ from stenograph.render.load import load_renderer
 from stenograph.render.renderer import Renderer
 from stenograph.render.verify import verify
 
-pytestmark = pytest.mark.families
+pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
 
 LoadReal = Callable[..., Any]
 FAMILY_OF = {

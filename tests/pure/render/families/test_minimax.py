@@ -16,7 +16,7 @@ from stenograph.render.conversations import WEATHER, Exchange, appended, call, e
 from stenograph.render.renderer import Renderer
 from stenograph.render.verify import verify
 
-pytestmark = pytest.mark.families
+pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
 
 LoadReal = Callable[..., Any]
 NAME = "minimax-m2"
