@@ -1,5 +1,6 @@
 """What gpt-oss says is read as openai-harmony reads it, whatever it is; and a call can be forced."""
 
+import json
 from collections.abc import Sequence
 
 import openai_harmony
@@ -30,17 +31,15 @@ def read(
 def theirs_read(oracle: openai_harmony.HarmonyEncoding, text: str) -> tuple[str, str, list[tuple[str, str]]]:
     """Reasoning, content and calls of the messages that openai-harmony reads."""
     ids = oracle.encode(text, allowed_special="all")
-    reasoning, content = "", ""
+    said: dict[str, list[str]] = {"analysis": [], "final": []}
     calls: list[tuple[str, str]] = []
     for message in oracle.parse_messages_from_completion_tokens(ids, openai_harmony.Role.ASSISTANT):
         body = "".join(getattr(part, "text", "") for part in message.content)
         if message.recipient:
             calls.append((message.recipient.removeprefix("functions."), body))
-        elif message.channel == "analysis":
-            reasoning += body
-        else:
-            content += body
-    return reasoning, content, calls
+        elif body:
+            said["analysis" if message.channel == "analysis" else "final"].append(body)
+    return "\n\n".join(said["analysis"]), "\n\n".join(said["final"]), calls
 
 
 SPELLINGS = [
@@ -65,6 +64,45 @@ def test_a_reply_is_read_as_openai_harmony_reads_it(
     calls = [(one.name, one.arguments) for one in parsed.message.tool_calls]
     assert not parsed.faults
     assert (parsed.message.reasoning or "", parsed.message.content or "", calls) == theirs_read(oracle, text)
+
+
+@pytest.mark.parametrize("mark", ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"])
+def test_a_frame_that_was_cut_is_no_end(renderer: Renderer, mark: str) -> None:
+    _, parts = read(renderer, f"<|channel|>final<|message|>a<|end|>{mark}", finish=LENGTH)
+    assert [part.kind for part in parts] == [PartKind.CONTENT]
+
+
+BODIES = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+CALL_HEADERS = (
+    " to=functions.w<|channel|>commentary <|constrain|>json",
+    " to=functions.w<|channel|>analysis json",
+    "<|channel|>commentary to=functions.w <|constrain|>json",
+    "<|channel|>commentary to=functions.w",
+)
+ONES = st.one_of(
+    st.builds("<|channel|>analysis<|message|>{}<|end|>".format, BODIES),
+    st.builds("<|channel|>commentary<|message|>{}<|end|>".format, BODIES),
+    st.builds("<|channel|>final<|message|>{}<|return|>".format, BODIES),
+    st.builds(
+        "{}<|message|>{}<|call|>".format,
+        st.sampled_from(CALL_HEADERS),
+        st.dictionaries(BODIES, BODIES, max_size=2).map(json.dumps),
+    ),
+)
+
+
+@given(messages=st.lists(ONES, min_size=1, max_size=5))
+def test_any_messages_of_a_reply_are_read_as_openai_harmony_reads_them(
+    renderer: Renderer, oracle: openai_harmony.HarmonyEncoding, messages: list[str]
+) -> None:
+    text = "<|start|>assistant".join(messages)
+    parsed, parts = read(renderer, text)
+    calls = [(one.name, one.arguments) for one in parsed.message.tool_calls]
+    assert not parsed.faults
+    assert (parsed.message.reasoning or "", parsed.message.content or "", calls) == theirs_read(oracle, text)
+    ids = renderer.tokenizer.encode(text)
+    thought = "".join(renderer.tokenizer.decode(ids[p.start : p.end]) for p in parts if p.kind is PartKind.REASONING)
+    assert thought.count("<|channel|>analysis<|message|>") == sum("analysis<|message|>" in one for one in messages)
 
 
 def test_parts_are_told_apart_with_their_frames(renderer: Renderer) -> None:

@@ -264,6 +264,8 @@ def test_a_result_that_answers_no_call_is_refused_unless_it_names_its_function(r
     assert "<|start|>functions.by_name to=assistant" in our_text(
         renderer, [*past, replace(lost, name="by_name")], [WEATHER]
     )
+    late = Message(role=Role.TOOL, content="Found.", tool_call_id=call(1).id)
+    assert "<|start|>functions.look_up_zq to=assistant" in our_text(renderer, [*past, said("So."), late], [WEATHER])
 
 
 # -- what is sampled stays, but for the stop token that only ends a reply
