@@ -45,10 +45,11 @@ def load_renderer(
         notes.append(f"text is encoded by the slower reference tokenizer: {tokenizer.why_not_preferred}")
     if chosen.why_not_preferred:
         notes.append(f"the chat template is rendered by the slower jinja2: {chosen.why_not_preferred}")
-    if family.call_closing and tokenizer.added_tokens[family.call_closing] not in files.eos_token_ids:
+    ends = (*family.opening_stops, *((family.call_closing,) if family.call_closing else ()))
+    if unsaid := [token for token in ends if tokenizer.added_tokens[token] not in files.eos_token_ids]:
         notes.append(
-            f"the model's files do not say that {family.call_closing} ends a turn (generation_config.json): an engine"
-            " that goes by them goes on after a call"
+            f"the model's files do not say that {' or '.join(unsaid)} ends a turn (generation_config.json): an engine"
+            " that goes by them goes on after it"
         )
     renderer = Renderer(tokenizer, chosen.template, family, allows_special=allows_special)
     return Loaded(renderer=renderer, notes=tuple(notes))

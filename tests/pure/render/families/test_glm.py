@@ -51,6 +51,17 @@ def test_the_family_is_recognized_from_its_files(real: LoadReal, name: str) -> N
     assert real(name).renderer.family.name == FAMILY_OF[name]
 
 
+def test_files_that_do_not_end_a_turn_at_the_next_messages_opener_are_told_in_the_log(real: LoadReal) -> None:
+    model = real("glm-4.7-flash")
+    tokenizer = model.renderer.tokenizer
+    stops = tuple(tokenizer.added_tokens[token] for token in STOPS)
+    for num_unsaid, told in ((2, ["<|user|> or <|observation|>"]), (1, ["<|user|>"]), (0, [])):
+        files = replace(model.files, eos_token_ids=stops[num_unsaid:])
+        notes = load_renderer(files, tokenizer=tokenizer).notes
+        ends = [note.partition(" ends a turn") for note in notes]
+        assert [before.rpartition("do not say that ")[2] for before, found, _ in ends if found] == told
+
+
 @ALL
 @pytest.mark.parametrize("kwargs", [{}, NOT_THINKING, {"reasoning_effort": "high"}], ids=str)
 def test_every_conversation_is_written_as_transformers_writes_it(
