@@ -1,6 +1,7 @@
-"""The command line: `stenograph serve`, `fetch` and `bench`. Flags are the rows of the settings table.
+"""The command line: `stenograph serve`, `verify`, `fetch` and `bench`. Flags are the rows of the settings table.
 
-Owns exit codes: 0 when all went well, 2 for whatever stops the start (one line on stderr), 130 for an interrupt.
+Owns exit codes: 0 when all went well, 1 when `verify` found that it does not hold, 2 for whatever stops the start (one
+line on stderr), 130 for an interrupt.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import uvloop
 
 from stenograph import __version__
 from stenograph.cli.bench_command import BENCH, become_bench
+from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
 from stenograph.core.errors import StartupError
 from stenograph.core.settings import SETTINGS, Setting, Settings, load_settings
 from stenograph.embedded.fetch import resolve_model
@@ -44,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(options, os.environ, config)
         _start_logging(settings)
+        if command == VERIFY:
+            plays = bool(settings.engine_url) or options["engine"] is not None
+            return verify_model(settings, plays=plays, out=sys.stdout, progress=StreamProgress(sys.stderr))
         if command == "fetch":
             print(resolve_model(settings.model, cache_dir=settings.cache_dir, progress=StreamProgress(sys.stderr)))
         else:
@@ -65,12 +70,21 @@ def _parser() -> argparse.ArgumentParser:
     fetching = commands.add_parser(
         "fetch", help="fetch the model's weights", description="Fetch the model into the cache and print its path."
     )
+    verifying = commands.add_parser(
+        VERIFY,
+        help="check that a model's sessions are exact in tokens",
+        description="Check that the model's chat template is append-only, and that its sessions are exact in tokens:"
+        " every kind of conversation is rendered, bridged and parsed. With --engine (and --engine-url, of one that is a"
+        " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 something cannot be read.",
+    )
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
     for setting in SETTINGS:
         _add_flag(serving, setting)
         if setting.name in FETCH_SETTINGS:
             _add_flag(fetching, setting)
-    for command in (serving, fetching):
+        if setting.name in VERIFY_SETTINGS:
+            _add_flag(verifying, setting)
+    for command in (serving, fetching, verifying):
         command.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
     return parser
 

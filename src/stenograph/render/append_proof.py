@@ -178,7 +178,7 @@ class _Attempt:
         before = self._text(exchange, None)
         self.num_checked += 1
         if not before.startswith(asked):
-            yield _rewrite(Law.PROMPT, (*exchange.opening, exchange.reply), asked, before)
+            yield rewrite_of(Law.PROMPT, (*exchange.opening, exchange.reply), asked, before)
         for new in appended(exchange.reply):
             if not self._may_be_written(new) or any(message.role in self._early_roles for message in new):
                 continue
@@ -192,7 +192,7 @@ class _Attempt:
         self.num_checked += 1
         conversation = (*exchange.opening, exchange.reply, *new)
         if not after.startswith(before):
-            yield _rewrite(Law.HISTORY, conversation, before, after)
+            yield rewrite_of(Law.HISTORY, conversation, before, after)
             return
         # What a bridge makes of it (bridge_frame): the same messages after a history that stands for any.
         reply = Message(role=Role.ASSISTANT, content="a", tool_calls=exchange.reply.tool_calls)
@@ -200,9 +200,9 @@ class _Attempt:
         other = Exchange(opening=(user("u"),), reply=reply, tools=tools)
         other_before, other_after = self._text(other, None), self._text(other, new)
         if not other_after.startswith(other_before):
-            yield _rewrite(Law.HISTORY, (*other.opening, reply, *new), other_before, other_after)
+            yield rewrite_of(Law.HISTORY, (*other.opening, reply, *new), other_before, other_after)
         elif before + other_after[len(other_before) :] != after:
-            yield _rewrite(Law.SUFFIX, conversation, before + other_after[len(other_before) :], after)
+            yield rewrite_of(Law.SUFFIX, conversation, before + other_after[len(other_before) :], after)
 
     def _text(self, exchange: Exchange, new: Sequence[Message] | None) -> str:
         """Up to the reply, or with `new` up to the prompt after them."""
@@ -223,7 +223,8 @@ class _Attempt:
         return reply.reasoning is not None or not asked.rstrip().endswith(marks.open)
 
 
-def _rewrite(law: Law, messages: Sequence[Message], expected: str, actual: str) -> Rewrite:
+def rewrite_of(law: Law, messages: Sequence[Message], expected: str, actual: str) -> Rewrite:
+    """What is told of two texts of which the second ought to go on as the first."""
     shorter = min(len(expected), len(actual))
     at = next((i for i in range(shorter) if expected[i] != actual[i]), shorter)
     return Rewrite(

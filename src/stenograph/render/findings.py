@@ -17,6 +17,8 @@ _SHOWN_BEFORE, _SHOWN_AFTER = 4, 8
 class Check(enum.StrEnum):
     """What is checked."""
 
+    HISTORY = "history"
+    """What is written of a conversation begins with what was written of it before: a prompt, or all up to a reply."""
     BRIDGE = "bridge"
     """A line that was bridged has the ids of a full render."""
     PARSE = "parse"

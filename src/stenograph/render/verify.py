@@ -8,13 +8,14 @@ nothing of engines or printing.
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import msgspec
 
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, SamplingParams
-from stenograph.render.append_proof import Proof
+from stenograph.render.append_proof import Law, Proof, rewrite_of
 from stenograph.render.conversations import Exchange, appended, exchanges, user
 from stenograph.render.drift import DriftClass, find_drift
 from stenograph.render.findings import Check, Difference, Finding, describe, first_difference, kinds_of
@@ -97,24 +98,35 @@ class _Run:
 
     def _of_exchange(self, exchange: Exchange) -> Iterator[Finding]:
         renderer, tools, reply = self._renderer, exchange.tools, exchange.reply
-        prompt = renderer.render(exchange.opening, tools, self._kwargs)
+        prompt = self._rendered(exchange.opening, tools)
         if not may_answer(renderer, prompt, reply):
             return
+        asked = self._history(Law.PROMPT, exchange, ())
+        yield asked
+        if asked.problem:
+            return  # nothing that is written stands for what a model would write
         # A reply with calls may have another end than one with text, and an empty one has nothing but its end.
         may_end_early = len(exchange.opening) == 1 and bool(reply.content) and not reply.tool_calls
+        later: list[tuple[Message, ...]] = []
+        for new in filter(self._may_follow, appended(reply)):
+            try:
+                history = self._history(Law.HISTORY, exchange, new)
+            except UnrenderableMessage:
+                self.num_refused += 1
+                continue
+            yield history
+            if not history.problem:
+                later.append(new)
         for sampled in sampled_as(renderer, exchange, self._kwargs):
             yield from self._parsed(exchange, prompt, sampled)
             lines = [(Check.BRIDGE, prompt + sampled)]
             if may_end_early:
                 lines.append((Check.BOUNDARY, prompt + sampled[:-1]))
-            for new in appended(reply):
-                if not self._may_be_written(new) or any(message.role in self._early_roles for message in new):
-                    continue
-                for check, line in lines:
-                    try:
-                        yield self._bridged(check, exchange, line, len(prompt), new)
-                    except UnrenderableMessage:
-                        self.num_refused += 1
+            for new, (check, line) in product(later, lines):
+                try:
+                    yield self._bridged(check, exchange, line, len(prompt), new)
+                except UnrenderableMessage:
+                    self.num_refused += 1
             may_end_early = False
 
     def _parsed(self, exchange: Exchange, prompt: "array[int]", sampled: "array[int]") -> Iterator[Finding]:
@@ -143,6 +155,22 @@ class _Run:
         )
         problem = "" if is_whole else f"of {len(sampled)} ids: {parts}"
         yield Finding(check=Check.PARTS, conversation=name, kinds=kinds, problem=problem)
+
+    def _history(self, law: Law, exchange: Exchange, new: Sequence[Message]) -> Finding:
+        """Whether the reply is written after its prompt, or new messages after all that was written up to it."""
+        writer, opening, tools = self._renderer.writer, exchange.opening, exchange.tools
+        messages = (*opening, exchange.reply, *new)
+        sealer = writer.sealer(messages, tools, self._kwargs)
+        is_asked = law is Law.PROMPT
+        earlier = opening if is_asked else (*opening, exchange.reply)
+        before = writer.text(sealer, earlier, tools, self._kwargs, prompt=is_asked)
+        after = writer.text(sealer, messages, tools, self._kwargs, prompt=not is_asked)
+        finding = Finding(check=Check.HISTORY, conversation=describe(messages), kinds=kinds_of(messages))
+        if after.startswith(before):
+            return finding
+        kept, written = (self._renderer.tokenizer.encode_spans(sealer.open(text)) for text in (before, after))
+        problem = rewrite_of(law, messages, before, after).why
+        return replace(finding, problem=problem, difference=self._difference(written, kept))
 
     def _bridged(
         self, check: Check, exchange: Exchange, node: "array[int]", num_prompt: int, new: Sequence[Message]
@@ -205,18 +233,27 @@ class _Run:
 
     def _injection(self) -> Finding:
         """A user who spells every control token of the tokenizer."""
-        renderer = self._renderer
-        tokenizer = renderer.tokenizer
+        tokenizer = self._renderer.tokenizer
         text = " ".join(tokenizer.added_spellings)
         try:
             num_of = [
-                sum(token_id in tokenizer.special_ids for token_id in renderer.render((user(one),), (), self._kwargs))
+                sum(token_id in tokenizer.special_ids for token_id in self._rendered((user(one),), ()))
                 for one in ("harmless", text)
             ]
         except UnrenderableMessage as error:
             return Finding(check=Check.INJECTION, conversation="user", problem=str(error))
         problem = "" if num_of[0] == num_of[1] else f"{num_of[1] - num_of[0]} control tokens were forged"
         return Finding(check=Check.INJECTION, conversation="user", problem=problem)
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool]) -> "array[int]":
+        """What the renderer makes of messages, be the arguments such as it refuses."""
+        writer = self._renderer.writer
+        sealer = writer.sealer(messages, tools, self._kwargs)
+        text = writer.text(sealer, messages, tools, self._kwargs, prompt=True)
+        return self._renderer.tokenizer.encode_spans(sealer.open(text))
+
+    def _may_follow(self, new: Sequence[Message]) -> bool:
+        return self._may_be_written(new) and not any(message.role in self._early_roles for message in new)
 
     def _may_be_written(self, messages: Sequence[Message]) -> bool:
         return all(message.role in self._roles for message in messages)

@@ -85,7 +85,12 @@ def test_an_argument_that_breaks_the_template_is_found_with_it_alone(renderer: R
     source = "{{ messages | length if forgets }}" + TEMPLATE
     broken = Renderer(renderer.tokenizer, ChatTemplate(source, None, None), renderer.family)
     assert verify(broken).holds
-    assert not verify(broken, {"forgets": True}).proof.holds
+    found = verify(broken, {"forgets": True})
+    assert not found.proof.holds
+    first = found.failures[0]
+    assert first.check is Check.HISTORY
+    assert first.difference is not None
+    assert (first.difference.at, first.difference.expected[0][1], first.difference.actual[0][1]) == (0, "2", "1")
 
 
 def test_the_first_difference_is_shown_with_what_is_around_it(renderer: Renderer) -> None:

@@ -1,0 +1,122 @@
+"""`stenograph verify`: is a model's template append-only, and is TITO exact for it?
+
+Owns the exit codes of an answer. What cannot be read is a StartupError, as everywhere.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import uvloop
+
+from stenograph.cli.live_session import LiveSession, play
+from stenograph.cli.verify_report import found_lines, live_lines
+from stenograph.core.clock import SystemClock
+from stenograph.core.settings import Settings
+from stenograph.embedded.fetch import resolve_model
+from stenograph.embedded.progress import Progress
+from stenograph.http.app import make_engine, template_kwargs_of
+from stenograph.offload.body_slots import BodySlots
+from stenograph.render.append_proof import Proof
+from stenograph.render.day import Day
+from stenograph.render.load import Loaded, family_made_for, load_renderer
+from stenograph.render.model_files import ModelFiles, load_model_files
+from stenograph.render.verify import Verification, verify
+
+EXIT_HOLDS = 0
+EXIT_DOES_NOT_HOLD = 1
+
+VERIFY = "verify"
+VERIFY_SETTINGS = (
+    "model",
+    "family",
+    "chat_template_kwargs",
+    "engine",
+    "engine_url",
+    "connect_timeout",
+    "request_timeout",
+    "engine_threads",
+    "cache_dir",
+)
+"""The settings that `verify` reads."""
+
+_SHOWN_CHARS = 200
+
+
+def verify_model(settings: Settings, *, plays: bool, out: TextIO, progress: Progress) -> int:
+    """Verify the model that the settings name, and write to `out` what was found; returns the exit code.
+
+    `plays`: also a session with the engine that they name. Raises StartupError: the model cannot be read, or the
+    engine not be started.
+    """
+    path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress)
+    files = load_model_files(path)
+    template_kwargs_of(settings)
+    loaded = load_renderer(files, settings.family, strftime_now=Day.of(SystemClock().wall()))
+    holds = verify_files(files, loaded, settings, out=out, progress=progress)
+    if plays and holds:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            live = runner.run(_played(settings, files, path, loaded, progress))
+        out.writelines(f"{line}\n" for line in ("", *live_lines(live)))
+        holds = live.holds
+        out.write(f"\n{'The session held.' if holds else 'The session did not hold.'}\n")
+    elif plays:
+        out.write("No session is played: the template comes first.\n")
+    return EXIT_HOLDS if holds else EXIT_DOES_NOT_HOLD
+
+
+def verify_files(files: ModelFiles, loaded: Loaded, settings: Settings, *, out: TextIO, progress: Progress) -> bool:
+    """Verify a template without an engine, and write to `out` what was found; returns whether all holds."""
+    renderer, kwargs = loaded.renderer, settings.chat_template_kwargs
+    family = renderer.family
+    out.write(f"model {files.path}\nfamily {family.name}: {family.summary}\n")
+    if kwargs:
+        out.write(f"chat_template_kwargs {dict(kwargs)}\n")
+    out.writelines(f"note: {note}\n" for note in loaded.notes)
+    found = verify(renderer, kwargs, told=_teller(progress, "rendering conversations"))
+    out.writelines(f"{line}\n" for line in ("", *found_lines(found), ""))
+    plain = renderer.prove()
+    why_not = _why_not(found, plain)
+    if not why_not:
+        out.write("TITO is exact for this model.\n")
+        return True
+    out.write(f"TITO is not exact for this model: {why_not}\n")
+    is_by_kwargs = bool(kwargs) and plain.holds
+    if not is_by_kwargs and (better := family_made_for(files, family)):
+        out.write(f"--family {better} is made for it.\n")
+    return False
+
+
+def _why_not(found: Verification, plain: Proof) -> str:
+    """Why no server may start with it, or should; empty where all holds. `plain` is the proof without arguments."""
+    if found.failures and found.proof.holds:
+        return f"{found.failures[0].check.value}: {found.failures[0].problem[:_SHOWN_CHARS]}"
+    if found.proof.holds and not plain.holds:
+        return f"without chat_template_kwargs {plain.why_not}"
+    rewrites = found.proof.rewrites
+    return f"it is not append-only: {rewrites[0].why}" if rewrites else found.proof.why_not
+
+
+async def _played(settings: Settings, files: ModelFiles, path: Path, loaded: Loaded, progress: Progress) -> LiveSession:
+    """A session with the engine, started and ended here."""
+    clock = SystemClock()
+    engine = make_engine(settings, files, path, BodySlots(settings.body_slots), clock)
+    where = f"at {', '.join(settings.engine_url)}" if settings.engine_url else "in a process of its own"
+    try:
+        await engine.start()
+        return await play(
+            loaded.renderer,
+            engine,
+            where=where,
+            clock=clock,
+            timeout_s=settings.request_timeout_s,
+            kwargs=settings.chat_template_kwargs,
+            told=_teller(progress, "playing a session"),
+        )
+    finally:
+        await engine.aclose()
+
+
+def _teller(progress: Progress, what: str) -> Callable[[int, int], None]:
+    return lambda done, total: progress(what, done, total)

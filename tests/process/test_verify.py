@@ -1,0 +1,78 @@
+"""`stenograph verify` as a process: its exit code says what was found, and a session is played with a real engine."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from stenograph.testing.planned_server import Script
+from stenograph.testing.tiny_llama import TEMPLATE, write_tiny_folder
+from stenograph.testing.vllm_server import VLLMServer
+
+END = 2
+
+
+async def verify(*flags: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stenograph.cli.main", "verify", *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.weights
+@pytest.mark.timeout(180)
+async def test_a_model_that_holds_exits_0_with_a_session_of_the_embedded_engine(smollm2_path: Path) -> None:
+    code, out, err = await verify("--model", str(smollm2_path), "--engine", "embedded")
+    assert code == 0, out + err
+    assert "TITO is exact for this model." in out
+    assert "live session: embedded in a process of its own" in out
+    assert "\ntool result " in out
+    assert out.endswith("The session held.\n")
+    assert "playing a session: 100 %" in err
+
+
+@pytest.mark.timeout(120)
+async def test_a_session_is_played_with_a_server_at_an_address(tiny: Path) -> None:
+    async with VLLMServer(models=[tiny.name]) as server:
+        server.plan(*(Script(ids=(70 + number, END)) for number in range(4)))
+        flags = ("--family", "smollm2", "--engine", "vllm", "--engine-url", server.url)
+        code, out, err = await verify("--model", str(tiny), *flags)
+        asked = [request.json["token_ids"] for request in server.requests]
+    assert code == 0, out + err
+    assert f"live session: vllm at {server.url}" in out
+    assert len(asked) == 5
+    assert asked[1] == asked[2]
+    for before, after, drawn in ((0, 1, 70), (2, 3, 72), (3, 4, 73)):
+        line = [*asked[before], drawn, END]
+        assert asked[after][: len(line)] == line
+
+
+@pytest.mark.timeout(120)
+async def test_a_template_that_rewrites_exits_1_and_plays_nothing(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path)
+    tokens = {"chat_template": "{{ messages | length }}" + TEMPLATE, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    code, out, _ = await verify("--model", str(folder), "--family", "template", "--engine", "embedded")
+    assert code == 1
+    assert "TITO is not exact for this model: it is not append-only" in out
+    assert "No session is played" in out
+
+
+@pytest.mark.timeout(120)
+async def test_what_cannot_be_read_exits_2_in_one_line(tmp_path: Path) -> None:
+    code, out, err = await verify("--model", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert err.startswith("stenograph: ")
+    assert len(err.splitlines()) == 1
