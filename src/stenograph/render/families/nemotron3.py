@@ -4,7 +4,7 @@ Two things in the stock template rewrite history: it drops the reasoning of repl
 `truncate_history_thinking` is false, which it is here; and it writes an empty pair of marks on one line into a reply
 without reasoning, whatever its prompt had opened. With that edited, every reply has the block that its prompt began.
 
-Source: the published chat template of Nemotron-3-Nano-30B-A3B.
+Source: the chat templates of Nemotron 3 Nano, Super and Ultra, and of Nemotron 3.5 Lightning.
 """
 
 from stenograph.render.families.family import Edit, Family, Signs

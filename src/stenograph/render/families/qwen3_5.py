@@ -2,9 +2,11 @@
 
 Qwen3.5's stock template writes a reply's block of reasoning only after the last user message: it rewrites history. With
 that condition edited, every reply has the block that its prompt began. In a conversation whose replies all come after
-the last user message the stock template writes the same, byte by byte.
+the last user message the stock template writes the same, byte by byte. Qwen3.6 and 3.8 are as Qwen3.5; they have an
+argument that keeps the blocks, too, which the edit makes needless.
 
-Source: the chat template in Qwen3.5's own files. Qwen3-Coder's calls are the same; of its template nothing is assumed.
+Source: the chat templates of Qwen3.5, 3.6 and 3.8. Qwen3-Coder's calls are the same; of its template nothing is
+assumed.
 """
 
 from stenograph.render.families.family import Edit, Family, Signs
@@ -17,7 +19,7 @@ _IS_LATE = "loop.index0 > ns.last_query_index"
 
 QWEN3_5 = Family(
     name="qwen3.5",
-    summary="Qwen3.5 and Qwen3.6, thinking or not",
+    summary="Qwen3.5, Qwen3.6 and Qwen3.8, thinking or not",
     signs=Signs(tokens=(*_TOKENS, "<think>", "</think>"), template=(*_CALLS, _IS_LATE, "<think>")),
     edits=(Edit(old=_IS_LATE, new="true"),),
     tools_before_turns=True,

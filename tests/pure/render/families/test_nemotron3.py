@@ -1,4 +1,7 @@
-"""Nemotron 3, with a template of ours that has the published one's frames: no package has the model's own files."""
+"""Nemotron 3, held to the models' own templates and to what transformers makes of them, with Qwen3's tokenizer.
+
+By default, a template of ours with the same frames.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,11 +13,12 @@ from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.render.append_proof import Law
-from stenograph.render.conversations import WEATHER, call, said, user
+from stenograph.render.conversations import WEATHER, appended, call, exchanges, said, user
 from stenograph.render.load import load_renderer
 from stenograph.render.renderer import Renderer
 from stenograph.render.verify import verify
 
+NAMES = ["nemotron-3-nano", "nemotron-3-super", "nemotron-3-ultra", "nemotron-3.5-lightning"]
 LoadReal = Callable[..., Any]
 STOP = Finish(reason=FinishReason.STOP)
 NOT_THINKING = {"enable_thinking": False}
@@ -78,6 +82,26 @@ def renderer(load: Callable[[str], Renderer]) -> Renderer:
     return load("auto")
 
 
+@pytest.mark.families
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kwargs", [{}, NOT_THINKING], ids=["default", "not_thinking"])
+def test_the_models_own_templates_are_of_the_family_and_written_as_transformers_writes_them(
+    real: LoadReal, name: str, kwargs: Mapping[str, object]
+) -> None:
+    model = real(name)
+    renderer: Renderer = model.renderer
+    assert renderer.family.name == "nemotron3"
+    found = verify(renderer, kwargs)
+    assert found.proof.holds, found.proof.why_not
+    assert not found.failures, found.failures[0]
+    assert found.num_tolerated == 0
+    for exchange in exchanges(has_tools=True):
+        for new in appended(exchange.reply):
+            messages = (*exchange.opening, exchange.reply, *new)
+            expected = model.oracle(messages, exchange.tools, **kwargs)
+            assert renderer.render(messages, exchange.tools, kwargs) == renderer.tokenizer.encode(expected)
+
+
 @pytest.mark.parametrize("kwargs", [{}, NOT_THINKING], ids=["default", "not_thinking"])
 def test_every_session_is_bridged_and_parsed(renderer: Renderer, kwargs: Mapping[str, object]) -> None:
     assert renderer.family.name == "nemotron3"
@@ -103,6 +127,14 @@ def test_the_stock_template_is_refused_because_it_drops_reasoning(load: Callable
 def test_history_cannot_be_truncated_by_a_request(renderer: Renderer) -> None:
     with pytest.raises(UnrenderableMessage, match="truncate_history_thinking"):
         renderer.render([user("a")], [], {"truncate_history_thinking": True})
+
+
+@pytest.mark.families
+def test_an_effort_that_rewrites_the_last_user_s_message_is_refused(real: LoadReal) -> None:
+    renderer: Renderer = real("nemotron-3-super").renderer
+    with pytest.raises(UnrenderableMessage) as caught:
+        renderer.render([user("a")], [], {"low_effort": True})
+    assert caught.value.param == "/chat_template_kwargs"
 
 
 def test_a_forced_call_comes_after_the_reasoning(renderer: Renderer) -> None:

@@ -148,6 +148,19 @@ def test_a_prompt_that_opens_the_reasoning_is_continued_by_it(thinking: Renderer
     assert parsed.num_reasoning_tokens == close + 1
 
 
+@pytest.mark.families
+def test_the_instruct_variants_are_chatml_by_their_own_template(real: LoadReal) -> None:
+    model = real("qwen3-instruct-2507")
+    assert model.renderer.family.name == "chatml"
+    found = verify(model.renderer)
+    assert found.proof.holds, found.proof.why_not
+    assert not found.failures, found.failures[0]
+    for exchange in exchanges(has_tools=True):
+        messages = (*exchange.opening, exchange.reply)
+        expected = model.oracle(messages, exchange.tools)
+        assert model.renderer.render(messages, exchange.tools, {}) == model.renderer.tokenizer.encode(expected)
+
+
 MALFORMED = [
     ('<tool_call>\n{"name": }\n</tool_call>', ParseProblem.TOOL_CALL_NOT_JSON),
     ('<tool_call>\n{"name": "w", "arguments": 3}\n</tool_call>', ParseProblem.TOOL_CALL_WRONG_SHAPE),

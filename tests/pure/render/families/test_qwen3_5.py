@@ -1,4 +1,7 @@
-"""Qwen3.5, held to its own files and to what transformers makes of them; Qwen3-Coder, to a template made of these."""
+"""Qwen3.5 to 3.8, held to their own files and to what transformers makes of them; Qwen3-Coder, to a template of these.
+
+Qwen3.6 and 3.8 have the tokenizer of Qwen3.5 here.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +25,7 @@ from stenograph.render.verify import verify
 
 pytestmark = pytest.mark.families
 
+NAMES = ["qwen3.5", "qwen3.6", "qwen3.8"]
 LoadReal = Callable[..., Any]
 STOP = Finish(reason=FinishReason.STOP)
 NOT_THINKING = {"enable_thinking": False}
@@ -39,11 +43,12 @@ def coder(real: LoadReal) -> Renderer:
     return load_renderer(files, tokenizer=real("qwen3.5").renderer.tokenizer).renderer
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kwargs", [{}, NOT_THINKING], ids=["default", "not_thinking"])
 def test_every_session_is_bridged_and_parsed_as_the_real_files_have_it(
-    real: LoadReal, kwargs: dict[str, object]
+    real: LoadReal, name: str, kwargs: dict[str, object]
 ) -> None:
-    found = verify(real("qwen3.5").renderer, kwargs)
+    found = verify(real(name).renderer, kwargs)
     assert found.proof.holds, found.proof.why_not
     assert not found.failures, found.failures[0]
     assert found.num_tolerated == 0
@@ -51,7 +56,7 @@ def test_every_session_is_bridged_and_parsed_as_the_real_files_have_it(
 
 
 def test_the_family_is_recognized_from_its_files(real: LoadReal, coder: Renderer) -> None:
-    assert real("qwen3.5").renderer.family.name == "qwen3.5"
+    assert {real(name).renderer.family.name for name in NAMES} == {"qwen3.5"}
     assert coder.family.name == "qwen3-coder"
 
 
@@ -69,13 +74,16 @@ def written_by_both(
         return None, expected
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kwargs", [{}, NOT_THINKING], ids=["default", "not_thinking"])
-def test_every_conversation_is_written_as_transformers_writes_it(real: LoadReal, kwargs: dict[str, object]) -> None:
+def test_every_conversation_is_written_as_transformers_writes_it(
+    real: LoadReal, name: str, kwargs: dict[str, object]
+) -> None:
     num_written = 0
     for exchange in exchanges(has_tools=True):
         for new in appended(exchange.reply):
             messages = (*exchange.opening, exchange.reply, *new)
-            ours, theirs = written_by_both(real("qwen3.5"), messages, exchange.tools, **kwargs)
+            ours, theirs = written_by_both(real(name), messages, exchange.tools, **kwargs)
             assert ours == theirs
             num_written += ours is not None
     assert num_written > 150
@@ -102,8 +110,9 @@ def test_any_conversation_is_written_as_transformers_writes_it(
     assert ours == theirs
 
 
-def test_replies_after_the_last_user_are_written_as_by_the_stock_template(real: LoadReal) -> None:
-    model = real("qwen3.5")
+@pytest.mark.parametrize("name", NAMES)
+def test_replies_after_the_last_user_are_written_as_by_the_stock_template(real: LoadReal, name: str) -> None:
+    model = real(name)
     num_compared = 0
     for exchange in exchanges(has_tools=True):
         messages = (*exchange.opening, exchange.reply)
@@ -115,8 +124,9 @@ def test_replies_after_the_last_user_are_written_as_by_the_stock_template(real: 
     assert num_compared > 20
 
 
-def test_the_stock_template_is_refused_because_it_drops_reasoning(real: LoadReal) -> None:
-    stock = real("qwen3.5", "chatml")
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.6"])
+def test_the_stock_template_is_refused_because_it_drops_reasoning(real: LoadReal, name: str) -> None:
+    stock = real(name, "chatml")
     assert stock.renderer.prove().rewrites[0].law is Law.HISTORY
     with pytest.raises(StartupError, match="drops the reasoning of an earlier reply") as caught:
         check_renderer(stock.files, stock.renderer)
