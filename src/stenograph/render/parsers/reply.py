@@ -19,6 +19,7 @@ from stenograph.render.parsers.stop_strings import StopStrings, len_of_overlap
 from stenograph.render.tokenizer import Tokenizer
 
 _MAX_SEEN_CHARS = 160
+_PIECE_CHARS = 4096
 
 
 class _State(enum.Enum):
@@ -129,9 +130,11 @@ class ReplyParser:
             self._num_reasoning_tokens = len(self._ids)
 
     def _push(self, text: str) -> None:
-        self._pending += text
-        while self._pending and self._step():
-            pass
+        """Read on. A long text comes in pieces, because each thing that is read off it copies what is left of it."""
+        for start in range(0, len(text), _PIECE_CHARS):
+            self._pending += text[start : start + _PIECE_CHARS]
+            while self._pending and self._step():
+                pass
 
     def _take(self, num_chars: int) -> str:
         """The next pending characters, which are then read."""

@@ -147,6 +147,19 @@ def test_any_ids_parse_alike_in_any_pieces(
     assert at == len(ids)
 
 
+@pytest.mark.parametrize("family", BY_NAME)
+def test_a_long_reply_parses_alike_at_once_and_id_by_id(tiny: Tokenizer, family: Family) -> None:
+    """Wherever in its pieces a marker stands."""
+    calls = f"{block(family, one(family, LITERAL))} {BEGIN}{END}"
+    for num_before in range(4000, 4100, 23):
+        ids = tiny.encode(f"{'x' * num_before}{calls}{'y' * 4200}{calls}")
+        parsers = [reader(tiny, family, ids, by_id=by_id) for by_id in (False, True)]
+        parsed = [parser.finish(STOP)[1] for parser in parsers]
+        assert parsed[0] == parsed[1]
+        assert parsers[0].parts() == parsers[1].parts()
+        assert (len(parsed[0].message.tool_calls), len(parsed[0].faults)) == (2, 2)
+
+
 @pytest.mark.parametrize(("parallel", "num_calls", "accepted"), [(False, 1, True), (False, 2, False), (True, 2, True)])
 @pytest.mark.parametrize("family", BY_NAME)
 def test_the_grammar_of_a_forced_call_has_what_the_template_writes(
