@@ -32,7 +32,10 @@ class GrownSession:
 
 
 def grow(renderer: Renderer, kwargs: Mapping[str, object]) -> GrownSession:
-    """Grow one of NUM_TURNS turns; each turn after the first is asked for twice. Raises UnrenderableMessage."""
+    """Grow one of NUM_TURNS turns; each turn after the first is asked for twice. Raises UnrenderableMessage.
+
+    The template, or else the family, has to end a reply with a control token.
+    """
     tools = (WEATHER,) if renderer.family.shows_tools else ()
     messages: tuple[Message, ...] = (user("First zq."),)
     ids = renderer.render(messages, tools, kwargs)

@@ -26,7 +26,10 @@ def may_answer(renderer: Renderer, prompt: Sequence[int], reply: Message) -> boo
 def sampled_as(
     renderer: Renderer, exchange: Exchange, kwargs: Mapping[str, object] | None = None
 ) -> Iterator["array[int]"]:
-    """The reply as a model would sample it if it wrote as the template does: once for each token that may end it."""
+    """The reply as a model would sample it if it wrote as the template does: once for each token that may end it.
+
+    So not at all where neither the template nor the family says which token that is.
+    """
     writer, tokenizer = renderer.writer, renderer.tokenizer
     sealer = writer.sealer((*exchange.opening, exchange.reply), exchange.tools, kwargs)
     asked = writer.text(sealer, exchange.opening, exchange.tools, kwargs, prompt=True)

@@ -27,6 +27,11 @@ __all__ = ["Check", "Finding", "Verification", "may_answer", "sampled_as", "veri
 
 _NO_PARAMS = SamplingParams()
 
+_NO_END = (
+    "the template writes no control token after a reply, and the family names none that ends it: the token that ends it"
+    " would stay in the line, where the template has none"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
@@ -75,6 +80,7 @@ class _Run:
         self._kwargs = kwargs
         self._roles = renderer.family.roles or frozenset()
         self._early_roles = renderer.family.early_roles or frozenset()
+        self._has_end = True
         self.num_refused = 0
         self.num_tolerated = 0
 
@@ -90,7 +96,8 @@ class _Run:
             except UnrenderableMessage:
                 self.num_refused += 1
         try:
-            yield from self._long_session()
+            if self._has_end:
+                yield from self._long_session()
         except UnrenderableMessage:
             self.num_refused += 1
         yield self._injection()
@@ -117,7 +124,12 @@ class _Run:
             yield history
             if not history.problem:
                 later.append(new)
-        for sampled in sampled_as(renderer, exchange, self._kwargs):
+        replies = tuple(sampled_as(renderer, exchange, self._kwargs))
+        if not replies:
+            self._has_end = False
+            name, kinds = describe((*exchange.opening, reply)), kinds_of((*exchange.opening, reply))
+            yield Finding(check=Check.BOUNDARY, conversation=name, kinds=kinds, problem=_NO_END)
+        for sampled in replies:
             yield from self._parsed(exchange, prompt, sampled)
             lines = [(Check.BRIDGE, prompt + sampled)]
             if may_end_early:

@@ -7,6 +7,7 @@ import pytest
 import tokenizers
 
 from stenograph.core.messages import Message, Tool
+from stenograph.render.families.chatml import CHATML
 from stenograph.render.families.smollm2 import SMOLLM2
 from stenograph.render.findings import Check, Kind, first_difference
 from stenograph.render.renderer import Bridge, Renderer
@@ -91,6 +92,17 @@ def test_an_argument_that_breaks_the_template_is_found_with_it_alone(renderer: R
     assert first.check is Check.HISTORY
     assert first.difference is not None
     assert (first.difference.at, first.difference.expected[0][1], first.difference.actual[0][1]) == (0, "2", "1")
+
+
+def test_a_template_that_ends_a_reply_with_no_token_is_told_so(renderer: Renderer) -> None:
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    found = verify(Renderer(renderer.tokenizer, ChatTemplate(source, None, None), CHATML))
+    assert found.proof.holds
+    assert {finding.check for finding in found.failures} == {Check.BOUNDARY}
+    assert "no control token after a reply" in found.failures[0].problem
 
 
 def test_the_first_difference_is_shown_with_what_is_around_it(renderer: Renderer) -> None:
