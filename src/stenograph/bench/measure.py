@@ -77,6 +77,7 @@ def measure_server(scenario: Scenario, shape: ReplyShape, command: ServerCommand
                 plan, sessions=min(plan.sessions, WARM_UP_SESSIONS), turns=min(plan.turns, WARM_UP_TURNS)
             )
         )
+        time.sleep(SETTLE_S)  # what starting left is given back by then
         before_kib = server.rss_kib()
         load = _start_load(children, plan)
         opened = _step(load, "open")

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, ReplyDelta, TurnRequest, whole_delta
 from stenograph.core.clock import Clock
@@ -47,6 +48,8 @@ from stenograph.session.history import Attachment, CommittedTurn, TurnStatus
 from stenograph.session.meter import TurnMeter
 from stenograph.session.opening import Ledger, Opening
 from stenograph.session.reply_buffer import ReplyBuffer
+
+T = TypeVar("T")
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""
@@ -400,6 +403,7 @@ class TurnRun:
 
     def _keep(self, sampled: SampledTurn, parsed: ParsedReply, now: float) -> None:
         opening, prompt, ledger = self._opening, self.prompt, self._ledger
+        before = None if self.attachment.parent is None else self.attachment.parent.turn
         turn = CommittedTurn(
             request_id=self.request_id,
             new_prompt_ids=prompt.ids[prompt.num_kept :],
@@ -408,13 +412,13 @@ class TurnRun:
             status=TurnStatus.of(sampled.finish.reason),
             messages=self.attachment.new_messages,
             reply=parsed,
-            params=self._params,
+            params=_kept_once(self._params, before and before.params),
             asked=opening.asked,
-            tool_choice=opening.tool_choice,
+            tool_choice=_kept_once(opening.tool_choice, before and before.tool_choice),
             parallel_tool_calls=opening.parallel_tool_calls,
             reply_id=self.reply_id,
             context=opening.context,
-            request_json=self._request_json,
+            request_json=_kept_once(self._request_json, before and before.request_json),
             requested_at=self._requested_at,
             committed_at=now,
             stages=self.stages,
@@ -439,6 +443,11 @@ class TurnRun:
             self.stages.mark(Stage.DECODE_TOKENS, times.finished)
         else:
             self._mark(Stage.DECODE_TOKENS)
+
+
+def _kept_once(new: T, before: T | None) -> T:
+    """What most turns of a session have alike, as the turn before has it, if it is equal."""
+    return before if before is not None and before == new else new
 
 
 class _ReplyReader:

@@ -1,4 +1,4 @@
-"""The collector of cycles, which stops everything while it looks, has nothing to look for in turns that are kept."""
+"""What a turn keeps: nothing that the collector of cycles, which stops everything, looks through; and nothing twice."""
 
 import enum
 import gc
@@ -39,3 +39,18 @@ async def test_a_turn_that_is_kept_is_nothing_to_look_through(live: Live, histor
     assert node is not None
     assert node.depth == 3
     assert looked_through(node) == []
+
+
+async def test_what_turns_have_alike_is_kept_once(live: Live) -> None:
+    session_id = await live.open()
+    messages: list[dict[str, Any]] = []
+    for seed in (1, 1, 2):
+        live.says("Yes.")
+        messages.append(user("Well?"))
+        answer = await live.chat(session_id, *messages, seed=seed, max_tokens=50)
+        messages.append(answer.json()["choices"][0]["message"])
+    first, second, third = (node.turn for node in live.manager.get(session_id).history.nodes)
+    assert first.params is second.params
+    assert first.tool_choice is second.tool_choice is third.tool_choice
+    assert first.request_json is second.request_json
+    assert [turn.params.seed for turn in (second, third)] == [1, 2]
