@@ -1,5 +1,6 @@
 """Llama 3 to 3.3: bare calls read whatever they are; the templates held to their own files and to transformers."""
 
+import datetime
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.render.conversations import WEATHER, appended, call, exchanges, result, said, user
+from stenograph.render.day import STRFTIME_NOW, Day
 from stenograph.render.families.llama import LLAMA3_1
 from stenograph.render.load import load_renderer
 from stenograph.render.parsers.call_syntax import ForcedTool
@@ -313,8 +315,9 @@ def test_a_line_keeps_the_day_on_which_it_began(real: LoadReal) -> None:
         today[0] = next(days)
     assert bridges[0] == bridges[1] == bridges[2]
     assert "Date" not in renderer.tokenizer.decode(bridges[0])
-    kept = {"date_string": "01 Nov 2026"}
-    assert prompt + reply + bridges[0] == renderer.render([user("a"), said("b"), user("c")], [WEATHER], kept)
+    whole = [user("a"), said("b"), user("c")]
+    for kept in ({"date_string": "01 Nov 2026"}, {STRFTIME_NOW: Day(date=datetime.date(2026, 11, 1))}):
+        assert prompt + reply + bridges[0] == renderer.render(whole, [WEATHER], kept)
 
 
 @pytest.mark.families
