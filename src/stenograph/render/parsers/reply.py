@@ -259,7 +259,9 @@ class ReplyParser:
         """Place a block that has just been read: its calls, or its text where it has none."""
         if isinstance(calls, tuple) and calls:
             for call in calls:
-                call_id = call.call_id or f"call_{self._id_prefix}{len(self._calls)}"
+                call_id = call.call_id
+                if call_id is None or any(before.id == call_id for before in self._calls):
+                    call_id = f"call_{self._id_prefix}{len(self._calls)}"
                 self._calls.append(ToolCall(id=call_id, name=call.name, arguments=call.arguments))
             self._is_blank = True
             self._close_part(PartKind.TOOL_CALL)

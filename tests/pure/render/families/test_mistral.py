@@ -244,6 +244,14 @@ def test_parallel_calls_are_read_whatever_their_arguments_spell(renderer: Render
     assert [part.kind for part in parts] == [PartKind.CONTENT, PartKind.TOOL_CALL, PartKind.END]
 
 
+@pytest.mark.parametrize("name", ["v3", "v7", "v11"])
+def test_an_id_that_the_model_writes_twice_is_given_to_one_call(renderers: dict[str, Renderer], name: str) -> None:
+    renderer = renderers[name]
+    parsed, _ = read(renderer, block(renderer, one(renderer, "{}"), one(renderer, "{}")) + "</s>")
+    assert [asked.id for asked in parsed.message.tool_calls] == ["abcdefghi", "call_1"]
+    assert not parsed.faults
+
+
 def test_reasoning_is_read_where_the_model_has_tokens_for_it(renderers: dict[str, Renderer]) -> None:
     renderer = renderers["v13-thinking"]
     parsed, parts = read(renderer, "[THINK]hm\n[/THINK]hello</s>")
