@@ -96,7 +96,7 @@ class _Run:
             except UnrenderableMessage:
                 self.num_refused += 1
         try:
-            if self._has_end:
+            if self._has_end and self._renderer.prove(self._kwargs).holds:  # else it has no replies to grow with
                 yield from self._long_session()
         except UnrenderableMessage:
             self.num_refused += 1

@@ -91,6 +91,7 @@ def test_an_argument_that_breaks_the_template_is_found_with_it_alone(renderer: R
     first = found.failures[0]
     assert first.check is Check.HISTORY
     assert first.difference is not None
+    assert Check.RETRY not in {finding.check for finding in found.findings}, "no session is grown with it"
     assert (first.difference.at, first.difference.expected[0][1], first.difference.actual[0][1]) == (0, "2", "1")
 
 
