@@ -37,21 +37,17 @@ def dsml_grammar(tools: Sequence[ForcedTool], parallel: bool, *, lead: str, bloc
         head = quoted(f'invoke name="{_plain(tool.name, mark)}">\n')
         lines.append(f'call_{tool.number}: "<" {item} {head} {items} "</" {item} "invoke>"')
         lines += arguments.rules
-    return "\n".join([*lines, *_free_text(mark, item)]) + "\n"
+    return "\n".join([*lines, *_shared_rules(mark, item)]) + "\n"
 
 
-def _free_text(mark: str, item: str) -> Sequence[str]:
-    """The rules of free text and its closing tag: pieces that each end with `</`, of which a mark follows the last."""
+def _shared_rules(mark: str, item: str) -> Sequence[str]:
+    """The closing tag after its `</`; and free text up to there: in pieces, each up to a `</`."""
     return (
-        f"free_text: text_piece+ {_closing(item)}",
+        f'argument_end: {item} "parameter>\\n"',
+        "free_text: text_piece+ argument_end",
         "text_piece[lazy]: TEXT_PIECE",
         f"TEXT_PIECE: /(?s:.*)<\\// & ~/{mark}(?s:.*)/",
     )
-
-
-def _closing(item: str) -> str:
-    """What comes after the `</` that closes an argument."""
-    return f'{item} "parameter>\\n"'
 
 
 class _Arguments:
@@ -83,14 +79,14 @@ class _Arguments:
     def _values(self, name: str, rule: str) -> Iterator[str]:
         """What may follow the attribute's name: how the value comes, the value, and its closing tag."""
         schema = self._schemas.of(name) or {}
-        closing = _closing(self._item)
         if (listed := _listed(schema)) is not None:
-            for value in listed:
-                is_text = isinstance(value, str)
-                spelled = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-                if self._mark in spelled:
+            for is_text in (True, False):
+                values = [_spelled(value) for value in listed if isinstance(value, str) is is_text]
+                if any(self._mark in value for value in values):
                     raise _refusal(f"a value of {name!r} has {self._mark!r}")
-                yield f"{quoted(_flag(is_text=is_text) + spelled + '</')} {closing}"
+                if values:
+                    items = " | ".join(quoted(f"{value}</") for value in values)
+                    yield f"{quoted(_flag(is_text=is_text))} ({items}) argument_end"
             return
         if _is_free_text(schema):
             yield f"{quoted(_flag(is_text=True))} free_text"
@@ -98,7 +94,11 @@ class _Arguments:
                 return
         shared = {key: self._tool.schema[key] for key in _SHARED if key in self._tool.schema}
         self.rules.append(f"{rule}_json: %json {json.dumps({**schema, **shared}, ensure_ascii=False)}")
-        yield f'{quoted(_flag(is_text=False))} {rule}_json "</" {closing}'
+        yield f'{quoted(_flag(is_text=False))} {rule}_json "</" argument_end'
+
+
+def _spelled(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _flag(*, is_text: bool) -> str:

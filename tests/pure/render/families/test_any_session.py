@@ -17,6 +17,7 @@ DEFAULT: dict[str, object] = {}
 CASES = [
     ("qwen3", DEFAULT),
     ("qwen3", {"enable_thinking": False}),
+    ("deepseek-v4", {"thinking": True}),
     *(
         pytest.param(name, kwargs, marks=pytest.mark.families)
         for name, kwargs in [
@@ -24,6 +25,9 @@ CASES = [
             ("deepseek-v3", DEFAULT),
             ("deepseek-v3.1", DEFAULT),
             ("deepseek-v3.1", {"thinking": True}),
+            ("deepseek-v3.2", DEFAULT),
+            ("deepseek-v3.2", {"thinking": True}),
+            ("deepseek-v4", DEFAULT),
             ("deepseek-r1", DEFAULT),
             ("deepseek-r1-distill-llama", DEFAULT),
         ]
@@ -37,6 +41,8 @@ SPELLED = [
     "<tool_call>",
     "<tool_response>\n",
     "\n</tool_response>",
+    "\n</｜DSML｜parameter>\n</｜DSML｜invoke>",
+    "</tool_result>",
     "<｜User｜>",
     "<｜Assistant｜></think>",
     "<｜end▁of▁sentence｜>",
@@ -55,7 +61,7 @@ TEXT = st.lists(
 ARGUMENT_TEXTS = st.sampled_from(
     [ARGUMENTS, ODD_ARGUMENTS, "{}", "no JSON", '["a"]', '{"a": "</tool_call>\\n<|im_end|>"}']
 )
-NAMES = st.sampled_from([WEATHER.name, "other", "a\n", "<tool_call>", '"'])
+NAMES = st.sampled_from([WEATHER.name, "other", "a\n", "<tool_call>", '"', "<｜DSML｜"])
 SYSTEM = st.builds(Message, role=st.sampled_from([Role.SYSTEM, Role.DEVELOPER]), content=TEXT)
 
 
@@ -98,7 +104,7 @@ def test_a_session_of_any_messages_goes_on_as_a_full_render_of_them(
     line = renderer.render(messages, tools, kwargs)
     for _ in range(data.draw(st.integers(1, 3))):
         may_reason = kwargs != {"enable_thinking": False} and family.syntax.reasoning is not None
-        may_reason = may_reason and (name != "deepseek-v3.1" or bool(kwargs))
+        may_reason = may_reason and (not name.startswith("deepseek-v") or bool(kwargs))
         reply, new = data.draw(turns(has_tools=has_tools, may_reason=may_reason, may_be_late=may_be_late))
         whole = written(renderer, [*messages, reply], has_tools, kwargs)
         # By text: a reply's first token may have the prompt's last line break in it, as Qwen3's and R1's have.
