@@ -403,7 +403,12 @@ class TurnRun:
 
     def _keep(self, sampled: SampledTurn, parsed: ParsedReply, now: float) -> None:
         opening, prompt, ledger = self._opening, self.prompt, self._ledger
-        before = None if self.attachment.parent is None else self.attachment.parent.turn
+        params, tool_choice, request_json = self._params, opening.tool_choice, self._request_json
+        if self.attachment.parent is not None:
+            before = self.attachment.parent.turn
+            params = _kept_once(params, before.params)
+            tool_choice = _kept_once(tool_choice, before.tool_choice)
+            request_json = _kept_once(request_json, before.request_json)
         turn = CommittedTurn(
             request_id=self.request_id,
             new_prompt_ids=prompt.ids[prompt.num_kept :],
@@ -412,13 +417,13 @@ class TurnRun:
             status=TurnStatus.of(sampled.finish.reason),
             messages=self.attachment.new_messages,
             reply=parsed,
-            params=_kept_once(self._params, before and before.params),
+            params=params,
             asked=opening.asked,
-            tool_choice=_kept_once(opening.tool_choice, before and before.tool_choice),
+            tool_choice=tool_choice,
             parallel_tool_calls=opening.parallel_tool_calls,
             reply_id=self.reply_id,
             context=opening.context,
-            request_json=_kept_once(self._request_json, before and before.request_json),
+            request_json=request_json,
             requested_at=self._requested_at,
             committed_at=now,
             stages=self.stages,
@@ -445,9 +450,9 @@ class TurnRun:
             self._mark(Stage.DECODE_TOKENS)
 
 
-def _kept_once(new: T, before: T | None) -> T:
+def _kept_once(new: T, before: T) -> T:
     """What most turns of a session have alike, as the turn before has it, if it is equal."""
-    return before if before is not None and before == new else new
+    return before if before == new else new
 
 
 class _ReplyReader:
