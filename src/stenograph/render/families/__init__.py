@@ -14,6 +14,7 @@ from stenograph.render.families.family import Family, Signs
 from stenograph.render.families.generic import TEMPLATE
 from stenograph.render.families.glm import GLM4_5, GLM4_7, GLM5_1, GLM5_2
 from stenograph.render.families.gpt_oss import GPT_OSS
+from stenograph.render.families.kimi import KIMI_K2
 from stenograph.render.families.llama import LLAMA3, LLAMA3_1
 from stenograph.render.families.minimax import MINIMAX_M2
 from stenograph.render.families.mistral import (
@@ -38,6 +39,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_5,
     QWEN3_CODER,
     NEMOTRON3,
+    KIMI_K2,
     QWEN2_5,
     GLM4_5,
     GLM5_1,
