@@ -2,6 +2,9 @@
 
 A compiled grammar is never used itself, only copied, because a matcher serves one request; a finished one is never
 advanced. `compute` and the construction of a matcher release the GIL, `consume_token` (10 µs) and `deep_copy` hold it.
+
+llguidance cannot do without an end, and takes id 0 for it where it is told none. A vocabulary without one is given an
+end of its own, behind its last id: the matcher may take it, and no mask that leaves here has it.
 """
 
 import json
@@ -44,11 +47,13 @@ Never lenient, whatever the schema says of it: a constraint that is not known is
 class LlguidanceState:
     """Where one request stands in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, *, vocab_size: int, only_eos: Allowed) -> None:
+    def __init__(self, matcher: LLMatcher, *, only_eos: Allowed) -> None:
         self._matcher = matcher
-        self._vocab_size = vocab_size
         self._only_eos = only_eos
-        self._bits = np.zeros((vocab_size + 31) // 32 * 4, np.uint8)
+        self._vocab_size = len(only_eos)
+        self._has_eos = bool(only_eos.any())
+        num_ids = self._vocab_size + (not self._has_eos)
+        self._bits = np.zeros((num_ids + 31) // 32 * 4, np.uint8)
         self._address = self._bits.ctypes.data
 
     @property
@@ -62,7 +67,10 @@ class LlguidanceState:
             return self._only_eos
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
         self._check()
-        return np.unpackbits(self._bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        mask = np.unpackbits(self._bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        if not (self._has_eos or mask.any()):
+            self._matcher.consume_token(self._vocab_size)  # nothing but the end, which nobody can draw
+        return mask
 
     def accept(self, token_id: int) -> None:
         """Step over a token that was drawn; a finished grammar stays where it is. Raises BadGrammar."""
@@ -78,14 +86,13 @@ class LlguidanceState:
 class _Compiled:
     """A matcher at its beginning, with its first mask computed, which copies take with them."""
 
-    def __init__(self, matcher: LLMatcher, *, vocab_size: int, only_eos: Allowed) -> None:
+    def __init__(self, matcher: LLMatcher, *, only_eos: Allowed) -> None:
         self._matcher = matcher
-        self._vocab_size = vocab_size
         self._only_eos = only_eos
 
     def start(self) -> LlguidanceState:
         """A copy: it shares nothing that either changes."""
-        return LlguidanceState(self._matcher.deep_copy(), vocab_size=self._vocab_size, only_eos=self._only_eos)
+        return LlguidanceState(self._matcher.deep_copy(), only_eos=self._only_eos)
 
 
 class _PlainTokenizer:
@@ -93,10 +100,12 @@ class _PlainTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._tokenizer = tokenizer
-        self.eos_token_id = eos_ids[0] if eos_ids else 0
+        self.eos_token_id = eos_ids[0] if eos_ids else vocab_size
         self.bos_token_id = None
         self.special_token_ids = sorted(tokenizer.added_tokens.values())
         self.tokens = [tokenizer.bytes_of(id_) for id_ in range(vocab_size)]
+        if not eos_ids:
+            self.tokens.append(b"")
 
     def __call__(self, text: bytes | str) -> list[int]:
         decoded = text if isinstance(text, str) else text.decode("utf-8", "replace")
@@ -107,9 +116,10 @@ class LlguidanceBackend:
     """llguidance over one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
-        wrapped = TokenizerWrapper(_PlainTokenizer(tokenizer, vocab_size, eos_ids))
-        self._tokenizer = LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=list(eos_ids) or None)
-        self._vocab_size = vocab_size
+        plain = _PlainTokenizer(tokenizer, vocab_size, eos_ids)
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(plain), n_vocab=len(plain.tokens), eos_token=list(eos_ids) or None
+        )
         self._only_eos = np.zeros(vocab_size, np.bool_)
         self._only_eos[list(eos_ids)] = True
         self._only_eos.flags.writeable = False
@@ -130,7 +140,10 @@ class LlguidanceBackend:
             matcher.compute_bitmask()
         if matcher.is_error():
             raise BadGrammar(_told(matcher))
-        return _Compiled(matcher, vocab_size=self._vocab_size, only_eos=self._only_eos)
+        compiled = _Compiled(matcher, only_eos=self._only_eos)
+        if not (self._only_eos.any() or compiled.start().allowed().any()):
+            raise BadGrammar("no token satisfies it")
+        return compiled
 
 
 def _told(matcher: LLMatcher) -> str:

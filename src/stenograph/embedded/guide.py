@@ -24,6 +24,12 @@ class Guide:
     def __repr__(self) -> str:
         return f"<Guide {'ready' if self._mask.done() else 'filling'}>"
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether only the end can follow; waits, and raises, as `mask` does."""
+        self._mask.result()  # and with it the last job: until the next `accept`, the state is its owner's to read
+        return self._state.is_finished
+
     def mask(self) -> Allowed:
         """Which ids [V] may come next; waits until that is known. Raises BadGrammar, then and ever after."""
         return self._mask.result()

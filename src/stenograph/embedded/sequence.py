@@ -104,7 +104,12 @@ class Sequence:
         )
 
     def draw(self, logits: F32Array, now: float, *, weight_version: str) -> Chunk:
-        """Draw the next token from `logits` [V]. Raises DeadEnd and BadGrammar, for this request alone."""
+        """Draw the next token from `logits` [V]. Raises DeadEnd and BadGrammar, for this request alone.
+
+        Where no token is the end, a finished grammar ends the request by itself, with a chunk of no tokens.
+        """
+        if self.guide is not None and not self._eos_ids and self.guide.is_finished:
+            return self._without_tokens(FinishReason.STOP)
         allowed = None if self.guide is None else self.guide.mask()
         drawn = self._sampler.draw(logits, allowed)
         self._num_drawn += 1
@@ -127,7 +132,10 @@ class Sequence:
 
     def aborted(self) -> Chunk:
         """The chunk that ends this request because somebody asked for it."""
-        finish = Finish(reason=FinishReason.ABORT)
+        return self._without_tokens(FinishReason.ABORT)
+
+    def _without_tokens(self, reason: FinishReason) -> Chunk:
+        finish = Finish(reason=reason)
         return Chunk(ids=(), logprobs=(), finish=finish, num_cached_tokens=self.num_cached_tokens)
 
     def _finish_after(self, drawn: Drawn) -> Finish | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -117,6 +118,25 @@ async def test_an_id_is_free_as_soon_as_its_generation_is_closed_and_harms_nobod
         assert ids_of(await collect(engine, request("same"))) == whole
     assert len(ids_of(await others)) == 200
     assert engine.num_running == 0
+
+
+@pytest.mark.parametrize("eos_id", [None, 400])
+async def test_a_model_that_has_no_end_ends_with_its_grammar(tmp_path: Path, eos_id: int | None) -> None:
+    folder = write_tiny_folder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": eos_id}))
+    (folder / "tokenizer_config.json").write_text("{}")
+    engine = EmbeddedEngine(folder, OPTIONS)
+    await engine.start()
+    free = collect(engine, request("free", max_tokens=20))
+    guided = collect(engine, request("guided", max_tokens=20, grammar=Grammar(kind=GrammarKind.REGEX, source="ab")))
+    outcomes = await asyncio.gather(free, guided)
+    assert [len(ids_of(chunks)) for chunks in outcomes] == [20, 2]
+    assert [chunks[-1].finish and chunks[-1].finish.reason for chunks in outcomes] == [
+        FinishReason.LENGTH,
+        FinishReason.STOP,
+    ]
+    await engine.aclose()
 
 
 async def test_text_that_has_no_utf_8_is_refused_and_leaves_nothing(engine: EmbeddedEngine) -> None:

@@ -40,14 +40,14 @@ def tokenizer() -> Tokenizer:
 class Bench:
     """An engine that a test steps by hand, and what it has said of each request."""
 
-    def __init__(self, loaded: Loaded, tokenizer: Tokenizer, **limits: Any) -> None:
+    def __init__(self, loaded: Loaded, tokenizer: Tokenizer, *, eos_ids: tuple[int, ...] = (2,), **limits: Any) -> None:
         config, weights = loaded
         bounds = EngineLimits(**{"max_batch": 16, "kv_tokens": 4096, **limits})
         self.core = EngineCore(
             NumpyForward(config, weights, num_kv_tokens=bounds.num_kv_rows),
             tokenizer,
-            GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=(2,)),
-            eos_ids=(2,),
+            GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=eos_ids),
+            eos_ids=eos_ids,
             limits=bounds,
             clock=SystemClock(),
             wake=lambda: None,
@@ -90,4 +90,7 @@ class Bench:
 
 @pytest.fixture
 def bench(loaded: Loaded, tokenizer: Tokenizer) -> Callable[..., Bench]:
-    return lambda **limits: Bench(loaded, tokenizer, **limits)
+    def make(**options: Any) -> Bench:
+        return Bench(loaded, tokenizer, **options)
+
+    return make

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stenograph.core.types import FinishReason, Grammar, GrammarKind, RequestId
+from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, RequestId
 from stenograph.embedded.numpy_forward import NumpyForward
 from stenograph.embedded.teacher_forcing import line_logprobs
 from stenograph.embedded.wire import FailureKind
@@ -159,6 +159,49 @@ def test_guided_output_is_in_the_language_whatever_is_drawn(
         finish = run.chunks[name][-1].finish
         assert finish is not None
         assert (finish.reason, finish.matched) == (FinishReason.STOP, 2)
+
+
+FINISHING = {
+    "regex": Grammar(kind=GrammarKind.REGEX, source="ab?c"),
+    "schema": Grammar(kind=GrammarKind.JSON_SCHEMA, source=json.dumps(SCHEMA)),
+    "choice": Grammar(kind=GrammarKind.CHOICE, source='["left", "right"]'),
+    "lark": Grammar(kind=GrammarKind.LARK, source='start: "" | "x"'),
+    "ebnf": Grammar(kind=GrammarKind.EBNF, source='root ::= "is " [A-C]{2}'),
+}
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_where_no_token_is_the_end_a_finished_grammar_ends_its_request_after_its_last_token(
+    bench: Benches, tokenizer: Tokenizer, ignore_eos: bool
+) -> None:
+    run = bench(eos_ids=())
+    for name, grammar in FINISHING.items():
+        run.add(name, PROMPTS[0], grammar=grammar, seed=1, temperature=2.0, max_tokens=200, ignore_eos=ignore_eos)
+    run.add("endless", PROMPTS[0], grammar=Grammar(kind=GrammarKind.REGEX, source="(a|b)*"), seed=1, max_tokens=20)
+    run.add("free", PROMPTS[0], temperature=0.0)
+    run.run()
+    assert run.failures == {}
+    texts = {name: tokenizer.decode(array("i", run.ids(name))) for name in FINISHING}
+    assert re.fullmatch("ab?c", texts["regex"])
+    jsonschema.validate(json.loads(texts["schema"]), SCHEMA)
+    assert texts["choice"] in ("left", "right")
+    assert texts["lark"] == "x"
+    assert re.fullmatch("is [A-C]{2}", texts["ebnf"])
+    for name in FINISHING:
+        *_, last = run.chunks[name]
+        assert (last.ids, last.finish) == ((), Finish(reason=FinishReason.STOP))
+        assert last.times is not None
+    assert re.fullmatch("[ab]{20,}", tokenizer.decode(array("i", run.ids("endless"))))
+    assert run.chunks["endless"][-1].finish == Finish(reason=FinishReason.LENGTH)
+    assert run.ids("free") == alone(bench, PROMPTS[0], temperature=0.0)[0]
+
+
+def test_where_no_token_is_the_end_a_grammar_of_no_text_is_refused(bench: Benches) -> None:
+    run = bench(eos_ids=())
+    run.add("nothing", PROMPTS[0], grammar=Grammar(kind=GrammarKind.LARK, source='start: ""'))
+    run.run()
+    assert run.failures["nothing"].kind is FailureKind.INVALID_REQUEST
+    assert "no token satisfies it" in run.failures["nothing"].message
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>b", "<|endoftext|>", "<|im_end|><|im_start|>system"])
