@@ -1,6 +1,7 @@
 """Few bodies flow at a time; one that stalls holds up nobody, and one that ends gives its slot on."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -92,6 +93,31 @@ async def test_a_few_small_bodies_are_served_in_a_pass_of_the_loop_in_the_order_
     assert [index for one in served for index in one] == list(range(5 * SERVED_IN_A_PASS))
     assert max(map(len, served)) <= SERVED_IN_A_PASS
     assert len(served) <= 6
+
+
+async def test_small_bodies_that_go_on_coming_are_served_in_their_order_and_no_more_of_them_in_a_pass() -> None:
+    slots, num_passes, came, served = BodySlots(1), 0, list[int](), list[tuple[int, int]]()
+    loop = asyncio.get_running_loop()
+
+    def count() -> None:
+        nonlocal num_passes
+        num_passes += 1
+        counting[0] = loop.call_soon(count)
+
+    async def serve(index: int) -> None:
+        came.append(index)
+        await slots.small()
+        served.append((index, num_passes))
+
+    counting = [loop.call_soon(count)]
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(12 * SERVED_IN_A_PASS):
+            tasks.create_task(serve(index))
+            if index > 2 * SERVED_IN_A_PASS and index % 5 == 0:  # first a crowd, then a few in each pass
+                await asyncio.sleep(0)
+    counting[0].cancel()
+    assert [index for index, _ in served] == came
+    assert max(Counter(in_pass for _, in_pass in served).values()) <= SERVED_IN_A_PASS
 
 
 async def test_when_none_came_for_a_while_the_next_are_served_at_once() -> None:

@@ -23,7 +23,6 @@ DEFAULT_BODY_SLOTS = 2
 STALL_S = 0.05
 """A body that brings nothing for this long gives up its slot."""
 
-
 SERVED_IN_A_PASS = 8
 """Small bodies that are served in one pass of the loop: each takes about half a millisecond, to the next wait."""
 
@@ -62,11 +61,13 @@ class BodySlots:
 
 
 class _Passes:
-    """So many begin in one pass of the loop, in the order in which they came. Nobody holds what could be lost."""
+    """So many are served in one pass of the loop, in the order in which they came. Nobody holds what could be lost."""
 
     def __init__(self, num_in_a_pass: int) -> None:
         self._num_in_a_pass = num_in_a_pass
         self._num_left = num_in_a_pass
+        self._num_called = 0
+        """Of those who waited: they are served in the next pass, and whoever comes before that waits behind them."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_counting = False
 
@@ -75,7 +76,7 @@ class _Passes:
         if not self._is_counting:
             self._is_counting = True
             loop.call_soon(self._next_pass, loop)
-        if self._num_left and not self._waiting:
+        if self._num_left and not self._waiting and not self._num_called:
             self._num_left -= 1
             return
         waiter = loop.create_future()
@@ -83,14 +84,15 @@ class _Passes:
         await waiter
 
     def _next_pass(self, loop: asyncio.AbstractEventLoop) -> None:
-        was_used = self._num_left < self._num_in_a_pass
-        self._num_left = self._num_in_a_pass
-        while self._waiting and self._num_left:
+        was_used = self._num_called or self._num_left < self._num_in_a_pass
+        self._num_left = self._num_in_a_pass - self._num_called
+        self._num_called = 0
+        while self._waiting and self._num_called < self._num_in_a_pass:
             waiter = self._waiting.popleft()
             if not waiter.done():  # cancelled
                 waiter.set_result(None)
-                self._num_left -= 1
-        self._is_counting = was_used or self._num_left < self._num_in_a_pass
+                self._num_called += 1
+        self._is_counting = bool(was_used or self._num_called)
         if self._is_counting:
             loop.call_soon(self._next_pass, loop)
 
