@@ -73,3 +73,9 @@ def test_what_was_untracked_before_is_not_entered() -> None:
 def test_trimming_can_be_done_at_any_time() -> None:
     trim_memory()
     trim_memory()
+
+
+@pytest.mark.parametrize("one", [7, 2.5, "text", b"bytes", None, (), {"a": 1}], ids=repr)
+def test_what_the_collector_does_not_look_through_is_left_alone(one: object) -> None:
+    untrack(one)
+    assert not gc.is_tracked(one)

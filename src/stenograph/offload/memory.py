@@ -50,6 +50,8 @@ def untrack(record: object) -> None:
     reached through containers and dataclasses; what was untracked before is not entered, so a new one costs the same
     whatever it hangs on. References are counted as ever, and free it. Source: CPython's C API, `PyObject_GC_UnTrack`.
     """
+    if not gc.is_tracked(record):
+        return  # it may have no place in memory for what the collector knows of it
     found = [record]
     _UNTRACK(record)
     while found:
