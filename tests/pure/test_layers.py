@@ -46,6 +46,7 @@ PURE = (
     "session/matching",
     "session/meter",
     "session/recent",
+    "session/reply_grammar",
     "session/retries",
     "session/tree",
     "embedded/block_pool",

@@ -23,10 +23,11 @@ from stenograph.offload.pool import CpuPool
 from stenograph.render.day import Day
 from stenograph.render.parsers.plain import PlainParser
 from stenograph.render.parsers.reading import Parser
-from stenograph.render.renderer import Bridge, Renderer
+from stenograph.render.renderer import PROMPT_END_TOKENS, Bridge, Renderer
 from stenograph.session.history import Attachment, History, PromptContext, line_ids
 from stenograph.session.line_json import LineJson
 from stenograph.session.recent import RecentRequest
+from stenograph.session.reply_grammar import OpenReasoning, open_reasoning
 
 FRAME_BYTES = 32
 """What a message costs that says nothing."""
@@ -70,6 +71,10 @@ class Opening(Protocol):
 
     def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         """The grammar that the request's tools force upon the reply, beside the one that it may ask for itself."""
+        ...
+
+    def open_reasoning(self, prompt: Prompt) -> OpenReasoning | None:
+        """The reasoning that the prompt has opened, which comes before what a grammar is asked for."""
         ...
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
@@ -153,6 +158,11 @@ class ChatOpening:
             request.tools, request.tool_choice, request.parallel_tool_calls, prompt_ids=prompt.ids
         )
 
+    def open_reasoning(self, prompt: Prompt) -> OpenReasoning | None:
+        tokenizer = self._renderer.tokenizer
+        prompt_end = tokenizer.decode(prompt.ids[-PROMPT_END_TOKENS:])
+        return open_reasoning(self._renderer.family.syntax.reasoning, tokenizer.added_tokens, prompt_end)
+
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
         tools = () if self.tool_choice.mode is ToolMode.NONE else self._request.tools
         return self._renderer.parser(params, tools, id_prefix=request_id[:12], prompt_ids=prompt.ids)
@@ -207,6 +217,9 @@ class CompletionOpening:
         return Prompt(ids=ids, num_kept=num_kept, ids_json=ids_json)
 
     def forced_grammar(self, prompt: Prompt) -> Grammar | None:
+        return None
+
+    def open_reasoning(self, prompt: Prompt) -> OpenReasoning | None:
         return None
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:

@@ -29,7 +29,6 @@ from stenograph.core.types import (
     EngineTimes,
     Finish,
     FinishReason,
-    Grammar,
     Prompt,
     RequestId,
     SampledTurn,
@@ -48,6 +47,7 @@ from stenograph.session.history import Attachment, CommittedTurn, TurnStatus
 from stenograph.session.meter import TurnMeter
 from stenograph.session.opening import Ledger, Opening
 from stenograph.session.reply_buffer import ReplyBuffer
+from stenograph.session.reply_grammar import reply_grammar
 
 T = TypeVar("T")
 
@@ -319,21 +319,19 @@ class TurnRun:
         self._opened = _Opened(attachment=attachment, prompt=prompt)
 
     def grant(self, remaining: Remaining) -> None:
-        """Settle the parameters: the request's, with the forced grammar and the room that there is."""
+        """Settle the parameters: the request's, with what the reply is held to and the room that there is."""
         request, capabilities = self._request, self._services.engine.capabilities
         num = max_tokens(
             request, self.prompt, remaining, self._services.over_budget, prompt_param=self._opening.prompt_param
         )
-        forced = self._opening.forced_grammar(self.prompt)
-        if forced is not None and request.params.grammar is not None:
-            name = request.grammar_param.split("/")[1]
-            raise InvalidRequest(f"{name} cannot be held together with a forced tool call", param="/tool_choice")
-        # An engine that parses forces the call itself: it gets the tools and the choice.
-        grammar = request.params.grammar if capabilities.parses else forced or request.params.grammar
-        if grammar is not None and grammar.kind not in capabilities.grammars:
-            raise InvalidRequest(
-                f"the engine {capabilities.engine} has no {grammar.kind} grammars", param=self._param_of(grammar)
-            )
+        asked = request.params.grammar
+        grammar = reply_grammar(
+            asked,
+            self._opening.forced_grammar(self.prompt),
+            None if asked is None else self._opening.open_reasoning(self.prompt),
+            capabilities,
+            param=request.grammar_param,
+        )
         self._params = replace(request.params, grammar=grammar, max_tokens=num)
 
     async def draw(self) -> None:
@@ -365,7 +363,7 @@ class TurnRun:
             ) from error
         except InvalidRequest as error:
             if error.param is None and params.grammar is not None:  # the engine does not know where it came from
-                error.param = self._param_of(params.grammar)
+                error.param = "/tools" if request.params.grammar is None else request.grammar_param
             raise
         finally:
             self._has_sampled = True
@@ -433,10 +431,6 @@ class TurnRun:
         ledger.line_json.extend(prompt, sampled, node)
         if isinstance(self._request, ChatRequest):
             ledger.recent.extend(self._request, node)
-
-    def _param_of(self, grammar: Grammar) -> str:
-        """What a grammar came from, as a JSON pointer."""
-        return self._request.grammar_param if grammar is self._request.params.grammar else "/tools"
 
     def _mark(self, stage: Stage) -> None:
         self.stages.mark(stage, self._services.clock.monotonic())

@@ -1,0 +1,132 @@
+"""A grammar that a client asks for is of the answer: reasoning that the prompt opened comes before it, unconstrained.
+
+Each joined grammar is given to the embedded engine's own llguidance, so that what it admits is seen, not its text.
+"""
+
+import json
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Reference
+
+from stenograph.core.errors import InvalidRequest
+from stenograph.core.types import Grammar, GrammarKind
+from stenograph.embedded.grammar_llguidance import LlguidanceBackend
+from stenograph.engine.base import Capabilities
+from stenograph.render.parsers.reply_syntax import ReasoningMarks
+from stenograph.render.tokenizer import Tokenizer
+from stenograph.session.reply_grammar import OpenReasoning, open_reasoning, reply_grammar
+from stenograph.testing.tiny import tiny_tokenizer_json
+
+END, VOCAB = 2, 320
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/n"}},
+    "required": ["a"],
+    "additionalProperties": False,
+    "$defs": {"n": {"type": "integer"}},
+}
+CHOICES = ["yes/no", 'a "b"', "\x7fé"]
+JSON_SCHEMA = Grammar(kind=GrammarKind.JSON_SCHEMA, source=json.dumps(SCHEMA))
+GRAMMARS = {
+    Grammar(kind=GrammarKind.JSON_OBJECT): ('{"any": [1, "x"]}', "[1]"),
+    JSON_SCHEMA: ('{"a": 1}', '{"b": 1}'),
+    Grammar(kind=GrammarKind.CHOICE, source=json.dumps(CHOICES)): (CHOICES[1], "no"),
+    Grammar(kind=GrammarKind.REGEX, source=r"[0-9/]+\/x/(a|b)"): ("1/2/x/b", "1"),
+}
+"""Each with what is in its language, and what is not."""
+FORCED = Grammar(kind=GrammarKind.LARK, source='start: "call"')
+MARKS = ReasoningMarks()
+
+
+def capable(*, grammars: frozenset[GrammarKind] = frozenset(GrammarKind), parses: bool = False) -> Capabilities:
+    return Capabilities(
+        engine="e", model="m", vocab_size=VOCAB, max_context_tokens=99, grammars=grammars, streams=True, parses=parses
+    )
+
+
+@pytest.fixture(scope="module", params=["token", "text"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """One in which the close of the reasoning is a token, and one in which it is plain text."""
+    reference = Reference.from_str(tiny_tokenizer_json())
+    if request.param == "token":
+        marks = [AddedToken(mark, special=False) for mark in (MARKS.open, MARKS.close)]
+        reference.add_tokens(marks)  # pyright: ignore[reportUnknownMemberType]
+    return Tokenizer(reference.to_str())
+
+
+def opened(tokenizer: Tokenizer) -> OpenReasoning:
+    reasoning = open_reasoning(MARKS, tokenizer.added_tokens, "<|im_start|>assistant\n<think>\n")
+    assert reasoning is not None
+    return reasoning
+
+
+def admits(tokenizer: Tokenizer, grammar: Grammar, text: str) -> bool:
+    """Whether a reply may be this text and then end."""
+    backend = LlguidanceBackend(tokenizer, vocab_size=VOCAB + 2, eos_ids=(END,))
+    state = backend.compile(grammar).start()
+    for id_ in tokenizer.encode(text):
+        if not state.allowed()[id_]:
+            return False
+        state.accept(id_)
+    return bool(state.allowed()[END])
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
+def test_the_answer_is_held_and_the_reasoning_before_it_is_not(tokenizer: Tokenizer, grammar: Grammar) -> None:
+    inside, outside = GRAMMARS[grammar]
+    held = reply_grammar(grammar, None, opened(tokenizer), capable(), param="/response_format")
+    assert held is not None
+    for thought in ("", 'so {"a": 2}\n\nyes\n', "ends with <"):
+        assert admits(tokenizer, held, f"{thought}</think>\n\n{inside}")
+        assert not admits(tokenizer, held, f"{thought}</think>\n\n{outside}")
+        assert not admits(tokenizer, held, f"{thought}</think>\n\n{inside}</think>\n\n{inside}")
+    assert not admits(tokenizer, held, inside)
+
+
+@pytest.mark.parametrize("end", ["<|im_start|>assistant\n", "<think>\n\n</think>\n\n"])
+def test_without_open_reasoning_a_grammar_is_as_it_was_asked_for(end: str) -> None:
+    assert open_reasoning(MARKS, {}, end) is None
+    assert open_reasoning(None, {}, "<think>") is None
+    assert reply_grammar(JSON_SCHEMA, None, None, capable(), param="/response_format") is JSON_SCHEMA
+    assert reply_grammar(None, None, None, capable(), param="/response_format") is None
+
+
+def test_a_schema_cannot_undo_the_style_that_it_is_held_with(tokenizer: Tokenizer) -> None:
+    loose = {**SCHEMA, "x-guidance": {"whitespace_flexible": True, "lenient": True}}
+    asked = Grammar(kind=GrammarKind.JSON_SCHEMA, source=json.dumps(loose))
+    held = reply_grammar(asked, None, opened(tokenizer), capable(), param="/response_format")
+    assert held is not None
+    assert not admits(tokenizer, held, '</think>\n\n{  "a": 1}')
+
+
+def test_forced_calls_and_engines_that_parse_see_to_the_reasoning_themselves(tokenizer: Tokenizer) -> None:
+    reasoning = opened(tokenizer)
+    assert reply_grammar(None, FORCED, reasoning, capable(), param="/response_format") is FORCED
+    parses = capable(parses=True, grammars=frozenset({GrammarKind.JSON_SCHEMA}))
+    assert reply_grammar(JSON_SCHEMA, None, reasoning, parses, param="/response_format") is JSON_SCHEMA
+    assert reply_grammar(None, FORCED, reasoning, parses, param="/response_format") is None
+
+
+@pytest.mark.parametrize(
+    ("grammar", "grammars", "told"),
+    [
+        (JSON_SCHEMA, frozenset[GrammarKind](), "has no json_schema grammars"),
+        (JSON_SCHEMA, frozenset({GrammarKind.JSON_SCHEMA}), "cannot hold only what comes after"),
+        (Grammar(kind=GrammarKind.EBNF, source='root ::= "a"'), frozenset(GrammarKind), "cannot be put behind"),
+        (Grammar(kind=GrammarKind.LARK, source='start: "a"'), frozenset(GrammarKind), "cannot be put behind"),
+        (Grammar(kind=GrammarKind.REGEX, source="a\nb"), frozenset(GrammarKind), "write a line feed"),
+    ],
+)
+def test_what_cannot_be_held_after_the_reasoning_is_refused_by_its_field(
+    tokenizer: Tokenizer, grammar: Grammar, grammars: frozenset[GrammarKind], told: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=told) as caught:
+        reply_grammar(grammar, None, opened(tokenizer), capable(grammars=grammars), param="/regex")
+    assert caught.value.param == "/regex"
+
+
+def test_a_grammar_and_a_forced_call_are_not_both_held() -> None:
+    with pytest.raises(InvalidRequest, match="response_format cannot be held together") as caught:
+        reply_grammar(JSON_SCHEMA, FORCED, None, capable(), param="/response_format")
+    assert caught.value.param == "/tool_choice"
