@@ -22,6 +22,12 @@ CASES = [
         pytest.param(name, kwargs, marks=pytest.mark.families)
         for name, kwargs in [
             ("qwen2.5", DEFAULT),
+            ("qwen3.5", DEFAULT),
+            ("qwen3.5", {"enable_thinking": False}),
+            ("qwen3.8", DEFAULT),
+            ("qwen3-instruct-2507", DEFAULT),
+            ("nemotron-3-nano", DEFAULT),
+            ("nemotron-3-nano", {"enable_thinking": False}),
             ("deepseek-v3", DEFAULT),
             ("deepseek-v3.1", DEFAULT),
             ("deepseek-v3.1", {"thinking": True}),
@@ -30,6 +36,7 @@ CASES = [
             ("deepseek-v4", DEFAULT),
             ("deepseek-r1", DEFAULT),
             ("deepseek-r1-distill-llama", DEFAULT),
+            ("deepseek-r1-0528", DEFAULT),
         ]
     ),
 ]
@@ -58,19 +65,22 @@ SPELLED = [
 TEXT = st.lists(
     st.sampled_from(SPELLED) | st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=3
 ).map("".join)
-ARGUMENT_TEXTS = st.sampled_from(
-    [ARGUMENTS, ODD_ARGUMENTS, "{}", "no JSON", '["a"]', '{"a": "</tool_call>\\n<|im_end|>"}']
-)
+OBJECTS = [ARGUMENTS, ODD_ARGUMENTS, "{}", '{"a": "</tool_call>\\n<|im_end|>"}']
+ONLY_OBJECTS = ("qwen3.5", "nemotron3")
+"""Families whose templates raise at arguments that are no object."""
 NAMES = st.sampled_from([WEATHER.name, "other", "a\n", "<tool_call>", '"', "<｜DSML｜"])
 SYSTEM = st.builds(Message, role=st.sampled_from([Role.SYSTEM, Role.DEVELOPER]), content=TEXT)
 
 
 @st.composite
-def turns(draw: st.DrawFn, *, has_tools: bool, may_reason: bool, may_be_late: bool) -> tuple[Message, list[Message]]:
+def turns(
+    draw: st.DrawFn, *, has_tools: bool, may_reason: bool, may_be_late: bool, arguments: Sequence[str]
+) -> tuple[Message, list[Message]]:
     """A reply, and what is said until the next."""
     reasoning = draw(st.none() | TEXT.filter(bool)) if may_reason else None
     numbers = draw(st.lists(st.integers(1, 3), max_size=3)) if has_tools else []
-    calls = [ToolCall(id=f"callzq{number:03d}", name=draw(NAMES), arguments=draw(ARGUMENT_TEXTS)) for number in numbers]
+    texts = st.sampled_from(arguments)
+    calls = [ToolCall(id=f"callzq{number:03d}", name=draw(NAMES), arguments=draw(texts)) for number in numbers]
     others = st.builds(user, TEXT)
     if may_be_late:
         others |= SYSTEM
@@ -99,13 +109,16 @@ def test_a_session_of_any_messages_goes_on_as_a_full_render_of_them(
     family = renderer.family
     has_tools = bool(family.shows_tools) and data.draw(st.booleans())
     tools = [WEATHER] if has_tools else []
-    may_be_late = Role.SYSTEM not in (family.early_roles or ())
+    may_be_late = family.name != "qwen3.5" and Role.SYSTEM not in (family.early_roles or ())
+    arguments = OBJECTS if family.name in ONLY_OBJECTS else [*OBJECTS, "no JSON", '["a"]']
     messages = [*data.draw(st.lists(SYSTEM, max_size=1)), user(data.draw(TEXT))]
     line = renderer.render(messages, tools, kwargs)
     for _ in range(data.draw(st.integers(1, 3))):
         may_reason = kwargs != {"enable_thinking": False} and family.syntax.reasoning is not None
         may_reason = may_reason and (not name.startswith("deepseek-v") or bool(kwargs))
-        reply, new = data.draw(turns(has_tools=has_tools, may_reason=may_reason, may_be_late=may_be_late))
+        reply, new = data.draw(
+            turns(has_tools=has_tools, may_reason=may_reason, may_be_late=may_be_late, arguments=arguments)
+        )
         whole = written(renderer, [*messages, reply], has_tools, kwargs)
         # By text: a reply's first token may have the prompt's last line break in it, as Qwen3's and R1's have.
         assert renderer.tokenizer.decode(whole).startswith(renderer.tokenizer.decode(line))
