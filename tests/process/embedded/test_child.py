@@ -1,12 +1,18 @@
 """The engine's process, spoken to as the server does."""
 
+import fcntl
+import io
+import os
 import subprocess
 import sys
+import termios
+from array import array
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from stenograph.core.types import RequestId, SamplingParams, token_ids
+from stenograph.core.types import FinishReason, RequestId, SamplingParams, token_ids
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import (
     EVENTS,
@@ -52,6 +58,23 @@ def event_of(child: "subprocess.Popen[bytes]") -> Event:
     payload = read_frame(child.stdout)
     assert payload is not None
     return EVENTS.decode(payload)
+
+
+def num_unread(pipe: IO[bytes]) -> int:
+    """Bytes in a pipe that nobody has taken out."""
+    count = array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
+
+
+def obeyed(child: "subprocess.Popen[bytes]", command: bytes) -> None:
+    """Write a command and wait until it is obeyed: the child takes no second one before that."""
+    assert child.stdin is not None
+    for written in (command, UNKNOWN):
+        child.stdin.write(written)
+        child.stdin.flush()
+        while num_unread(child.stdin):
+            os.sched_yield()
 
 
 def test_a_model_that_cannot_be_loaded_is_told_in_one_event_and_nothing_else(tmp_path: Path) -> None:
@@ -103,3 +126,39 @@ def test_an_abort_of_what_it_does_not_know_is_passed_over(folder: Path) -> None:
         drawn = [event_of(child) for _ in range(250)]
         assert all(isinstance(event, Drew) and event.request_id == "r" for event in drawn)
         child.communicate()
+
+
+@pytest.mark.parametrize("names", [("r",), ("r", "other")])
+def test_after_an_abort_at_most_the_step_under_way_draws_and_then_comes_the_end(
+    folder: Path, names: tuple[str, ...]
+) -> None:
+    params = SamplingParams(max_tokens=250, ignore_eos=True, num_top_logprobs=20)
+    ids = token_ids([1, 5, 9]).tobytes()
+    with begun(folder) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        for name in names:
+            child.stdin.write(frame(Generate(request_id=RequestId(name), ids=ids, params=params)))
+        child.stdin.flush()
+        while not num_unread(child.stdout):
+            os.sched_yield()
+        # All that they draw is more than a pipe holds: until it is read, they cannot have come to their ends.
+        obeyed(child, frame(Abort(request_id=RequestId("r"))))
+        written = io.BytesIO(child.stdout.read(num_unread(child.stdout)))
+        before = [EVENTS.decode(payload) for payload in iter(lambda: read_frame(written), None)]
+        after: list[Event] = []
+        while not (told := [event for event in (*before, *after) if is_end_of("r", event)]):
+            after.append(event_of(child))
+        (end,) = told
+        assert isinstance(end, Drew)
+        assert end.chunk.finish is not None
+        assert (end.chunk.finish.reason, len(end.chunk.ids)) == (FinishReason.ABORT, 0)
+        assert sum(len(event.chunk.ids) for event in after if isinstance(event, Drew) and event.request_id == "r") <= 1
+        child.stdin.close()
+        left = io.BytesIO(child.stdout.read())
+        later = [EVENTS.decode(payload) for payload in iter(lambda: read_frame(left), None)]
+        assert not any(isinstance(event, Drew) and event.request_id == "r" for event in later)
+
+
+def is_end_of(name: str, event: Event) -> bool:
+    return isinstance(event, Drew) and event.request_id == name and event.chunk.finish is not None
