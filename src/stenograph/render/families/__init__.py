@@ -9,7 +9,12 @@ from stenograph.core.errors import StartupError
 from stenograph.render.families.chatml import CHATML
 from stenograph.render.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V3_1
 from stenograph.render.families.deepseek_dsml import DEEPSEEK_V3_2, DEEPSEEK_V4
-from stenograph.render.families.deepseek_r1 import DEEPSEEK_R1, DEEPSEEK_R1_DISTILL
+from stenograph.render.families.deepseek_r1 import (
+    DEEPSEEK_R1,
+    DEEPSEEK_R1_0528,
+    DEEPSEEK_R1_0528_DISTILL,
+    DEEPSEEK_R1_DISTILL,
+)
 from stenograph.render.families.family import Family, Signs
 from stenograph.render.families.generic import TEMPLATE
 from stenograph.render.families.glm import GLM4_5, GLM4_7, GLM5_1, GLM5_2
@@ -50,6 +55,8 @@ FAMILIES: tuple[Family, ...] = (
     DEEPSEEK_V3_1,
     DEEPSEEK_R1,
     DEEPSEEK_R1_DISTILL,
+    DEEPSEEK_R1_0528,
+    DEEPSEEK_R1_0528_DISTILL,
     DEEPSEEK_V4,
     DEEPSEEK_V3_2,
     LLAMA3_1,

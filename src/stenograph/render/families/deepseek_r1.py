@@ -1,9 +1,9 @@
-"""DeepSeek R1 and its distills of Qwen and Llama: the models' own templates, whose prompt opens the reasoning.
+"""DeepSeek R1, R1-0528, and the distills of Qwen and Llama: the models' own templates, with the reasoning written.
 
-Stock, none is in the history: it drops an earlier reply's, and writes no block where the prompt has opened one. R1's
-template misplaces the marks around calls as V3's does (`deepseek`); the distills have no tokens for calls. Edited, a
-reply is written as it was sampled, wherever it stands, with a block of reasoning, though it be empty; after results,
-where the prompt opens none, only if there is any.
+Stock, none is in the history: it drops an earlier reply's. R1's prompt opens the reasoning, and its template misplaces
+the marks around calls as V3's does (`deepseek`); R1-0528's prompt opens none; the distills have no tokens for calls.
+Edited, a reply is written as it was sampled, wherever it stands: with its reasoning, and where the prompt has opened
+some, with a block of it, though it be empty.
 
 Source: the chat templates in the models' own files.
 """
@@ -23,6 +23,22 @@ _DROPPED = (
     "{{'<｜Assistant｜>' + content"
 )
 _WRITTEN = Edit(old=_DROPPED, new="{{'<｜Assistant｜>' + " + _REASONING + " + content")
+
+_0528_USER = "'<｜User｜>' + content + '<｜Assistant｜>'}}"
+_0528_DROPPED = (
+    "{%- if message['role'] == 'assistant' %}{% if '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1] %}{% endif %}{% endif %}"
+)
+_0528_WRITTEN = Edit(
+    old=_0528_DROPPED,
+    new=(
+        "{%- if message['role'] == 'assistant' %}"
+        "{% set content = ('' if ns.is_last_user or ns.is_tool else '<｜Assistant｜>') + "
+        + _REASONING_IF_ANY
+        + " + (content or '') %}{% endif %}"
+    ),
+)
+"""A reply that follows a reply gets the mark that a prompt has there."""
 
 _SYSTEM = "{{ bos_token }}{{ ns.system_prompt }}"
 _HAS_CALLS = (
@@ -76,6 +92,24 @@ DEEPSEEK_R1_DISTILL = Family(
     summary="DeepSeek R1's distills of Qwen and Llama",
     signs=Signs(tokens=("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"), template=(_OPENED, _DROPPED)),
     edits=(_WRITTEN,),
+    shows_tools=False,
+    syntax=ReplySyntax(reasoning=ReasoningMarks(), calls=None),
+)
+
+DEEPSEEK_R1_0528 = Family(
+    name="deepseek-r1-0528",
+    summary="DeepSeek R1-0528",
+    signs=Signs(tokens=(*TOKENS, "<think>", "</think>"), template=(_0528_USER, _0528_DROPPED, _SYSTEM)),
+    edits=(_0528_WRITTEN, Edit(old=_SYSTEM, new=_SYSTEM + FENCED_TOOL_LIST)),
+    tools_before_turns=True,
+    syntax=ReplySyntax(reasoning=ReasoningMarks(), calls=DeepSeekCalls(fenced=True)),
+)
+
+DEEPSEEK_R1_0528_DISTILL = Family(
+    name="deepseek-r1-0528-distill",
+    summary="DeepSeek R1-0528's distill of Qwen3",
+    signs=Signs(tokens=("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"), template=(_0528_USER, _0528_DROPPED)),
+    edits=(_0528_WRITTEN,),
     shows_tools=False,
     syntax=ReplySyntax(reasoning=ReasoningMarks(), calls=None),
 )
