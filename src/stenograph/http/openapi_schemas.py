@@ -232,7 +232,7 @@ def _narrow_completion(schemas: dict[str, Schema], vocab_size: int) -> None:
 def _split_response_format(schemas: dict[str, Schema]) -> None:
     """`response_format` with a schema, and without."""
     made = schemas["ResponseFormat"]
-    plain = {**made["properties"], "type": {"enum": ["text", "json_object"]}}
+    plain = {"type": {"enum": ["text", "json_object"]}, "json_schema": _NULL}
     held = {"type": {"const": "json_schema"}, "json_schema": {"$ref": f"{REF}JsonSchema"}}
     schemas["ResponseFormat"] = {
         "title": made["title"],

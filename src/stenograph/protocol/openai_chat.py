@@ -26,7 +26,7 @@ from stenograph.protocol.openai_chat_fields import (
     WireNamedChoice,
     WireTool,
 )
-from stenograph.protocol.openai_sampling import decode_fields, is_given, reply_options, sampling_params
+from stenograph.protocol.openai_sampling import decode_fields, is_given, reply_options, sampling_params, unknown_type
 from stenograph.protocol.template_kwargs import check_depth, check_template_kwargs
 
 _REQUEST = msgspec.json.Decoder(WireChatRequest)
@@ -300,7 +300,7 @@ def _tool_choice(wire: str | WireNamedChoice | None, tools: tuple[Tool, ...]) ->
     at = "/tool_choice"
     if isinstance(wire, WireNamedChoice):
         if wire.type != "function":
-            raise InvalidRequest(f"tool_choice.type must be 'function', got {shown(wire.type)}.", param=f"{at}/type")
+            raise unknown_type("tool_choice", wire.type)
         if wire.function.name not in {tool.name for tool in tools}:
             raise InvalidRequest(f"There is no tool {shown(wire.function.name)}.", param=f"{at}/function/name")
         return ToolChoice(mode=ToolMode.NAMED, name=wire.function.name)

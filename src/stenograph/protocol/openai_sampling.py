@@ -28,6 +28,8 @@ W = TypeVar("W", bound=WireSampling)
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _SCHEMA = msgspec.json.Decoder(dict[str, object])
 _EBNF_RULE = re.compile(r"^\s*[\w<>-]+\s*::=", re.MULTILINE)
+_TYPES = {"response_format": ("text", "json_object", "json_schema"), "tool_choice": ("function",)}
+"""Fields that are objects of several types, and the types that are known."""
 _MAX_STOPS = 64
 _MAX_STOP_IDS = 1024
 _MAX_BIASES = 10_000
@@ -43,7 +45,11 @@ def decode_fields(
     extra: dict[str, str] = {}
     if unknown_fields is UnknownFields.RECORD:
         body, extra = _without_unknown(body, rules)
-    wire = decode_json(body, decoder, known=rules.names)
+    try:
+        wire = decode_json(body, decoder, known=rules.names)
+    except InvalidRequest as error:
+        _blame_type(body, error)
+        raise
     for name, why in rules.refused.items():
         if is_given(getattr(wire, name)):
             raise InvalidRequest(f"Field {name!r} is refused: {why}.", param=f"/{name}")
@@ -52,6 +58,28 @@ def decode_fields(
     values = {name: getattr(wire, name) for name in rules.recorded}
     recorded = {name: bytes(value).decode() for name, value in values.items() if is_given(value)}
     return wire, {**recorded, **_recorded_of_stream(wire), **extra}
+
+
+def _blame_type(body: bytes, error: InvalidRequest) -> None:
+    """Raise InvalidRequest if what the error points into is of a type that is not known: it has fields of its own, and
+    those are not what is wrong with it."""
+    field = (error.param or "/").split("/")[1]
+    known = _TYPES.get(field)
+    if known is None:
+        return
+    try:
+        kind: object = msgspec.json.decode(_OBJECT.decode(_OBJECT.decode(body)[field])["type"])
+    except (KeyError, msgspec.DecodeError):  # it has no type: that is not what is wrong
+        return
+    if isinstance(kind, str) and kind not in known:
+        raise unknown_type(field, kind) from error
+
+
+def unknown_type(field: str, kind: str) -> InvalidRequest:
+    """The error of a field whose objects are told apart by their type, for one that is not known."""
+    *others, last = map(repr, _TYPES[field])
+    named = f"{', '.join(others)} or {last}" if others else last
+    return InvalidRequest(f"{field}.type must be {named}, got {shown(kind)}.", param=f"/{field}/type")
 
 
 def _recorded_of_stream(wire: WireSampling) -> dict[str, str]:
@@ -130,6 +158,8 @@ def _stop(wire: str | list[str] | None) -> tuple[str, ...]:
     stops = (wire,) if isinstance(wire, str) else tuple(wire or ())
     if len(stops) > _MAX_STOPS:
         raise InvalidRequest(f"At most {_MAX_STOPS} stop strings, got {len(stops)}.", param="/stop")
+    if not all(stops):
+        raise InvalidRequest("A stop string has at least one character.", param="/stop")
     return stops
 
 
@@ -171,8 +201,8 @@ def _constraint(wire: WireSampling) -> Constraint:
 
 
 def _constraints(wire: WireSampling) -> Iterator[Constraint]:
-    if wire.response_format is not None and wire.response_format.type != "text":
-        yield Constraint(_of_response_format(wire.response_format), "/response_format")
+    if wire.response_format is not None and (grammar := _of_response_format(wire.response_format)) is not None:
+        yield Constraint(grammar, "/response_format")
     if wire.structured_outputs is not None:
         yield _of_structured_outputs(wire.structured_outputs)
     if wire.regex is not None:
@@ -191,17 +221,17 @@ def _constraints(wire: WireSampling) -> Iterator[Constraint]:
         yield _any_grammar(wire.guided_grammar, "/guided_grammar")
 
 
-def _of_response_format(wire: WireResponseFormat) -> Grammar:
-    if wire.type == "json_object":
-        return Grammar(kind=GrammarKind.JSON_OBJECT)
+def _of_response_format(wire: WireResponseFormat) -> Grammar | None:
+    if wire.type not in _TYPES["response_format"]:
+        raise unknown_type("response_format", wire.type)
+    at = "/response_format/json_schema"
     if wire.type != "json_schema":
-        raise InvalidRequest(
-            f"response_format.type must be text, json_object or json_schema, got {shown(wire.type)}.",
-            param="/response_format/type",
-        )
+        if wire.json_schema is not None:
+            raise InvalidRequest(f"A response_format of type {wire.type!r} has no json_schema.", param=at)
+        return Grammar(kind=GrammarKind.JSON_OBJECT) if wire.type == "json_object" else None
     if wire.json_schema is None:
-        raise InvalidRequest("response_format needs its json_schema.", param="/response_format/json_schema")
-    return _schema_grammar(wire.json_schema.schema, "/response_format/json_schema/schema")
+        raise InvalidRequest("response_format needs its json_schema.", param=at)
+    return _schema_grammar(wire.json_schema.schema, f"{at}/schema")
 
 
 def _of_structured_outputs(wire: WireStructuredOutputs) -> Constraint:

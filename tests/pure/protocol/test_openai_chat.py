@@ -126,6 +126,9 @@ def test_an_unknown_field_is_recorded_where_the_server_says_so() -> None:
     assert json.loads(request.recorded["my_extra"]) == {"x": [1, 2]}
 
 
+SCHEMA_FORMAT = {"name": "x", "schema": {"type": "object"}}
+
+
 @pytest.mark.parametrize(
     ("raw", "param"),
     [
@@ -162,6 +165,8 @@ def test_an_unknown_field_is_recorded_where_the_server_says_so() -> None:
         ),
         (body(response_format={"type": "xml"}), "/response_format/type"),
         (body(response_format={"type": "json_schema"}), "/response_format/json_schema"),
+        (body(response_format={"type": "json_object", "json_schema": SCHEMA_FORMAT}), "/response_format/json_schema"),
+        (body(response_format={"type": "text", "json_schema": SCHEMA_FORMAT}), "/response_format/json_schema"),
         (body(chat_template_kwargs={"messages": 1}), "/chat_template_kwargs/messages"),
         (body(messages=[{"role": "robot", "content": "x"}]), "/messages/0/role"),
         (body(messages=[{"role": "user"}]), "/messages/0/content"),
@@ -204,6 +209,33 @@ def test_what_is_not_json_in_utf8_is_refused_also_in_fields_that_are_skipped(raw
     with pytest.raises((InvalidJson, InvalidRequest)) as caught:
         decode_chat(raw)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "known"),
+    [
+        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "/tool_choice/type", "'function'"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "/tool_choice/type", "'function'"),
+        ({"response_format": {"type": "structural_tag", "structures": []}}, "/response_format/type", "json_schema"),
+    ],
+)
+def test_what_is_of_a_type_that_is_not_known_is_refused_for_that(
+    fields: dict[str, Any], param: str, known: str
+) -> None:
+    error = refused(body(tools=[TOOL], **fields))
+    assert error.param == param
+    assert known in error.message
+
+
+def test_what_a_type_has_of_its_own_is_blamed_where_the_type_is_known() -> None:
+    assert refused(body(tools=[TOOL], tool_choice={"type": "function"})).param == "/tool_choice/function"
+    assert refused(body(tool_choice={"custom": 1})).param == "/tool_choice/custom"
+    assert refused(body(response_format={"type": "text", "x": 1})).param == "/response_format/x"
+
+
+def test_an_empty_stop_string_is_refused_in_words() -> None:
+    for stop in ("", ["a", ""]):
+        assert refused(body(stop=stop)).message == "A stop string has at least one character."
 
 
 def test_tool_choices_and_formats_arrive() -> None:
