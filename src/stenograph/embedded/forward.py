@@ -66,7 +66,11 @@ class Forward(Protocol):
         ...
 
     def forward(self, segments: Sequence[Segment]) -> F32Array:
-        """Logits [rows, vocab], float32: the rows that the segments ask for, in order. Writes the new tokens' KV."""
+        """Logits [rows, vocab], float32: the rows that the segments ask for, in order. Writes the new tokens' KV.
+
+        Raises ValueError, and has written nothing, for no segment, and for an id, a position or a row that there is
+        not. The engine asks for none (`EngineCore.add` refuses such a prompt); whoever scores recorded ids may.
+        """
         ...
 
     def copy_kv(self, source: int, target: int, num_tokens: int) -> None:

@@ -55,10 +55,12 @@ class NumpyForward:
     def forward(self, segments: Sequence[Segment]) -> F32Array:
         """Logits [rows, vocab], float32: the rows that the segments ask for, in order. Writes the new tokens' KV.
 
-        Raises ValueError, and has written nothing, for no segment, and for positions or rows that do not exist.
+        Raises ValueError as every `Forward` does. An id below 0 above all: NumPy would read it from the end.
         """
         places = self._places(segments)
         ids = np.concatenate([segment.ids for segment in segments])
+        if not 0 <= ids.min() <= ids.max() < self._config.vocab_size:
+            raise ValueError(f"ids must be from 0 to {self._config.vocab_size - 1}")
         positions = np.concatenate([np.arange(s.start, s.start + len(s.ids)) for s in segments])
         cos, sin = self._cos[positions], self._sin[positions]
         hidden = self._weights.embed[ids]
@@ -74,9 +76,11 @@ class NumpyForward:
         num_rows = 0
         for segment in segments:
             total = segment.start + len(segment.ids)
-            if total > self._config.max_context or max(span.end for span in segment.spans) > self.num_kv_tokens:
+            spans = segment.spans
+            are_rows = min(span.begin for span in spans) >= 0 and max(span.end for span in spans) <= self.num_kv_tokens
+            if total > self._config.max_context or not are_rows:
                 raise ValueError(
-                    f"{total} positions in {segment.spans}: the context has {self._config.max_context}, "
+                    f"{total} positions in {spans}: the context has {self._config.max_context}, "
                     f"the store {self.num_kv_tokens}"
                 )
             places.append(_place(segment, num_rows))

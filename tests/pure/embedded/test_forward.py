@@ -229,7 +229,13 @@ def test_a_store_for_no_tokens_is_refused(folder: Path, num_kv_tokens: int) -> N
         NumpyForward(*load_weights(folder), num_kv_tokens=num_kv_tokens)
 
 
-def test_what_does_not_exist_is_refused(forward: NumpyForward) -> None:
+def test_what_does_not_exist_is_refused_before_anything_is_written(forward: NumpyForward) -> None:
+    before = all_logits(forward, IDS)
+    for id_ in (-1, tiny.VOCAB):
+        with pytest.raises(ValueError, match="ids must be from 0 to 319"):
+            forward.forward([segment([3, 4], [Span(0, 2)]), segment([5, id_], [Span(2, 4)])])
+    with pytest.raises(ValueError, match="the store 512"):
+        forward.forward([segment([1, 2], [Span(-1, 1)])])
     with pytest.raises(ValueError, match="at least one segment"):
         forward.forward([])
     with pytest.raises(ValueError, match="the store 512"):
@@ -239,6 +245,8 @@ def test_what_does_not_exist_is_refused(forward: NumpyForward) -> None:
     for source, target in ((ROWS - 4, 0), (0, ROWS - 4), (-1, 0)):
         with pytest.raises(ValueError, match="5 rows"):
             forward.copy_kv(source, target, 5)
+    again = segment(IDS[-1:], [Span(0, len(IDS))], len(IDS) - 1)
+    np.testing.assert_allclose(forward.forward([again])[0], before[-1], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_tokens", [2, CHUNK_TOKENS, CHUNK_TOKENS + 30])
