@@ -2,7 +2,7 @@
 
 Owns the waiting and the running requests. A step asks the scheduler what to do, does it with blocks and one forward,
 and draws a token where a sequence's tokens are all in. Adding a request only checks and enqueues it; its grammar
-compiles on a thread while others run. A failure of one request's grammar or sampler ends that request alone.
+compiles on a thread while others run. A failure of one request's grammar, logits or sampler ends that request alone.
 """
 
 import bisect
@@ -16,7 +16,7 @@ from stenograph.embedded.block_pool import BLOCK_TOKENS, BlockPool
 from stenograph.embedded.forward import Forward
 from stenograph.embedded.grammar import BadGrammar, CompilerBusy, GrammarCompiler
 from stenograph.embedded.pace import Pace
-from stenograph.embedded.sampler import DeadEnd
+from stenograph.embedded.sampler import BadLogits, DeadEnd
 from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
 from stenograph.embedded.sequence import Sequence
 from stenograph.embedded.times import RequestTimes, Times
@@ -247,7 +247,9 @@ class EngineCore:
         try:
             chunk = sequence.draw(row, now, weight_version=self._weight_version)
         except DeadEnd:
-            return self._fail(sequence, "No token is possible any more: grammar and logit_bias exclude each other.")
+            return self._fail(sequence, "No token of the vocabulary is what the grammar goes on with.")
+        except BadLogits:
+            return self._fail(sequence, "The model computed what are no numbers.", FailureKind.INTERNAL)
         except BadGrammar as error:
             return self._fail(sequence, f"The grammar failed on what was drawn: {error}")
         if chunk.finish is not None:

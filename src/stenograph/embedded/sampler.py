@@ -26,7 +26,11 @@ GREEDY_BELOW = 1e-5
 
 
 class DeadEnd(Exception):
-    """No token has a probability above zero: grammar, bias and logits exclude each other."""
+    """The grammar allows no token of the vocabulary."""
+
+
+class BadLogits(Exception):
+    """The model's logits are no numbers: whoever asked is not to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +55,20 @@ class Sampler:
         self._biases = np.array([bias for _, bias in params.logit_bias], np.float64)
 
     def draw(self, logits: F32Array, allowed: Allowed | None) -> Drawn:
-        """Draw from `logits` [V] among the ids `allowed` [V] (None: all). Raises DeadEnd."""
+        """Draw from `logits` [V] among the ids `allowed` [V] (None: all). Raises DeadEnd and BadLogits."""
         exact = logits.astype(np.float64)
         ln_total = log_sum_exp(exact)
+        if not math.isfinite(ln_total):
+            raise BadLogits
         scores = self._penalized(exact)
         ids = None if allowed is None else np.flatnonzero(allowed)
         if ids is not None:
             scores = scores[ids]
-        best = int(np.argmax(scores)) if len(scores) else -1
-        if best < 0 or not np.isfinite(scores[best]):
+        if not len(scores):
             raise DeadEnd
+        best = int(np.argmax(scores))
+        if not np.isfinite(scores[best]):
+            raise BadLogits
         place, sampling = (best, 0.0) if self._params.temperature < GREEDY_BELOW else self._draw(scores)
         chosen = place if ids is None else int(ids[place])
         self._counts[chosen] += 1
@@ -105,8 +113,10 @@ class Sampler:
 
 
 def log_sum_exp(scores: Doubles) -> float:
-    """ln of the sum of exp(scores), over [V]."""
+    """ln of the sum of exp(scores), over [V]; what is no number, or infinite, stays so."""
     highest = scores.max()
+    if not np.isfinite(highest):
+        return float(highest)
     return float(highest + np.log(np.exp(scores - highest).sum()))
 
 

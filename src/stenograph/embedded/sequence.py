@@ -104,7 +104,7 @@ class Sequence:
         )
 
     def draw(self, logits: F32Array, now: float, *, weight_version: str) -> Chunk:
-        """Draw the next token from `logits` [V]. Raises DeadEnd and BadGrammar, for this request alone.
+        """Draw the next token from `logits` [V]. Raises DeadEnd, BadLogits and BadGrammar, for this request alone.
 
         Where no token is the end, a finished grammar ends the request by itself, with a chunk of no tokens.
         """

@@ -4,8 +4,10 @@ import json
 import re
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -240,6 +242,24 @@ def test_a_bad_grammar_ends_its_request_alone(bench: Benches, grammar: Grammar) 
     assert run.failures["bad"].kind is FailureKind.INVALID_REQUEST
     assert "\n" not in run.failures["bad"].message
     assert len(run.ids("good")) == 8
+
+
+def test_a_line_for_which_the_model_computes_no_numbers_fails_alone_and_is_not_its_callers_fault(
+    bench: Benches, loaded: Loaded, tokenizer: Tokenizer
+) -> None:
+    config, weights = loaded
+    embed = weights.embed.copy()
+    embed[7] = np.nan
+    run = Bench((config, replace(weights, embed=embed)), tokenizer)
+    run.add("bad", [9, 7, 8])
+    run.add("guided", [9, 7, 8], grammar=Grammar(kind=GrammarKind.REGEX, source="[a-c]{3,6}"))
+    run.add("good", PROMPTS[1], temperature=0.0)
+    run.run()
+    assert {name: failed.kind for name, failed in run.failures.items()} == {
+        "bad": FailureKind.INTERNAL,
+        "guided": FailureKind.INTERNAL,
+    }
+    assert run.ids("good") == alone(bench, PROMPTS[1], temperature=0.0)[0]
 
 
 def test_under_overload_everyone_is_served_in_order_and_no_block_is_lost(bench: Benches) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from stenograph.core.types import SamplingParams
 from stenograph.embedded.sampler import (
+    BadLogits,
     DeadEnd,
     Sampler,
     highest_places,
@@ -141,3 +142,17 @@ def test_only_what_is_allowed_is_drawn_and_nothing_allowed_is_a_dead_end() -> No
     assert Sampler(SamplingParams(), [0]).draw(row, np.array([False, False, True])).id == 2
     with pytest.raises(DeadEnd):
         Sampler(SamplingParams(), [0]).draw(row, np.zeros(3, np.bool_))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("allowed", [None, np.array([False, False, True])])
+def test_logits_that_are_no_numbers_are_the_models_failure_also_where_the_grammar_passes_over_them(
+    bad: float, allowed: np.ndarray | None
+) -> None:
+    with pytest.raises(BadLogits):
+        Sampler(SamplingParams(), [0]).draw(np.array([bad, 1.0, 0.0], np.float32), allowed)
+
+
+def test_no_bias_that_a_caller_may_give_excludes_a_token() -> None:
+    only = Sampler(SamplingParams(logit_bias=((2, -100.0), (2, -100.0))), [0])
+    assert only.draw(np.array([5.0, 1.0, 0.0], np.float32), np.array([False, False, True])).id == 2
