@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -40,6 +41,7 @@ from stenograph.core.types import (
 from stenograph.embedded.wire import Failed
 from stenograph.engine.base import EngineState, GenerateRequest
 from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.transport import Headers, HttpReply
 from stenograph.engine.validate import TurnCollector
 from stenograph.engine.vllm import VLLM
 from stenograph.testing.conformance import check_engine
@@ -58,6 +60,13 @@ STOPPED = Finish(reason=FinishReason.STOP, matched=EOS)
 GENERATE, COMPLETIONS = "generate", "completions"
 REGEX = Grammar(kind=GrammarKind.REGEX, source="a+")
 
+RECORDINGS = Path(__file__).parent / "recordings" / "vllm"
+RECORDED_REFUSALS: dict[str, dict[str, Any]] = {
+    f"{file} {recording['name']}": recording
+    for file in ("engine-0.32", "dialect-generate", "dialect-completions")
+    for recording in json.loads((RECORDINGS / f"{file}.json").read_text(encoding="utf-8"))
+    if recording["status"] != 200 and not recording["name"].startswith("discover")
+}
 Connect = Callable[..., AbstractAsyncContextManager[HttpEngine]]
 
 
@@ -173,6 +182,27 @@ async def test_the_completions_route_is_used_where_it_is_off_and_that_is_said(
         assert any(told in record.message for record in caplog.records)
         await drawn(engine, request())
     assert [asked.path for asked in server.requests] == [COMPLETIONS_PATH]
+
+
+@pytest.mark.parametrize(("route", "path"), [("generate", GENERATE_PATH), ("completions", COMPLETIONS_PATH)])
+async def test_what_a_real_vllm_answered_tells_its_routes_and_its_context(route: str, path: str) -> None:
+    recorded = json.loads((RECORDINGS / f"dialect-{route}.json").read_text(encoding="utf-8"))
+    answers = {recording["name"]: recording for recording in recorded}
+
+    async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
+        answer = answers[f"discover {method} {target}"]
+        return HttpReply(
+            status=answer["status"], content_type="application/json", headers=headers, body=answer["body"].encode()
+        )
+
+    dialect = VLLM(model="m", vocab_size=VOCAB, max_context_tokens=99, eos_token_ids=(EOS,))
+    await dialect.discover(ask)
+    call, abort = dialect.call(request()), dialect.abort_call(RequestId("r-0"))
+    assert (call.path, json.loads(call.body)["model"]) == (path, "smollm2")
+    assert abort is not None
+    assert f"discover GET {abort.path}" in answers
+    assert dialect.capabilities.max_context_tokens == 4096
+    assert ("--enable-scale-out" in dialect.capabilities.note) == (route == "completions")
 
 
 async def test_finding_out_begins_nothing_and_aborts_nothing(server: VLLMServer, engine: HttpEngine) -> None:
@@ -451,6 +481,17 @@ async def test_a_refusal_passes_through(server: VLLMServer, engine: HttpEngine, 
     assert json.loads(error.body)["error"]["message"] == "as planned"
     assert not server.aborts
     assert engine.health().state is EngineState.READY
+
+
+@pytest.mark.parametrize("name", RECORDED_REFUSALS)
+async def test_what_a_real_vllm_refused_with_goes_out_byte_for_byte(connect: Connect, name: str) -> None:
+    recording = RECORDED_REFUSALS[name]
+    body = recording["body"].encode()
+    async with VLLMServer(scale_out=recording["path"] == GENERATE_PATH) as server, connect(server) as engine:
+        server.plan(says(status=recording["status"], body=body))
+        taken, error = await failed(engine, request())
+    assert isinstance(error, UpstreamRefused)
+    assert (taken, error.engine_status, error.body) == ([], recording["status"], body)
 
 
 @pytest.mark.parametrize("status", [400, 500])

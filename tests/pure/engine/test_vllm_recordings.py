@@ -17,6 +17,7 @@ from stenograph.engine.validate import TurnCollector
 from stenograph.engine.vllm_reply import Expected, ReplyReader
 from stenograph.engine.vllm_request import Route
 from stenograph.engine.vllm_scores import decode_scores
+from stenograph.engine.vllm_wire import decode_models
 from stenograph.protocol.sse import EventReader
 
 FOLDER = Path(__file__).parents[2] / "service" / "recordings" / "vllm"
@@ -140,6 +141,12 @@ def test_a_rendered_prompt_and_our_own_ids_have_one_reply(name: str) -> None:
     other = BY_HAND["flow2b_generate_own_ids"]
     assert turn.ids == turn_of(chunks_of(other, own_id(other))).ids
     assert turn.weights == (WeightSpan(version="step-2", start=0, end=31),)
+
+
+def test_the_recorded_list_of_models_is_read() -> None:
+    for recording in (BY_HAND["models"], *(listed["discover GET /v1/models"] for listed in DIALECT.values())):
+        served = decode_models(recording["body"].encode(), wanted="ours")
+        assert (served.name, served.max_context_tokens) == ("smollm2", 4096)
 
 
 # -- asked by the dialect
