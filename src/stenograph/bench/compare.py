@@ -14,10 +14,11 @@ from stenograph.bench.verdicts import RULE, Comparison, compare_values
 
 _GUIDED = ("grammar", "ignore_eos", "temperature", "threads", "prompts")
 _SIZES = ("prompt_tokens", "num_requests", "submit_interval_ms", "max_batch", "turn_tokens", "reply_tokens")
-SAME = ("scale", "model", "levels", "engine", "mix", "seed", "max_tokens", "num_sessions", *_GUIDED, *_SIZES)
+_TEXT = ("family", "message_bytes")
+SAME = ("scale", "model", "levels", "engine", "mix", "seed", "max_tokens", "num_sessions", *_GUIDED, *_SIZES, *_TEXT)
 """Arguments that change what a figure means."""
-MEASURED = ("server", "engine")
-"""Whose figures are compared: the server's, or those of an engine that was driven without one."""
+MEASURED = ("server", "engine", "text")
+"""Whose figures are compared: the server's, or those of an engine, or of the text side, without a server."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

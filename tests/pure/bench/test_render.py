@@ -72,6 +72,18 @@ def test_a_run_is_a_table_a_line_of_json_and_an_artifact(
         assert {"bridge_ms", "parse_ms", "rerender_ms", "rerender_over_turn", "line_tokens"} <= median.keys()
 
 
+def test_runs_are_compared_by_every_figure(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outs = [tmp_path / "before.json", tmp_path / "after.json"]
+    options = ["--messages", "4", "--message-bytes", "80", "--calls", "2", "--repeats", "2"]
+    for out, family in zip(outs, ("smollm2", "template"), strict=True):
+        assert main(["render", "--model", str(folder), *options, "--family", family, "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["compare", *map(str, outs)]) == 0
+    shown = capsys.readouterr().out
+    assert "bridge to the new message, CPU ms" in shown
+    assert "different --family: smollm2 and template" in shown
+
+
 def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["render", "--model", str(tmp_path), "--out", str(tmp_path / "r.json")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
