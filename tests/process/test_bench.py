@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stenograph.bench.scenarios import SCENARIOS
+from stenograph.bench.stage_cpu import STAGES, figure_of
 from stenograph.testing.tiny import tiny_tokenizer_json
 
 CHATML = (
@@ -95,6 +96,10 @@ def test_a_server_with_other_flags_is_measured_in_turn_with_the_first_at_each_le
     assert "against before" in done.stdout
     stacks = (tmp_path / "stacks.txt").read_text()
     assert re.search(r"^\(other threads\) \d+$", stacks, re.MULTILINE)  # so few chats may be over between two looks
+    for result in artifact["scenarios"]:
+        (profiled,), (other,) = result["figures"]["server"], result["figures"]["before"]
+        assert {figure_of(stage) for stage in STAGES} <= profiled.keys()
+        assert not {figure_of(stage) for stage in STAGES} & other.keys()
 
 
 def test_a_run_compared_with_itself_is_noise_and_exit_code_0(tiny_run: tuple[Path, str]) -> None:

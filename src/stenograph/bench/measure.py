@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +23,9 @@ from stenograph.bench.load import LoadPlan
 from stenograph.bench.probe import ProbePlan
 from stenograph.bench.processes import Child, ChildFailed, Children
 from stenograph.bench.reply_shape import ReplyShape
+from stenograph.bench.sampler import read_collapsed
 from stenograph.bench.scenarios import EARLY_TURNS, NUM_LAST_TURNS, Scenario
+from stenograph.bench.stage_cpu import stage_cpu
 
 WARM_UP_SESSIONS = 8
 WARM_UP_TURNS = 2
@@ -103,6 +106,9 @@ def measure_server(scenario: Scenario, shape: ReplyShape, command: ServerCommand
             figures["regrown_kib_per_turn"] = max(0, server.rss_kib() - loaded_kib) / max(1, second[1]["num_ok"])
             figures["errors"] += sum(sum(step["errors"].values()) for step in second)
             raw["second_round"] = second
+    if command.profile is not None and run["num_ok"]:  # written when the server ended
+        stacks = read_collapsed(Path(command.profile).read_text())
+        figures.update(stage_cpu(stacks, num_chats=run["num_ok"]))
     return Measured(figures=figures, raw=raw)
 
 
