@@ -87,6 +87,29 @@ async def test_a_session_s_turns_are_the_same_streamed_or_not_and_each_goes_on_f
     assert lines[0] == lines[1]
 
 
+async def test_weights_that_change_within_a_turn_are_in_its_record_and_in_the_sample(rig: Rig) -> None:
+    session = await rig.session()
+    rig.says("abcd", paused=True, num_drawn=2)
+    rig.vllm.weight_version = "1"
+    body = {"messages": [user("a")], "stream": True}
+    async with rig.client.post(f"{rig.url}/sessions/{session}/v1/chat/completions", json=body) as response:
+        seen = b""
+        while b'"content":"b"' not in seen:
+            seen += await response.content.readany()
+        rig.vllm.weight_version = "2"
+        rig.vllm.release()
+        assert (await response.read()).endswith(b"data: [DONE]\n\n")
+    (record,) = await rig.records(session)
+    answer = await rig.call("POST", f"/sessions/{session}/samples", {"format": "json"})
+    (sample,) = answer.json()["samples"]
+    start, end = len(record["request"]["input_ids"]), len(sample["tokens"])
+    told = rig.vllm.scale_out
+    spans = [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": end - start}]
+    assert record["weight_versions"] == (spans if told else [])
+    shifted = [{**span, "start": span["start"] + start, "end": span["end"] + start} for span in spans]
+    assert sample["weight_versions"] == (shifted if told else [])
+
+
 async def test_tool_calls_are_parsed_here_from_the_ids(rig: Rig) -> None:
     rig.says(CALL)
     answer = await rig.chat(await rig.session(), user("a"), tools=TOOLS)
