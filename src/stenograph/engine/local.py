@@ -66,6 +66,7 @@ class EmbeddedEngine:
         self._answers: dict[RequestId, asyncio.Queue[Answer]] = {}  # by name, as is what follows
         self._in_process: set[RequestId] = set()
         self._started: asyncio.Future[None] | None = None
+        self._refusal: str | None = None  # of the process that runs now, or ran last: why it cannot load its model
         self._pause_s = FIRST_PAUSE_S
         self._closing = False
 
@@ -150,23 +151,25 @@ class EmbeddedEngine:
         """Run the process again and again until `aclose`; the first load's failure ends it all."""
         try:
             while not self._closing:
-                code = await self._run_once(started)
+                ended = await self._run_once(started)
                 if self._closing or started.exception() is not None:
                     return
-                self._fail_all(code)
+                self._go_down(ended)
+                self._fail_all()
                 log.error("%s; starting it again in %g s", self._health.detail, self._pause_s)
                 await asyncio.sleep(self._pause_s)
                 self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         except OSError as error:  # the process cannot even be started
-            self._health = EngineHealth(state=EngineState.DOWN, detail=f"cannot start its process: {error}")
+            self._go_down(f"cannot start its process: {error}")
             log.error("the embedded engine is down for good: %s", self._health.detail)
         finally:
-            self._fail_all(None)
+            self._fail_all()
             if not started.done():
                 started.set_exception(StartupError("the embedded engine was stopped before its model was loaded"))
 
-    async def _run_once(self, started: "asyncio.Future[None]") -> int:
-        """One life of the process; returns its exit code."""
+    async def _run_once(self, started: "asyncio.Future[None]") -> str:
+        """One life of the process; returns why it ended, in its own words if it had any."""
+        self._refusal = None
         environment = {
             **os.environ,
             **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(self._options.threads)),
@@ -181,8 +184,10 @@ class EmbeddedEngine:
         finally:
             code = await _end_of(process)
         if not started.done():
-            started.set_exception(StartupError(f"the embedded engine {_death(code)} while it loaded {self._model}"))
-        return code
+            detail = f"the embedded engine {_death(code)} while it loaded {self._model}"
+            self._go_down(detail)
+            started.set_exception(StartupError(detail))
+        return self._refusal or f"the embedded engine's process {_death(code)}"
 
     async def _read_events(self, process: asyncio.subprocess.Process, started: "asyncio.Future[None]") -> None:
         """Hand out events until the process's output ends."""
@@ -220,7 +225,8 @@ class EmbeddedEngine:
             started.set_result(None)
 
     def _refuse(self, event: LoadFailed, started: "asyncio.Future[None]") -> None:
-        self._health = EngineHealth(state=EngineState.DOWN, detail=event.message)
+        self._refusal = event.message
+        self._go_down(event.message)
         if not started.done():
             started.set_exception(StartupError(event.message))
 
@@ -232,10 +238,11 @@ class EmbeddedEngine:
             answers.put_nowait(answer)
             self._pause_s = FIRST_PAUSE_S  # it works: the next death is a new one
 
-    def _fail_all(self, code: int | None) -> None:
+    def _go_down(self, detail: str) -> None:
         if not self._closing:
-            detail = f"the embedded engine's process {_death(code)}"
             self._health = EngineHealth(state=EngineState.DOWN, detail=detail)
+
+    def _fail_all(self) -> None:
         self._in_process.clear()
         for answers in self._answers.values():
             answers.put_nowait(
@@ -278,9 +285,7 @@ async def _end_of(process: asyncio.subprocess.Process) -> int:
         return await process.wait()
 
 
-def _death(code: int | None) -> str:
-    if code is None:
-        return "ended"
+def _death(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -222,6 +223,31 @@ async def test_a_model_that_cannot_be_loaded_is_a_startup_error_in_one_line(tmp_
     with pytest.raises(StartupError) as caught:
         await engine.start()
     assert str(folder) in str(caught.value)
+    await engine.aclose()
+
+
+async def test_a_model_that_cannot_be_loaded_again_is_said_until_it_can(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "model")
+    engine = EmbeddedEngine(folder, OPTIONS)
+    await engine.start()
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(b"not safetensors")
+    os.kill(engine.pid, signal.SIGKILL)
+    pids, told = {engine.pid}, [""]
+    while len(pids) < 4:  # it has tried twice in vain
+        await asyncio.sleep(0)
+        pids.add(engine.pid)
+        if (detail := engine.health().detail) not in ("", told[-1]):
+            told.append(detail)
+            assert engine.health().state is EngineState.DOWN
+            with pytest.raises(EngineUnavailable, match=re.escape(detail)):
+                await collect(engine, request("refused"))
+    _, killed, *since = told
+    assert "SIGKILL" in killed
+    assert since
+    assert all(str(folder) in detail for detail in since)
+    (folder / "model.safetensors").write_bytes(weights)
+    await ready(engine)
     await engine.aclose()
 
 
