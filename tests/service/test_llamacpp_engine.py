@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class Recorded:
     def __init__(self, answer: Answer, *, models: Any = MODELS, stall_after: int | None = None) -> None:
         self.url = ""
         self.prompts: list[list[int]] = []
+        self.keys: list[str | None] = []
         self.was_asked = asyncio.Event()
         self.was_left = asyncio.Event()
         self.answer = answer
@@ -55,6 +57,7 @@ class Recorded:
             return
         assert request.path == "/completion"
         self.prompts.append(json.loads(request.body)["prompt"])
+        self.keys.append(request.header("x-smg-routing-key"))
         self.was_asked.set()
         if self.answer.content_type != "text/event-stream":
             await send(connection, self.answer, self._never)
@@ -118,6 +121,15 @@ async def test_a_recorded_stream_comes_token_by_token_and_ends_with_its_reason()
     assert [tuple(chunk.ids) for chunk in chunks] == [*((id_,) for id_ in IDS), ()]
     assert chunks[-1].finish == Finish(reason=FinishReason.LENGTH)
     assert server.prompts == [STREAM["request"]["json"]["prompt"]]
+
+
+async def test_a_session_s_key_is_sent_on() -> None:
+    server = Recorded(stream())
+    async with server.serving() as engine:
+        for key in ("session-1", None):
+            async for _ in engine.generate(replace(asked(), affinity_key=key)):
+                pass
+    assert server.keys == ["session-1", None]
 
 
 async def test_a_stream_that_is_cut_at_any_byte_is_an_error_after_the_tokens_that_came() -> None:

@@ -35,6 +35,7 @@ from stenograph.engine.base import (
     GenerateRequest,
     Outcome,
 )
+from stenograph.engine.http_engine import AFFINITY_HEADER
 from stenograph.engine.placement import Candidate, choose, cost_of
 from stenograph.engine.trust import FIRST_PAUSE_S, Trust
 
@@ -42,7 +43,6 @@ MAX_SESSIONS = 2**15
 """Sessions whose engine is remembered, the last to be used; one that is forgotten is placed anew."""
 TRIAL_S = 10.0
 """Longer than a connection takes to fail, as a rule (`connect_timeout`)."""
-AFFINITY_HEADER = "x-smg-routing-key"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 

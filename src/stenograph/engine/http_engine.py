@@ -35,6 +35,8 @@ ABORT_DEADLINE_S = 5.0
 PROBE_DEADLINE_S = 5.0
 CLOSE_GRACE_S = 2.0
 """How long `aclose` waits for the last aborts to be told."""
+AFFINITY_HEADER = "x-smg-routing-key"
+"""By which a router keeps a session on one worker."""
 NOT_THERE = (404, 405)
 """The statuses of a path that a server does not have."""
 
@@ -131,6 +133,11 @@ class Dialect(Protocol):
     def abort_call(self, request_id: RequestId) -> Call | None:
         """The request that ends a generation early; None where hanging up is the only way."""
         ...
+
+
+def routing_headers(request: GenerateRequest) -> Headers:
+    """What says to a router which session a generation is of, if it is of any."""
+    return () if request.affinity_key is None else ((AFFINITY_HEADER, request.affinity_key),)
 
 
 def passed_through(http: HttpReply) -> UpstreamRefused:

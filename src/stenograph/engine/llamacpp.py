@@ -21,7 +21,7 @@ from dataclasses import replace
 from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId, token_ids
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http_engine import Ask, Call, passed_through
+from stenograph.engine.http_engine import Ask, Call, passed_through, routing_headers
 from stenograph.engine.llamacpp_text import Pieces, is_json
 from stenograph.engine.llamacpp_wire import (
     GRAMMARS,
@@ -94,7 +94,7 @@ class LlamaCpp:
         body = encode_request(
             request, vocab_size=capabilities.vocab_size, max_context_tokens=capabilities.max_context_tokens
         )
-        return Call(path=COMPLETION_PATH, body=body, headers=ONE_REQUEST, streams=True)
+        return Call(path=COMPLETION_PATH, body=body, headers=(*ONE_REQUEST, *routing_headers(request)), streams=True)
 
     def reading(self, request: GenerateRequest) -> "LlamaCppReading":
         return LlamaCppReading(request, self._capabilities, self._pieces)
@@ -262,7 +262,7 @@ class LlamaCppReading:
         raise UpstreamInvalid("has_logprobs", f"the engine does not tell the logprob of token {id_}, which it drew")
 
     async def _asked(self, ask: Ask, body: bytes) -> HttpReply:
-        http = await ask("POST", COMPLETION_PATH, body)
+        http = await ask("POST", COMPLETION_PATH, body, routing_headers(self._request))
         if http.status != 200:
             raise passed_through(http)
         return http

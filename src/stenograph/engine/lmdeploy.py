@@ -11,7 +11,7 @@ from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamI
 from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Chunk, RequestId
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http_engine import NOT_THERE, Ask, Call, passed_through
+from stenograph.engine.http_engine import NOT_THERE, Ask, Call, passed_through, routing_headers
 from stenograph.engine.lmdeploy_wire import (
     GRAMMARS,
     OLDEST,
@@ -106,7 +106,7 @@ class LMDeploy:
         self._capabilities = replace(self._capabilities, grammars=grammars_of(fields), note=_note(self._found))
 
     def call(self, request: GenerateRequest) -> Call:
-        found, key = self._known(), request.affinity_key
+        found = self._known()
         wanted = Wanted(
             route=found.route,
             fields=found.fields,
@@ -119,7 +119,7 @@ class LMDeploy:
         return Call(
             path=found.route.value,
             body=encode_request(request, wanted),
-            headers=() if key is None else (("x-smg-routing-key", key),),
+            headers=routing_headers(request),
             streams=wanted.streams,
         )
 

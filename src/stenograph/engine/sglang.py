@@ -10,8 +10,8 @@ from stenograph.core.errors import StenographError
 from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Chunk, EngineReply, RequestId
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http_engine import Ask, Call, Reading, passed_through
-from stenograph.engine.sglang_generate import SGLangGenerate, routing_headers
+from stenograph.engine.http_engine import Ask, Call, Reading, passed_through, routing_headers
+from stenograph.engine.sglang_generate import SGLangGenerate
 from stenograph.engine.sglang_wire import decode_reply, encode_request
 from stenograph.engine.transport import HttpReply
 

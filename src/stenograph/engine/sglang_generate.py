@@ -6,7 +6,7 @@ from stenograph.core.errors import StenographError
 from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Chunk, RequestId
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http_engine import Ask, Call, passed_through
+from stenograph.engine.http_engine import Ask, Call, passed_through, routing_headers
 from stenograph.engine.sglang_generate_wire import (
     GenerateReading,
     context_exceeded,
@@ -15,7 +15,7 @@ from stenograph.engine.sglang_generate_wire import (
     encode_generate,
 )
 from stenograph.engine.sglang_request import GRAMMARS, encode_abort
-from stenograph.engine.transport import Headers, HttpReply
+from stenograph.engine.transport import HttpReply
 
 GENERATE_PATH = "/generate"
 ABORT_PATH = "/abort_request"
@@ -83,11 +83,6 @@ class SGLangGenerateReading(GenerateReading):
     def whole(self, http: HttpReply) -> Sequence[Chunk]:
         """The chunks of a 200 that came at once."""
         return self.whole_body(http.body)
-
-
-def routing_headers(request: GenerateRequest) -> Headers:
-    """By which a router keeps a session on one worker."""
-    return () if request.affinity_key is None else (("x-smg-routing-key", request.affinity_key),)
 
 
 async def found_context(ask: Ask) -> int | None:

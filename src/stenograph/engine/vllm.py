@@ -14,8 +14,8 @@ from stenograph.core.errors import ContextLengthExceeded, EngineUnavailable, Ste
 from stenograph.core.settings import ReplayKind
 from stenograph.core.types import Chunk, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http_engine import Ask, Call, passed_through
-from stenograph.engine.transport import Headers, HttpReply
+from stenograph.engine.http_engine import Ask, Call, passed_through, routing_headers
+from stenograph.engine.transport import HttpReply
 from stenograph.engine.vllm_reply import Expected, ReplyReader
 from stenograph.engine.vllm_request import EMPTY_GENERATION, GRAMMARS, Route, encode_abort, encode_request
 from stenograph.engine.vllm_scores import Scores, decode_scores, encode_scoring
@@ -102,7 +102,7 @@ class VLLM:
             path=found.route.value,
             body=encode_request(asked, route=found.route, model=found.model, streams=streams),
             # vLLM takes the id of this header before that of the body, and a proxy may set it where it is not.
-            headers=(("x-request-id", request.request_id), *_routing_headers(request)),
+            headers=(("x-request-id", request.request_id), *routing_headers(request)),
             streams=streams,
         )
 
@@ -219,7 +219,7 @@ class GuidedReading:
 
     async def _scores(self, ask: Ask, ids: "array[int]") -> Scores:
         body = encode_scoring(self._request, ids, route=self._route, model=self._model)
-        http = await ask("POST", self._route.value, body, _routing_headers(self._request))
+        http = await ask("POST", self._route.value, body, routing_headers(self._request))
         if http.status != 200:
             raise passed_through(http)
         return decode_scores(
@@ -228,11 +228,6 @@ class GuidedReading:
             num_prompt=len(self._request.prompt.ids),
             num_top=self._request.params.num_top_logprobs,
         )
-
-
-def _routing_headers(request: GenerateRequest) -> Headers:
-    """By which a router keeps a session on one worker."""
-    return () if request.affinity_key is None else (("x-smg-routing-key", request.affinity_key),)
 
 
 def _route_by(tried: HttpReply) -> Route:

@@ -44,7 +44,7 @@ from stenograph.engine.llamacpp_wire import (
     encode_request,
     seed_of,
 )
-from stenograph.engine.transport import HttpReply
+from stenograph.engine.transport import Headers, HttpReply
 from stenograph.protocol.sse import EventReader
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "llamacpp"
@@ -52,6 +52,7 @@ VOCAB = 1000
 SMOLLM2_VOCAB = 49152
 NO_PIECES = Pieces([b"?"] * VOCAB)
 """Of a model whose texts agree with nothing that comes here: what was left out is always drawn again."""
+KEY = (("x-smg-routing-key", "session-1"),)
 LOWEST_FLOAT32 = -3.4028234663852886e38
 
 
@@ -61,7 +62,10 @@ def recording(name: str) -> Any:
 
 def request(rid: str = "r-0", ids: Sequence[int] = (1, 2, 3), **params: Any) -> GenerateRequest:
     return GenerateRequest(
-        request_id=RequestId(rid), prompt=Prompt(ids=token_ids(ids)), params=SamplingParams(**params)
+        request_id=RequestId(rid),
+        prompt=Prompt(ids=token_ids(ids)),
+        params=SamplingParams(**params),
+        affinity_key="session-1",
     )
 
 
@@ -132,8 +136,8 @@ class Answers:
         self._answers = list(answers)
         self._status = status
 
-    async def __call__(self, method: str, target: str, body: bytes = b"") -> HttpReply:
-        assert (method, target) == ("POST", "/completion")
+    async def __call__(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
+        assert (method, target, headers) == ("POST", "/completion", KEY)
         self.bodies.append(json.loads(body))
         answer = dumped(self._answers.pop(0))
         return HttpReply(status=self._status, content_type="application/json", headers=(), body=answer)
