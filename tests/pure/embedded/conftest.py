@@ -40,13 +40,22 @@ def tokenizer() -> Tokenizer:
 class Bench:
     """An engine that a test steps by hand, and what it has said of each request."""
 
-    def __init__(self, loaded: Loaded, tokenizer: Tokenizer, *, eos_ids: tuple[int, ...] = (2,), **limits: Any) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        tokenizer: Tokenizer,
+        *,
+        eos_ids: tuple[int, ...] = (2,),
+        forward: type[NumpyForward] = NumpyForward,
+        grammars: GrammarCompiler | None = None,
+        **limits: Any,
+    ) -> None:
         config, weights = loaded
         bounds = EngineLimits(**{"max_batch": 16, "kv_tokens": 4096, **limits})
         self.core = EngineCore(
-            NumpyForward(config, weights, num_kv_tokens=bounds.num_kv_rows),
+            forward(config, weights, num_kv_tokens=bounds.num_kv_rows),
             tokenizer,
-            GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=eos_ids),
+            grammars or GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=eos_ids),
             eos_ids=eos_ids,
             limits=bounds,
             clock=SystemClock(),

@@ -234,12 +234,15 @@ def test_text_that_a_grammar_forces_never_becomes_a_control_token(
         Grammar(kind=GrammarKind.CHOICE, source="[]"),
     ],
 )
-def test_a_bad_grammar_ends_its_request_alone(bench: Benches, grammar: Grammar) -> None:
+def test_a_bad_grammar_ends_its_request_alone_before_anything_of_it_runs(bench: Benches, grammar: Grammar) -> None:
     run = bench()
     run.add("bad", PROMPTS[0], grammar=grammar)
     run.add("good", PROMPTS[1])
     run.run()
     assert run.failures["bad"].kind is FailureKind.INVALID_REQUEST
+    times = run.core.pop_times(RequestId("bad"))
+    assert times is not None
+    assert times.admitted is None  # nothing of it ran
     assert "\n" not in run.failures["bad"].message
     assert len(run.ids("good")) == 8
 
