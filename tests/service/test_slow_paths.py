@@ -19,17 +19,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stenograph.core.chat import CompletionRequest
 from stenograph.core.clock import SystemClock
+from stenograph.core.ids_json import PIECE_IDS, encode_ids
 from stenograph.core.messages import Message, Role
-from stenograph.core.settings import HistoryKind, Settings
-from stenograph.core.types import Finish, FinishReason
+from stenograph.core.settings import HistoryKind, OverBudget, Settings
+from stenograph.core.types import Finish, FinishReason, token_ids
+from stenograph.engine.base import Capabilities
 from stenograph.http.app import App, make_app
+from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.families import family_for
 from stenograph.render.model_files import ModelFiles
 from stenograph.render.renderer import Renderer
 from stenograph.render.template import ChatTemplate
 from stenograph.render.tokenizer import Span, Tokenizer
+from stenograph.session.history import LinearHistory
+from stenograph.session.line_json import LineJson
+from stenograph.session.matching import StrictMatcher
+from stenograph.session.opening import Ledger, Opening, openings
+from stenograph.session.recent import RecentRequest
 from stenograph.session.session import SessionOptions
 from stenograph.testing.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny import tiny_tokenizer_json
@@ -429,6 +438,46 @@ async def test_many_huge_answers_at_once_make_one_piece_in_a_pass_together(
     assert len(made_in) > 8 * 40
     # What is made before the answer begins is made at once: three pieces each.
     assert len(made_in) - len(set(made_in)) <= 8 * 3
+
+
+async def test_the_ids_of_many_long_prompts_are_written_a_piece_in_a_pass_together() -> None:
+    renderer, pool, share = standing_renderer(Gate()), CpuPool(1), LoopShare()
+    ids = token_ids([5]) * (6 * PIECE_IDS)
+    capabilities = Capabilities(
+        engine="any",
+        model="tiny",
+        vocab_size=320,
+        max_context_tokens=None,
+        grammars=frozenset(),
+        streams=True,
+        takes_json=True,
+    )
+    opened: list[Opening] = []
+    for _ in range(5):
+        opened += openings(
+            CompletionRequest(prompts=(ids,)),
+            ledger=Ledger(history=LinearHistory(StrictMatcher()), recent=RecentRequest(), line_json=LineJson()),
+            renderer=renderer,
+            pool=pool,
+            share=share,
+            capabilities=capabilities,
+            over_budget=OverBudget.REFUSE,
+            opened_at=0.0,
+        )
+    attached = [await one.position() for one in opened]
+    passes = 0
+
+    def count() -> None:
+        nonlocal passes, counter
+        passes += 1
+        counter = asyncio.get_running_loop().call_soon(count)
+
+    counter = asyncio.get_running_loop().call_soon(count)
+    prompts = await asyncio.gather(*(one.render(at) for one, at in zip(opened, attached, strict=True)))
+    counter.cancel()
+    pool.close()
+    assert {prompt.ids_json for prompt in prompts} == {encode_ids(ids)}
+    assert passes >= 5 * 6
 
 
 class _Noting(list[tuple[int, bytes]]):

@@ -149,9 +149,11 @@ def make_app(
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError."""
     body_slots = body_slots or BodySlots(settings.body_slots)
     metrics = Metrics(version=__version__)
-    manager = _make_manager(settings, engine=engine, renderer=renderer, pool=pool, clock=clock, metrics=metrics)
-    doorman = Doorman(api_keys=settings.api_key, manager=manager)
     share = LoopShare()
+    manager = _make_manager(
+        settings, engine=engine, renderer=renderer, pool=pool, share=share, clock=clock, metrics=metrics
+    )
+    doorman = Doorman(api_keys=settings.api_key, manager=manager)
 
     def route(dialect: WireDialect) -> TurnRoute:
         return TurnRoute(
@@ -192,7 +194,14 @@ def make_app(
 
 
 def _make_manager(
-    settings: Settings, *, engine: Engine, renderer: Renderer, pool: CpuPool, clock: Clock, metrics: Metrics
+    settings: Settings,
+    *,
+    engine: Engine,
+    renderer: Renderer,
+    pool: CpuPool,
+    share: LoopShare,
+    clock: Clock,
+    metrics: Metrics,
 ) -> SessionManager:
     """The manager, which tells the metrics what happens, and is what they look at."""
     services = TurnServices(
@@ -204,6 +213,7 @@ def _make_manager(
         abort_grace_s=settings.abort_grace_s,
         over_budget=settings.over_budget,
         template_kwargs=settings.chat_template_kwargs,
+        share=share,
     )
     limits = Limits(
         max_sessions=settings.max_sessions,

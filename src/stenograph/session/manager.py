@@ -318,6 +318,7 @@ class SessionManager:
             ledger=ledger,
             renderer=services.renderer,
             pool=services.pool,
+            share=services.share,
             capabilities=services.engine.capabilities,
             over_budget=services.over_budget,
             opened_at=session.created_at if session is not None else services.clock.wall(),

@@ -4,7 +4,6 @@
 which is matched by its ids and goes to the engine as it is. Neither knows what becomes of the prompt.
 """
 
-import asyncio
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from stenograph.core.messages import Message
 from stenograph.core.settings import OverBudget
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams
 from stenograph.engine.base import Capabilities
+from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
 from stenograph.render.day import Day
 from stenograph.render.parsers.plain import PlainParser
@@ -95,6 +95,7 @@ class ChatOpening:
         ledger: Ledger,
         renderer: Renderer,
         pool: CpuPool,
+        share: LoopShare,
         capabilities: Capabilities,
         opened_at: float,
     ) -> None:
@@ -109,6 +110,7 @@ class ChatOpening:
         self._ledger = ledger
         self._renderer = renderer
         self._pool = pool
+        self._share = share
         self._capabilities = capabilities
 
     async def position(self) -> Attachment:
@@ -149,7 +151,7 @@ class ChatOpening:
             ids=kept + bridge.ids,
             num_kept=len(kept),
             num_trimmed=bridge.num_trimmed,
-            ids_json=await _ids_json(at_hand, kept, bridge.ids) if self._capabilities.takes_json else None,
+            ids_json=await _ids_json(self._share, at_hand, kept, bridge.ids) if self._capabilities.takes_json else None,
         )
 
     def forced_grammar(self, prompt: Prompt) -> Grammar | None:
@@ -184,6 +186,7 @@ class CompletionOpening:
         ledger: Ledger,
         renderer: Renderer,
         pool: CpuPool,
+        share: LoopShare,
         capabilities: Capabilities,
         over_budget: OverBudget,
     ) -> None:
@@ -193,6 +196,7 @@ class CompletionOpening:
         self._ledger = ledger
         self._renderer = renderer
         self._pool = pool
+        self._share = share
         self._capabilities = capabilities
         self._over_budget = over_budget
         self._ids: array[int] | None = None
@@ -213,7 +217,7 @@ class CompletionOpening:
         num_kept = 0 if parent is None else parent.num_tokens
         ids_json = None
         if self._capabilities.takes_json:
-            ids_json = await _ids_json(self._ledger.line_json.of(parent), ids[:num_kept], ids[num_kept:])
+            ids_json = await _ids_json(self._share, self._ledger.line_json.of(parent), ids[:num_kept], ids[num_kept:])
         return Prompt(ids=ids, num_kept=num_kept, ids_json=ids_json)
 
     def forced_grammar(self, prompt: Prompt) -> Grammar | None:
@@ -279,14 +283,13 @@ class CompletionOpening:
         return ids[-num_kept:] if truncation.keeps_end else ids[:num_kept]
 
 
-async def _ids_json(at_hand: bytes | None, kept: "array[int]", new: "array[int]") -> bytes:
+async def _ids_json(share: LoopShare, at_hand: bytes | None, kept: "array[int]", new: "array[int]") -> bytes:
     """`kept` and `new` as JSON without brackets. `at_hand` is the text of `kept`; None if it has to be written too."""
-    fragments = [] if at_hand is None else [at_hand]
-    for piece in pieces_of(new if at_hand is not None else kept + new):
-        if len(piece) == PIECE_IDS:
-            await asyncio.sleep(0)  # many: let the loop serve others in between
-        fragments.append(encode_ids(piece))
-    return join_ids(fragments)
+    written = b"" if at_hand is None else at_hand
+    ids = new if at_hand is not None else kept + new
+    if len(ids) < PIECE_IDS:
+        return join_ids((written, encode_ids(ids)))
+    return join_ids([written, *[fragment async for fragment in share.pieces(map(encode_ids, pieces_of(ids)))]])
 
 
 def _num_bytes(message: Message) -> int:
@@ -301,6 +304,7 @@ def openings(
     ledger: Ledger,
     renderer: Renderer,
     pool: CpuPool,
+    share: LoopShare,
     capabilities: Capabilities,
     over_budget: OverBudget,
     opened_at: float,
@@ -316,6 +320,7 @@ def openings(
                 ledger=ledger,
                 renderer=renderer,
                 pool=pool,
+                share=share,
                 capabilities=capabilities,
                 opened_at=opened_at,
             )
@@ -327,6 +332,7 @@ def openings(
             ledger=ledger,
             renderer=renderer,
             pool=pool,
+            share=share,
             capabilities=capabilities,
             over_budget=over_budget,
         )

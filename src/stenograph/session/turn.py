@@ -38,6 +38,7 @@ from stenograph.core.types import (
 )
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.engine.validate import TurnCollector
+from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.memory import untrack
 from stenograph.offload.pool import CpuPool
 from stenograph.render.parsers.reading import Parser
@@ -61,7 +62,7 @@ class TurnServices:
 
     `abort_grace_s` is how long an aborted request waits for the engine's partial reply. `over_budget` says what becomes
     of a `max_tokens` that the context has no room for. `template_kwargs` are the template's arguments in every chat
-    that does not set them, nor its session.
+    that does not set them, nor its session. `share` is where what holds the GIL is done in pieces.
     """
 
     engine: Engine
@@ -72,6 +73,7 @@ class TurnServices:
     abort_grace_s: float = 5.0
     over_budget: OverBudget = OverBudget.REFUSE
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    share: LoopShare = field(default_factory=LoopShare)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
