@@ -25,3 +25,20 @@ def test_a_stop_string_is_found_with_the_token_that_completes_it(
             found_at = at
             break
     assert (found_at is not None) == any(stop in text for stop in stops)
+
+
+WIDE = st.text(alphabet="aé☃😀", min_size=1, max_size=12)
+
+
+@given(WIDE, st.lists(WIDE, min_size=1, max_size=3))
+def test_a_character_that_is_several_tokens_is_found_when_its_last_one_is_there(
+    tokenizer: Tokenizer, text: str, stops: list[str]
+) -> None:
+    watcher = StopWatcher(tuple(stops), tokenizer.text_stream(skip_special=True))
+    seen = b""
+    for id_ in tokenizer.encode(text):
+        seen += tokenizer.bytes_of(id_)
+        is_there = any(stop.encode() in seen for stop in stops)
+        assert (watcher.push(id_) is not None) == is_there
+        if is_there:
+            return
