@@ -104,6 +104,11 @@ class SamplingParams:
             _require(0 <= id_ < 2**31, "logit_bias", "of token ids", id_)
             _require(-100.0 <= bias <= 100.0, "logit_bias", "of biases in [-100, 100]", bias)
 
+    def foreign_id(self, vocab_size: int) -> tuple[str, int] | None:
+        """The first id that a vocabulary of this size does not have, after the field that it is in."""
+        fields = {"stop_token_ids": self.stop_token_ids, "logit_bias": [id_ for id_, _ in self.logit_bias]}
+        return next(((name, id_) for name, ids in fields.items() for id_ in ids if id_ >= vocab_size), None)
+
 
 class ParamOutOfRange(ValueError):
     """A sampling parameter is outside its range. `name` is the field's name as clients write it."""

@@ -303,10 +303,9 @@ class EngineCore:
             message = f"A prompt has at least one id, each in [0, {vocab})."
         elif len(prompt) + (params.max_tokens or 1) > self.max_context_tokens:
             message = f"{len(prompt)} prompt tokens and max_tokens do not fit {self.max_context_tokens} tokens."
-        elif not all(0 <= id_ < vocab for id_ in params.stop_token_ids):
-            message, param = f"Token ids are in [0, {vocab}).", "/stop_token_ids"
-        elif not all(0 <= id_ < vocab for id_, _ in params.logit_bias):
-            message, param = f"Token ids are in [0, {vocab}).", "/logit_bias"
+        elif (foreign := params.foreign_id(vocab)) is not None:
+            name, id_ = foreign
+            message, param = f"{id_} is no token id of a vocabulary of {vocab}.", f"/{name}"
         if not message:
             return None
         return Failed(request_id=request_id, kind=kind, message=message, param=param, retry_after_s=retry_after_s)

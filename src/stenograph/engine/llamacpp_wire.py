@@ -158,10 +158,10 @@ def _check_params(params: SamplingParams, vocab_size: int) -> None:
                 f"llama.cpp applies {name} to the prompt's tokens too, not only to those that it drew.",
                 param=f"/{name}",
             )
-    if any(id_ >= vocab_size for id_, _ in params.logit_bias):
-        raise InvalidRequest(f"Token ids are in [0, {vocab_size}).", param="/logit_bias")
-    if any(id_ >= vocab_size for id_ in params.stop_token_ids):
-        raise InvalidRequest(f"Token ids are in [0, {vocab_size}).", param="/stop_token_ids")
+    foreign = params.foreign_id(vocab_size)
+    if foreign is not None:
+        name, id_ = foreign
+        raise InvalidRequest(f"{id_} is no token id of a vocabulary of {vocab_size}.", param=f"/{name}")
 
 
 def _sampling_fields(request: GenerateRequest, vocab_size: int, max_context_tokens: int | None) -> dict[str, object]:

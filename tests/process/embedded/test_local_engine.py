@@ -101,8 +101,10 @@ async def test_an_abort_gives_the_partial_turn_and_a_close_stops_it(engine: Embe
 
 
 async def test_a_bad_request_ends_alone(engine: EmbeddedEngine) -> None:
-    with pytest.raises(InvalidRequest):
-        await collect(engine, request("bad", stop_token_ids=(10**6,)))
+    for name, ids in (("stop_token_ids", (5, 10**6)), ("logit_bias", ((5, 1.0), (10**6, 1.0)))):
+        with pytest.raises(InvalidRequest, match="1000000 is no token id of a vocabulary of 320") as caught:
+            await collect(engine, request("bad", **{name: ids}))
+        assert caught.value.param == f"/{name}"
     assert engine.health().state is EngineState.READY
 
 

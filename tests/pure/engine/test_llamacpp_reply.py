@@ -619,6 +619,12 @@ def test_what_llama_cpp_would_do_otherwise_is_refused(params: dict[str, Any], pa
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("params", [{"stop_token_ids": (5, VOCAB)}, {"logit_bias": ((5, 1.0), (VOCAB, 1.0))}])
+def test_an_id_that_the_model_does_not_have_is_named(params: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=f"{VOCAB} is no token id of a vocabulary of {VOCAB}"):
+        sent(request(**params))
+
+
 def test_grammars_go_under_the_names_that_llama_cpp_reads() -> None:
     def fields(kind: GrammarKind, source: str = "") -> Any:
         body = sent(request(grammar=Grammar(kind=kind, source=source)))
