@@ -107,5 +107,5 @@ async def test_an_engine_that_cannot_wait_for_the_answer_is_not_asked(thinking: 
     status, refused = await answered(engine, thinking, messages=[user("hi")], **AS_JSON)
     assert status == 400
     assert refused["error"]["param"] == "/response_format"
-    assert "opens its reasoning" in refused["error"]["message"]
+    assert "after its reasoning" in refused["error"]["message"]
     assert not engine.requests

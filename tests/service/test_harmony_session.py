@@ -49,6 +49,23 @@ def harmony() -> Renderer:
     return make_renderer(files, "auto")
 
 
+async def test_json_that_is_asked_for_is_held_in_the_final_channel_after_free_reasoning(harmony: Renderer) -> None:
+    ids = harmony.tokenizer.encode(f'{THOUGHT}<|channel|>final<|message|>{{"a": 1}}<|return|>')
+    script = Script(ids=tuple(ids), finish=Finish(reason=FinishReason.STOP, matched=ids[-1]))
+    engine = ScriptedEngine(vocab_size=327, max_context_tokens=4096, model=lambda _: script)
+    body = {"messages": [user("hi")], "response_format": {"type": "json_object"}}
+    async with (
+        running(engine, harmony) as (url, _),
+        aiohttp.ClientSession() as client,
+        client.post(f"{url}/v1/chat/completions", json=body) as response,
+    ):
+        message = json.loads(await response.read())["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", '{"a": 1}')
+    (request,) = engine.requests
+    assert request.params.grammar is not None
+    assert 'start: (<[321]> "analysis" <[323]> ' in request.params.grammar.source
+
+
 async def streamed(response: aiohttp.ClientResponse) -> tuple[str, str, list[str]]:
     """Reasoning, content, and the calls' arguments of an event stream."""
     events = [json.loads(line[6:]) async for line in response.content if line.startswith(b"data: {")]

@@ -21,13 +21,14 @@ from stenograph.engine.base import Capabilities
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
 from stenograph.render.day import Day
+from stenograph.render.parsers.harmony import HarmonyParser
 from stenograph.render.parsers.plain import PlainParser
 from stenograph.render.parsers.reading import Parser
 from stenograph.render.renderer import PROMPT_END_TOKENS, Bridge, Renderer
 from stenograph.session.history import Attachment, History, PromptContext, line_ids
 from stenograph.session.line_json import LineJson
 from stenograph.session.recent import RecentRequest
-from stenograph.session.reply_grammar import OpenReasoning, open_reasoning
+from stenograph.session.reply_grammar import BeforeAnswer, harmony_frame, open_reasoning
 
 FRAME_BYTES = 32
 """What a message costs that says nothing."""
@@ -73,8 +74,8 @@ class Opening(Protocol):
         """The grammar that the request's tools force upon the reply, beside the one that it may ask for itself."""
         ...
 
-    def open_reasoning(self, prompt: Prompt) -> OpenReasoning | None:
-        """The reasoning that the prompt has opened, which comes before what a grammar is asked for."""
+    def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
+        """What comes before the answer, which alone is held to a grammar that the client asks for."""
         ...
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
@@ -160,10 +161,12 @@ class ChatOpening:
             request.tools, request.tool_choice, request.parallel_tool_calls, prompt_ids=prompt.ids
         )
 
-    def open_reasoning(self, prompt: Prompt) -> OpenReasoning | None:
-        tokenizer = self._renderer.tokenizer
+    def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
+        tokenizer, family = self._renderer.tokenizer, self._renderer.family
+        if family.make_parser is HarmonyParser:
+            return harmony_frame(tokenizer.added_tokens)
         prompt_end = tokenizer.decode(prompt.ids[-PROMPT_END_TOKENS:])
-        return open_reasoning(self._renderer.family.syntax.reasoning, tokenizer.added_tokens, prompt_end)
+        return open_reasoning(family.syntax.reasoning, tokenizer.added_tokens, prompt_end)
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
         tools = () if self.tool_choice.mode is ToolMode.NONE else self._request.tools
@@ -223,7 +226,7 @@ class CompletionOpening:
     def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         return None
 
-    def open_reasoning(self, prompt: Prompt) -> OpenReasoning | None:
+    def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
         return None
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:

@@ -1,7 +1,8 @@
 """What a reply is held to: the grammar that was asked for, or the calls that are forced. Pure.
 
 Owns the rule that a grammar which a client asks for is of the answer: where the prompt opened the reasoning, free
-reasoning and its close come before it, in llguidance's Lark dialect. Forced calls bring their own (`tool_grammar`).
+reasoning and its close come before it, in harmony the frame of its channels too, in llguidance's Lark dialect. Forced
+calls bring their own (`tool_grammar`).
 """
 
 import json
@@ -15,6 +16,7 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.engine.base import Capabilities
 from stenograph.render.parsers.call_syntax import quoted
+from stenograph.render.parsers.harmony import ANALYSIS, CHANNEL, END, FINAL, MESSAGE, START
 from stenograph.render.parsers.reply_syntax import ReasoningMarks
 
 _SCHEMA = msgspec.json.Decoder(dict[str, object])
@@ -25,27 +27,41 @@ _IN_SLASHES = re.compile(r"\\.|/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenReasoning:
-    """Reasoning that a prompt has opened. `close_id`: the token that is its close, None where that is plain text."""
+class BeforeAnswer:
+    """What comes before an answer, as rules of a grammar: `start` among them, which ends with the rule `answer`."""
 
-    close: str
-    close_id: int | None
-    after_close: str
+    rules: tuple[str, ...]
 
 
 def open_reasoning(
     marks: ReasoningMarks | None, added_tokens: Mapping[str, int], prompt_end: str
-) -> OpenReasoning | None:
-    """The reasoning that a prompt which ends with this text has opened; None for any other."""
+) -> BeforeAnswer | None:
+    """The reasoning that a prompt which ends with this text has opened; None for any other.
+
+    It is free up to the first spelling of its close, as the parser reads it.
+    """
     if marks is None or not prompt_end.rstrip().endswith(marks.open):
         return None
-    return OpenReasoning(close=marks.close, close_id=added_tokens.get(marks.close), after_close=marks.after_close)
+    close = re.escape(marks.close).replace("/", "\\/")
+    gap = f" {quoted(marks.after_close)}" if marks.after_close else ""
+    start = f"start: reasoning{gap} answer"
+    if marks.close not in added_tokens:
+        return BeforeAnswer(rules=(start, f"reasoning[lazy]: /(?s:.*){close}/"))
+    text = f"REASONING_TEXT: /(?s:.)+/ & ~/(?s:.*){close}(?s:.*)/"
+    return BeforeAnswer(rules=(start, f"reasoning: REASONING_TEXT? <[{added_tokens[marks.close]}]>", text))
+
+
+def harmony_frame(added_tokens: Mapping[str, int]) -> BeforeAnswer:
+    """A reply in harmony up to its answer: reasoning, if the model wants any, and the header of the final channel."""
+    channel, message, end, start = (f"<[{added_tokens[mark]}]>" for mark in (CHANNEL, MESSAGE, END, START))
+    thought = f"{channel} {quoted(ANALYSIS)} {message} THOUGHT? {end} {start} {quoted('assistant')}"
+    return BeforeAnswer(rules=(f"start: ({thought})? {channel} {quoted(FINAL)} {message} answer", "THOUGHT: /(?s:.)+/"))
 
 
 def reply_grammar(
     asked: Grammar | None,
     forced: Grammar | None,
-    reasoning: OpenReasoning | None,
+    before: BeforeAnswer | None,
     capabilities: Capabilities,
     *,
     param: str,
@@ -65,30 +81,15 @@ def reply_grammar(
     at = "/tools" if asked is None else param
     if grammar.kind not in capabilities.grammars:
         raise InvalidRequest(f"The engine {capabilities.engine} has no {grammar.kind} grammars.", param=at)
-    if grammar is forced or capabilities.parses or reasoning is None:
+    if grammar is forced or capabilities.parses or before is None:
         return grammar
     if GrammarKind.LARK not in capabilities.grammars:
         raise InvalidRequest(
-            f"The model's prompt opens its reasoning, and the engine {capabilities.engine} cannot hold only what comes"
-            " after that to a grammar. If the chat template can do without reasoning, ask for that.",
+            f"The model's answer comes after its reasoning, and the engine {capabilities.engine} cannot hold the answer"
+            " alone to a grammar. If the chat template can do without reasoning, ask for that.",
             param=at,
         )
-    return _after(reasoning, grammar, param=at)
-
-
-def _after(reasoning: OpenReasoning, answer: Grammar, *, param: str) -> Grammar:
-    """Free reasoning up to the first spelling of its close, as the parser reads it, then the answer."""
-    close = re.escape(reasoning.close).replace("/", "\\/")
-    gap = f" {quoted(reasoning.after_close)}" if reasoning.after_close else ""
-    lines = [f"start: reasoning{gap} answer"]
-    if reasoning.close_id is None:
-        lines.append(f"reasoning[lazy]: /(?s:.*){close}/")
-    else:
-        lines += [
-            f"reasoning: REASONING_TEXT? <[{reasoning.close_id}]>",
-            f"REASONING_TEXT: /(?s:.)+/ & ~/(?s:.*){close}(?s:.*)/",
-        ]
-    return Grammar(kind=GrammarKind.LARK, source="\n".join([*lines, *_answer(answer, param)]))
+    return Grammar(kind=GrammarKind.LARK, source="\n".join([*before.rules, *_answer(grammar, at)]))
 
 
 def _answer(grammar: Grammar, param: str) -> list[str]:
@@ -104,12 +105,14 @@ def _answer(grammar: Grammar, param: str) -> list[str]:
         case GrammarKind.REGEX if "\n" not in grammar.source:
             return ["answer: ANSWER", f"ANSWER: /{_IN_SLASHES.sub(_escaped, grammar.source)}/"]
         case GrammarKind.REGEX:
-            raise InvalidRequest("The model's prompt opens its reasoning: write a line feed as \\n here.", param=param)
+            raise InvalidRequest(
+                "The model's answer comes after its reasoning: write a line feed as \\n here.", param=param
+            )
         case GrammarKind.EBNF | GrammarKind.LARK:
             raise InvalidRequest(
-                f"The model's prompt opens its reasoning, and {grammar.kind} grammars cannot be put behind that. A JSON"
-                " Schema, a regular expression or choices can; so can any grammar that begins with the reasoning, as a"
-                " completion.",
+                f"The model's answer comes after its reasoning, and {grammar.kind} grammars cannot be put behind it. A"
+                " JSON Schema, a regular expression or choices can; a completion takes a grammar that begins with the"
+                " reasoning.",
                 param=param,
             )
 

@@ -330,7 +330,7 @@ class TurnRun:
         grammar = reply_grammar(
             asked,
             self._opening.forced_grammar(self.prompt),
-            None if asked is None else self._opening.open_reasoning(self.prompt),
+            None if asked is None else self._opening.before_answer(self.prompt),
             capabilities,
             param=request.grammar_param,
         )

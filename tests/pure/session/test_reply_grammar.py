@@ -13,9 +13,11 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.grammar_llguidance import LlguidanceBackend
 from stenograph.engine.base import Capabilities
+from stenograph.render.parsers.harmony import CHANNEL, MESSAGE, START
+from stenograph.render.parsers.harmony import END as CLOSE
 from stenograph.render.parsers.reply_syntax import ReasoningMarks
 from stenograph.render.tokenizer import Tokenizer
-from stenograph.session.reply_grammar import OpenReasoning, open_reasoning, reply_grammar
+from stenograph.session.reply_grammar import BeforeAnswer, harmony_frame, open_reasoning, reply_grammar
 from stenograph.testing.tiny import tiny_tokenizer_json
 
 END, VOCAB = 2, 320
@@ -55,7 +57,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer(reference.to_str())
 
 
-def opened(tokenizer: Tokenizer) -> OpenReasoning:
+def opened(tokenizer: Tokenizer) -> BeforeAnswer:
     reasoning = open_reasoning(MARKS, tokenizer.added_tokens, "<|im_start|>assistant\n<think>\n")
     assert reasoning is not None
     return reasoning
@@ -63,7 +65,7 @@ def opened(tokenizer: Tokenizer) -> OpenReasoning:
 
 def admits(tokenizer: Tokenizer, grammar: Grammar, text: str) -> bool:
     """Whether a reply may be this text and then end."""
-    backend = LlguidanceBackend(tokenizer, vocab_size=VOCAB + 2, eos_ids=(END,))
+    backend = LlguidanceBackend(tokenizer, vocab_size=VOCAB + 4, eos_ids=(END,))
     state = backend.compile(grammar).start()
     for id_ in tokenizer.encode(text):
         if not state.allowed()[id_]:
@@ -82,6 +84,22 @@ def test_the_answer_is_held_and_the_reasoning_before_it_is_not(tokenizer: Tokeni
         assert not admits(tokenizer, held, f"{thought}</think>\n\n{outside}")
         assert not admits(tokenizer, held, f"{thought}</think>\n\n{inside}</think>\n\n{inside}")
     assert not admits(tokenizer, held, inside)
+
+
+def test_in_harmony_the_answer_is_held_within_the_final_channel() -> None:
+    reference = Reference.from_str(tiny_tokenizer_json())
+    marks = [AddedToken(mark, special=True) for mark in (START, CHANNEL, MESSAGE, CLOSE)]
+    reference.add_tokens(marks)  # pyright: ignore[reportUnknownMemberType]
+    tokenizer = Tokenizer(reference.to_str())
+    before = harmony_frame(tokenizer.added_tokens)
+    held = reply_grammar(JSON_SCHEMA, None, before, capable(), param="/response_format")
+    assert held is not None
+    thought, header = f"{CHANNEL}analysis{MESSAGE}so {{}}{CLOSE}{START}assistant", f"{CHANNEL}final{MESSAGE}"
+    for start in (header, f"{thought}{header}"):
+        assert admits(tokenizer, held, f'{start}{{"a": 1}}')
+        assert not admits(tokenizer, held, f'{start}{{"b": 1}}')
+    for other in ("", thought, f"{thought}{CHANNEL}commentary{MESSAGE}"):
+        assert not admits(tokenizer, held, f'{other}{{"a": 1}}')
 
 
 @pytest.mark.parametrize("end", ["<|im_start|>assistant\n", "<think>\n\n</think>\n\n"])
@@ -112,7 +130,7 @@ def test_forced_calls_and_engines_that_parse_see_to_the_reasoning_themselves(tok
     ("grammar", "grammars", "told"),
     [
         (JSON_SCHEMA, frozenset[GrammarKind](), "has no json_schema grammars"),
-        (JSON_SCHEMA, frozenset({GrammarKind.JSON_SCHEMA}), "cannot hold only what comes after"),
+        (JSON_SCHEMA, frozenset({GrammarKind.JSON_SCHEMA}), "cannot hold the answer alone"),
         (Grammar(kind=GrammarKind.EBNF, source='root ::= "a"'), frozenset(GrammarKind), "cannot be put behind"),
         (Grammar(kind=GrammarKind.LARK, source='start: "a"'), frozenset(GrammarKind), "cannot be put behind"),
         (Grammar(kind=GrammarKind.REGEX, source="a\nb"), frozenset(GrammarKind), "write a line feed"),
