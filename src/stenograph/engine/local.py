@@ -68,7 +68,7 @@ class EmbeddedEngine:
         self._started: asyncio.Future[None] | None = None
         self._refusal: str | None = None  # of the process that runs now, or ran last: why it cannot load its model
         self._pause_s = FIRST_PAUSE_S
-        self._closing = False
+        self._stop = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<EmbeddedEngine {self._health.state} {len(self._answers)} running>"
@@ -133,7 +133,7 @@ class EmbeddedEngine:
 
     async def aclose(self) -> None:
         """End the process: by closing its input, which it takes as its end, and after a while by force."""
-        self._closing = True
+        self._stop.set()
         self._health = EngineHealth(state=EngineState.STOPPED, detail="stopped")
         process, supervisor = self._process, self._supervisor
         if process is not None and process.stdin is not None:
@@ -150,14 +150,15 @@ class EmbeddedEngine:
     async def _supervise(self, started: "asyncio.Future[None]") -> None:
         """Run the process again and again until `aclose`; the first load's failure ends it all."""
         try:
-            while not self._closing:
+            while not self._stop.is_set():
                 ended = await self._run_once(started)
-                if self._closing or started.exception() is not None:
+                if self._stop.is_set() or started.exception() is not None:
                     return
                 self._go_down(ended)
                 self._fail_all()
                 log.error("%s; starting it again in %g s", self._health.detail, self._pause_s)
-                await asyncio.sleep(self._pause_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), self._pause_s)
                 self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         except OSError as error:  # the process cannot even be started
             self._go_down(f"cannot start its process: {error}")
@@ -239,7 +240,7 @@ class EmbeddedEngine:
             self._pause_s = FIRST_PAUSE_S  # it works: the next death is a new one
 
     def _go_down(self, detail: str) -> None:
-        if not self._closing:
+        if not self._stop.is_set():
             self._health = EngineHealth(state=EngineState.DOWN, detail=detail)
 
     def _fail_all(self) -> None:
@@ -250,7 +251,7 @@ class EmbeddedEngine:
                     f"The turn was lost: {self._health.detail}. It is being restarted; nothing of the turn was kept.",
                     retry_after_s=self._pause_s + 2.0,
                 )
-                if not self._closing
+                if not self._stop.is_set()
                 else EngineUnavailable("The turn was lost: the engine was stopped.")
             )
 

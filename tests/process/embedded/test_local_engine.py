@@ -28,6 +28,7 @@ from stenograph.core.types import (
 )
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import Generate, frame
+from stenograph.engine import local
 from stenograph.engine.base import EngineState, GenerateRequest
 from stenograph.engine.local import EmbeddedEngine
 from stenograph.testing.tiny_llama import write_tiny_folder
@@ -251,6 +252,22 @@ async def test_a_model_that_cannot_be_loaded_again_is_said_until_it_can(tmp_path
     (folder / "model.safetensors").write_bytes(weights)
     await ready(engine)
     await engine.aclose()
+
+
+async def test_an_engine_that_waits_to_start_again_is_stopped_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "FIRST_PAUSE_S", 1000.0)  # more than this test has
+    monkeypatch.setattr(local, "STOP_GRACE_S", 1000.0)
+    engine = EmbeddedEngine(folder, OPTIONS)
+    await engine.start()
+    async with aclosing(engine.generate(request("lost", max_tokens=200))) as chunks:
+        await anext(chunks)
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineUnavailable):
+            _ = [chunk async for chunk in chunks]
+    await engine.aclose()
+    assert engine.health().state is EngineState.STOPPED
 
 
 async def test_after_the_end_it_refuses(folder: Path) -> None:
