@@ -280,7 +280,7 @@ def _any_grammar(wire: str, at: str) -> Constraint:
 
 def _text(kind: GrammarKind, wire: str, at: str) -> Constraint:
     if not wire.strip():
-        raise InvalidRequest("It is empty.", param=at)
+        raise InvalidRequest(f"{at.removeprefix('/').replace('/', '.')} is empty.", param=at)
     return Constraint(Grammar(kind=kind, source=wire), at)
 
 

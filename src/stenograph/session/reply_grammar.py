@@ -78,18 +78,22 @@ def reply_grammar(
     grammar = asked if capabilities.parses else forced or asked
     if grammar is None:
         return None
-    at = "/tools" if asked is None else param
     if grammar.kind not in capabilities.grammars:
-        raise InvalidRequest(f"The engine {capabilities.engine} has no {grammar.kind} grammars.", param=at)
+        if grammar is forced:
+            raise InvalidRequest(
+                f"The engine {capabilities.engine} cannot be made to call a tool: it has no {grammar.kind} grammars.",
+                param="/tool_choice",
+            )
+        raise InvalidRequest(f"The engine {capabilities.engine} has no {grammar.kind} grammars.", param=param)
     if grammar is forced or capabilities.parses or before is None:
         return grammar
     if GrammarKind.LARK not in capabilities.grammars:
         raise InvalidRequest(
             f"The model's answer comes after its reasoning, and the engine {capabilities.engine} cannot hold the answer"
             " alone to a grammar. If the chat template can do without reasoning, ask for that.",
-            param=at,
+            param=param,
         )
-    return Grammar(kind=GrammarKind.LARK, source="\n".join([*before.rules, *_answer(grammar, at)]))
+    return Grammar(kind=GrammarKind.LARK, source="\n".join([*before.rules, *_answer(grammar, param)]))
 
 
 def _answer(grammar: Grammar, param: str) -> list[str]:

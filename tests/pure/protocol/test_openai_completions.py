@@ -246,6 +246,11 @@ def test_each_spelling_of_a_grammar_is_that_grammar_in_both_dialects(
         assert (request.params.grammar, request.grammar_param) == (grammar, param)
 
 
+def test_an_empty_grammar_is_refused_by_its_name() -> None:
+    assert refused(body(regex=" ")).message == "regex is empty."
+    assert refused(body(structured_outputs={"grammar": ""})).message == "structured_outputs.grammar is empty."
+
+
 def test_every_kind_of_grammar_can_be_asked_for() -> None:
     assert {grammar.kind for _, grammar, _ in GRAMMARS} == set(GrammarKind)
 

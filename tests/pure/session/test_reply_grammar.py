@@ -144,6 +144,13 @@ def test_what_cannot_be_held_after_the_reasoning_is_refused_by_its_field(
     assert caught.value.param == "/regex"
 
 
+def test_an_engine_that_cannot_force_a_call_is_said_to() -> None:
+    without = capable(grammars=frozenset({GrammarKind.JSON_SCHEMA}))
+    with pytest.raises(InvalidRequest, match="The engine e cannot be made to call a tool") as caught:
+        reply_grammar(None, FORCED, None, without, param="/response_format")
+    assert caught.value.param == "/tool_choice"
+
+
 def test_a_grammar_and_a_forced_call_are_not_both_held() -> None:
     with pytest.raises(InvalidRequest, match="response_format cannot be held together") as caught:
         reply_grammar(JSON_SCHEMA, FORCED, None, capable(), param="/response_format")
