@@ -60,6 +60,7 @@ class SessionManager:
         self._telemetry = telemetry or NoTelemetry()
         self._sessions: dict[SessionId, Session] = {}
         self._turns: set[Turn] = set()
+        self._num_in_flight = 0
         self._held_tokens = 0
         self.num_forgotten = 0
         """Sessions that are gone."""
@@ -70,8 +71,8 @@ class SessionManager:
 
     @property
     def num_in_flight(self) -> int:
-        """Turns that run now."""
-        return sum(len(turn.run.turns) for turn in self._turns)
+        """Turns that run now. May be read on any thread, as all numbers here."""
+        return self._num_in_flight
 
     @property
     def num_held_tokens(self) -> int:
@@ -374,11 +375,13 @@ class SessionManager:
 
         turn = Turn(run, task, identity=identity, on_delivered=delivered)
         self._turns.add(turn)
+        self._num_in_flight += len(run.turns)
         if session is not None:
             session.began(turn)
 
         def ended(task: "asyncio.Task[TurnOutcome]") -> None:
             self._turns.discard(turn)
+            self._num_in_flight -= len(run.turns)
             for one in run.turns:
                 one.buffer.close()
             reports = _reports(run, task)
