@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy import LMDeploy
 from stenograph.engine.sglang_generate import SGLangGenerate
+from stenograph.engine.vllm import VLLM
 from stenograph.render.renderer import Renderer
+from stenograph.session.manager import SessionManager
 from stenograph.testing.faults import Fault
 from stenograph.testing.lmdeploy_server import LMDeployServer
 from stenograph.testing.planned_server import PlannedServer, Script
 from stenograph.testing.sglang_server import SGLangServer
+from stenograph.testing.vllm_server import VLLMServer
 
 from .conftest import END, running, user
 
@@ -30,6 +34,7 @@ class Rig:
     stand_in: PlannedServer
     renderer: Renderer
     client: aiohttp.ClientSession
+    manager: SessionManager
 
     def script(self, text: str, **options: Any) -> Script:
         """A reply of this text that ends with `<|im_end|>`."""
@@ -54,17 +59,35 @@ KINDS: dict[str, tuple[Callable[[], PlannedServer], Callable[[], Dialect]]] = {
 }
 
 
-@pytest.fixture(params=KINDS)
-async def rig(request: pytest.FixtureRequest, renderer: Renderer) -> AsyncIterator[Rig]:
-    make_server, make_dialect = KINDS[request.param]
+def vllm() -> VLLM:
+    return VLLM(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, eos_token_ids=(END,))
+
+
+STREAMING: dict[str, tuple[Callable[[], PlannedServer], Callable[[], Dialect]]] = {
+    **KINDS,
+    "vllm": (lambda: VLLMServer(scale_out=True), vllm),
+    "vllm-completions": (lambda: VLLMServer(scale_out=False, dev_mode=True), vllm),
+}
+
+
+@asynccontextmanager
+async def rig_of(
+    make_server: Callable[[], PlannedServer], make_dialect: Callable[[], Dialect], renderer: Renderer, **settings: Any
+) -> AsyncIterator[Rig]:
     async with make_server() as stand_in:
         engine = HttpEngine(HttpEngineOptions(url=stand_in.url), make_dialect())
         await engine.start()
         try:
-            async with running(engine, renderer) as (url, _), aiohttp.ClientSession() as client:
-                yield Rig(url=url, stand_in=stand_in, renderer=renderer, client=client)
+            async with running(engine, renderer, **settings) as (url, manager), aiohttp.ClientSession() as client:
+                yield Rig(url=url, stand_in=stand_in, renderer=renderer, client=client, manager=manager)
         finally:
             await engine.aclose()
+
+
+@pytest.fixture(params=KINDS)
+async def rig(request: pytest.FixtureRequest, renderer: Renderer) -> AsyncIterator[Rig]:
+    async with rig_of(*KINDS[request.param], renderer) as made:
+        yield made
 
 
 def message_of(answer: str, *, streamed: bool) -> dict[str, Any]:
@@ -129,3 +152,21 @@ async def test_a_turn_that_its_engine_broke_is_502_and_leaves_the_session_as_it_
     status, answer = await rig.post(f"/sessions/{session}/v1/chat/completions", {"messages": [user("hi")]})
     assert (status, message_of(answer, streamed=False)["content"]) == (200, "yes")
     assert len(await rig.records(session)) == 1
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("kind", STREAMING)
+async def test_a_turn_that_stalls_past_its_deadline_is_504_stops_the_engine_and_keeps_nothing(
+    renderer: Renderer, kind: str, streamed: bool
+) -> None:
+    async with rig_of(*STREAMING[kind], renderer, request_timeout_s=0.5) as rig:
+        session = json.loads((await rig.post("/sessions", {}))[1])["session_id"]
+        rig.stand_in.plan(rig.script("never", paused=True, num_drawn=2))
+        body = {"messages": [user("hi")], "stream": streamed}
+        status, answer = await rig.post(f"/sessions/{session}/v1/chat/completions", body)
+        assert status == 504 or (streamed and status == 200), answer
+        assert '"upstream_timeout"' in answer
+        assert "[DONE]" not in answer
+        await rig.stand_in.aborted(1)
+        assert await rig.records(session) == []
+        assert not rig.manager.get(session).gate.is_busy
