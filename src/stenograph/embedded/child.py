@@ -42,12 +42,15 @@ def main() -> None:
 
     try:
         loop, core, ready = load(path, options, emit)
+        loaded.set_result(loop)
+        _send(out, frame(ready))
+        loop.run(core)
     except StartupError as error:
         _send(out, frame(LoadFailed(message=str(error))))
         os._exit(0)  # at an orderly exit, Python aborts with a dump of itself: the reading thread holds standard input
-    loaded.set_result(loop)
-    _send(out, frame(ready))
-    loop.run(core)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def load(path: Path, options: EmbeddedOptions, emit: Emit) -> tuple[EngineLoop, EngineCore, Ready]:

@@ -92,6 +92,17 @@ def test_a_model_that_cannot_be_loaded_is_told_in_one_event_and_nothing_else(tmp
     assert str(model) in event.message
 
 
+def test_what_is_not_the_models_fault_ends_it_with_a_traceback_and_no_dump(folder: Path) -> None:
+    options = EmbeddedOptions(max_batch=300, step_tokens=300).to_json()
+    command = [sys.executable, "-m", "stenograph.embedded.child", str(folder), options]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.read() == b""
+        assert child.stderr.read().decode().splitlines()[-1].startswith("ValueError: step_tokens must be above")
+        assert child.wait() == 1
+
+
 @pytest.mark.parametrize(
     ("written", "named"),
     [
