@@ -48,7 +48,7 @@ def main() -> None:
     except StartupError as error:
         _send(out, frame(LoadFailed(message=str(error))))
         os._exit(0)  # at an orderly exit, Python aborts with a dump of itself: the reading thread holds standard input
-    except BaseException:
+    except BaseException:  # noqa: BLE001 -- as it would end the process, but without that dump
         traceback.print_exc()
         os._exit(1)
 

@@ -25,7 +25,8 @@ class NumpyForward:
         self._weights = weights
         self._num_kv_tokens = num_kv_tokens
         self._kv = _room((config.num_layers, 2, config.num_kv_heads, num_kv_tokens, config.head_dim))
-        angles = np.arange(config.max_context, dtype=np.float64)[:, None] * weights.inv_freq
+        self._max_positions = min(config.max_context, num_kv_tokens)  # each has a row: of no more are angles kept
+        angles = np.arange(self._max_positions, dtype=np.float64)[:, None] * weights.inv_freq
         self._cos = np.cos(angles).astype(np.float32)[:, None, :]  # [context, 1, D/2]
         self._sin = np.sin(angles).astype(np.float32)[:, None, :]
 
@@ -78,7 +79,7 @@ class NumpyForward:
             total = segment.start + len(segment.ids)
             spans = segment.spans
             are_rows = min(span.begin for span in spans) >= 0 and max(span.end for span in spans) <= self.num_kv_tokens
-            if total > self._config.max_context or not are_rows:
+            if total > self._max_positions or not are_rows:
                 raise ValueError(
                     f"{total} positions in {spans}: the context has {self._config.max_context}, "
                     f"the store {self.num_kv_tokens}"

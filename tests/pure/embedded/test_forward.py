@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,14 @@ def test_only_the_logits_that_are_asked_for_come_in_order(forward: NumpyForward)
     ]
     np.testing.assert_allclose(forward.forward(batch), wanted[[4, 0, 1, 2]], atol=2e-5)
     assert forward.forward(batch[1:2]).shape == (0, tiny.VOCAB)
+
+
+def test_a_context_that_the_store_has_no_room_for_takes_no_memory(folder: Path, forward: NumpyForward) -> None:
+    config, weights = load_weights(folder)
+    endless = NumpyForward(replace(config, max_context=2**45), weights, num_kv_tokens=len(IDS))
+    np.testing.assert_array_equal(all_logits(endless, IDS), all_logits(forward, IDS))
+    with pytest.raises(ValueError, match="the store 12"):
+        endless.forward([segment([1], [Span(0, len(IDS)), Span(0, 1)], len(IDS))])
 
 
 @pytest.mark.parametrize("num_kv_tokens", [2**40, 2**70])
