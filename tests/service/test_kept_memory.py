@@ -2,6 +2,7 @@
 
 import enum
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -54,3 +55,33 @@ async def test_what_turns_have_alike_is_kept_once(live: Live) -> None:
     assert first.tool_choice is second.tool_choice is third.tool_choice
     assert first.request_json is second.request_json
     assert [turn.params.seed for turn in (second, third)] == [1, 2]
+
+
+@pytest.mark.parametrize("history", ["linear", "tree"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_session_that_is_deleted_is_given_back_without_the_collector(
+    live: Live, history: str, stream: bool
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        session_id = await live.open(history=history)
+        messages: list[dict[str, Any]] = []
+        for text in ("Hello", "More", "Bye"):
+            live.says(f"{text}!")
+            messages.append(user(text))
+            answer = await live.chat(session_id, *messages, stream=stream)
+            assert answer.status == 200, answer.body
+            messages.append({"role": "assistant", "content": f"{text}!"})
+        session = live.manager.get(session_id)
+        nodes = list(session.history.nodes)
+        assert [node.depth for node in nodes] == [1, 2, 3]
+        kept = [weakref.ref(session), *(weakref.ref(node.turn.sampled.ids) for node in nodes)]
+        live.engine.chunks.clear()
+        live.engine.requests.clear()
+        del session, nodes
+        assert (await live.call("DELETE", f"/sessions/{session_id}")).status == 204
+        assert (await live.call("GET", f"/sessions/{session_id}")).status == 404
+        assert [ref() for ref in kept] == [None] * 4
+    finally:
+        gc.enable()
