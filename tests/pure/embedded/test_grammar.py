@@ -157,6 +157,24 @@ def test_what_is_finished_stays_where_it_is(backend: GrammarBackendKind) -> None
 
 
 @BACKENDS
+def test_where_no_token_is_the_end_what_is_finished_says_so_and_no_mask_before_it_admits_any_other_token(
+    backend: GrammarBackendKind,
+) -> None:
+    grammars = endless(backend)
+    state = grammars.compile(Grammar(kind=GrammarKind.REGEX, source="ab?"), lambda: None).result().start()
+    a, b = tokenizer().encode_plain("a")[0], tokenizer().encode_plain("b")[0]
+    for token_id in (a, b):
+        assert not state.is_finished
+        assert state.allowed().nonzero()[0].tolist() == [token_id]
+        state.accept(token_id)
+    for token_id in (a, b):
+        assert state.is_finished
+        assert not state.allowed().any()
+        state.accept(token_id)
+    grammars.close()
+
+
+@BACKENDS
 def test_what_no_mask_admits_is_an_error_of_its_request_alone(backend: GrammarBackendKind) -> None:
     state, other = (start(GrammarKind.REGEX, "ab", backend) for _ in range(2))
     with pytest.raises(BadGrammar) as raised:
@@ -164,6 +182,12 @@ def test_what_no_mask_admits_is_an_error_of_its_request_alone(backend: GrammarBa
     assert "\n" not in str(raised.value)
     other.accept(tokenizer().encode_plain("a")[0])
     assert other.allowed()[tokenizer().encode_plain("b")[0]]
+
+
+def endless(backend: GrammarBackendKind) -> GrammarCompiler:
+    """Of a vocabulary in which no token is the end. Skips the test where the backend is not installed."""
+    compiler(backend)
+    return GrammarCompiler(tokenizer(), vocab_size=tokenizer().vocab_size, eos_ids=(), backend=backend)
 
 
 def small(num_threads: int = 1, **options: float) -> GrammarCompiler:
