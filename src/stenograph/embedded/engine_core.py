@@ -14,7 +14,7 @@ from stenograph.core.clock import Clock
 from stenograph.core.types import Chunk, EngineTimes, RequestId, SamplingParams
 from stenograph.embedded.block_pool import BLOCK_TOKENS, BlockPool
 from stenograph.embedded.forward import Forward
-from stenograph.embedded.grammar import BadGrammar, CompilerBusy, GrammarCompiler
+from stenograph.embedded.grammar import BadGrammar, CompilerBusy, GrammarCompiler, GrammarEngineFailed
 from stenograph.embedded.pace import Pace
 from stenograph.embedded.sampler import BadLogits, DeadEnd
 from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
@@ -175,6 +175,8 @@ class EngineCore:
                     sequence.guide = self._grammars.guide(sequence.grammar)
                 except CompilerBusy as error:
                     events.append(self._fail(sequence, str(error), FailureKind.UNAVAILABLE))
+                except GrammarEngineFailed as error:
+                    events.append(self._fail(sequence, _engine_failed(error), FailureKind.INTERNAL))
                 except BadGrammar as error:
                     events.append(self._fail(sequence, f"The grammar does not compile: {error}"))
         return events
@@ -250,6 +252,8 @@ class EngineCore:
             return self._fail(sequence, "No token of the vocabulary is what the grammar goes on with.")
         except BadLogits:
             return self._fail(sequence, "The model computed what are no numbers.", FailureKind.INTERNAL)
+        except GrammarEngineFailed as error:
+            return self._fail(sequence, _engine_failed(error), FailureKind.INTERNAL)
         except BadGrammar as error:
             return self._fail(sequence, f"The grammar failed on what was drawn: {error}")
         if chunk.finish is not None:
@@ -309,6 +313,10 @@ class EngineCore:
         if not message:
             return None
         return Failed(request_id=request_id, kind=kind, message=message, param=param, retry_after_s=retry_after_s)
+
+
+def _engine_failed(error: GrammarEngineFailed) -> str:
+    return f"The grammar engine failed: {error}"
 
 
 def _arrival(sequence: Sequence) -> int:

@@ -12,7 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from stenograph.core.settings import GrammarBackendKind
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.embedded.grammar_base import BadGrammar as BadGrammar
-from stenograph.embedded.grammar_base import CompiledGrammar, GrammarBackend
+from stenograph.embedded.grammar_base import CompiledGrammar, GrammarBackend, no_other_error
+from stenograph.embedded.grammar_base import GrammarEngineFailed as GrammarEngineFailed
 from stenograph.embedded.grammar_llguidance import LlguidanceBackend
 from stenograph.embedded.grammar_xgrammar import XgrammarBackend
 from stenograph.embedded.guide import Guide
@@ -84,7 +85,8 @@ class GrammarCompiler:
 
     def guide(self, compiled: "Future[CompiledGrammar]") -> Guide:
         """The beginning of a compiled grammar, for one request. Raises BadGrammar if it did not compile."""
-        return Guide(compiled.result().start(), self._masks)
+        with no_other_error():
+            return Guide(compiled.result().start(), self._masks)
 
     def close(self) -> None:
         """Let the threads end."""

@@ -1,8 +1,10 @@
 """What a grammar engine is to the embedded engine: it compiles a grammar once, and each request starts in it afresh.
 
-Owns the seam and the one error that crosses it. Knows no grammar engine, no thread and no cache.
+Owns the seam and the errors that cross it. Knows no grammar engine, no thread and no cache.
 """
 
+import contextlib
+from collections.abc import Generator
 from typing import Protocol
 
 import msgspec
@@ -15,6 +17,21 @@ _SHOWN_CHARS = 500
 
 class BadGrammar(Exception):
     """A grammar that does not compile, or fails on what was drawn; the message, of one line, is its engine's."""
+
+
+class GrammarEngineFailed(BadGrammar):
+    """A grammar engine failed as no grammar may make it fail: nobody knows whether the grammar is bad."""
+
+
+@contextlib.contextmanager
+def no_other_error() -> Generator[None]:
+    """Whatever else is raised within is GrammarEngineFailed: also a panic of a library's, which is no Exception."""
+    try:
+        yield
+    except (BadGrammar, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise GrammarEngineFailed(one_line(f"{type(error).__name__}: {error}")) from error
 
 
 class GrammarState(Protocol):

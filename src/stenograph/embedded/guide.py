@@ -6,7 +6,7 @@ never two at once. Its owner waits only in `mask`. Knows no grammar engine, and 
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from stenograph.embedded.grammar_base import GrammarState
+from stenograph.embedded.grammar_base import GrammarState, no_other_error
 from stenograph.embedded.sampler import Allowed
 
 
@@ -19,7 +19,7 @@ class Guide:
     def __init__(self, state: GrammarState, threads: ThreadPoolExecutor) -> None:
         self._state = state
         self._threads = threads
-        self._mask = threads.submit(state.allowed)
+        self._mask = threads.submit(_fill, state)
 
     def __repr__(self) -> str:
         return f"<Guide {'ready' if self._mask.done() else 'filling'}>"
@@ -45,5 +45,11 @@ class Guide:
 
 def _advance(state: GrammarState, before: "Future[Allowed]", token_id: int) -> Allowed:
     before.result()  # done already, unless its mask was never asked for; what went wrong before goes wrong still
-    state.accept(token_id)
-    return state.allowed()
+    with no_other_error():
+        state.accept(token_id)
+    return _fill(state)
+
+
+def _fill(state: GrammarState) -> Allowed:
+    with no_other_error():
+        return state.allowed()

@@ -8,6 +8,7 @@ as float64: a schema whose only value is 2**53 + 1 admits 2**53 instead.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import cast
 
 import msgspec
@@ -59,7 +60,7 @@ def _check_schema(schema: object) -> None:
     num_patterns, num_pattern_properties, does_intersect = 0, 0, False
     for here in _within(schema):
         if isinstance(here, int) and abs(here) > LARGEST_INTEGER:
-            raise BadGrammar(f"it has the integer {here:.6e}; up to {LARGEST_INTEGER} they are exact")
+            raise BadGrammar(f"it has the integer {Decimal(here):.6e}; up to {LARGEST_INTEGER} they are exact")
         if not isinstance(here, dict):
             continue
         pattern_properties = here.get("patternProperties")

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from stenograph.core.types import FinishReason, Grammar, GrammarKind
@@ -80,6 +81,47 @@ class Compiler(GrammarCompiler):
         return super()._compile(grammar)
 
 
+class Breaks:
+    """A grammar engine, its grammars and their states in one; it fails where it is told to."""
+
+    is_finished = False
+    kinds = frozenset(GrammarKind)
+
+    def __init__(self, at: str, vocab_size: int) -> None:
+        self._at = at
+        self._all = np.ones(vocab_size, np.bool_)
+
+    def compile(self, grammar: Grammar) -> "Breaks":
+        return self._unless("compile")
+
+    def start(self) -> "Breaks":
+        return self._unless("start")
+
+    def allowed(self) -> Allowed:
+        self._unless("allowed")
+        return self._all
+
+    def accept(self, token_id: int) -> None:
+        self._unless("accept")
+
+    def _unless(self, here: str) -> "Breaks":
+        if here == self._at:
+            raise Panic("out of\nfuel")
+        return self
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+class Broken(GrammarCompiler):
+    """Compiles with an engine that fails."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, at: str) -> None:
+        super().__init__(tokenizer, vocab_size=vocab_size, eos_ids=(2,))
+        self._backend = Breaks(at, vocab_size)
+
+
 @pytest.fixture
 def compiler(loaded: Loaded, tokenizer: Tokenizer) -> Callable[..., Compiler]:
     def make(**options: int) -> Compiler:
@@ -142,3 +184,16 @@ def test_a_dead_end_ends_its_request_alone(
     alone.add("free", PROMPT, seed=1)
     alone.run()
     assert run.ids("free") == alone.ids("free")
+
+
+@pytest.mark.parametrize("at", ["compile", "start", "allowed", "accept"])
+def test_wherever_a_grammar_engine_fails_it_ends_that_request_alone_and_nobody_is_blamed(
+    loaded: Loaded, tokenizer: Tokenizer, at: str
+) -> None:
+    run = Bench(loaded, tokenizer, grammars=Broken(tokenizer, loaded[0].vocab_size, at))
+    run.add("guided", PROMPT, grammar=LETTERS)
+    run.add("free", PROMPT)
+    run.run()
+    assert run.failures["guided"].kind is FailureKind.INTERNAL
+    assert run.failures["guided"].message == "The grammar engine failed: Panic: out of fuel"
+    assert len(run.ids("free")) == 8

@@ -146,6 +146,9 @@ def test_pattern_properties_are_few() -> None:
 def test_an_integer_that_would_be_another_is_refused() -> None:
     refused = refuses(GrammarKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"const": 9007199254740993}}}')
     assert "9.007199e+15" in refused
+    beyond_floats = f'{{"type": "integer", "minimum": {-(10**400)}}}'
+    for kind, source in ((GrammarKind.JSON_SCHEMA, beyond_floats), (GrammarKind.LARK, f"start: %json {beyond_floats}")):
+        assert "-1.000000e+400" in refuses(kind, source)
     explained = '{"type": "integer", "maximum": 9, "examples": [9007199254740993]}'
     assert list(steps(start(GrammarKind.JSON_SCHEMA, explained), random.Random(0), 5))
 
