@@ -81,6 +81,13 @@ async def test_what_work_raises_is_raised_wherever_it_runs() -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 10**6])
+async def test_an_iterator_that_has_nothing_more_fails_its_caller_and_keeps_nobody_waiting(num_bytes: int) -> None:
+    nothing: Iterator[int] = iter(())
+    with closing(1) as (pool, _), pytest.raises(RuntimeError, match="StopIteration"):
+        await pool.run(lambda: next(nothing), num_bytes=num_bytes)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10**6])
 @pytest.mark.parametrize("lazy", [lambda: map(str, [1]), lambda: (x for x in [1]), lambda: asyncio.sleep(0)])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 async def test_a_lazy_result_does_not_leave_the_worker(lazy: Callable[[], object], num_bytes: int) -> None:

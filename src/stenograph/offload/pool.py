@@ -32,15 +32,22 @@ class CpuPool:
         If the caller is cancelled, work that has begun runs to its end and its result is dropped.
         """
         if num_bytes < INLINE_BELOW_BYTES:
-            return _complete(work())
-        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: _complete(work()))
+            return _complete(work)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: _complete(work))
 
     def close(self) -> None:
         """Drop what has not begun and let the threads end."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _complete(result: T) -> T:
-    """The result, which is whole: what is lazy would do its work later, on the loop."""
+def _complete(work: Callable[[], T]) -> T:
+    """What `work` returns, which is whole: what is lazy would do its work later, on the loop.
+
+    Raises RuntimeError for StopIteration: no asyncio future takes it, and whoever waits for one would wait for ever.
+    """
+    try:
+        result = work()
+    except StopIteration as error:
+        raise RuntimeError("work on the pool raised StopIteration") from error
     assert not isinstance(result, Iterator | Awaitable), "a lazy result would leave its work to the loop"
     return result
