@@ -1,0 +1,69 @@
+"""While the slots are held, large replies wait in their engine's socket, and small ones come."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from stenograph.engine.transport import EngineTransport
+from stenograph.offload.body_slots import BodySlots
+
+LARGE_BYTES = 64 * 2**20
+"""More than the sockets between two processes hold."""
+
+
+class BodyServer:
+    """Answers every request with as many bytes as its path says; `num_sent` of its answers are out of its hands."""
+
+    def __init__(self) -> None:
+        self.num_asked = self.num_sent = 0
+        self.changed = asyncio.Condition()
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        num_bytes = int((await reader.readuntil(b"\r\n\r\n")).split()[1].lstrip(b"/"))
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % num_bytes)
+        writer.write(bytes(num_bytes))
+        await self._note(asked=1)
+        writer.close()
+        await writer.wait_closed()
+        await self._note(sent=1)
+
+    async def _note(self, *, asked: int = 0, sent: int = 0) -> None:
+        async with self.changed:
+            self.num_asked += asked
+            self.num_sent += sent
+            self.changed.notify_all()
+
+    async def reached(self, *, asked: int) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.num_asked >= asked)
+
+
+@asynccontextmanager
+async def serving(slots: BodySlots) -> AsyncGenerator[tuple[BodyServer, EngineTransport]]:
+    bodies = BodyServer()
+    async with await asyncio.start_server(bodies.handle, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        transport = EngineTransport(f"http://{host}:{port}", 10.0, slots)
+        transport.open()
+        try:
+            yield bodies, transport
+        finally:
+            await transport.aclose()
+
+
+async def size_of(transport: EngineTransport, num_bytes: int) -> int:
+    return len((await transport.forward("GET", f"/{num_bytes}", [], b"")).body)
+
+
+async def test_large_replies_wait_in_their_engines_socket_while_the_slots_are_held_and_small_ones_come() -> None:
+    slots = BodySlots(1)
+    async with serving(slots) as (bodies, transport):
+        async with slots.slot():
+            large = [asyncio.ensure_future(size_of(transport, LARGE_BYTES)) for _ in range(3)]
+            await bodies.reached(asked=3)
+            for asked in range(20):
+                assert await size_of(transport, 1000) == 1000
+                await bodies.reached(asked=4 + asked)
+            assert not any(one.done() for one in large)
+            assert bodies.num_sent <= 20  # the small ones
+        assert await asyncio.gather(*large) == [LARGE_BYTES] * 3
