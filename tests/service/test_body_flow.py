@@ -10,6 +10,9 @@ from stenograph.offload.body_slots import BodySlots
 LARGE_BYTES = 64 * 2**20
 """More than the sockets between two processes hold."""
 
+NUM_SMALL = 300
+"""Meanwhile large ones would have come, if they flowed."""
+
 
 class BodyServer:
     """Answers every request with as many bytes as its path says; `num_sent` of its answers are out of its hands."""
@@ -61,9 +64,9 @@ async def test_large_replies_wait_in_their_engines_socket_while_the_slots_are_he
         async with slots.slot():
             large = [asyncio.ensure_future(size_of(transport, LARGE_BYTES)) for _ in range(3)]
             await bodies.reached(asked=3)
-            for asked in range(20):
+            for asked in range(NUM_SMALL):
                 assert await size_of(transport, 1000) == 1000
                 await bodies.reached(asked=4 + asked)
             assert not any(one.done() for one in large)
-            assert bodies.num_sent <= 20  # the small ones
+            assert bodies.num_sent <= NUM_SMALL
         assert await asyncio.gather(*large) == [LARGE_BYTES] * 3
