@@ -90,9 +90,11 @@ class Plan:
     def engine_options(self, *, reuses_prefixes: bool = True) -> EmbeddedOptions:
         """The engine as `serve` runs it, but that all that is asked at once is decoded at once."""
         defaults = Settings()
+        max_batch = max(defaults.max_batch, *self.batches)
         return EmbeddedOptions(
             threads=self.options.threads,
-            max_batch=max(defaults.max_batch, *self.batches),
+            max_batch=max_batch,
+            step_tokens=max(defaults.step_tokens, 2 * max_batch),
             kv_tokens=max(defaults.kv_tokens, 2 * max(self.batches) * self.longest_tokens),
             reuses_prefixes=reuses_prefixes,
         )

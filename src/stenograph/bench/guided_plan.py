@@ -44,10 +44,12 @@ class Plan:
     def engine_options(self) -> EmbeddedOptions:
         """The engine as `serve` runs it, but that all that is asked at once is decoded at once."""
         defaults = Settings()
+        max_batch = max(defaults.max_batch, self.options.concurrency)
         return EmbeddedOptions(
             threads=self.options.threads,
-            max_batch=max(defaults.max_batch, self.options.concurrency),
+            max_batch=max_batch,
             kv_tokens=defaults.kv_tokens,
+            step_tokens=max(defaults.step_tokens, 2 * max_batch),
         )
 
 

@@ -22,6 +22,7 @@ import msgspec
 from stenograph.bench.streaming_prompts import PromptKind, TextPrompt, make_prompts
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError
+from stenograph.core.settings import Settings
 from stenograph.core.types import RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.grammar import GrammarCompiler
@@ -48,6 +49,12 @@ class StreamingPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     warm_up: int
     max_batch: int
     kv_tokens: int
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The engine's, with steps that are larger than any batch."""
+        step_tokens = max(Settings().step_tokens, 2 * self.max_batch)
+        return EngineLimits(max_batch=self.max_batch, kv_tokens=self.kv_tokens, step_tokens=step_tokens)
 
 
 class Variant(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -171,7 +178,7 @@ class StreamingLoad:
         return self._report(submitted, ended, cpu_s)
 
     def _core(self, loop: EngineLoop) -> EngineCore:
-        limits = EngineLimits(max_batch=self._plan.max_batch, kv_tokens=self._plan.kv_tokens)
+        limits = self._plan.limits
         return EngineCore(
             NumpyForward(self._config, self._weights, num_kv_tokens=limits.num_kv_rows),
             self._tokenizer,
