@@ -283,7 +283,7 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def _default_cpu_workers() -> int:
-    return min(16, os.cpu_count() or 1)
+    return min(16, len(os.sched_getaffinity(0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
