@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.families, pytest.mark.timeout(300)]
 
 LoadReal = Callable[..., Any]
 FAMILY_OF = {
+    "glm-4.5": "glm-4.5",
     "glm-4.5v": "glm-4.5",
     "glm-4.6v": "glm-4.5",
     "glm-4.7-flash": "glm-4.7",
@@ -100,7 +101,7 @@ REPLIES = st.builds(said, TEXT, reasoning=REASONING) | st.builds(said, TEXT, st.
 OTHERS = st.builds(Message, role=st.sampled_from([Role.USER, Role.SYSTEM, Role.TOOL]), content=TEXT)
 
 
-@pytest.mark.parametrize("name", ["glm-4.5v", "glm-4.7-flash", "glm-5.1"])
+@pytest.mark.parametrize("name", ["glm-4.5", "glm-4.5v", "glm-4.7-flash", "glm-5.1"])
 @given(messages=st.lists(REPLIES | OTHERS, min_size=1, max_size=5), has_tools=st.booleans(), thinks=st.booleans())
 def test_any_conversation_is_written_as_transformers_writes_it(
     real: LoadReal, name: str, messages: list[Message], has_tools: bool, thinks: bool
