@@ -76,11 +76,14 @@ _GGUF_NAMES = {
 }  # fmt: skip
 
 
-def write_tiny_gguf(path: Path, seed: int = 0, *, half: bool = False) -> Path:
-    """The same model as one GGUF file, F32 or (half) with F16 matrices; q and k permuted, as converters do."""
+def write_tiny_gguf(path: Path, seed: int = 0, *, half: bool = False, context: int = CONTEXT) -> Path:
+    """The same model as one GGUF file, F32 or (half) with F16 matrices; q and k permuted, as converters do.
+
+    `context` is how many tokens it says that it takes.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(FFN)
     writer.add_head_count(HEADS)
