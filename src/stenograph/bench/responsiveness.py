@@ -9,7 +9,7 @@ import datetime
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -211,10 +211,3 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return value
-
-
-def main_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Options from a command line, for tests and tools."""
-    parser = argparse.ArgumentParser(prog="stenograph bench responsiveness")
-    add_arguments(parser)
-    return parser.parse_args(arguments)

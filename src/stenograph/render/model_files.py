@@ -15,6 +15,7 @@ import msgspec
 from stenograph.core.errors import StartupError
 from stenograph.render.gguf_metadata import BadGguf, read_gguf_metadata
 from stenograph.render.tekken import BOS, EOS, BadTekken, tekken_version, tokenizer_json_of_tekken
+from stenograph.render.tokenizer_json import added_token, byte_level_bpe_json
 
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4
 """Token types of `tokenizer.ggml.token_type` that are found in text before the model's own rules apply."""
@@ -157,38 +158,18 @@ def _tokenizer_json_of_gguf(metadata: Mapping[str, object], tokens: list[str]) -
     if not all(len(merge) == 2 and merge[0] in vocab and merge[1] in vocab for merge in merges):
         raise _Malformed("tokenizer.ggml.merges has an entry that is not two tokens of the vocabulary")
     added = [
-        _added_token(index, token, special=kind == CONTROL_TOKEN)
+        added_token(index, token, special=kind == CONTROL_TOKEN)
         for index, (token, kind) in enumerate(zip(tokens, cast("list[object]", types), strict=True))
         if kind in (CONTROL_TOKEN, USER_DEFINED_TOKEN)
     ]
-    document = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": _PRE_TOKENIZERS[pre],
-        "post_processor": None,
-        "decoder": _BYTE_LEVEL,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": merges,
-        },
-    }
-    return msgspec.json.encode(document).decode()
-
-
-def _added_token(index: int, content: str, *, special: bool) -> dict[str, object]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": index, "content": content, "special": special, **flags}
+    return byte_level_bpe_json(
+        vocab=vocab,
+        merges=merges,
+        added=added,
+        pre_tokenizer=_PRE_TOKENIZERS[pre],
+        decoder=_BYTE_LEVEL,
+        ignore_merges=False,
+    )
 
 
 # -- a folder

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from stenograph.render.tokenizer_json import BYTE_OF_CHAR
+from stenograph.render.tokenizer_json import BYTE_OF_CHAR, added_token, byte_level_bpe_json
 
 BOS, EOS = "<s>", "</s>"
 
@@ -96,29 +96,14 @@ def tokenizer_json_of_tekken(text: str) -> str:
         "trim_offsets": True,
         "use_regex": False,
     }
-    document = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [_added_token(index, content) for index, content in enumerate(specials)],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": True,
-            "vocab": {spelled[token]: rank + num_special for token, rank in ranks.items()},
-            "merges": [(spelled[left], spelled[right]) for left, right in _merges(ranks)],
-        },
-    }
-    return msgspec.json.encode(document).decode()
+    return byte_level_bpe_json(
+        vocab={spelled[token]: rank + num_special for token, rank in ranks.items()},
+        merges=[(spelled[left], spelled[right]) for left, right in _merges(ranks)],
+        added=[added_token(index, content, special=True) for index, content in enumerate(specials)],
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [split, byte_level]},
+        decoder=byte_level,
+        ignore_merges=True,
+    )
 
 
 def _ranks(vocab: Sequence[_Token]) -> dict[bytes, int]:
@@ -157,8 +142,3 @@ def _special_tokens(listed: Sequence[_SpecialToken] | None, number: int) -> Sequ
     if len(set(found)) != number or not named.keys() <= set(range(number)) or "" in found:
         raise BadTekken(f"has special tokens that do not fit the {number} ids there are for them")
     return found
-
-
-def _added_token(index: int, content: str) -> dict[str, object]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": index, "content": content, "special": True, **flags}

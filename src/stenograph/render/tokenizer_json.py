@@ -1,10 +1,10 @@
-"""What a Hugging Face tokenizer.json must say for us to serve it exactly, and the plain tokenizer made of it.
+"""What a Hugging Face tokenizer.json must say for us to serve it exactly, the plain tokenizer made of it, and new ones.
 
-Owns the checks: byte-level BPE, added tokens that are plain literals, no way for text to become an added token.
-Anything else is refused at start, with the reason, rather than served almost right.
+Owns the format, and the checks: byte-level BPE, added tokens that are plain literals, no way for text to become an
+added token. Anything else is refused at start, with the reason, rather than served almost right.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -33,6 +33,47 @@ class TokenizerDocument:
     model: Mapping[str, object]
     vocab: Mapping[str, int]
     added: tuple[AddedToken, ...]
+
+
+def byte_level_bpe_json(
+    *,
+    vocab: Mapping[str, int],
+    merges: Sequence[Sequence[str]],
+    added: Sequence[Mapping[str, object]],
+    pre_tokenizer: object,
+    decoder: object,
+    ignore_merges: bool,
+) -> str:
+    """The file of a byte-level BPE. `added` is made by `added_token`; `ignore_merges`: what is a token is not split."""
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": ignore_merges,
+            "vocab": vocab,
+            "merges": merges,
+        },
+    }
+    return msgspec.json.encode(document).decode()
+
+
+def added_token(index: int, content: str, *, special: bool) -> dict[str, object]:
+    """One that is found in text as a literal, as a tokenizer.json lists it."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": index, "content": content, "special": special, **flags}
 
 
 def read_tokenizer_json(text: str) -> TokenizerDocument:
