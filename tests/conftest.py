@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from stenograph.core.settings import default_cache_dir
-from stenograph.embedded.fetch import resolve_model
-from stenograph.embedded.progress import StreamProgress
+from stenograph.model.fetch import resolve_model
+from stenograph.model.progress import StreamProgress
+from stenograph.model.settings import default_cache_dir
 
 # No test is timed: a slow machine must not make a property fail.
 settings.register_profile("stenograph", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# scripts/test --fast: a tenth of the examples of each property.
+settings.register_profile("fast", settings.get_profile("stenograph"), max_examples=10)
 settings.load_profile("stenograph")
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from stenograph.core.settings import default_cache_dir
-from stenograph.embedded.fetch import resolve_model
-from stenograph.embedded.progress import StreamProgress
-from stenograph.embedded.weights import LlamaConfig, LlamaWeights, load_weights
-from stenograph.render.model_files import ModelFiles, load_model_files
+from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights, load_weights
+from stenograph.model.fetch import resolve_model
+from stenograph.model.files import ModelFiles, load_model_files
+from stenograph.model.progress import StreamProgress
+from stenograph.model.settings import default_cache_dir
 
 
 def write_folder(folder: Path, gguf: Path) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import openai
 
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.vllm import VLLM
-from stenograph.engine.vllm_request import Route
-from stenograph.render.model_files import load_model_files
-from stenograph.render.tokenizer import Tokenizer
-from stenograph.testing.agent_session import FACT, TOOLS, PlayedTurn, play
-from stenograph.testing.conformance import check_engine
-from stenograph.testing.engine_lab import EngineUnderTest
-from stenograph.testing.engine_table import measured, serving
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.vllm.adapter import VLLM
+from stenograph.engine.vllm.request import VLLMRoute
+from stenograph.model.files import load_model_files
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.testing.suite.agent_session import FACT, TOOLS, PlayedTurn, play
+from stenograph.testing.suite.conformance import check_engine
+from stenograph.testing.suite.engine_lab import EngineUnderTest
+from stenograph.testing.suite.engine_table import measured, serving
 
 from .conftest import MAX_MODEL_LEN, RealVLLM
 
@@ -43,11 +43,11 @@ def teacher_forced(server: RealVLLM, ids: Sequence[int], num_prompt: int) -> lis
     """ln p of `ids[num_prompt:]`, each after all before it, by vLLM itself."""
     own = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
     if server.scale_out:
-        rows = ask(server.url, Route.GENERATE.value, {"token_ids": list(ids), "sampling_params": own})[
+        rows = ask(server.url, VLLMRoute.GENERATE.value, {"token_ids": list(ids), "sampling_params": own})[
             "prompt_logprobs"
         ]
     else:
-        reply = ask(server.url, Route.COMPLETIONS.value, {"model": "smollm2", "prompt": list(ids), **own})
+        reply = ask(server.url, VLLMRoute.COMPLETIONS.value, {"model": "smollm2", "prompt": list(ids), **own})
         rows = reply["choices"][0]["prompt_logprobs"]
     return [row[str(id_)]["logprob"] for id_, row in zip(ids[num_prompt:], rows[num_prompt:], strict=True)]
 

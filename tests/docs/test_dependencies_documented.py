@@ -19,6 +19,7 @@ def test_every_dependency_has_its_reason() -> None:
         "For samples as Arrow": names(extras["arrow"]),
         "For a GPU": names(extras["torch"]),
         "For grammars by xgrammar": names(extras["xgrammar"]),
+        "For models of the Hugging Face hub": names(extras["hub"]),
         "For the benchmarks' plots": names(extras["bench"]),
         "For the demo": names(extras["demo"]),
         "To develop": names(extras["dev"]),
@@ -30,3 +31,20 @@ def test_every_dependency_has_its_reason() -> None:
         rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")]
         assert set(rows[1:]) == packages
         assert all(len(line.split("|")) == 5 for line in section.splitlines() if line.startswith("| "))
+
+
+def test_no_hint_installs_what_is_in_no_registry() -> None:
+    """Stenograph is installed from a checkout: a hint names it so, or a package that we declare."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = names(project["dependencies"]).union(*(names(extra) for extra in extras.values()))
+    pages = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    hints = [
+        hint
+        for page in pages
+        if page.name != "LOG.md"
+        for hint in re.findall(r"pip install (-e '?\.[^\s'`\")]*|[\w'\[\]-]+)", page.read_text())
+    ]
+    in_a_checkout = {"-e '.", "-e .", *(f"-e '.[{extra}]" for extra in extras)}
+    assert len(hints) > 10
+    assert {hint for hint in hints if hint not in declared} <= in_a_checkout | {"pip"}  # `uv pip install pip`

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stenograph.protocol.openai_chat_fields import CHAT_FIELDS
-from stenograph.protocol.openai_completions_fields import COMPLETION_FIELDS
-from stenograph.protocol.openai_sampling_fields import FieldRules, Rule
+from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
+from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
+from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
 
 PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"
 

@@ -30,7 +30,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def test_the_code_that_the_engine_page_names_is_there() -> None:
     page = (ROOT / "docs" / "engine.md").read_text()
-    named = re.findall(r"`(\w+\.py)` `([\w.]+)`", page)
+    named = re.findall(r"`([\w/]+\.py)` `([\w.]+)`", page)
     assert len(named) >= 10
     for file, symbol in named:
         code = (EMBEDDED / file).read_text()

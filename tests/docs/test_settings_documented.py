@@ -1,8 +1,8 @@
-"""docs/settings.md is the table of core/settings.py, row by row."""
+"""docs/settings.md is the table of cli/settings_table.py, row by row."""
 
 from pathlib import Path
 
-from stenograph.core.settings import SETTINGS
+from stenograph.cli.settings_table import SETTINGS
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 

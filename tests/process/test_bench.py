@@ -4,6 +4,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,25 +13,18 @@ from typing import Any
 
 import pytest
 
-from stenograph.bench.scenarios import SCENARIOS
-from stenograph.bench.stage_cpu import STAGES, figure_of
-from stenograph.testing.tiny import tiny_tokenizer_json
-
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+import stenograph
+from stenograph.bench.kit.stage_cpu import STAGES, figure_of
+from stenograph.bench.responsiveness.scenarios import SCENARIOS
+from stenograph.testing.tiny.llama import write_tiny_folder
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer, a template and a configuration; no weights."""
-    folder = tmp_path_factory.mktemp("tiny-model")
-    (folder / "tokenizer.json").write_text(tiny_tokenizer_json())
-    config = {"vocab_size": 320, "max_position_embeddings": 2**20, "model_type": "llama"}
-    (folder / "config.json").write_text(json.dumps(config))
-    texts = {"chat_template": CHATML, "eos_token": "<|im_end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(texts))
+    """A real model, tiny, with room for the longest load."""
+    folder = write_tiny_folder(tmp_path_factory.mktemp("tiny-model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**20}))
     return folder
 
 
@@ -60,8 +54,11 @@ def test_a_tiny_run_of_every_scenario_ends_without_an_error_in_a_table_and_one_j
 ) -> None:
     artifact = json.loads(tiny_run[0].read_text())
     assert [result["name"] for result in artifact["scenarios"]] == [scenario.name for scenario in SCENARIOS]
-    for result in artifact["scenarios"]:
-        assert set(result["figures"]) == {"direct", "server"}
+    for result, scenario in zip(artifact["scenarios"], SCENARIOS, strict=True):
+        assert set(result["figures"]) == ({"server"} if scenario.guided_tokens else {"direct", "server"})
+        (figures,) = result["figures"]["server"]
+        assert ({"idle_health_p99_ms", "health_p99_over_idle"} <= set(figures)) == scenario.beside_idle
+        assert ("cpu_over_alone" in figures) == bool(scenario.idle_sessions)
         for repeats in result["figures"].values():
             assert [figures["errors"] for figures in repeats] == [0]
             assert repeats[0]["chats_per_s"] > 0
@@ -102,6 +99,34 @@ def test_a_server_with_other_flags_is_measured_in_turn_with_the_first_at_each_le
         assert not {figure_of(stage) for stage in STAGES} & other.keys()
 
 
+@pytest.mark.timeout(240)
+def test_the_server_of_another_checkout_is_measured_in_turn_with_ours_and_the_ratios_are_shown(
+    model: Path, tmp_path: Path
+) -> None:
+    checkout, marker = tmp_path / "before", tmp_path / "it-ran"
+    shutil.copytree(Path(stenograph.__file__).parent, checkout / "src/stenograph")
+    main = checkout / "src/stenograph/cli/main.py"
+    main.write_text(main.read_text().replace("import sys\n", f"import sys\nopen({str(marker)!r}, 'w').close()\n", 1))
+    done = bench(
+        *("responsiveness", "--scenario", "W", "--scale", "0.05", "--repeats", "1", "--model", str(model)),
+        *("--before", "before", "--out", "run.json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert marker.exists(), "the server before is that of the other checkout"
+    artifact = json.loads((tmp_path / "run.json").read_text())
+    (result,) = artifact["scenarios"]
+    for target in ("server", "before"):
+        (figures,), (raw,) = result["figures"][target], result["raw"][target]
+        assert figures["errors"] == 0
+        assert {"cpu_over_alone", "chat_p50_over_alone", "health_p99_over_alone"} <= figures.keys()
+        assert figures["cpu_over_alone"] == pytest.approx(figures["cpu_ms_per_chat"] / raw["alone"]["cpu_ms_per_chat"])
+    assert artifact["arguments"]["before_commit"] is None
+    assert "server / before" in done.stdout
+    median, least, most = last_line(done.stdout)["over_before"]["W"]["cpu_ms_per_chat"]
+    assert median == least == most > 0
+
+
 def test_a_run_compared_with_itself_is_noise_and_exit_code_0(tiny_run: tuple[Path, str]) -> None:
     run, _ = tiny_run
     done = bench("compare", run.name, run.name, cwd=run.parent)
@@ -136,9 +161,9 @@ def test_runs_that_differ_are_told_apart_and_what_makes_them_hard_to_compare_is_
     [
         (("responsiveness", "--scenario", "Z"), "'Z'"),
         (("responsiveness", "--model", "/nowhere"), "/nowhere"),
+        (("responsiveness", "--before", "/nowhere"), "is no checkout"),
         (("compare", "/nowhere.json", "/nowhere.json"), "/nowhere.json"),
         (("plot", "/nowhere.json"), "/nowhere.json"),
-        (("soak", "--model", "/nowhere"), "/nowhere"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line_and_exit_code_2(
@@ -161,18 +186,18 @@ def bench_without_matplotlib(*arguments: str, cwd: Path) -> "subprocess.Complete
     )
 
 
-@pytest.mark.parametrize("name", ["responsiveness", "serving", "soak"])
+@pytest.mark.parametrize("name", ["responsiveness", "serving"])
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(name: str, tmp_path: Path) -> None:
     done = bench_without_matplotlib(name, "--plot", "latency.png", cwd=tmp_path)
     assert done.returncode == 2
-    assert "stenograph[bench]" in done.stderr
+    assert "pip install matplotlib" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_plots_of_artifacts_without_matplotlib_say_what_to_install(tiny_run: tuple[Path, str]) -> None:
     done = bench_without_matplotlib("plot", "run.json", cwd=tiny_run[0].parent)
     assert done.returncode == 2
-    assert "pip install 'stenograph[bench]'" in done.stderr
+    assert "pip install matplotlib" in done.stderr
 
 
 def test_an_artifact_is_drawn_into_a_folder_by_its_name(tiny_run: tuple[Path, str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stenograph.testing.tiny_llama import write_tiny_folder
+from stenograph.testing.tiny.llama import write_tiny_folder
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,11 @@ def test_guided_and_free_have_the_same_prompts_and_only_the_guided_keep_to_the_g
     assert done.stdout.endswith("\n")
     assert json.loads(done.stdout.splitlines()[-1]) == line
     assert set(line["figures"]["guided"]["engine"]) >= needed
-    (row,) = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
-    assert row["grammar"] == "regex [a-c]{4,8}"
+    rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
+    assert [(row["mode"], row["grammar"]) for row in rows] == [
+        (mode, "regex [a-c]{4,8}") for mode in ("guided", "free")
+    ]
+    assert all(float(row[name]) > 0 for row in rows for name in ("elapsed_s", "prompt_tokens", "e2e_p99_ms"))
     assert "1 of 2, guided" in done.stderr
     assert done.stderr.index("2 of 2, free") < done.stderr.index("2 of 2, guided")
 
@@ -89,6 +92,41 @@ def test_guided_and_free_have_the_same_prompts_and_only_the_guided_keep_to_the_g
     verdicts = json_lines(compared.stdout)[0]["verdicts"]
     assert "tpot_p50_ms" in verdicts["guided @ 3"]
     assert "tpot_p50_ms" in verdicts["free @ 3"]
+
+
+def test_without_a_baseline_a_data_set_is_guided_alone_and_each_round_is_a_row_at_once(
+    model: Path, tmp_path: Path
+) -> None:
+    talks = [
+        {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": "b"}]} for text in ("it", "I")
+    ]
+    (tmp_path / "talks.json").write_text(json.dumps(talks))
+    command_line = [*command(model, "--json-object", "--no-baseline", "--stream-output", "--repeats", "2")]
+    command_line += ["--dataset", "sharegpt", "--dataset-path", "talks.json", "--num-prompts", "2", "--top-p", "0.9"]
+    command_line += ["--top-k", "20"]
+    done = subprocess.run(command_line, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    artifact = json.loads((tmp_path / "run.json").read_text())
+    assert [result["name"] for result in artifact["scenarios"]] == ["guided"]
+    rows = list(csv.DictReader(done.stdout.splitlines()[:3]))
+    assert [(row["mode"], row["round"], row["answered"], row["top_p"]) for row in rows] == [
+        ("guided", "1", "2", "0.9"),
+        ("guided", "2", "2", "0.9"),
+    ]
+    assert "| free" not in done.stdout
+    assert set(json_lines(done.stdout)[0]["figures"]) == {"guided"}
+
+
+def test_random_texts_have_the_lengths_asked_for(model: Path, tmp_path: Path) -> None:
+    sizes = ("--model", str(model), "--concurrency", "2", "--warm-up", "0", "--repeats", "1", "--num-prompts", "3")
+    lengths = ("--dataset", "random", "--input-len", "20", "--output-len", "7", "--ignore-eos", "--regex", "[a-z]{40}")
+    command_line = [sys.executable, "-m", "stenograph.bench", "guided", *sizes, *lengths, "--out", "run.json"]
+    done = subprocess.run(command_line, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for result in results_of(tmp_path)[1:]:
+        requests = result["raw"]["engine"][0]["requests"]
+        assert requests["num_completion"] == [7, 7, 7]
+        assert max(requests["num_prompt"]) - min(requests["num_prompt"]) <= 2
 
 
 def test_the_same_seed_draws_the_same_tokens_in_every_round(model: Path, prompts: Path, tmp_path: Path) -> None:
@@ -151,6 +189,12 @@ def test_where_eos_is_ignored_every_free_reply_is_as_long_as_it_may_be(
         (("--json-object", "--temperature", "-1"), "temperature"),
         (("--json-object", "--prompts", "none.txt"), "none.txt"),
         (("--json-object", "--csv", "other.csv"), "other columns"),
+        (("--dataset", "sharegpt"), "--dataset-path"),
+        (("--dataset", "sharegpt", "--dataset-path", "other.csv"), "other.csv"),
+        (("--input-len", "9"), "--dataset random"),
+        (("--output-len", "9"), "give one"),
+        (("--dataset", "random", "--prompts", "none.txt"), "give one"),
+        (("--json-object", "--top-p", "0"), "top_p"),
     ],
 )
 def test_what_cannot_be_measured_is_said_in_a_line(

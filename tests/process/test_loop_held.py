@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from stenograph.bench.measure import start_standin
-from stenograph.bench.processes import Children
-from stenograph.bench.reply_shape import ReplyShape, reply_content
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.bench.kit.processes import Children
+from stenograph.bench.kit.reply_shape import ReplyShape, reply_content
+from stenograph.bench.kit.servers import start_standin
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -74,7 +74,9 @@ def next_line(process: "subprocess.Popen[str]", pattern: str) -> "re.Match[str]"
 
 def post(url: str, body: Any = None) -> Any:
     data = json.dumps(body or {}).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data=data, method="POST")) as response:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, data, {"content-type": "application/json"}, method="POST")
+    ) as response:
         return json.loads(response.read())
 
 
@@ -88,7 +90,7 @@ def num_beats(url: str, *, later_than_s: float | None = None) -> int:
 
 
 @pytest.mark.timeout(120)
-def test_what_holds_the_loop_is_named_where_that_is_asked_for_and_the_lag_is_counted(tmp_path: Path) -> None:
+def test_the_callback_that_holds_the_loop_is_named_if_configured_and_the_lag_is_counted(tmp_path: Path) -> None:
     with running(tmp_path, "--loop-watchdog", "on") as (url, process):
         chat = f"{post(f'{url}/sessions')['base_url']}/chat/completions"
         said = [{"role": "user", "content": "a"}]

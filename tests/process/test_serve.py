@@ -16,6 +16,9 @@ from typing import Any
 import openai
 import pytest
 
+from stenograph.cli.main import SECTIONS
+from stenograph.cli.settings_table import SETTINGS
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_agent.py"
 
 
@@ -50,7 +53,9 @@ def output_ids(record: Any) -> list[int]:
 
 def post(url: str, body: Any = None) -> Any:
     data = json.dumps(body or {}).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data=data, method="POST")) as response:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, data, {"content-type": "application/json"}, method="POST")
+    ) as response:
         return json.loads(response.read())
 
 
@@ -165,6 +170,8 @@ def test_sigterm_lets_a_running_turn_end_and_a_second_one_does_not(smollm2_path:
                 next(iter(stream))
                 process.send_signal(signal.SIGTERM)
                 if second:
+                    assert process.stdout is not None
+                    next(line for line in process.stdout if "shutting down" in line)  # two at once would be one
                     process.send_signal(signal.SIGTERM)
                     with pytest.raises(openai.APIError):
                         list(stream)
@@ -188,7 +195,7 @@ def children_of(pid: int) -> list[int]:
         (("--family", "no-such-family", "--port", "0", "--model", "/nowhere"), "/nowhere"),
     ],
 )
-def test_what_stops_the_start_is_one_clear_line_and_exit_code_2(flags: tuple[str, ...], says: str) -> None:
+def test_an_error_at_start_is_one_clear_line_and_exit_code_2(flags: tuple[str, ...], says: str) -> None:
     done = subprocess.run(command("serve", *flags), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert says in done.stderr
@@ -205,3 +212,68 @@ def test_a_port_in_use_is_one_clear_line_and_exit_code_2() -> None:
     assert f"port {port}" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_address_that_is_not_this_machines_is_one_line_with_a_way_out() -> None:
+    done = said_by("serve", "--host", "203.0.113.1", "--port", "0")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "stenograph: cannot listen on 203.0.113.1:0: Cannot assign requested address; choose another with --host or"
+        " --port\n",
+    )
+
+
+def said_by(*arguments: str, environ: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    """What a command that ends by itself said."""
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, env={**os.environ, **(environ or {})}
+    )
+
+
+def test_the_help_of_serve_has_every_flag_in_a_section_and_examples_at_its_end() -> None:
+    told = said_by("serve", "--help").stdout
+    sections = [line.removesuffix(":") for line in told.splitlines() if re.fullmatch(r"[A-Za-z ]+:", line)]
+    assert sections == ["options", *SECTIONS, "examples"]
+    assert set(re.findall(r"^  (--[a-z-]+) ", told, re.MULTILINE)) == {"--config", *(s.flag for s in SETTINGS)}
+    options = told.split("\noptions:\n")[1].split("\n\n")[0]
+    assert not any(setting.flag in options for setting in SETTINGS)
+
+
+def test_the_help_of_serve_shows_a_unit_only_after_a_number_and_one_in_the_singular() -> None:
+    told = " ".join(said_by("serve", "--help").stdout.split())
+    for shown in ("none: kept until deleted.", "min(16, CPUs).", "1 thread.", "0 threads.", "30.0 seconds."):
+        assert f"Default: {shown}" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("serve", "--max-inflight", "3"), "unknown flag --max-inflight; did you mean --max-in-flight?"),
+        (("serve", "--bogus"), "unknown flag --bogus (see stenograph serve --help)"),
+        (("serve", "now"), "unexpected argument now (see stenograph serve --help)"),
+        (("serve", "--port", "70000"), "bad value '70000' for --port on the command line"),
+        (("verify", "--prot", "3"), "unknown flag --prot (see stenograph verify --help)"),
+        (("serve", "--prot", "3"), "unknown flag --prot; did you mean --port?"),
+        (("fetch", "--port", "3"), "unknown flag --port (see stenograph fetch --help)"),
+        (("verify", "--port", "3"), "unknown flag --port (see stenograph verify --help)"),
+        (("fetch", "--modle", "x"), "unknown flag --modle; did you mean --model?"),
+        (("serve", "--store", "x"), "unknown flag --store (see stenograph serve --help)"),
+        (("serve", "--workers", "2"), "unknown flag --workers (see stenograph serve --help)"),
+        (("serve", "--max-s", "5"), "unknown flag --max-s (see stenograph serve --help)"),
+        (("fetch", "--mod", "x"), "unknown flag --mod (see stenograph fetch --help)"),
+        (("verify", "--fam", "x"), "unknown flag --fam (see stenograph verify --help)"),
+    ],
+)
+def test_a_flag_that_is_wrong_is_named_as_it_was_typed(arguments: tuple[str, ...], says: str) -> None:
+    done = said_by(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_variables_that_kubernetes_sets_do_not_stop_the_start_and_are_noted_once() -> None:
+    of_a_service = {"STENOGRAPH_SERVICE_HOST": "10.0.0.11", "STENOGRAPH_PORT": "tcp://10.0.0.11:8080"}
+    done = said_by("serve", "--port", "0", "--model", "/nowhere", environ=of_a_service)
+    note, stopped = done.stderr.splitlines()
+    assert "Kubernetes" in note
+    assert "/nowhere" in stopped

@@ -1,88 +1,112 @@
 """The layout holds: imports go downwards only, at the top of the file, without cycles; pure rooms stay pure."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src"
+from stenograph.dialects.openai.chat_fields import WireChatRequest
+from stenograph.dialects.openai.completions_fields import WireCompletionRequest
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src"
 LAYERS = [
     ["core"],
-    ["protocol", "render", "offload"],
+    ["model", "dialects", "trajectory", "offload"],
+    ["reply"],
+    ["render"],
+    ["families"],
     ["embedded"],
-    ["engine", "store"],
+    ["engine"],
     ["session"],
     ["export"],
+    ["verify"],
     ["http"],
-    ["cli", "bench"],
+    ["bench"],
+    ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+MAX_LINES = 500
+TO_BE_SPLIT: set[str] = set()
 
 PURE = (
     "core",
-    "protocol",
+    "dialects",
+    "trajectory",
+    "reply",
     "render",
+    "families",
     "export",
-    "engine/lmdeploy_wire",
-    "engine/sglang_generate_wire",
-    "engine/sglang_request",
-    "engine/sglang_rows",
-    "engine/llamacpp_schema",
-    "engine/llamacpp_text",
-    "engine/llamacpp_wire",
-    "engine/sglang_wire",
-    "engine/placement",
-    "engine/trust",
     "engine/validate",
-    "engine/vllm_reply",
-    "engine/vllm_request",
-    "engine/vllm_scores",
-    "engine/vllm_wire",
+    "engine/fleet/placement",
+    "engine/fleet/trust",
+    "engine/sglang/chat_wire",
+    "engine/sglang/generate_wire",
+    "engine/sglang/request",
+    "engine/rows",
+    "engine/vllm/reply",
+    "engine/vllm/request",
+    "engine/vllm/scores",
+    "engine/vllm/wire",
+    "engine/lmdeploy/reply",
+    "engine/lmdeploy/request",
+    "engine/llamacpp/schema",
+    "engine/llamacpp/text",
+    "engine/llamacpp/wire",
     "session/budget",
-    "session/history",
-    "session/line_json",
-    "session/matching",
     "session/meter",
-    "session/recent",
-    "session/reply_grammar",
     "session/retries",
-    "session/tree",
-    "embedded/block_pool",
-    "embedded/block_table",
-    "embedded/free_blocks",
-    "embedded/prefix_tree",
+    "embedded/kv",
     "embedded/scheduler",
-    "embedded/llguidance_limits",
-    "embedded/xgrammar_schema",
+    "embedded/grammar/llguidance_limits",
+    "embedded/grammar/xgrammar_schema",
 )
 IMPURE_ON_PURPOSE = {
     "core/clock": "the only reader of time",
     "core/settings": "reads the settings file",
-    "render/model_files": "reads a model's files, once, at the start",
-    "render/gguf_metadata": "maps a GGUF file, once, at the start",
+    "families/smollm2": "reads its template at import",
+    "trajectory/matching": "imports a matcher by its dotted path",
+    "export/arrow": "imports pyarrow where it is installed",
 }
-IMPURE_MODULES = {"asyncio", "time", "random", "socket", "logging", "threading", "subprocess", "selectors"}
+IMPURE_MODULES = {
+    "asyncio", "time", "random", "socket", "logging", "threading", "subprocess", "selectors", "importlib", "pathlib",
+}  # fmt: skip
+
+BELOW_DIALECTS = {
+    "core", "model", "trajectory", "offload", "reply", "render", "families", "embedded", "engine", "session", "export",
+    "verify",
+}  # fmt: skip
+"""Rooms that know requests as values, whatever dialect they came in."""
 
 TASK_OWNERS = {
     "session/manager": "owns every turn; drain and delete await them",
     "http/app": "serve cancels its housekeeper and awaits it",
+    "http/server": "run_uvicorn cancels what waits for readiness and awaits it",
     "http/proxy_route": "the handler owns its exchange and awaits it on exit",
     "http/wire": "the handler owns its watcher and awaits it on exit",
-    "engine/local": "owns its child's reader and supervisor; aclose awaits them",
-    "engine/http_engine": "owns its requests, aborts and probe; aclose awaits them",
-    "testing/faults": "hands a connection's task to the server's set, which its aclose awaits",
-    "testing/scripted_engine": "waits for both of its tasks before it goes on",
+    "engine/embedded": "owns its child's reader and supervisor; aclose awaits them",
+    "engine/http/engine": "owns its requests, aborts and probe; aclose awaits them",
+    "testing/standins/faults": "hands a connection's task to the server's set, which its aclose awaits",
+    "testing/standins/scripted_engine": "waits for both of its tasks before it goes on",
 }
 
 MODULES = sorted(SRC.rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(SRC / "stenograph").with_suffix("")).removesuffix("/__init__")
+    base = SRC / "stenograph" if path.is_relative_to(SRC) else ROOT
+    return str(path.relative_to(base).with_suffix("")).removesuffix("/__init__")
 
 
+def room_of(path: Path) -> str:
+    return name_of(path).split("/")[0]
+
+
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
@@ -97,6 +121,7 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
+@functools.cache
 def own_imports(path: Path) -> set[str]:
     """Modules of ours that a module imports, by name."""
     found = {
@@ -111,7 +136,7 @@ def own_imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_module_imports_only_from_rooms_below_its_own(path: Path) -> None:
-    room = name_of(path).split("/")[0]
+    room = room_of(path)
     for imported in own_imports(path):
         other = imported.split("/")[0]
         if room == "testing":
@@ -121,6 +146,18 @@ def test_a_module_imports_only_from_rooms_below_its_own(path: Path) -> None:
             assert LEVEL[other] < LEVEL[room], f"{name_of(path)} imports {imported}"
 
 
+def test_every_room_has_a_level() -> None:
+    rooms = {room_of(path) for path in MODULES if path.parent != SRC / "stenograph"}
+    assert rooms - {"testing"} == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if room_of(path) != "testing"], ids=name_of)
+def test_the_product_starts_nothing_of_testing_by_its_name(path: Path) -> None:
+    assert not [
+        text for text in texts_of(tree_of(path)) if "stenograph.testing" in text or "stenograph/testing" in text
+    ]
+
+
 def test_there_are_no_import_cycles() -> None:
     graph = {name_of(path): own_imports(path) - {name_of(path)} for path in MODULES}
     # A package's __init__ that names its modules is no cycle of them.
@@ -128,14 +165,47 @@ def test_there_are_no_import_cycles() -> None:
     assert len(list(TopologicalSorter(order).static_order())) >= len(MODULES)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
+@pytest.mark.parametrize("path", [*MODULES, *BENCHMARKS], ids=name_of)
+def test_a_file_has_at_most_500_lines(path: Path) -> None:
+    is_long = len(path.read_text().splitlines()) > MAX_LINES
+    assert is_long is (name_of(path) in TO_BE_SPLIT)
+
+
+@pytest.mark.parametrize("path", [*MODULES, *BENCHMARKS], ids=name_of)
 def test_imports_stand_at_the_top(path: Path) -> None:
     functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inner = [node for function in functions for node in ast.walk(function)]
     assert not [node for node in inner if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if name_of(path).startswith(PURE)], ids=name_of)
+def texts_of(tree: ast.AST) -> list[str]:
+    """Every text that a module has, parts of f-strings included."""
+    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if room_of(path) in BELOW_DIALECTS], ids=name_of)
+def test_below_the_dialects_nothing_points_into_a_client_s_request(path: Path) -> None:
+    tree = tree_of(path)
+    fields = {*WireChatRequest.__struct_fields__, *WireCompletionRequest.__struct_fields__}
+    assert not [text for text in texts_of(tree) if text.startswith("/") and text.split("/")[1] in fields]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert not [call.lineno for call in calls if any(keyword.arg == "param" for keyword in call.keywords)]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if room_of(path) in BELOW_DIALECTS - {"engine"}], ids=name_of
+)
+def test_below_the_dialects_there_is_no_path_and_no_reply_id_of_a_dialect(path: Path) -> None:
+    """But in `engine`, which speaks to servers that have such paths and ids themselves."""
+    texts = texts_of(tree_of(path))
+    assert not [text for text in texts if text.startswith("/v1/") or "cmpl-" in text or text.endswith("cmpl")]
+
+
+def is_pure(name: str) -> bool:
+    return any(name == pure or name.startswith(f"{pure}/") for pure in PURE)
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if is_pure(name_of(path))], ids=name_of)
 def test_a_pure_module_has_no_io_no_clock_no_async(path: Path) -> None:
     tree = tree_of(path)
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await)]

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,19 @@ import aiohttp
 import pytest
 
 from stenograph.core.clock import Clock, SystemClock
-from stenograph.core.settings import Settings
 from stenograph.core.types import Finish, FinishReason
+from stenograph.dialects.base import Dialect
 from stenograph.engine.base import Engine
-from stenograph.http.app import Server, listen, make_app, make_renderer, uvicorn_config
+from stenograph.http.app import make_app, make_renderer, openai_dialects
+from stenograph.http.server import Server, listen, uvicorn_config
+from stenograph.http.settings import Settings
+from stenograph.model.files import ModelFiles
+from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.pool import CpuPool
-from stenograph.render.model_files import ModelFiles
 from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 END = 2
 """`<|im_end|>`"""
@@ -52,6 +55,8 @@ class Live:
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if data is not None:
+            named.setdefault("content-type", "application/json")
         async with self.client.request(method, self.url + path, data=data, headers=named) as response:
             return Answer(status=response.status, headers=response.headers, body=await response.read())
 
@@ -106,21 +111,34 @@ def renderer() -> Renderer:
 
 @asynccontextmanager
 async def running(
-    engine: Engine, renderer: Renderer, *, pool: CpuPool | None = None, clock: Clock | None = None, **settings: Any
+    engine: Engine,
+    renderer: Renderer,
+    *,
+    pool: CpuPool | None = None,
+    clock: Clock | None = None,
+    slots: BodySlots | None = None,
+    dialects: Sequence[Dialect] = (),
+    **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager]]:
-    """A server around an engine that has been started, on a socket of its own: its URL, and its manager."""
+    """A server around an engine that has been started, on a socket of its own: its URL, and its manager.
+
+    It speaks `dialects` beside OpenAI's.
+    """
     pool = pool or CpuPool(2)
+    made = Settings(drain_timeout_s=10.0, **settings)
     app, manager = make_app(
-        Settings(**settings),
+        made,
         engine=engine,
         renderer=renderer,
         pool=pool,
         model="tiny",
         clock=clock or SystemClock(),
         moe_shape=(2, 2),
+        body_slots=slots,
+        dialects=(*openai_dialects(made, renderer, "tiny"), *dialects),
     )
     ready = asyncio.Event()
-    config = uvicorn_config(app, drain_timeout_s=10.0)
+    config = uvicorn_config(app, made)
     server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0)
     with listen("127.0.0.1", 0) as listener:
         async with asyncio.TaskGroup() as tasks:

@@ -25,20 +25,21 @@ from stenograph.core.errors import (
     UnexpectedFailure,
     UpstreamTimeout,
 )
+from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.settings import HistoryKind
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, SamplingParams, StageTimes, token_ids
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.renderer import Renderer
-from stenograph.session.history import line_ids, line_messages
 from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.running import TurnAbandoned, Watch
 from stenograph.session.session import SessionOptions
-from stenograph.session.turn import TurnOutcome, TurnServices
-from stenograph.testing.clock import ManualClock
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.session.turn import TurnServices
+from stenograph.session.watch import TurnAbandoned, Watch
+from stenograph.testing.standins.clock import ManualClock
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.trajectory.turn import line_ids, line_messages
 
 T = TypeVar("T")
 
@@ -443,7 +444,7 @@ async def struck_prompts(room: Room, num: int, blow: Blow, loop: MovableLoop) ->
     ids = tuple(room.renderer.tokenizer.encode("three"))
     room.engine.plan(*(Script(ids=(*ids, END), finish=STOP, paused=True) for _ in prompts))
     room.engine.step(3 * (len(ids) + 2))
-    request = CompletionRequest(prompts=prompts, is_list=True)
+    request = CompletionRequest(prompts=prompts)
     watch = room.manager.start(room.session, lambda: (request, b"{}"), started=StageTimes(start=0.0))
     waiter = loop.create_task(settled(watch))
     await passes(num)

@@ -12,7 +12,7 @@ import pytest
 from stenograph.core.errors import EngineUnavailable, InvalidRequest
 from stenograph.core.types import Finish, FinishReason
 from stenograph.offload.pool import CpuPool
-from stenograph.testing.scripted_engine import Script
+from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import END, Live, assistant, output_ids, user
 
@@ -133,6 +133,15 @@ async def test_reasoning_and_tool_calls_come_back_as_openai_fields_and_can_be_re
     assert live.renderer.tokenizer.decode(second[len(first) :]).startswith(THOUGHT_AND_CALL + "<|im_end|>\n")
 
 
+async def test_a_records_parse_problem_is_null_where_there_is_none(live: Live) -> None:
+    for text, problem in (("Hello", None), ("<think>\nfor ever", "reasoning_unclosed")):
+        session = await live.open()
+        live.says(text)
+        assert (await live.chat(session, user("hi"))).status == 200
+        (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+        assert record["response"]["choices"][0]["parse_problem"] == problem
+
+
 async def test_the_terminal_event_comes_after_the_commit(live: Live) -> None:
     script = live.says("several tokens", paused=True)
     session = await live.open()
@@ -188,7 +197,8 @@ async def test_a_client_that_hangs_up_stops_the_engine_and_leaves_the_session_us
 async def test_a_client_that_comes_back_with_its_hang_up_never_finds_its_dead_turn(live: Live) -> None:
     session = await live.open()
     body = json.dumps({"messages": [user("hi")]}).encode()
-    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\n"
+    head += f"host: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     host, port = live.url.removeprefix("http://").split(":")
     for round_ in range(20):
         with socket.create_connection((host, int(port))) as first, socket.create_connection((host, int(port))) as later:
@@ -260,8 +270,8 @@ async def test_garbage_from_an_engine_is_502_and_never_recorded(live: Live) -> N
     assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
 
 
-async def test_a_turn_cut_by_length_can_be_regenerated_but_not_extended(live: Live) -> None:
-    session = await live.open()
+async def test_a_turn_cut_by_length_can_be_regenerated_but_where_refused_not_extended(live: Live) -> None:
+    session = await live.open(after_length="refuse")
     live.says("cut", finish=Finish(reason=FinishReason.LENGTH))
     answer = await live.chat(session, user("hi"), max_tokens=50)
     assert answer.json()["choices"][0]["finish_reason"] == "length"

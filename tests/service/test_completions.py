@@ -12,11 +12,12 @@ import aiohttp
 import pytest
 
 from stenograph.core.errors import EngineUnavailable
-from stenograph.core.settings import OverBudget, UnknownFields
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind
+from stenograph.dialects.settings import UnknownFields
 from stenograph.engine.base import Capabilities
 from stenograph.render.renderer import Renderer
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.session.settings import OverBudget
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 from .conftest import END, Answer, Live, assistant, output_ids, running, user
 
@@ -294,7 +295,7 @@ async def test_what_the_context_leaves_cannot_be_kept_where_the_context_is_not_k
         for prompt in ([5, 6, 7], "the user", [[5], [6]]):
             error = (await complete(live, None, prompt, truncate_prompt_tokens=-1)).json()["error"]
             assert (error["code"], error["param"]) == ("invalid_request", "/truncate_prompt_tokens")
-            assert "does not tell how long its context is" in error["message"]
+            assert "does not report how long its context is" in error["message"]
         assert engine.requests == []
         live.says("x")
         assert (await complete(live, None, [5, 6, 7], truncate_prompt_tokens=2)).status == 200
@@ -364,7 +365,7 @@ async def test_a_completion_goes_on_after_a_chat_and_a_chat_beside_it(live: Live
 
 
 async def test_a_linear_session_replaces_its_last_turn_and_refuses_what_would_take_more(live: Live) -> None:
-    session = await live.open()
+    session = await live.open(after_length="refuse")
     line: list[int] = []
     for text in ("one", "two"):
         script = live.says(text)

@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import pytest
 import safetensors.numpy
 
-from .conftest import Live, assistant, user
+from stenograph.testing.standins.scripted_engine import Script
+
+from .conftest import Live, assistant, output_ids, user
 
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 
@@ -133,6 +136,53 @@ async def test_a_drain_lets_running_turns_end_and_refuses_new_ones(serve: Serve)
         assert (await live.call("POST", "/sessions")).status == 503
         live.engine.step(20)
         assert (await call).json()["choices"][0]["message"]["content"] == "whole"
+
+
+async def test_a_drain_keeps_what_was_drawn_of_the_turns_that_do_not_end_in_time(serve: Serve) -> None:
+    async with serve() as live:
+        script = live.says("whole", paused=True)
+        session = await live.open()
+        call = asyncio.ensure_future(live.chat(session, user("a")))
+        await live.engine.begun(1)
+        live.engine.step(3)
+        request_id = live.engine.requests[0].request_id
+        while live.engine.drawn[request_id] != list(script.ids[:3]):  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0)
+        await live.manager.drain(timeout_s=0.001)
+        choice = (await call).json()["choices"][0]
+        assert choice["finish_reason"] == "abort"
+        (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+        assert (output_ids(record), record["status"]) == (list(script.ids[:3]), "aborted")
+
+
+async def test_a_drain_fails_the_turns_whose_engine_does_not_answer_the_abort(serve: Serve) -> None:
+    async with serve(abort_grace_s=0.05) as live:
+        live.engine.plan(Script(ids=(70, 71), paused=True, deaf=True))
+        call = asyncio.ensure_future(live.chat(await live.open(), user("a")))
+        await live.engine.begun(1)
+        await live.manager.drain(timeout_s=0.001)
+        answer = await call
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "draining")
+
+
+async def test_the_front_page_is_html_for_a_browser_and_json_for_others_and_its_links_lead_somewhere(
+    live: Live,
+) -> None:
+    page = await live.call("GET", "/", Accept="text/html,application/xhtml+xml,*/*;q=0.8")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["vary"] == "accept"
+    told = (await live.call("GET", "/")).json()
+    paths = re.findall(r'href="([^"]*)"', page.body.decode())
+    assert paths == [link["path"] for link in told["links"]]
+    for path in paths:  # none of them leads outside
+        assert (await live.call("GET", path)).status == 200, path
+    assert b"://" not in page.body
+    assert b"<script" not in page.body
+
+
+async def test_the_front_page_asks_for_no_key(serve: Serve) -> None:
+    async with serve(api_key=("secret",)) as live:
+        assert (await live.call("GET", "/")).json()["name"] == "stenograph"
 
 
 async def test_health_ready_models_and_tokens_answer(live: Live) -> None:

@@ -9,7 +9,7 @@ import aiohttp
 from stenograph.core.types import Finish, FinishReason
 from stenograph.offload.body_slots import SERVED_IN_A_PASS
 from stenograph.render.renderer import Renderer
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 from .conftest import END, Live, running, user
 
@@ -29,7 +29,7 @@ async def test_of_a_crowd_some_hang_up_and_the_others_are_answered_and_every_ses
         for index, (session, (_, writer)) in enumerate(zip(sessions, connections, strict=True)):
             path = f"/sessions/{session}/v1/chat/completions"
             writer.write(
-                b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
+                b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
             )
             if index % 2:
                 writer.close()

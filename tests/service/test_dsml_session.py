@@ -8,12 +8,12 @@ import aiohttp
 import pytest
 
 from stenograph.core.types import Finish, FinishReason
+from stenograph.families.deepseek.dsml import MARK
 from stenograph.http.app import make_renderer
-from stenograph.render.model_files import ModelFiles
-from stenograph.render.parsers.dsml import MARK
+from stenograph.model.files import ModelFiles
 from stenograph.render.renderer import Renderer
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 from .conftest import running, user
 

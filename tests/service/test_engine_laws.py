@@ -14,18 +14,18 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, GrammarKind, RequestId, SamplingParams
 from stenograph.embedded.wire import Failed
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.fleet import FleetMember, fleet_of
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.sglang import SGLangChat
-from stenograph.testing.conformance import check_engine
-from stenograph.testing.engine_lab import EngineUnderTest
-from stenograph.testing.engine_laws import LAST_LAWS, LAWS
-from stenograph.testing.planned_server import Asked
-from stenograph.testing.planned_server import Script as Reply
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.sglang_server import SGLangServer
-from stenograph.testing.tiny_llama import CONTEXT, VOCAB, write_tiny_folder
-from stenograph.testing.tiny_model import TinyModel
+from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.testing.standins.planned_server import AskedRequest
+from stenograph.testing.standins.planned_server import ReplyScript as Reply
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.testing.suite.conformance import check_engine
+from stenograph.testing.suite.engine_lab import EngineUnderTest
+from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS
+from stenograph.testing.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
+from stenograph.testing.tiny.model import TinyModel
 
 Make = Callable[[], AbstractAsyncContextManager[EngineUnderTest]]
 
@@ -39,7 +39,7 @@ def script_of(model: TinyModel, request: GenerateRequest) -> Script:
     """What the model says to a request, as a script."""
     answer = model.answer(request.prompt.ids, request.params)
     if isinstance(answer, Failed):
-        return Script(ids=(), error=InvalidRequest(answer.message, param=answer.param))
+        return Script(ids=(), error=InvalidRequest(answer.message, blame=answer.blame))
     ids = tuple(id_ for chunk in answer for id_ in chunk.ids)
     logprobs = tuple(logprob for chunk in answer for logprob in chunk.logprobs)
     return Script(ids=ids, logprobs=logprobs, finish=answer[-1].finish)
@@ -138,7 +138,7 @@ async def test_a_law_without_a_hook_is_not_offered_and_never_shown(model: TinyMo
 # -- a server on a socket, and fleets
 
 
-def sglang_script(model: TinyModel, asked: Asked) -> Reply:
+def sglang_script(model: TinyModel, asked: AskedRequest) -> Reply:
     """What the model says to a chat request, as SGLang would be asked for it."""
     body = asked.json
     params = SamplingParams(
@@ -152,6 +152,7 @@ def sglang_script(model: TinyModel, asked: Asked) -> Reply:
         logit_bias=tuple((int(id_), bias) for id_, bias in body.get("logit_bias", {}).items()),
         grammar=_grammar(body),
         num_top_logprobs=body.get("top_logprobs", 0),
+        min_tokens=body.get("min_tokens", 0),
     )
     answer = model.answer(body["input_ids"], params)
     if isinstance(answer, Failed):
@@ -191,7 +192,7 @@ def served(model: TinyModel, num_servers: int) -> Make:
             going = asyncio.Event()
             going.set()
 
-            def answer(asked: Asked) -> Reply:
+            def answer(asked: AskedRequest) -> Reply:
                 said = sglang_script(model, asked)
                 return said if going.is_set() else replace(said, paused=True, num_drawn=len(said.ids) // 2)
 
@@ -199,10 +200,10 @@ def served(model: TinyModel, num_servers: int) -> Make:
             engines = []
             for server in servers:
                 await stack.enter_async_context(server)
-                dialect = SGLangChat(model="tiny", vocab_size=VOCAB)
-                engines.append(HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.02), dialect))
+                adapter = SGLangChat(model="tiny", vocab_size=VOCAB)
+                engines.append(HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.02), adapter))
             members = [FleetMember(name=engine.url, engine=engine) for engine in engines]
-            engine = engines[0] if num_servers == 1 else fleet_of(members, clock=SystemClock())
+            engine = engines[0] if num_servers == 1 else Fleet(members, clock=SystemClock())
             await engine.start()
             stack.push_async_callback(engine.aclose)
 
@@ -258,7 +259,7 @@ def scripted_fleet(model: TinyModel) -> Make:
         async with AsyncExitStack() as stack:
             parts = [await stack.enter_async_context(modelled(ModelledEngine(model))()) for _ in range(2)]
             members = [FleetMember(name=f"e{at}", engine=part.engine) for at, part in enumerate(parts)]
-            fleet = fleet_of(members, clock=SystemClock())
+            fleet = Fleet(members, clock=SystemClock())
             await fleet.start()
 
             async def num_running() -> int:

@@ -9,16 +9,16 @@ import pytest
 
 from stenograph.core.clock import SystemClock
 from stenograph.engine.base import Engine
-from stenograph.engine.fleet import FleetMember, fleet_of
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.lmdeploy import LMDeploy
-from stenograph.engine.sglang import SGLangChat
+from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.lmdeploy.adapter import LMDeploy
+from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.render.renderer import Renderer
-from stenograph.testing.faults import Answer
-from stenograph.testing.lmdeploy_server import LMDeployServer
-from stenograph.testing.planned_server import Asked, Script
-from stenograph.testing.scripted_engine import ScriptedEngine
-from stenograph.testing.sglang_server import SGLangServer
+from stenograph.testing.standins.faults import Answer
+from stenograph.testing.standins.lmdeploy_server import LMDeployServer
+from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
+from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.testing.standins.sglang_server import SGLangServer
 
 from .conftest import END, Live, running, user
 
@@ -48,7 +48,7 @@ def lmdeploys(servers: Sequence[LMDeployServer], renderer: Renderer) -> Engine:
     ]
     if len(engines) == 1:
         return engines[0]
-    return fleet_of([FleetMember(name=engine.url, engine=engine) for engine in engines], clock=SystemClock())
+    return Fleet([FleetMember(name=engine.url, engine=engine) for engine in engines], clock=SystemClock())
 
 
 @asynccontextmanager
@@ -76,7 +76,7 @@ async def test_an_lmdeploy_that_is_down_takes_no_grammar_from_the_others(rendere
         stand_ins(2, num_down=1, generate_fields=None) as servers,  # the chat route, which takes grammars
         live_before(lmdeploys(servers, renderer), renderer) as live,
     ):
-        servers[1].plan(Script(ids=ids, matched=END))
+        servers[1].plan(ReplyScript(ids=ids, matched=END))
         answer = await live.chat(await live.open(), user("one"), response_format=JSON_OBJECT)
         assert (answer.status, servers[1].requests[0].json["response_format"]) == (200, JSON_OBJECT), answer.body
 
@@ -91,7 +91,7 @@ async def test_a_grammar_is_refused_once_an_lmdeploy_is_known_not_to_take_it(ren
 async def test_a_server_that_has_no_path_of_the_engine_s_is_not_ready_and_that_is_said(
     renderer: Renderer, status: int
 ) -> None:
-    async def nothing_there(asked: Asked) -> Answer:
+    async def nothing_there(asked: AskedRequest) -> Answer:
         return Answer(status=status)
 
     async with SGLangServer(routes=nothing_there) as other:

@@ -20,11 +20,11 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.core.types import Chunk, FinishReason, GrammarKind, Prompt, RequestId, SamplingParams, token_ids
-from stenograph.engine.base import Capabilities, EngineState, EngineStatus, Forwards, GenerateRequest, Outcome
-from stenograph.engine.fleet import Fleet, FleetMember, common_capabilities, fleet_of
-from stenograph.engine.trust import FIRST_PAUSE_S
-from stenograph.testing.clock import ManualClock
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.engine.base import Capabilities, EngineState, EngineStatus, GenerateRequest, Outcome
+from stenograph.engine.fleet.fleet import Fleet, FleetMember, common_capabilities
+from stenograph.engine.fleet.trust import FIRST_PAUSE_S
+from stenograph.testing.standins.clock import ManualClock
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 SAID = (5, 6, 7)
 GONE = UpstreamUnreachable("connection refused")
@@ -408,4 +408,4 @@ def test_names_are_needed_once_and_only_servers_are_forwarded_to() -> None:
     for wrong in (members, []):
         with pytest.raises(StartupError, match="one engine or more, each of its own name"):
             Fleet(wrong, clock=ManualClock())
-    assert not isinstance(fleet_of(members[:1], clock=ManualClock()), Forwards)
+    assert not Fleet(members[:1], clock=ManualClock()).forwards

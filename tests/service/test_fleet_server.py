@@ -14,21 +14,22 @@ import pytest
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import UpstreamUnreachable
-from stenograph.core.settings import EngineKind, Settings
 from stenograph.core.types import Finish, FinishReason
-from stenograph.engine.base import EngineState, Forwards, statuses_of
-from stenograph.engine.fleet import Fleet, FleetMember, fleet_of
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.sglang import SGLangChat
-from stenograph.http.app import make_engine
+from stenograph.engine.base import EngineState
+from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.settings import EngineKind
+from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.http.engines import make_engine
+from stenograph.http.settings import Settings
+from stenograph.model.files import load_model_files
 from stenograph.offload.body_slots import BodySlots
-from stenograph.render.model_files import load_model_files
 from stenograph.render.renderer import Renderer
-from stenograph.testing.faults import Fault
-from stenograph.testing.planned_server import Script as Reply
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.sglang_server import SGLangServer
-from stenograph.testing.tiny_llama import write_tiny_folder
+from stenograph.testing.standins.faults import Fault
+from stenograph.testing.standins.planned_server import ReplyScript as Reply
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.testing.tiny.llama import write_tiny_folder
 
 from .conftest import END, Live, assistant, running, user
 
@@ -127,7 +128,7 @@ def connect(renderer: Renderer, changes: Changes) -> Connect:
                 )
                 for server in servers
             ]
-            fleet = fleet_of(members, clock=SystemClock())
+            fleet = Fleet(members, clock=SystemClock())
             await fleet.start()
             stack.push_async_callback(fleet.aclose)
             url, manager = await stack.enter_async_context(running(fleet, renderer, **settings))
@@ -262,7 +263,7 @@ async def test_all_down_is_503_and_one_that_is_back_is_used(connect: Connect) ->
 
 async def test_raw_requests_go_to_an_engine_that_is_there(connect: Connect) -> None:
     async with connect() as rig:
-        assert isinstance(rig.fleet, Forwards)
+        assert rig.fleet.forwards
         session = await rig.open()
         assert (await rig.chat(session, user("one"))).status == 200
         home = rig.num_asked.index(1)
@@ -300,7 +301,7 @@ async def test_one_that_dies_after_its_first_token_ends_the_turn_and_nothing_is_
         for _ in range(2)
     ]
     members = [FleetMember(name=f"e{at}", engine=engine) for at, engine in enumerate(engines)]
-    fleet = fleet_of(members, clock=SystemClock())
+    fleet = Fleet(members, clock=SystemClock())
     await fleet.start()
     async with running(fleet, renderer) as (url, manager), aiohttp.ClientSession() as client:
         live = Live(url=url, engine=engines[0], renderer=renderer, manager=manager, client=client)
@@ -327,10 +328,10 @@ async def test_several_addresses_make_a_fleet_and_one_is_the_engine_itself(tmp_p
         engine = make_engine(settings, files, files.path, BodySlots(2), SystemClock())
         await engine.start()
         assert isinstance(engine, Fleet if num_urls > 1 else HttpEngine)
-        assert isinstance(engine, Forwards)
+        assert engine.forwards
         assert engine.capabilities.vocab_size == files.vocab_size
-        assert [status.name for status in statuses_of(engine)] == list(urls)
-        assert {status.health.state for status in statuses_of(engine)} == {EngineState.READY}
+        assert [status.name for status in engine.statuses()] == list(urls)
+        assert {status.health.state for status in engine.statuses()} == {EngineState.READY}
         await engine.aclose()
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from stenograph.core.types import Grammar
 from stenograph.http.app import make_renderer
-from stenograph.render.model_files import ModelFiles
+from stenograph.model.files import ModelFiles
 from stenograph.render.renderer import Renderer
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 from .conftest import END, running, user
 

@@ -9,10 +9,10 @@ import pytest
 
 from stenograph.core.types import Finish, FinishReason
 from stenograph.http.app import make_renderer
-from stenograph.render.model_files import ModelFiles
+from stenograph.model.files import ModelFiles
 from stenograph.render.renderer import Renderer
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 from .conftest import running, user
 
@@ -63,7 +63,7 @@ async def test_json_that_is_asked_for_is_held_in_the_final_channel_after_free_re
     assert (message["reasoning_content"], message["content"]) == ("hm", '{"a": 1}')
     (request,) = engine.requests
     assert request.params.grammar is not None
-    assert 'start: (<[321]> "analysis" <[323]> ' in request.params.grammar.source
+    assert 'start: (<|channel|> "analysis" <|message|> ' in request.params.grammar.source
 
 
 async def streamed(response: aiohttp.ClientResponse) -> tuple[str, str, list[str]]:

@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.core.settings import UnknownFields
 from stenograph.core.types import Finish, FinishReason
+from stenograph.dialects.settings import UnknownFields
 from stenograph.render.renderer import Renderer
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 from .conftest import Answer, Live, output_ids, running
 
@@ -189,3 +189,49 @@ async def test_a_title_request_that_overlaps_the_first_turn_is_a_line_of_its_own
     answer = await live.call("POST", f"/sessions/{session}/samples", {"format": "json"})
     drawn = [sum(sample["loss_mask"]) for sample in answer.json()["samples"]]
     assert drawn == [sum(len(script.ids) for script in client.scripts), len(side.scripts[0].ids)]
+
+
+CHAT_FIELDS: list[dict[str, Any]] = [
+    {"tool_choice": "auto"},
+    {"tool_choice": "required"},
+    {"stream": True, "stream_options": {"include_usage": True}},
+    {"max_tokens": 512},
+    {"max_completion_tokens": 512},
+    {"temperature": 0.0, "top_p": 0.9, "seed": 7},
+    {"stop": "zz"},
+    {"stop": ["zz"]},
+    {"logprobs": True},
+    {"reasoning_effort": "high"},
+    {"prompt_cache_key": "conversation-1"},
+    {"session_id": "a-client's-own"},
+    {"return_token_ids": True, "logprobs": True},
+]
+SHAPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"content": "I add."}, {"content": "3"}),
+    ({"content": [{"type": "text", "text": "I add."}]}, {"content": [{"type": "text", "text": "3"}]}),
+    ({"content": "I add.", "reasoning_content": "let me add"}, {"content": "3", "name": "add"}),
+    ({"content": "I add.", "provider_specific_fields": {"refusal": None}}, {"content": "3"}),
+]
+
+
+@pytest.mark.parametrize("fields", CHAT_FIELDS, ids="+".join)
+async def test_every_field_that_a_client_sends_to_a_session_is_taken(live: Live, fields: dict[str, Any]) -> None:
+    function = {"name": "add", "parameters": {"type": "object"}, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
+    session = await live.open()
+    for stated, result in SHAPES:
+        live.says(
+            '<think>\nlet me add\n</think>\n\nI add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+        )
+        body = {"model": "any/model", "messages": messages, "tools": tools, **fields}
+        answer = await live.call("POST", f"/sessions/{session}/v1/chat/completions", body)
+        assert answer.status == 200, answer.body
+        ((call_id, name, arguments),) = heard(answer, stream=fields.get("stream", False)).calls
+        call = {"index": 0, "id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        messages += [
+            {"role": "assistant", "tool_calls": [call], **stated},
+            {"role": "tool", "tool_call_id": call_id, **result},
+        ]
+    records = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+    assert len(records) == len(SHAPES), "each turn goes on from the one before"

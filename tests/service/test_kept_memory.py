@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stenograph.session.history import Node, PromptContext
+from stenograph.trajectory.turn import Node, PromptContext
 
 from .conftest import Live, user
 

@@ -11,8 +11,8 @@ import pytest
 from stenograph.core.errors import StartupError
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason
-from stenograph.session.matching import load_matcher
-from stenograph.testing.clock import ManualClock
+from stenograph.testing.standins.clock import ManualClock
+from stenograph.trajectory.matching import load_matcher
 
 from .conftest import Answer, Live, assistant, user
 
@@ -232,3 +232,20 @@ async def test_a_stream_carries_the_prompts_ids_in_its_first_event(live: Live) -
     assert chunks[0]["prompt_token_ids"] == list(live.engine.requests[0].prompt.ids)
     drawn = [id_ for chunk in chunks for choice in chunk["choices"] for id_ in choice.get("token_ids", ())]
     assert drawn == list(script.ids)
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+async def test_a_record_has_the_clients_sampling_fields_by_the_clients_names(live: Live, route: str) -> None:
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 7, "stop": "zzz", "logit_bias": {"5": 1.0}}
+    sampling |= {"presence_penalty": 0.5, "stop_token_ids": [9]}
+    sampling |= {"max_completion_tokens": 50, "reasoning_effort": "low"} if "chat" in route else {"max_tokens": 50}
+    asked = {"messages": [user("hi")]} if "chat" in route else {"prompt": "hi"}
+    session = await live.open()
+    live.says("ok")
+    answer = await live.call("POST", f"/sessions/{session}/v1/{route}", {**asked, **sampling, "min_p": None})
+    assert answer.status == 200, answer.body
+    for wanted in ("full", "delta"):
+        (record,) = (await live.call("GET", f"/sessions/{session}?records={wanted}")).json()["records"]
+        ours = {"messages", "input_ids", "tools", "parameters", "num_kept_ids", "num_kept_messages"}
+        assert {name: value for name, value in record["request"].items() if name not in ours} == sampling
+        assert "sent" not in record["request"]["parameters"]

@@ -16,10 +16,10 @@ import pytest
 from stenograph.core.errors import UpstreamInvalid, UpstreamRefused, UpstreamUnreachable
 from stenograph.core.types import Chunk, Finish, FinishReason, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import EngineState, GenerateRequest
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.llamacpp import LlamaCpp
-from stenograph.engine.llamacpp_text import Pieces
-from stenograph.testing.faults import Answer, Connection, Fault, HttpRequest, send, send_events
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.llamacpp.adapter import LlamaCpp
+from stenograph.engine.llamacpp.text import Pieces
+from stenograph.testing.standins.faults import Answer, Fault, FaultyConnection, HttpRequest, send, send_events
 
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "llamacpp"
 VOCAB = 49152
@@ -50,7 +50,7 @@ class Recorded:
         self._stall_after = stall_after
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def handle(self, connection: Connection, request: HttpRequest) -> None:
+    async def handle(self, connection: FaultyConnection, request: HttpRequest) -> None:
         if request.method == "GET":
             told = self._models if request.path == "/v1/models" else {"status": "ok"}
             await send(connection, Answer(body=json.dumps(told).encode()), self._never)
@@ -79,12 +79,13 @@ class Recorded:
         await asyncio.get_running_loop().create_future()
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[HttpEngine]:
+    async def serving(self, **adapter: Any) -> AsyncIterator[HttpEngine]:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self.handle, self._tasks), "127.0.0.1", 0)
+        server = await loop.create_server(lambda: FaultyConnection(self.handle, self._tasks), "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         engine = HttpEngine(
-            HttpEngineOptions(url=self.url), LlamaCpp(model="m", vocab_size=VOCAB, pieces=Pieces([b"?"] * VOCAB))
+            HttpEngineOptions(url=self.url),
+            LlamaCpp(**{"model": "m", "vocab_size": VOCAB, "pieces": Pieces([b"?"] * VOCAB), **adapter}),
         )
         await engine.start()
         try:
@@ -201,6 +202,23 @@ async def test_who_leaves_a_stalled_stream_hangs_up() -> None:
         async with aclosing(engine.generate(asked())) as chunks:
             await anext(chunks)
         await server.was_left.wait()
+
+
+async def test_without_a_stated_vocabulary_the_servers_is_taken_if_it_has_all_of_the_tokenizers_ids() -> None:
+    num_ids = max(IDS)
+    known = {"vocab_size": num_ids, "pieces": Pieces([b"?"] * num_ids), "states_vocab_size": False}
+    async with Recorded(stream()).serving(**known) as engine:
+        assert engine.capabilities.vocab_size == VOCAB
+        chunks = [chunk async for chunk in engine.generate(asked())]
+    assert tuple(id_ for chunk in chunks for id_ in chunk.ids) == IDS
+
+
+async def test_without_a_stated_vocabulary_a_server_with_fewer_ids_than_the_tokenizer_is_another_model() -> None:
+    num_ids = VOCAB + 1
+    known = {"vocab_size": num_ids, "pieces": Pieces([b"?"] * num_ids), "states_vocab_size": False}
+    async with Recorded(stream()).serving(**known) as engine:
+        assert engine.health().state is EngineState.DOWN
+        assert "vocab_agrees" in engine.health().detail
 
 
 @pytest.mark.parametrize(

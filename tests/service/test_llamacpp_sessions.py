@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.llamacpp import LlamaCpp
-from stenograph.engine.llamacpp_text import pieces_of
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.llamacpp.adapter import LlamaCpp
+from stenograph.engine.llamacpp.text import pieces_of
 from stenograph.render.renderer import Renderer
-from stenograph.testing.faults import Answer, Fault
-from stenograph.testing.planned_server import Asked, PlannedServer, Play, Script
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.testing.standins.faults import Answer, Fault
+from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, Play, ReplyScript
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 from .conftest import END, running, user
 
@@ -28,15 +28,15 @@ class LlamaCppStandIn(PlannedServer):
     """`/completion`, streamed: an event for each token, and one that says why it ended."""
 
     def __init__(self) -> None:
-        super().__init__(unplanned=Script(ids=(END,)), answers=None, routes=None, remembers=True)
+        super().__init__(unplanned=ReplyScript(ids=(END,)), answers=None, routes=None, remembers=True)
 
-    def _is_generation(self, asked: Asked, path: str) -> bool:
+    def _is_generation(self, asked: AskedRequest, path: str) -> bool:
         return (asked.method, path) == ("POST", "/completion")
 
-    def id_of(self, asked: Asked) -> str:
+    def id_of(self, asked: AskedRequest) -> str:
         return ""
 
-    def _answer(self, asked: Asked, path: str) -> Answer:
+    def _answer(self, asked: AskedRequest, path: str) -> Answer:
         told = {"data": [{"meta": {"n_vocab": VOCAB, "n_ctx": 4096}}]} if path == "/v1/models" else {"status": "ok"}
         return Answer(body=json.dumps(told).encode())
 
@@ -57,7 +57,7 @@ class LlamaCppStandIn(PlannedServer):
         event = {"index": 0, "content": "", "tokens": [play.ids[place]], "stop": False, "id_slot": -1}
         return {**event, **_counts(play, place + 1), "completion_probabilities": [row]}
 
-    def _refusal(self, script: Script, path: str) -> dict[str, Any]:
+    def _refusal(self, script: ReplyScript, path: str) -> dict[str, Any]:
         return {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
 
 
@@ -74,9 +74,9 @@ class Rig:
     renderer: Renderer
     client: aiohttp.ClientSession
 
-    def script(self, text: str, **options: Any) -> Script:
+    def script(self, text: str, **options: Any) -> ReplyScript:
         """A reply of this text that ends with `<|im_end|>`."""
-        return Script(ids=(*self.renderer.tokenizer.encode(text), END), **options)
+        return ReplyScript(ids=(*self.renderer.tokenizer.encode(text), END), **options)
 
     async def post(self, path: str, body: Any) -> tuple[int, str]:
         async with self.client.post(self.url + path, json=body) as response:
@@ -103,8 +103,8 @@ class Rig:
 async def rig(renderer: Renderer) -> AsyncIterator[Rig]:
     pieces = pieces_of(tiny_tokenizer_json(VOCAB), VOCAB)
     async with LlamaCppStandIn() as stand_in:
-        dialect = LlamaCpp(model="tiny", vocab_size=VOCAB, pieces=pieces)
-        engine = HttpEngine(HttpEngineOptions(url=stand_in.url), dialect)
+        adapter = LlamaCpp(model="tiny", vocab_size=VOCAB, pieces=pieces)
+        engine = HttpEngine(HttpEngineOptions(url=stand_in.url), adapter)
         await engine.start()
         try:
             async with running(engine, renderer) as (url, _), aiohttp.ClientSession() as client:

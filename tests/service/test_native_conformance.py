@@ -12,18 +12,19 @@ import pytest
 
 from stenograph.core.types import Grammar, GrammarKind, RequestId, SamplingParams
 from stenograph.embedded.wire import Failed
-from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
-from stenograph.engine.lmdeploy import LMDeploy
-from stenograph.engine.lmdeploy_wire import session_of
-from stenograph.engine.sglang import SGLangChat
-from stenograph.engine.sglang_generate import SGLangGenerate
-from stenograph.testing.conformance import check_engine
-from stenograph.testing.engine_lab import EngineUnderTest
-from stenograph.testing.lmdeploy_server import CHAT_FIELDS, GENERATE_FIELDS, LMDeployServer
-from stenograph.testing.planned_server import Asked, PlannedServer, Script
-from stenograph.testing.sglang_server import SGLangServer
-from stenograph.testing.tiny_llama import CONTEXT, VOCAB, write_tiny_folder
-from stenograph.testing.tiny_model import TinyModel
+from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.lmdeploy.adapter import LMDeploy
+from stenograph.engine.lmdeploy.request import session_of
+from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.testing.standins.lmdeploy_server import CHAT_FIELDS, GENERATE_FIELDS, LMDeployServer
+from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, ReplyScript
+from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.testing.suite.conformance import check_engine
+from stenograph.testing.suite.engine_lab import EngineUnderTest
+from stenograph.testing.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
+from stenograph.testing.tiny.model import TinyModel
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return TinyModel(write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny"))
 
 
-NAMES = {"max_new_tokens": "max_tokens", "sampling_seed": "seed", "top_logprobs_num": "num_top_logprobs"}
+NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "top_logprobs_num": "num_top_logprobs",
+}
 SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "ignore_eos", "presence_penalty")
-TAKEN = (*SAME, "frequency_penalty", "max_tokens", "seed", "num_top_logprobs")
+TAKEN = (*SAME, "frequency_penalty", "max_tokens", "min_tokens", "seed", "num_top_logprobs")
 
 
 def params_of(body: dict[str, Any]) -> SamplingParams:
@@ -68,17 +74,17 @@ def grammar_of(said: dict[str, Any]) -> Grammar | None:
 GRAMMARS = {"json_schema": GrammarKind.JSON_SCHEMA, "regex": GrammarKind.REGEX, "ebnf": GrammarKind.EBNF}
 
 
-def answers_of(model: TinyModel) -> Callable[[Asked], Script]:
-    def answers(asked: Asked) -> Script:
+def answers_of(model: TinyModel) -> Callable[[AskedRequest], ReplyScript]:
+    def answers(asked: AskedRequest) -> ReplyScript:
         """What the model says to a request, as a script."""
         answer = model.answer(asked.json["input_ids"], params_of(asked.json))
         if isinstance(answer, Failed):
             error = {"error": {"message": answer.message, "code": 400}}
-            return Script(status=400, body=json.dumps(error).encode(), error_event=asked.path == "/generate")
+            return ReplyScript(status=400, body=json.dumps(error).encode(), error_event=asked.path == "/generate")
         finish = answer[-1].finish
         assert finish is not None
         rows = [row for chunk in answer for row in chunk.top_logprobs or ()]
-        return Script(
+        return ReplyScript(
             ids=tuple(id_ for chunk in answer for id_ in chunk.ids),
             logprobs=tuple(logprob for chunk in answer for logprob in chunk.logprobs),
             tops=tuple([(top.id, top.logprob) for top in row] for row in rows),
@@ -90,14 +96,14 @@ def answers_of(model: TinyModel) -> Callable[[Asked], Script]:
 
 
 def check_of(
-    model: TinyModel, server: PlannedServer, dialect: Dialect, named: Callable[[str], str], **facts: Any
+    model: TinyModel, server: PlannedServer, adapter: EngineAdapter, named: Callable[[str], str], **facts: Any
 ) -> Any:
     """A way to start the engine, with every hook that a stand-in allows."""
 
     @asynccontextmanager
     async def make() -> AsyncIterator[EngineUnderTest]:
         await server.start()
-        engine = HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.01), dialect)
+        engine = HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.01), adapter)
         await engine.start()
 
         async def num_running() -> int:
@@ -184,9 +190,10 @@ async def test_lmdeploy_keeps_the_laws(model: TinyModel, route: str) -> None:
         server = LMDeployServer(
             answers=answers_of(model), generate_fields=None, chat_fields=(*CHAT_FIELDS, "stop_token_ids")
         )
-    dialect = LMDeploy(model="m", vocab_size=VOCAB, eos_token_ids=tuple(model.eos_ids))
-    make = check_of(model, server, dialect, lambda rid: str(session_of(RequestId(rid))), not_offered=LMDEPLOY_REFUSES)
+    adapter = LMDeploy(model="m", vocab_size=VOCAB, eos_token_ids=tuple(model.eos_ids))
+    make = check_of(model, server, adapter, lambda rid: str(session_of(RequestId(rid))), not_offered=LMDEPLOY_REFUSES)
     report = await check_engine(make)
-    # It takes no logit bias, by which the model's end would be brought about, and does not tell of its weights.
-    expected = {*LMDEPLOY_REFUSES, "stops_at_eos", "two_weight_versions"}
+    # It takes no logit bias, by which the model's end would be brought about, and no least number of tokens, and does
+    # not tell of its weights.
+    expected = {*LMDEPLOY_REFUSES, "stops_at_eos", "stops_after_the_least_number", "two_weight_versions"}
     assert not_offered(report) == expected | ({"alternatives"} if is_chat else set()), report

@@ -20,7 +20,6 @@ from stenograph.core.errors import (
     UpstreamRefused,
     UpstreamUnreachable,
 )
-from stenograph.core.settings import ReplayKind
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -35,16 +34,18 @@ from stenograph.core.types import (
     token_ids,
 )
 from stenograph.engine.base import EngineState, GenerateRequest
-from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
-from stenograph.engine.lmdeploy import LMDeploy
-from stenograph.engine.lmdeploy_wire import session_of
-from stenograph.engine.sglang import SGLangChat
-from stenograph.engine.sglang_generate import SGLangGenerate
+from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.lmdeploy.adapter import LMDeploy
+from stenograph.engine.lmdeploy.request import session_of
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.validate import TurnCollector
-from stenograph.testing.faults import Fault
-from stenograph.testing.lmdeploy_server import GENERATE_FIELDS, LMDeployServer
-from stenograph.testing.planned_server import PlannedServer, Script
-from stenograph.testing.sglang_server import SGLangServer
+from stenograph.testing.standins.faults import Fault
+from stenograph.testing.standins.lmdeploy_server import GENERATE_FIELDS, LMDeployServer
+from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
+from stenograph.testing.standins.sglang_server import SGLangServer
 
 VOCAB = 1000
 EOS = 7
@@ -55,10 +56,10 @@ STOPPED = Finish(reason=FinishReason.STOP, matched=EOS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A server, the dialect that speaks to it, and the name under which it knows a request."""
+    """A server, the adapter that speaks to it, and the name under which it knows a request."""
 
     server: Callable[[], PlannedServer]
-    dialect: Callable[[], Dialect]
+    adapter: Callable[[], EngineAdapter]
     named: Callable[[str], str] = str
 
 
@@ -71,14 +72,14 @@ def session(rid: str) -> str:
 
 
 KINDS = {
-    "sglang-generate": Kind(server=SGLangServer, dialect=lambda: SGLangGenerate(model="m", vocab_size=VOCAB)),
+    "sglang-generate": Kind(server=SGLangServer, adapter=lambda: SGLangGenerate(model="m", vocab_size=VOCAB)),
     "sglang-generate-incremental": Kind(
         server=lambda: SGLangServer(incremental=True, has_spans=True),
-        dialect=lambda: SGLangGenerate(model="m", vocab_size=VOCAB),
+        adapter=lambda: SGLangGenerate(model="m", vocab_size=VOCAB),
     ),
-    "sglang-without-a-chat": Kind(server=SGLangServer, dialect=lambda: SGLangChat(model="m", vocab_size=VOCAB)),
-    "lmdeploy": Kind(server=LMDeployServer, dialect=lmdeploy, named=session),
-    "lmdeploy-chat-route": Kind(server=lambda: LMDeployServer(generate_fields=None), dialect=lmdeploy, named=session),
+    "sglang-without-a-chat": Kind(server=SGLangServer, adapter=lambda: SGLangChat(model="m", vocab_size=VOCAB)),
+    "lmdeploy": Kind(server=LMDeployServer, adapter=lmdeploy, named=session),
+    "lmdeploy-chat-route": Kind(server=lambda: LMDeployServer(generate_fields=None), adapter=lmdeploy, named=session),
 }
 
 
@@ -93,8 +94,8 @@ async def server(kind: Kind) -> AsyncIterator[PlannedServer]:
         yield running
 
 
-async def connected(server: PlannedServer, dialect: Dialect) -> HttpEngine:
-    engine = HttpEngine(HttpEngineOptions(url=server.url), dialect)
+async def connected(server: PlannedServer, adapter: EngineAdapter) -> HttpEngine:
+    engine = HttpEngine(HttpEngineOptions(url=server.url), adapter)
     await engine.start()
     assert engine.health().state is EngineState.READY, engine.health().detail
     return engine
@@ -103,7 +104,7 @@ async def connected(server: PlannedServer, dialect: Dialect) -> HttpEngine:
 @pytest.fixture
 async def engine(server: PlannedServer, kind: Kind) -> AsyncIterator[HttpEngine]:
     before = asyncio.all_tasks()
-    running = await connected(server, kind.dialect())
+    running = await connected(server, kind.adapter())
     name = running.capabilities.engine
     yield running
     await running.aclose()
@@ -121,8 +122,8 @@ def request(rid: str = "r-0", *, streams: bool = True, key: str | None = None, *
     )
 
 
-def says(**changes: Any) -> Script:
-    return Script(**{"ids": IDS, "matched": EOS, **changes})
+def says(**changes: Any) -> ReplyScript:
+    return ReplyScript(**{"ids": IDS, "matched": EOS, **changes})
 
 
 async def drawn(engine: HttpEngine, of: GenerateRequest) -> SampledTurn:
@@ -367,7 +368,7 @@ async def test_a_stream_that_ends_twice_is_refused(server: PlannedServer, engine
     await drawn(engine, request("a"))
     last = next(event for event in reversed(events) if b'"stop"' in event)
     server.plan(says(events=(*events, last)))
-    taken, error = await failed(engine, request("b"))
+    taken, error = await failed(engine, request("a"))
     assert isinstance(error, UpstreamInvalid)
     assert error.law == "finish_is_last"
     assert all(chunk.finish is None for chunk in taken)
@@ -429,7 +430,7 @@ async def test_an_abort_is_repeated_until_the_engine_has_heard_it(server: Planne
 
 
 async def test_closing_ends_streams_as_unavailable_and_aborts_them(server: PlannedServer, kind: Kind) -> None:
-    engine = await connected(server, kind.dialect())
+    engine = await connected(server, kind.adapter())
     server.plan(says(paused=True, num_drawn=1), says(fault=Fault.HANG))
     async with asyncio.TaskGroup() as tasks:
         generations = [tasks.create_task(failed(engine, request(f"r-{i}"))) for i in range(2)]
@@ -443,9 +444,9 @@ async def test_closing_ends_streams_as_unavailable_and_aborts_them(server: Plann
 # -- SGLang's own
 
 
-async def sglang_turn(script: Script, *, dialect: Dialect | None = None, **options: Any) -> SampledTurn:
+async def sglang_turn(script: ReplyScript, *, adapter: EngineAdapter | None = None, **options: Any) -> SampledTurn:
     async with SGLangServer(**options) as server:
-        engine = await connected(server, dialect or SGLangGenerate(model="m", vocab_size=VOCAB, replay=ReplayKind.ALL))
+        engine = await connected(server, adapter or SGLangGenerate(model="m", vocab_size=VOCAB, replay=ReplayKind.ALL))
         server.plan(script)
         try:
             return await drawn(engine, request(num_top_logprobs=2))
@@ -507,10 +508,10 @@ async def test_a_request_too_long_for_sglang_is_told_so_whole_or_streamed(of: An
 
 
 def test_sglang_s_chats_are_not_streamed_and_all_else_may_be() -> None:
-    dialect = SGLangChat(model="m", vocab_size=VOCAB)
-    assert (dialect.capabilities.parses, dialect.capabilities.streams) == (True, False)
-    assert dialect.call(request()).path == "/generate"
-    assert dialect.call(request()).streams
+    adapter = SGLangChat(model="m", vocab_size=VOCAB)
+    assert (adapter.capabilities.parses, adapter.capabilities.streams) == (True, False)
+    assert adapter.call(request()).path == "/generate"
+    assert adapter.call(request()).streams
 
 
 # -- LMDeploy's own

@@ -9,17 +9,18 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
-from stenograph.engine.lmdeploy import LMDeploy
-from stenograph.engine.sglang_generate import SGLangGenerate
-from stenograph.engine.vllm import VLLM
+from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.lmdeploy.adapter import LMDeploy
+from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.engine.vllm.adapter import VLLM
 from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
-from stenograph.testing.faults import Fault
-from stenograph.testing.lmdeploy_server import LMDeployServer
-from stenograph.testing.planned_server import PlannedServer, Script
-from stenograph.testing.sglang_server import SGLangServer
-from stenograph.testing.vllm_server import VLLMServer
+from stenograph.testing.standins.faults import Fault
+from stenograph.testing.standins.lmdeploy_server import LMDeployServer
+from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
+from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.testing.standins.vllm_server import VLLMServer
 
 from .conftest import END, running, user
 
@@ -36,9 +37,9 @@ class Rig:
     client: aiohttp.ClientSession
     manager: SessionManager
 
-    def script(self, text: str, **options: Any) -> Script:
+    def script(self, text: str, **options: Any) -> ReplyScript:
         """A reply of this text that ends with `<|im_end|>`."""
-        return Script(**{"ids": (*self.renderer.tokenizer.encode(text), END), "matched": END, **options})
+        return ReplyScript(**{"ids": (*self.renderer.tokenizer.encode(text), END), "matched": END, **options})
 
     async def post(self, path: str, body: Any) -> tuple[int, str]:
         async with self.client.post(self.url + path, json=body) as response:
@@ -49,7 +50,7 @@ class Rig:
             return list((await response.json())["records"])
 
 
-KINDS: dict[str, tuple[Callable[[], PlannedServer], Callable[[], Dialect]]] = {
+KINDS: dict[str, tuple[Callable[[], PlannedServer], Callable[[], EngineAdapter]]] = {
     "sglang-generate": (SGLangServer, lambda: SGLangGenerate(model="tiny", vocab_size=VOCAB)),
     "sglang-generate-incremental": (
         lambda: SGLangServer(incremental=True),
@@ -63,7 +64,7 @@ def vllm() -> VLLM:
     return VLLM(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, eos_token_ids=(END,))
 
 
-STREAMING: dict[str, tuple[Callable[[], PlannedServer], Callable[[], Dialect]]] = {
+STREAMING: dict[str, tuple[Callable[[], PlannedServer], Callable[[], EngineAdapter]]] = {
     **KINDS,
     "vllm": (lambda: VLLMServer(scale_out=True), vllm),
     "vllm-completions": (lambda: VLLMServer(scale_out=False, dev_mode=True), vllm),
@@ -72,10 +73,13 @@ STREAMING: dict[str, tuple[Callable[[], PlannedServer], Callable[[], Dialect]]] 
 
 @asynccontextmanager
 async def rig_of(
-    make_server: Callable[[], PlannedServer], make_dialect: Callable[[], Dialect], renderer: Renderer, **settings: Any
+    make_server: Callable[[], PlannedServer],
+    make_adapter: Callable[[], EngineAdapter],
+    renderer: Renderer,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
     async with make_server() as stand_in:
-        engine = HttpEngine(HttpEngineOptions(url=stand_in.url), make_dialect())
+        engine = HttpEngine(HttpEngineOptions(url=stand_in.url), make_adapter())
         await engine.start()
         try:
             async with running(engine, renderer, **settings) as (url, manager), aiohttp.ClientSession() as client:

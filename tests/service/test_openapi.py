@@ -20,15 +20,16 @@ from starlette.routing import Route
 from stenograph.core import errors
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StenographError
-from stenograph.core.settings import Settings, UnknownFields
 from stenograph.core.types import Chunk, Finish, FinishReason
+from stenograph.dialects.settings import UnknownFields
 from stenograph.engine.base import ForwardedAnswer, GenerateRequest
 from stenograph.http.app import make_app
-from stenograph.http.openapi import openapi_document
-from stenograph.http.openapi_routes import Described
+from stenograph.http.openapi.document import openapi_document
+from stenograph.http.openapi.schemas import Described
+from stenograph.http.settings import Settings
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 from .conftest import END, Live, assistant, running, user
 
@@ -39,6 +40,8 @@ HEX = re.compile("[0-9a-f]{32}")
 OWN_TURNS = {
     f"POST {prefix}/v1/{name}" for prefix in ("", "/sessions/{id}") for name in ("chat/completions", "completions")
 }
+OPEN = {"SessionMetadata", "RecordedRequest"}
+"""Replies with keys of the client's own: its metadata, and the sampling fields that it sent."""
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -56,6 +59,10 @@ class ObligingEngine(ScriptedEngine):
 
 class ForwardingEngine(ScriptedEngine):
     """An engine that is a server; nobody asks it anything here."""
+
+    @property
+    def forwards(self) -> bool:
+        return True
 
     async def forward(
         self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
@@ -137,8 +144,8 @@ def test_every_error_is_documented_somewhere_and_under_its_status() -> None:
         if "properties" in schema
         for code in schema["properties"]["error"]["properties"]["code"]["enum"]
     }
-    # Of these the first three are not of a route, and the last goes out in the engine's own words.
-    elsewhere = {errors.RouteNotFound, errors.MethodNotAllowed, errors.Forbidden, errors.UpstreamRefused}
+    # Of these the first two are not of a route, and the last goes out in the engine's own words.
+    elsewhere = {errors.RouteNotFound, errors.MethodNotAllowed, errors.UpstreamRefused}
     assert told == {(str(kind.status), kind.code) for kind in leaves(StenographError) - elsewhere}
 
 
@@ -179,6 +186,7 @@ async def test_what_is_said_to_ask_for_a_key_does_and_the_rest_does_not(serve: S
                     answer.json(), document, operation["responses"]["401"]["content"]["application/json"]["schema"]
                 )
         assert [name for name, o in operations_in(document).items() if "security" not in o] == [
+            "GET /",
             "GET /health",
             "GET /ready",
             "GET /metrics",
@@ -221,7 +229,7 @@ async def test_a_405_names_the_methods_that_there_are(live: Live, method: str, p
 def closed(document: Json) -> Json:
     """The document with every reply's shape closed: a field that it does not list is a mistake then."""
     for name, schema in document["components"]["schemas"].items():
-        if "properties" in schema and name != "SessionMetadata":  # a client's own keys are in there
+        if "properties" in schema and name not in OPEN:
             schema.setdefault("additionalProperties", False)
     return document
 
@@ -303,7 +311,30 @@ GRAMMARS: list[Json] = [
 ]
 """Grammars, in all spellings."""
 
+ROLLOUT_FIELDS: list[Json] = [
+    {"skip_special_tokens": False, "spaces_between_special_tokens": False, "no_stop_trim": True},
+    {"skip_special_tokens": False, "spaces_between_special_tokens": True},
+    {"skip_special_tokens": True, "spaces_between_special_tokens": True},
+    {"min_tokens": 0},
+    {"min_new_tokens": 3},
+    {"min_tokens": -1},
+    {"min_new_tokens": 1.5},
+    {"sampling_seed": 7},
+    {"sampling_seed": 2**64},
+    {"priority": -1},
+    {"priority": "high"},
+    {"priority": 2**31},
+    {"return_tokens_as_token_ids": True},
+    {"no_stop_trim": 1},
+    {"truncate_prompt_tokens": 5},
+    {"lora_path": "adapter"},
+    {"bad_words": ["x"]},
+]
+
 CHATS: list[Json] = [
+    *ROLLOUT_FIELDS,
+    {"separate_reasoning": False},
+    {"separate_reasoning": "no"},
     {},
     {"messages": []},
     {"messages": [{"role": "user"}]},
@@ -403,6 +434,7 @@ COMPLETIONS: list[Json] = [
     {"add_special_tokens": False},
     {"add_special_tokens": True},
     {"skip_special_tokens": False, "include_stop_str_in_output": True},
+    *ROLLOUT_FIELDS,
     {"stop": ["a"] * 65},
     {"messages": []},
     {"prompt_logprobs": 1},
@@ -435,7 +467,7 @@ async def test_the_schema_of_a_completion_accepts_what_the_server_accepts(
 def asked(method: str, url: str, body: Json | None = None) -> tuple[int, Any]:
     """A request from a thread."""
     data = None if body is None else json.dumps(body).encode()
-    request = Request(url, data=data, method=method)
+    request = Request(url, data, {"content-type": "application/json"}, method=method)
     try:
         with urlopen(request) as response:
             return response.status, json.loads(response.read() or b"null")
@@ -454,11 +486,17 @@ NOT_IN_THE_SCHEMA = (
     "max_tokens and max_completion_tokens disagree",
     "tool_choice 'required' needs tools.",
     "reasoning and reasoning_content disagree",
-    "There is no tool ",
-    "response_format cannot be held together with a forced tool call",
+    "tool_choice names a tool that is not in tools: ",
+    "response_format cannot be combined with a forced tool call",
     "A tool message answers a tool call, but none comes before it.",
     "This model's maximum context length is ",
     "truncation_side needs truncate_prompt_tokens.",
+    "truncate_prompt_tokens is not for a chat on a session",
+    "seed and sampling_seed disagree",
+    "min_tokens and min_new_tokens disagree",
+    "include_stop_str_in_output and no_stop_trim disagree",
+    "min_tokens must be at most",
+    "min_new_tokens must be at most",
 )
 """How a message begins that says why a request is refused which the schemas allow. The document says these in words."""
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load
 from stenograph.core.types import Chunk, Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
 from stenograph.render.renderer import Renderer
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 from .conftest import Live, running, user
 

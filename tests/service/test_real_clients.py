@@ -15,7 +15,7 @@ import pytest
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.types import GrammarKind
 from stenograph.offload.pool import CpuPool
-from stenograph.testing.scripted_engine import Script
+from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import Live, output_ids, user
 
@@ -577,7 +577,8 @@ async def check_usable(live: Live, session: str, *, num_kept: int = 0) -> None:
 async def raw_request(live: Live, session: str, body: bytes, *, sent: int | None = None) -> Any:
     """A chat by hand: headers and the first `sent` bytes of the body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(live.url.rsplit(":", 1)[1]))
-    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\n"
+    head += f"host: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body[:sent])
     await writer.drain()
     return reader, writer

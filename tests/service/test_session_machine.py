@@ -31,20 +31,21 @@ from stenograph.core.errors import (
     SessionNotFound,
     StenographError,
 )
+from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.settings import HistoryKind
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParams, StageTimes
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
-from stenograph.session.history import Node, TurnStatus, line_ids, line_messages
 from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.running import TurnAbandoned, Watch
 from stenograph.session.session import Session, SessionOptions
-from stenograph.session.turn import TurnOutcome, TurnServices
-from stenograph.testing.clock import ManualClock
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
+from stenograph.session.turn import TurnServices
+from stenograph.session.watch import TurnAbandoned, Watch
+from stenograph.testing.standins.clock import ManualClock
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.trajectory.turn import Node, TurnStatus, line_ids, line_messages
 
 T = TypeVar("T")
 
@@ -149,6 +150,7 @@ class Reply:
 
     sent: Sent
     outcome: TurnOutcome
+    began_at: int
     committed_at: int
     was_delivered: bool
 
@@ -163,6 +165,7 @@ class Place:
     turns: list[Turn] = field(default_factory=list)
     flights: list[Flight] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
+    last_began: dict[bytes, int] = field(default_factory=dict[bytes, int])
     sent: list[Sent] = field(default_factory=list)
     node_ids: set[int] = field(default_factory=set)
     is_gone: bool = False
@@ -189,7 +192,7 @@ def parent_of(place: Place, sent: Sent) -> Turn | None:
         raise Refused("history_mismatch")
     if parent is not None and len(parent.messages) == len(sent.messages):
         raise Refused("history_mismatch")
-    if parent is not None and parent.status is not TurnStatus.COMPLETED:
+    if parent is not None and parent.status is TurnStatus.ABORTED:
         raise Refused("truncated_generation")
     return parent
 
@@ -589,18 +592,18 @@ class SessionMachine(RuleBasedStateMachine):
         if place is None:
             return [], []
 
-        def asks_for(other: Sent) -> bool:
-            if sent.key is None:
-                return is_retry and other.body == sent.body
+        def asks_for(other: Sent, began_at: int) -> bool:
+            if sent.key is None:  # the last request with this body, and no earlier one
+                return is_retry and other.body == sent.body and place.last_began[sent.body] == began_at
             if other.key == sent.key and other.body != sent.body:
                 raise Refused("idempotency_mismatch")
             return other.key == sent.key
 
-        joins = [flight for flight in place.flights if asks_for(flight.sent)]
+        joins = [flight for flight in place.flights if asks_for(flight.sent, flight.began_at)]
         replies = [
             reply
             for reply in place.replies
-            if asks_for(reply.sent) and (not reply.was_delivered or sent.key is not None)
+            if asks_for(reply.sent, reply.began_at) and (not reply.was_delivered or sent.key is not None)
         ]
         return joins, [] if joins else replies
 
@@ -648,11 +651,13 @@ class SessionMachine(RuleBasedStateMachine):
             request_id=watch.request_id,
             watches=[(watch, task)],
         )
+        if place is not None:
+            place.last_began[sent.body] = flight.began_at
         refused: str | None = None
         try:
+            flight.parent = None if place is None else parent_of(place, sent)
             if any(message.role is Role.TOOL for message in sent.messages):
                 raise Refused("unrenderable_message")
-            flight.parent = None if place is None else parent_of(place, sent)
             granted = self.granted(place, sent)
             if granted is not None and granted < 1:
                 raise Refused("limit_exceeded", Limit.SESSION_TOKENS)
@@ -893,7 +898,15 @@ class SessionMachine(RuleBasedStateMachine):
         place.turns.append(turn)
         place.turns.sort(key=lambda turn: turn.node_id)
         place.replies = [reply for reply in place.replies if reply.committed_at > flight.began_at]
-        place.replies.append(Reply(sent=flight.sent, outcome=outcome, committed_at=self.tick(), was_delivered=False))
+        place.replies.append(
+            Reply(
+                sent=flight.sent,
+                outcome=outcome,
+                began_at=flight.began_at,
+                committed_at=self.tick(),
+                was_delivered=False,
+            )
+        )
 
     # -- what always holds
 
@@ -950,7 +963,7 @@ class SessionMachine(RuleBasedStateMachine):
             self.pool.close()
 
     def drain(self) -> None:
-        """Half of the turns end in time, the others are told that the server stops."""
+        """Half of the turns end in time, the others as by an abort: what they had drawn is kept."""
         drain = self.begin(self.manager.drain(timeout_s=30.0))
         self.passes()
         for place in (None, *self.live[:1]):
@@ -968,11 +981,15 @@ class SessionMachine(RuleBasedStateMachine):
         assert drain.done() is not bool(self.flights)
         self.loop.skipped_s += 30.0
         self.passes()
+        for flight in [flight for flight in self.flights if flight.deadline <= self.loop.skipped_s]:
+            self.has_failed(flight, "upstream_timeout")
+        self.abort_takes_effect(self.flights)
+        if self.flights:  # the engine does not listen to an abort of theirs
+            assert not drain.done()
+            self.loop.skipped_s += GRACE_S
+            self.passes()
         for flight in list(self.flights):
-            code = _error_code(flight.watches[0][1])
-            assert code == ("upstream_timeout" if flight.deadline <= self.loop.skipped_s else "draining")
-            self.forget(flight)
-            self.was_stopped(flight)
+            self.has_failed(flight, "draining")
         assert drain.done()
         assert self.manager.num_in_flight == 0
         self.histories_are_the_models()

@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 from yarl import URL
 
-from stenograph.core.settings import ReplayKind, ReplyMode
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.sglang import SGLangChat
+from stenograph.dialects.settings import ReplyMode
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
-from stenograph.testing.faults import Fault
-from stenograph.testing.sglang_server import SGLangScript, SGLangServer
+from stenograph.testing.standins.faults import Fault
+from stenograph.testing.standins.planned_server import ReplyScript
+from stenograph.testing.standins.sglang_server import SGLangServer
 
 from .conftest import END, Answer, assistant, output_ids, running, user
 
@@ -36,14 +38,16 @@ class Rig:
     renderer: Renderer
     client: aiohttp.ClientSession
 
-    def script(self, text: str, **options: Any) -> SGLangScript:
+    def script(self, text: str, **options: Any) -> ReplyScript:
         """A reply of this text that ends with `<|im_end|>`."""
         ids = (*self.renderer.tokenizer.encode(text), END)
-        return SGLangScript(**{"ids": ids, "text": text, "matched": END, **options})
+        return ReplyScript(**{"ids": ids, "text": text, "matched": END, **options})
 
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if data is not None:
+            named.setdefault("content-type", "application/json")
         url = URL(self.url + path, encoded=True)
         async with self.client.request(method, url, data=data, headers=named, allow_redirects=False) as response:
             return Answer(status=response.status, headers=response.headers, body=await response.read())
@@ -76,8 +80,13 @@ def connect(renderer: Renderer) -> Connect:
     async def connected(*, replay: ReplayKind = ReplayKind.NONE, **settings: Any) -> AsyncIterator[Rig]:
         encode = renderer.tokenizer.encode
         async with SGLangServer(encode=lambda text: list(encode(text)), stop_id=END) as sglang:
-            dialect = SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size, replay=replay)
-            engine = HttpEngine(HttpEngineOptions(url=sglang.url), dialect)
+            adapter = SGLangChat(
+                model="tiny",
+                vocab_size=renderer.tokenizer.vocab_size,
+                replay=replay,
+                reply_mode=settings.get("reply", ReplyMode.PASSTHROUGH),
+            )
+            engine = HttpEngine(HttpEngineOptions(url=sglang.url), adapter)
             await engine.start()
             try:
                 async with (
@@ -278,11 +287,7 @@ async def test_a_200_that_lies_is_502_with_its_law_and_leaves_nothing(rig: Rig, 
     rig.sglang.plan(rig.script("fine"))
     assert (await rig.chat(session, user("hi"))).status == 200
     before = await rig.records(session)
-    body = json.loads(rig.sglang.replies[0].body or b"")
-    del body["choices"][0]["meta_info"]["prompt_tokens"]  # it was of the first turn
-    edited = edit(body)
-    raw = edited if isinstance(edited, bytes) else json.dumps(body).encode()
-    rig.sglang.plan(rig.script("", body=raw))
+    rig.sglang.plan(rig.script("fine", edit=edit))
     messages = (user("hi"), assistant("fine"), user("more"))
     answer = await rig.chat(session, *messages)
     error = answer.json()["error"]
@@ -423,12 +428,12 @@ async def test_a_reader_that_never_reads_pins_nothing(rig: Rig) -> None:
     rig.sglang.plan(rig.script("big"))
     await rig.chat(await rig.open(), user("hi"))
     body = json.loads(rig.sglang.replies[0].body or b"")
-    body["padding"] = "x" * 30_000_000
-    rig.sglang.plan(rig.script("", body=json.dumps(body).encode()))
+    rig.sglang.plan(rig.script("big", edit=lambda reply: reply.update(padding="x" * 30_000_000)))
     host, port = rig.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     payload = json.dumps({"messages": [user("hi")]}).encode()
-    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n"
+    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\n"
+    head += f"host: localhost\r\ncontent-length: {len(payload)}\r\n\r\n"
     writer.write(head.encode() + payload)
     assert (await reader.read(1)) == b"H"  # the turn is committed, its reply is on its way, and nobody reads on
     message = body["choices"][0]["message"]
@@ -547,10 +552,11 @@ async def test_a_client_that_pipelines_is_hung_up_on_and_its_turn_is_stopped(rig
     host, port = rig.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     payload = json.dumps({"messages": [user("hi")]}).encode()
-    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n"
+    head = f"POST /sessions/{session}/v1/chat/completions HTTP/1.1\r\n"
+    head += f"host: localhost\r\ncontent-length: {len(payload)}\r\n\r\n"
     writer.write(head.encode() + payload)
     await rig.sglang.held(1)
-    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert await reader.read() == b""
     await rig.sglang.aborted(1)
     writer.close()
@@ -561,8 +567,8 @@ async def test_a_client_that_pipelines_is_hung_up_on_and_its_turn_is_stopped(rig
 async def test_headers_beyond_any_sense_are_refused(rig: Rig) -> None:
     host, port = rig.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nidempotency-key: " + b"x" * 100_000 + b"\r\n\r\n")
-    assert (await reader.read()).startswith(b"HTTP/1.1 400")
+    writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nidempotency-key: " + b"x" * 100_000 + b"\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 431")
     writer.close()
 
 

@@ -21,27 +21,29 @@ from hypothesis import strategies as st
 
 from stenograph.core.chat import CompletionRequest
 from stenograph.core.clock import SystemClock
+from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.ids_json import PIECE_IDS, encode_ids
 from stenograph.core.messages import Message, Role
-from stenograph.core.settings import HistoryKind, OverBudget, Settings
 from stenograph.core.types import Finish, FinishReason, token_ids
 from stenograph.engine.base import Capabilities
-from stenograph.http.app import App, make_app
+from stenograph.families import family_for
+from stenograph.http.app import make_app
+from stenograph.http.mounts import App
+from stenograph.http.settings import Settings
+from stenograph.model.files import ModelFiles
+from stenograph.model.tokenizer import Span, Tokenizer
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
-from stenograph.render.families import family_for
-from stenograph.render.model_files import ModelFiles
 from stenograph.render.renderer import Renderer
-from stenograph.render.template import ChatTemplate
-from stenograph.render.tokenizer import Span, Tokenizer
-from stenograph.session.history import LinearHistory
-from stenograph.session.line_json import LineJson
-from stenograph.session.matching import StrictMatcher
+from stenograph.render.template.template import ChatTemplate
 from stenograph.session.opening import Ledger, Opening, openings
-from stenograph.session.recent import RecentRequest
 from stenograph.session.session import SessionOptions
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.session.settings import OverBudget
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.trajectory.latest import LineJson, RecentRequest
+from stenograph.trajectory.linear import LinearHistory
+from stenograph.trajectory.matching import StrictMatcher
 
 from .conftest import END, Live, assistant, running, user
 
@@ -462,6 +464,8 @@ async def test_the_ids_of_many_long_prompts_are_written_a_piece_in_a_pass_togeth
             share=share,
             capabilities=capabilities,
             over_budget=OverBudget.REFUSE,
+            tokenizer=None,
+            clock=SystemClock(),
             opened_at=0.0,
         )
     attached = [await one.position() for one in opened]

@@ -11,8 +11,8 @@ import pytest
 from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
-from stenograph.testing.clock import ManualClock
-from stenograph.testing.scripted_engine import ScriptedEngine
+from stenograph.testing.standins.clock import ManualClock
+from stenograph.testing.standins.scripted_engine import ScriptedEngine
 
 from .conftest import Answer, Live, running, user
 

@@ -8,16 +8,17 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stenograph.core.day import Day
 from stenograph.core.errors import StartupError
 from stenograph.core.messages import Message, Role
-from stenograph.core.settings import Settings, Switch
+from stenograph.core.settings import Switch
 from stenograph.http.app import make_renderer, renderer_of, template_kwargs_of
-from stenograph.render.day import Day
-from stenograph.render.model_files import ModelFiles
+from stenograph.http.settings import Settings
+from stenograph.model.files import ModelFiles
 from stenograph.render.renderer import Renderer
-from stenograph.testing.clock import ManualClock
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.testing.standins.clock import ManualClock
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 from .conftest import END, running, user
 
@@ -108,7 +109,7 @@ def test_a_server_s_argument_that_makes_the_template_rewrite_stops_the_start(fil
 
 
 def test_an_argument_that_the_server_alone_sets_stops_the_start() -> None:
-    with pytest.raises(StartupError, match=r"chat_template_kwargs: .*'messages'"):
+    with pytest.raises(StartupError, match=r"--chat-template-kwargs: .*'messages'"):
         template_kwargs_of(Settings(chat_template_kwargs={"messages": []}))
 
 
@@ -116,8 +117,8 @@ def test_an_argument_that_the_template_does_not_look_at_is_told(
     files: ModelFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_renderer(files, "template", kwargs={"tone": "a", "enable_thinking": False})
-    assert [record.getMessage() for record in caplog.records if "does not look at" in record.getMessage()] == [
-        "the chat template does not look at 'enable_thinking', which chat_template_kwargs sets"
+    assert [record.getMessage() for record in caplog.records if "does not use" in record.getMessage()] == [
+        "the chat template does not use 'enable_thinking', which --chat-template-kwargs sets"
     ]
 
 

@@ -5,27 +5,27 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from stenograph.cli.live_session import MAX_ATTEMPTS, LiveSession, play
-from stenograph.cli.verify_report import live_lines
 from stenograph.core.clock import SystemClock
 from stenograph.core.messages import Message, Tool
 from stenograph.core.types import Finish, FinishReason
-from stenograph.embedded.progress import no_progress
 from stenograph.engine.base import Engine, GenerateRequest
-from stenograph.engine.http_engine import Dialect, HttpEngine, HttpEngineOptions
-from stenograph.engine.lmdeploy import LMDeploy
-from stenograph.engine.sglang import SGLangChat
-from stenograph.engine.sglang_generate import SGLangGenerate
-from stenograph.engine.vllm import VLLM
-from stenograph.render.families.smollm2 import SMOLLM2
+from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.lmdeploy.adapter import LMDeploy
+from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.engine.vllm.adapter import VLLM
+from stenograph.families.smollm2 import SMOLLM2
 from stenograph.render.renderer import Bridge, Renderer
-from stenograph.render.template import ChatTemplate
-from stenograph.testing.lmdeploy_server import LMDeployServer
-from stenograph.testing.planned_server import PlannedServer
-from stenograph.testing.planned_server import Script as ServerScript
-from stenograph.testing.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.sglang_server import SGLangServer
-from stenograph.testing.vllm_server import VLLMServer
+from stenograph.render.template.template import ChatTemplate
+from stenograph.testing.standins.lmdeploy_server import LMDeployServer
+from stenograph.testing.standins.planned_server import PlannedServer
+from stenograph.testing.standins.planned_server import ReplyScript as ServerScript
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.testing.standins.vllm_server import VLLMServer
+from stenograph.verify.live_session import MAX_ATTEMPTS, LiveSession, play
+from stenograph.verify.report import live_lines
 
 from .conftest import END
 
@@ -33,7 +33,7 @@ VOCAB = 320
 CALL = '<tool_call>\n{"name": "look_up_zq", "arguments": {"city": "a"}}\n</tool_call>'
 TURNS = ["first", "second", "second, retried", "tool result", "last"]
 
-KINDS: dict[str, tuple[Callable[[], PlannedServer], Callable[[], Dialect]]] = {
+KINDS: dict[str, tuple[Callable[[], PlannedServer], Callable[[], EngineAdapter]]] = {
     "sglang": (SGLangServer, lambda: SGLangChat(model="tiny", vocab_size=VOCAB)),
     "sglang-generate": (SGLangServer, lambda: SGLangGenerate(model="tiny", vocab_size=VOCAB)),
     "lmdeploy": (LMDeployServer, lambda: LMDeploy(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,))),
@@ -52,7 +52,7 @@ async def played(renderer: Renderer, engine: Engine) -> LiveSession:
         clock=SystemClock(),
         timeout_s=60.0,
         kwargs={},
-        told=lambda done, total: no_progress("turns", done, total),
+        told=lambda done, total: None,
     )
 
 
@@ -69,11 +69,11 @@ def scripted(renderer: Renderer, *texts: str) -> ScriptedEngine:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_prompt_begins_with_the_ids_before_it_through_each_adapter(renderer: Renderer, kind: str) -> None:
-    make_server, make_dialect = KINDS[kind]
+    make_server, make_adapter = KINDS[kind]
     async with make_server() as server:
         texts = ["one", "two", "two again", "found", "bye"]
         server.plan(*(ServerScript(ids=said(renderer, text), text=text, matched=END) for text in texts))
-        engine = HttpEngine(HttpEngineOptions(url=server.url), make_dialect())
+        engine = HttpEngine(HttpEngineOptions(url=server.url), make_adapter())
         await engine.start()
         try:
             live = await played(renderer, engine)

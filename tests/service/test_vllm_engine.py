@@ -23,7 +23,6 @@ from stenograph.core.errors import (
     UpstreamRefused,
     UpstreamUnreachable,
 )
-from stenograph.core.settings import ReplayKind
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -40,19 +39,26 @@ from stenograph.core.types import (
 )
 from stenograph.embedded.wire import Failed
 from stenograph.engine.base import EngineState, GenerateRequest
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.transport import Headers, HttpReply
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.http.transport import Headers, HttpReply
+from stenograph.engine.settings import ReplayKind
 from stenograph.engine.validate import TurnCollector
-from stenograph.engine.vllm import VLLM
-from stenograph.testing.conformance import check_engine
-from stenograph.testing.engine_lab import EngineUnderTest
-from stenograph.testing.engine_laws import LAST_LAWS, LAWS
-from stenograph.testing.faults import Fault
-from stenograph.testing.planned_server import Asked, Script
-from stenograph.testing.tiny_llama import CONTEXT, write_tiny_folder
-from stenograph.testing.tiny_llama import VOCAB as TINY_VOCAB
-from stenograph.testing.tiny_model import TinyModel
-from stenograph.testing.vllm_server import ABORT_PATH, COMPLETIONS_PATH, GENERATE_PATH, GUARDED_ABORT_PATH, VLLMServer
+from stenograph.engine.vllm.adapter import VLLM
+from stenograph.testing.standins.faults import Fault
+from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
+from stenograph.testing.standins.vllm_server import (
+    ABORT_PATH,
+    COMPLETIONS_PATH,
+    GENERATE_PATH,
+    GUARDED_ABORT_PATH,
+    VLLMServer,
+)
+from stenograph.testing.suite.conformance import check_engine
+from stenograph.testing.suite.engine_lab import EngineUnderTest
+from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS
+from stenograph.testing.tiny.llama import CONTEXT, write_tiny_folder
+from stenograph.testing.tiny.llama import VOCAB as TINY_VOCAB
+from stenograph.testing.tiny.model import TinyModel
 
 VOCAB, EOS = 1000, 7
 IDS, PROMPT = (104, 105, EOS), (1, 2, 3)
@@ -84,8 +90,8 @@ def connect() -> Connect:
     @asynccontextmanager
     async def connected(to: VLLMServer, *, ready: bool = True, **options: Any) -> AsyncIterator[HttpEngine]:
         before = asyncio.all_tasks()
-        dialect = VLLM(model="m", vocab_size=VOCAB, max_context_tokens=99, eos_token_ids=(EOS,), **options)
-        engine = HttpEngine(HttpEngineOptions(url=to.url, probe_pause_s=0.01), dialect)
+        adapter = VLLM(model="m", vocab_size=VOCAB, max_context_tokens=99, eos_token_ids=(EOS,), **options)
+        engine = HttpEngine(HttpEngineOptions(url=to.url, probe_pause_s=0.01), adapter)
         await engine.start()
         assert not ready or engine.health().state is EngineState.READY, engine.health().detail
         try:
@@ -113,8 +119,8 @@ def request(rid: str = "r-0", *, streams: bool = True, key: str | None = None, *
     )
 
 
-def says(**changes: Any) -> Script:
-    return Script(**{"ids": IDS, **changes})
+def says(**changes: Any) -> ReplyScript:
+    return ReplyScript(**{"ids": IDS, **changes})
 
 
 async def drawn(engine: HttpEngine, of: GenerateRequest) -> SampledTurn:
@@ -139,7 +145,7 @@ async def failed(engine: HttpEngine, of: GenerateRequest) -> tuple[list[Chunk], 
     return taken, None
 
 
-async def num_streamed_bytes(server: VLLMServer, script: Script) -> int:
+async def num_streamed_bytes(server: VLLMServer, script: ReplyScript) -> int:
     """How long the events are that a script is told in."""
     path = GENERATE_PATH if server.scale_out else COMPLETIONS_PATH
     given = {"token_ids": PROMPT, "sampling_params": {}} if server.scale_out else {"prompt": PROMPT}
@@ -195,14 +201,14 @@ async def test_what_a_real_vllm_answered_tells_its_routes_and_its_context(route:
             status=answer["status"], content_type="application/json", headers=headers, body=answer["body"].encode()
         )
 
-    dialect = VLLM(model="m", vocab_size=VOCAB, max_context_tokens=99, eos_token_ids=(EOS,))
-    await dialect.discover(ask)
-    call, abort = dialect.call(request()), dialect.abort_call(RequestId("r-0"))
+    adapter = VLLM(model="m", vocab_size=VOCAB, max_context_tokens=99, eos_token_ids=(EOS,))
+    await adapter.discover(ask)
+    call, abort = adapter.call(request()), adapter.abort_call(RequestId("r-0"))
     assert (call.path, json.loads(call.body)["model"]) == (path, "smollm2")
     assert abort is not None
     assert f"discover GET {abort.path}" in answers
-    assert dialect.capabilities.max_context_tokens == 4096
-    assert ("--enable-scale-out" in dialect.capabilities.note) == (route == "completions")
+    assert adapter.capabilities.max_context_tokens == 4096
+    assert ("--enable-scale-out" in adapter.capabilities.note) == (route == "completions")
 
 
 async def test_finding_out_begins_nothing_and_aborts_nothing(server: VLLMServer, engine: HttpEngine) -> None:
@@ -600,7 +606,7 @@ async def test_without_an_abort_route_a_guided_turn_that_is_aborted_is_empty_and
     connect: Connect,
 ) -> None:
     async with VLLMServer(scale_out=False) as server, connect(server) as engine:
-        assert "a turn under a grammar then keeps nothing" in engine.health().detail
+        assert "which then keeps nothing under a grammar" in engine.health().detail
         server.plan(says(paused=True, num_drawn=2))
         async with asyncio.TaskGroup() as tasks:
             turn = tasks.create_task(drawn(engine, request("mine", grammar=REGEX)))
@@ -618,13 +624,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return TinyModel(write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny"))
 
 
-def asked_params(asked: Asked) -> SamplingParams:
+def asked_params(asked: AskedRequest) -> SamplingParams:
     """What vLLM takes a request to mean."""
     told = asked.json.get("sampling_params", asked.json)
     named = {
         name: tuple(told[name]) if name.startswith("stop") else told[name]
         for name in (
-            *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos"),
+            *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens"),
+            *("stop", "stop_token_ids", "ignore_eos"),
             *("presence_penalty", "frequency_penalty", "repetition_penalty"),
         )
         if name in told
@@ -654,16 +661,16 @@ def asked_grammar(told: dict[str, Any]) -> Grammar:
             return Grammar(kind=GrammarKind(name), source=value)
 
 
-def script_of(model: TinyModel, asked: Asked) -> Script:
+def script_of(model: TinyModel, asked: AskedRequest) -> ReplyScript:
     """What the tiny model says to a request, in vLLM's words."""
     prompt = asked.json.get("token_ids") or asked.json["prompt"]
     params = asked_params(asked)
     answer = model.answer(prompt, params)
     if isinstance(answer, Failed):
-        return Script(status=400)
+        return ReplyScript(status=400)
     finish = answer[-1].finish
     assert finish is not None
-    return Script(
+    return ReplyScript(
         ids=tuple(id_ for chunk in answer for id_ in chunk.ids),
         logprobs=tuple(logprob for chunk in answer for logprob in chunk.logprobs),
         tops=tuple(tuple((top.id, top.logprob) for top in row) for chunk in answer for row in chunk.top_logprobs or ()),
@@ -686,9 +693,9 @@ async def test_vllm_keeps_the_laws_of_engines_as_far_as_its_wire_goes(model: Tin
             scores=scores,
             answers=lambda asked: script_of(model, asked),
         )
-        dialect = VLLM(model="tiny", vocab_size=TINY_VOCAB, max_context_tokens=CONTEXT, eos_token_ids=model.eos_ids)
+        adapter = VLLM(model="tiny", vocab_size=TINY_VOCAB, max_context_tokens=CONTEXT, eos_token_ids=model.eos_ids)
         await server.start()
-        engine = HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.01), dialect)
+        engine = HttpEngine(HttpEngineOptions(url=server.url, probe_pause_s=0.01), adapter)
         await engine.start()
 
         def seen_ids(rid: RequestId) -> Sequence[int]:

@@ -7,11 +7,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.vllm import VLLM
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.vllm.adapter import VLLM
 from stenograph.render.renderer import Renderer
-from stenograph.testing.planned_server import Script
-from stenograph.testing.vllm_server import COMPLETIONS_PATH, GENERATE_PATH, VLLMServer
+from stenograph.testing.standins.planned_server import ReplyScript
+from stenograph.testing.standins.vllm_server import COMPLETIONS_PATH, GENERATE_PATH, VLLMServer
 
 from .conftest import END, Answer, running, user
 
@@ -31,7 +31,7 @@ class Rig:
     def says(self, *texts: str, **options: Any) -> None:
         """Plan replies of these texts that end with `<|im_end|>`."""
         for text in texts:
-            self.vllm.plan(Script(ids=(*self.renderer.tokenizer.encode(text), END), **options))
+            self.vllm.plan(ReplyScript(ids=(*self.renderer.tokenizer.encode(text), END), **options))
 
     async def call(self, method: str, path: str, body: Any = None) -> Answer:
         async with self.client.request(method, self.url + path, json=body) as response:
@@ -50,8 +50,8 @@ class Rig:
 @pytest.fixture(params=[True, False], ids=["generate", "completions"])
 async def rig(request: pytest.FixtureRequest, renderer: Renderer) -> AsyncIterator[Rig]:
     async with VLLMServer(scale_out=request.param, dev_mode=True) as vllm:
-        dialect = VLLM(model="tiny", vocab_size=320, max_context_tokens=4096, eos_token_ids=(END,))
-        engine = HttpEngine(HttpEngineOptions(url=vllm.url), dialect)
+        adapter = VLLM(model="tiny", vocab_size=320, max_context_tokens=4096, eos_token_ids=(END,))
+        engine = HttpEngine(HttpEngineOptions(url=vllm.url), adapter)
         await engine.start()
         try:
             async with running(engine, renderer) as (url, _), aiohttp.ClientSession() as client:

@@ -1,1 +1,1 @@
-"""What shows that the promises about speed hold: load, an engine that costs nothing, a probe, and figures."""
+"""`stenograph bench`: loads, an engine stand-in that costs nothing, a probe, and figures."""

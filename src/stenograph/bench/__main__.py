@@ -3,25 +3,15 @@
 A benchmark is a module with `add_arguments(parser)` and `run(options) -> exit code`, and a row in `BENCHMARKS`.
 """
 
-import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from stenograph.bench import compare, engine, guided, plot, render, responsiveness, serving, soak, streaming
-from stenograph.bench.processes import INTERRUPTS
-
-EXIT_INTERRUPTED = 130
-
-
-@dataclass(frozen=True, slots=True)
-class Benchmark:
-    """A subcommand."""
-
-    help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-
+from stenograph.bench import compare, plot
+from stenograph.bench.guided import command as guided
+from stenograph.bench.kit.runner import Benchmark, run_benchmarks
+from stenograph.bench.responsiveness import command as responsiveness
+from stenograph.bench.serving import command as serving
+from stenograph.bench.streaming import command as streaming
 
 BENCHMARKS = {
     "responsiveness": Benchmark(
@@ -39,20 +29,7 @@ BENCHMARKS = {
         streaming.add_arguments,
         streaming.run,
     ),
-    "engine": Benchmark(
-        "what does the embedded engine itself give for a second of CPU?", engine.add_arguments, engine.run
-    ),
-    "render": Benchmark(
-        "what does the text side of a turn cost, beside a render of the whole conversation?",
-        render.add_arguments,
-        render.run,
-    ),
     "guided": Benchmark("what does a grammar cost a token?", guided.add_arguments, guided.run),
-    "soak": Benchmark(
-        "does the server stay as it is under a mixed load with faults?",
-        soak.add_arguments,
-        soak.run,
-    ),
     "plot": Benchmark("what runs measured, as PNG files", plot.add_arguments, plot.run),
     "compare": Benchmark("what got better or worse between two runs?", compare.add_arguments, compare.run),
 }
@@ -60,17 +37,9 @@ BENCHMARKS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one benchmark; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="stenograph bench", description="Measure the server, on this machine.")
-    commands = parser.add_subparsers(dest="benchmark", required=True)
-    for name, benchmark in BENCHMARKS.items():
-        benchmark.add_arguments(commands.add_parser(name, help=benchmark.help, description=benchmark.help))
-    options = parser.parse_args(arguments)
-    INTERRUPTS.take()
-    try:
-        code = BENCHMARKS[options.benchmark].run(options)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return EXIT_INTERRUPTED if INTERRUPTS.came else code
+    return run_benchmarks(
+        BENCHMARKS, arguments, prog="stenograph bench", description="Measure the server on this machine."
+    )
 
 
 if __name__ == "__main__":

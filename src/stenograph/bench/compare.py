@@ -7,18 +7,29 @@ from pathlib import Path
 
 import msgspec
 
-from stenograph.bench.artifact import Artifact, BadArtifact, ScenarioResult, read_artifact
-from stenograph.bench.figures import LABELS, Figures, better, spread, values_of
-from stenograph.bench.report import number, table
-from stenograph.bench.verdicts import RULE, Comparison, compare_values
+from stenograph.bench.kit.artifact import Artifact, BadArtifact, ScenarioResult, read_artifact
+from stenograph.bench.kit.figures import LABELS, Figures, better, spread, values_of
+from stenograph.bench.kit.report import number, table
+from stenograph.bench.kit.verdicts import RULE, Comparison, change_cell, compare_values
 
-_GUIDED = ("grammar", "ignore_eos", "temperature", "threads", "prompts")
+_GUIDED = (
+    "grammar",
+    "ignore_eos",
+    "temperature",
+    "top_p",
+    "top_k",
+    "threads",
+    "prompts",
+    "dataset",
+    "input_len",
+    "endpoint",
+)
 _SIZES = ("prompt_tokens", "num_requests", "submit_interval_ms", "max_batch", "turn_tokens", "reply_tokens")
 _TEXT = ("family", "message_bytes")
 SAME = ("scale", "model", "levels", "engine", "mix", "seed", "max_tokens", "num_sessions", *_GUIDED, *_SIZES, *_TEXT)
 """Arguments that change what a figure means."""
 MEASURED = ("server", "engine", "text")
-"""Whose figures are compared: the server's, or those of an engine, or of the text side, without a server."""
+"""The columns that are compared, the first that is there: the server's; an engine's or the text side's without one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,15 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the comparison; returns the exit code: 0 whatever it says, 2 if there is nothing to compare."""
-    try:
-        first, second = read_artifact(options.first), read_artifact(options.second)
-        pairs = list(_pairs(first, second))
-        if not pairs:
-            raise BadArtifact(f"{options.first} and {options.second} have no scenario in common")
-    except BadArtifact as error:
-        sys.stderr.write(f"stenograph: {error}\n")
-        return 2
+    """Print the comparison; returns the exit code, 0 whatever it says. Raises BadArtifact."""
+    first, second = read_artifact(options.first), read_artifact(options.second)
+    pairs = list(_pairs(first, second))
+    if not pairs:
+        raise BadArtifact(f"{options.first} and {options.second} have no scenario in common")
     rows = [["scenario", "figure", "A", "B", "change", "verdict", "p"]]
     found: dict[str, dict[str, str]] = {}
     for old, new in pairs:
@@ -73,13 +80,13 @@ def _measured(result: ScenarioResult) -> list[Figures]:
 
 
 def _cells(before: list[float], after: list[float], comparison: Comparison) -> list[str]:
-    change = "" if comparison.change is None else f"{comparison.change:+.1%}"
+    change = "" if comparison.change is None else change_cell(comparison.change)
     medians = [number(spread(values).median) for values in (before, after)]
     return [*medians, change, comparison.verdict, f"{comparison.p:.2g}"]
 
 
 def _differences(first: Artifact, second: Artifact) -> Iterator[str]:
-    """What makes two runs hard to compare."""
+    """The differences that make two runs hard to compare."""
     for name in SAME:
         old, new = first.arguments.get(name), second.arguments.get(name)
         if old != new:

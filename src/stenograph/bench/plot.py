@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from stenograph.bench.artifact import Artifact, BadArtifact, read_artifact
-from stenograph.bench.plots import PLOT_NEEDS, PLOTS, can_plot
+from stenograph.bench.kit.artifact import Artifact, BadArtifact, read_artifact
+from stenograph.bench.kit.options import PLOT_NEEDS, can_plot
+from stenograph.bench.kit.plots import PLOTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,20 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw; returns the exit code: 2 if one of them cannot be drawn, and then none is."""
-    try:
-        if not can_plot():
-            raise BadArtifact(f"plot {PLOT_NEEDS}")
-        drawn = {options.out / f"{path.stem}.png": _drawable(path) for path in options.artifacts}
-        if len(drawn) < len(options.artifacts):
-            raise BadArtifact("two of the artifacts would be drawn to one file: give them different names")
-        options.out.mkdir(parents=True, exist_ok=True)
-        for place, artifact in drawn.items():
-            PLOTS[artifact.bench](artifact, place)
-            sys.stderr.write(f"{place}\n")
-    except (BadArtifact, OSError) as error:
-        sys.stderr.write(f"stenograph: {error}\n")
-        return 2
+    """Draw; returns the exit code. Raises ValueError if one of them cannot be drawn, and then none is."""
+    if not can_plot():
+        raise ValueError(f"plot {PLOT_NEEDS}")
+    drawn = {options.out / f"{path.stem}.png": _drawable(path) for path in options.artifacts}
+    if len(drawn) < len(options.artifacts):
+        raise ValueError("two of the artifacts would be drawn to one file: give them different names")
+    options.out.mkdir(parents=True, exist_ok=True)
+    for place, artifact in drawn.items():
+        PLOTS[artifact.bench](artifact, place)
+        sys.stderr.write(f"{place}\n")
     sys.stdout.write(msgspec.json.encode({"bench": "plot", "plots": [str(place) for place in drawn]}).decode() + "\n")
     return 0
 

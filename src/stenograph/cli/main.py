@@ -1,15 +1,17 @@
 """The command line: `stenograph serve`, `verify`, `fetch` and `bench`. Flags are the rows of the settings table.
 
-Owns exit codes: 0 when all went well, 1 when `verify` found that it does not hold, 2 for whatever stops the start (one
-line on stderr), 130 for an interrupt.
+Owns exit codes: 0 when all went well, 1 when `verify` found that it does not hold, 2 for whatever stops the start or
+the check (one line on stderr), 130 for an interrupt, also where `serve` drained after it.
 """
 
 import argparse
 import asyncio
 import logging
 import os
+import re
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,18 +19,55 @@ import uvloop
 
 from stenograph import __version__
 from stenograph.cli.bench_command import BENCH, become_bench
+from stenograph.cli.logs import LogFormat, LogProgress, logging_to_stderr
+from stenograph.cli.settings_table import (
+    SECTIONS,
+    SETTINGS,
+    CommandSettings,
+    kubernetes_variables,
+    load_settings,
+)
 from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
 from stenograph.core.errors import StartupError
-from stenograph.core.settings import SETTINGS, Setting, Settings, load_settings
-from stenograph.embedded.fetch import resolve_model
-from stenograph.embedded.progress import StreamProgress
+from stenograph.core.nearest import nearest_name
+from stenograph.core.settings import Setting
+from stenograph.engine.settings import EngineKind
 from stenograph.http.app import serve
+from stenograph.model.fetch import resolve_model
+from stenograph.model.progress import StreamProgress
+
+log = logging.getLogger(__name__)
 
 EXIT_STARTUP = 2
 EXIT_INTERRUPTED = 130
 
-FETCH_SETTINGS = ("model", "cache_dir")
+SERVE_EXAMPLES = """\
+examples:
+  stenograph serve
+      a small model (smollm2-135m, fetched once) in a process of its own, at http://127.0.0.1:8080
+  stenograph serve --model ./Qwen3-8B --engine sglang --engine-url http://10.0.0.5:30000
+      an SGLang server; --model is the folder whose tokenizer and chat template are used
+  stenograph serve --model ./Qwen3-8B --engine vllm --engine-url http://a:8000 --engine-url http://b:8000
+      two vLLM servers of the same model: a session stays where its prefix is cached
+  STENOGRAPH_API_KEY=$(openssl rand -hex 16) stenograph serve --host 0.0.0.0 --log-format json
+      open to the network, with a key, and one JSON object for each line of the log
+
+Each flag is also a STENOGRAPH_... variable and a key of the --config file: docs/settings.md has all names.
+The line `stenograph ready at URL` goes to stdout once an engine takes turns; the log goes to stderr.
+SIGTERM: drain, exit code 0. Ctrl-C: drain, exit code 130. A second signal ends the drain.
+"""
+
+FETCH_SETTINGS = ("model", "engine", "engine_url", "cache_dir")
 """The settings that `fetch` reads."""
+
+_SETTINGS_OF = {"serve": {setting.name for setting in SETTINGS}, "fetch": FETCH_SETTINGS, VERIFY: VERIFY_SETTINGS}
+
+
+class _SectionedHelp(argparse.RawDescriptionHelpFormatter):
+    """Flags with their help, and the examples as they are written."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,73 +79,140 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    become_bench(sys.argv[1:] if arguments is None else arguments)
-    options = vars(_parser().parse_args(arguments))
-    command, config = options.pop("command"), options.pop("config")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    become_bench(arguments)
+    options = vars(_parsed(arguments))
     try:
-        settings = load_settings(options, os.environ, config)
-        _start_logging(settings)
-        if command == VERIFY:
-            plays = bool(settings.engine_url) or options["engine"] is not None
-            return verify_model(settings, plays=plays, out=sys.stdout, progress=StreamProgress(sys.stderr))
-        if command == "fetch":
-            print(resolve_model(settings.model, cache_dir=settings.cache_dir, progress=StreamProgress(sys.stderr)))
-        else:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(serve(settings, announce=_announce, progress=StreamProgress(sys.stderr)))
+        return _run_logged(options.pop("command"), options.pop("config"), options)
     except StartupError as error:
         print(f"stenograph: {error}", file=sys.stderr)
         return EXIT_STARTUP
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="stenograph", description="A session server that keeps the exact tokens of agent rollouts.")
+def _run_logged(command: str, config: Path | None, options: Mapping[str, object]) -> int:
+    """Read the settings and run a command with the log open; returns the exit code.
+
+    Raises StartupError, but for a log in JSON: there the error is a line of the log.
+    """
+    settings = load_settings(options, os.environ, config)
+    with logging_to_stderr(settings):
+        _note_kubernetes()
+        try:
+            return _run(command, settings, plays=bool(settings.engine_url) or options.get("engine") is not None)
+        except StartupError as error:
+            if settings.log_format is not LogFormat.JSON:
+                raise
+            log.error("%s", error)
+            return EXIT_STARTUP
+
+
+def _run(command: str, settings: CommandSettings, *, plays: bool) -> int:
+    """Run a command whose settings are read; returns the exit code. `plays`: `verify` plays a session, too."""
+    progress = LogProgress() if settings.log_format is LogFormat.JSON else StreamProgress(sys.stderr)
+    if command == VERIFY:
+        return verify_model(settings, plays=plays, out=sys.stdout, progress=progress)
+    if command == "fetch":
+        # Of a repository of the hub with the weights, where the engine is to be the embedded one.
+        needs_weights = settings.engine is EngineKind.EMBEDDED
+        print(resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=needs_weights))
+        return 0
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        ended_by = runner.run(serve(settings, announce=_announce, progress=progress))
+    return EXIT_INTERRUPTED if ended_by is signal.SIGINT else 0
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command, and its flags by their settings' names; ends the process, in a line, for one that there is not."""
+    parser, commands = _parsers()
+    found, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        typed = unknown[0].split("=")[0]  # without its value, which may be a key
+        what = "unknown flag" if typed.startswith("-") else "unexpected argument"
+        near = _nearest_flag(typed, found.command)
+        commands[found.command].error(f"{what} {typed}{f'; did you mean {near}?' if near else ''}")
+    return found
+
+
+def _nearest_flag(typed: str, command: str) -> str | None:
+    """The flag of `command` that was clearly meant by `typed`, or None."""
+    flags = ("--config", "--help", *(s.flag for s in SETTINGS if s.name in _SETTINGS_OF.get(command, ())))
+    near = nearest_name(typed.lstrip("-"), (flag.removeprefix("--") for flag in flags))
+    return None if near is None or f"--{near}" == typed else f"--{near}"
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The command line's parser, and that of each command."""
+    parser = _Parser(
+        prog="stenograph",
+        allow_abbrev=False,
+        description="A session server that keeps the exact tokens of agent rollouts.",
+        epilog="`stenograph serve` starts a server with a small model; `stenograph COMMAND --help` lists the flags.",
+    )
     parser.add_argument("--version", action="version", version=f"stenograph {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
-    serving = commands.add_parser("serve", help="run the server", description="Run the server until SIGTERM.")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser, metavar="COMMAND")
+    serving = commands.add_parser(
+        "serve",
+        allow_abbrev=False,
+        help="run the server",
+        description="Run the server until SIGTERM or Ctrl-C.",
+        epilog=SERVE_EXAMPLES,
+        formatter_class=_SectionedHelp,
+        usage="stenograph serve [--model MODEL] [--engine ENGINE --engine-url URL] [flags]",
+    )
     fetching = commands.add_parser(
-        "fetch", help="fetch the model's weights", description="Fetch the model into the cache and print its path."
+        "fetch",
+        allow_abbrev=False,
+        help="fetch the model's weights",
+        description="Fetch the model into the cache and print its path.",
     )
     verifying = commands.add_parser(
         VERIFY,
+        allow_abbrev=False,
         help="check that a model's sessions are exact in tokens",
         description="Check that the model's chat template is append-only, and that its sessions are exact in tokens:"
         " every kind of conversation is rendered, bridged and parsed. With --engine (and --engine-url, of one that is a"
-        " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 something cannot be read.",
+        " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 it could not be checked,"
+        " because a file cannot be read or the engine does not answer.",
     )
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
+    groups = {title: serving.add_argument_group(title) for title in SECTIONS}
+    section_of = {name: title for title, names in SECTIONS.items() for name in names}
     for setting in SETTINGS:
-        _add_flag(serving, setting)
-        if setting.name in FETCH_SETTINGS:
-            _add_flag(fetching, setting)
-        if setting.name in VERIFY_SETTINGS:
-            _add_flag(verifying, setting)
+        _add_flag(groups[section_of[setting.name]].add_argument, setting)
+        if setting.name in _SETTINGS_OF["fetch"]:
+            _add_flag(fetching.add_argument, setting)
+        if setting.name in _SETTINGS_OF[VERIFY]:
+            _add_flag(verifying.add_argument, setting)
     for command in (serving, fetching, verifying):
         command.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
-    return parser
+    return parser, commands.choices
 
 
-def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
-    shown = f"{setting.doc} Default: {setting.default}{f' {setting.unit}' if setting.unit else ''}."
-    parser.add_argument(
+def _add_flag(add_argument: Callable[..., argparse.Action], setting: Setting) -> None:
+    shown = f"{setting.doc} Default: {_default_shown(setting)}."
+    add_argument(
         setting.flag,
         dest=setting.name,
         action="append" if setting.kind.repeatable else "store",
-        metavar="|".join(setting.kind.choices) or setting.name.upper(),
+        metavar="|".join(setting.kind.choices) or (setting.unit or setting.name.split("_")[-1]).upper(),
         help=shown.replace("%", "%%"),
     )
 
 
-def _start_logging(settings: Settings) -> None:
-    logging.basicConfig(
-        level=str(settings.log_level).upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and stop lines say nothing that ours do not
+def _default_shown(setting: Setting) -> str:
+    """The default with its unit, which a default in words does not have."""
+    if not setting.unit or re.fullmatch(r"[0-9.]+", setting.default) is None:
+        return setting.default
+    return f"{setting.default} {setting.unit.removesuffix('s') if setting.default == '1' else setting.unit}"
+
+
+def _note_kubernetes() -> None:
+    if ignored := kubernetes_variables(os.environ):
+        log.info(
+            "ignored %d environment variables such as %s: Kubernetes sets them for a Service", len(ignored), ignored[0]
+        )
 
 
 def _announce(line: str) -> None:

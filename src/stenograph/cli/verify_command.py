@@ -1,6 +1,6 @@
-"""`stenograph verify`: is a model's template append-only, and is TITO exact for it?
+"""`stenograph verify`: checks that a model's template is append-only and that TITO is exact for it.
 
-Owns the exit codes of an answer. What cannot be read is a StartupError, as everywhere.
+Owns the exit codes. An unreadable file and an unreachable engine are a StartupError, as everywhere.
 """
 
 import asyncio
@@ -10,22 +10,27 @@ from typing import TextIO
 
 import uvloop
 
-from stenograph.cli.live_session import LiveSession, play
-from stenograph.cli.verify_report import found_lines, live_lines
 from stenograph.core.clock import SystemClock
-from stenograph.core.settings import Settings
-from stenograph.embedded.fetch import resolve_model
-from stenograph.embedded.progress import Progress
-from stenograph.http.app import make_engine, template_kwargs_of
+from stenograph.core.day import Day
+from stenograph.core.errors import StartupError
+from stenograph.engine.base import EngineState
+from stenograph.engine.settings import EngineKind
+from stenograph.families.load import Loaded, family_made_for, load_renderer
+from stenograph.http.app import template_kwargs_of
+from stenograph.http.engines import make_engine
+from stenograph.http.settings import Settings
+from stenograph.model.fetch import resolve_model
+from stenograph.model.files import ModelFiles, load_model_files
+from stenograph.model.progress import Progress
 from stenograph.offload.body_slots import BodySlots
 from stenograph.render.append_proof import Proof
-from stenograph.render.day import Day
-from stenograph.render.load import Loaded, family_made_for, load_renderer
-from stenograph.render.model_files import ModelFiles, load_model_files
-from stenograph.render.verify import Verification, verify
+from stenograph.verify.live_session import LiveSession, play
+from stenograph.verify.report import found_lines, live_lines
+from stenograph.verify.verify import Verification, verify
 
 EXIT_HOLDS = 0
 EXIT_DOES_NOT_HOLD = 1
+EXIT_NOT_CHECKED = 2
 
 VERIFY = "verify"
 VERIFY_SETTINGS = (
@@ -48,9 +53,10 @@ def verify_model(settings: Settings, *, plays: bool, out: TextIO, progress: Prog
     """Verify the model that the settings name, and write to `out` what was found; returns the exit code.
 
     `plays`: also a session with the engine that they name. Raises StartupError: the model cannot be read, or the
-    engine not be started.
+    engine not be started or reached.
     """
-    path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress)
+    needs_weights = plays and settings.engine is EngineKind.EMBEDDED
+    path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=needs_weights)
     files = load_model_files(path)
     template_kwargs_of(settings)
     loaded = load_renderer(files, settings.family, strftime_now=Day.of(SystemClock().wall()))
@@ -59,10 +65,13 @@ def verify_model(settings: Settings, *, plays: bool, out: TextIO, progress: Prog
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             live = runner.run(_played(settings, files, path, loaded, progress))
         out.writelines(f"{line}\n" for line in ("", *live_lines(live)))
+        if live.engine_failed:
+            out.write("\nThe engine failed, so its sessions were not checked.\n")
+            return EXIT_NOT_CHECKED
         holds = live.holds
         out.write(f"\n{'The session held.' if holds else 'The session did not hold.'}\n")
     elif plays:
-        out.write("No session is played: the template comes first.\n")
+        out.write("No session was played, because the template failed.\n")
     return EXIT_HOLDS if holds else EXIT_DOES_NOT_HOLD
 
 
@@ -89,7 +98,7 @@ def verify_files(files: ModelFiles, loaded: Loaded, settings: Settings, *, out: 
 
 
 def _why_not(found: Verification, plain: Proof) -> str:
-    """Why no server may start with it, or should; empty where all holds. `plain` is the proof without arguments."""
+    """The reason not to start a server with it; empty where all holds. `plain` is the proof without arguments."""
     if found.failures and found.proof.holds:
         return f"{found.failures[0].check.value}: {found.failures[0].problem[:_SHOWN_CHARS]}"
     if found.proof.holds and not plain.holds:
@@ -105,6 +114,9 @@ async def _played(settings: Settings, files: ModelFiles, path: Path, loaded: Loa
     where = f"at {', '.join(settings.engine_url)}" if settings.engine_url else "in a process of its own"
     try:
         await engine.start()
+        if (health := engine.health()).state is not EngineState.READY:
+            why = health.detail or health.state
+            raise StartupError(f"the engine {where} does not answer: {why}; start it, or correct --engine-url")
         return await play(
             loaded.renderer,
             engine,

@@ -1,4 +1,4 @@
-"""What a turn is asked for and what its client is told, whatever dialect it comes in.
+"""A turn's request and its reply, in any dialect.
 
 Knows neither a wire format nor a template.
 """
@@ -7,14 +7,16 @@ import enum
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from stenograph.core.blame import Blame
 from stenograph.core.messages import Message, Tool
 from stenograph.core.text_print import TextPrint
 from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Stage, Usage
 
 
 class Asked(enum.StrEnum):
-    """What a turn was asked for: the next message of a conversation, or the continuation of a prompt."""
+    """Kinds of requests: for the next message of a conversation, or the continuation of a prompt."""
 
     CHAT = "chat"
     COMPLETION = "completion"
@@ -40,27 +42,98 @@ class ToolChoice:
         if (self.mode is ToolMode.NAMED) != (self.name is not None):
             raise ValueError("a name belongs to the mode NAMED, and to no other")
 
+    @property
+    def forces(self) -> bool:
+        """Whether a tool must be called."""
+        return self.mode is ToolMode.REQUIRED or self.mode is ToolMode.NAMED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
-    """What the client wants to see of the reply; none of it changes what is sampled."""
+    """The client's options for the reply; none of them changes what is sampled."""
 
     stream: bool = False
     include_usage: bool = False
     logprobs: bool = False
     return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    """Logprobs name each token `token_id:N` instead of showing its text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextView:
+    """Options for showing a reply's ids as text; none changes what is sampled, and ids are always whole.
+
+    Control tokens are left out with `skips_special`. The stop string that ended the reply stays with `keeps_stop`.
+    Without `separates_reasoning` a chat's reasoning stays in its content, markers and all, as the model wrote it.
+    """
+
+    skips_special: bool = True
+    keeps_stop: bool = False
+    separates_reasoning: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """The part of a prompt that is kept: `num_tokens` at its end, or (`keeps_end` False) at its beginning.
+
+    None keeps as many as fit the context together with those to be sampled.
+    """
+
+    num_tokens: int | None
+    keeps_end: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_tokens is not None and self.num_tokens < 1:
+            raise ValueError("a prompt has at least one token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownMessages:
     """Messages that a request may begin with, and the print of its body up to the end of the last one.
 
-    Their list begins at the byte `list_start` of the body.
+    Their list begins at the byte `list_start` of the body, which is of this `dialect`.
     """
 
+    dialect: str
     text_print: TextPrint
     list_start: int
     of_line: Callable[[], Sequence[Message]]
+
+
+class Spelling(Protocol):
+    """A dialect's spelling of what the rooms below it know as values. Made with the request, by its decoder."""
+
+    @property
+    def dialect(self) -> str:
+        """Its dialect. Bytes that mean something in one dialect mean nothing in another."""
+        ...
+
+    @property
+    def id_prefix(self) -> str:
+        """The part of the reply's id before the request's."""
+        ...
+
+    @property
+    def keeps_engine_id(self) -> bool:
+        """Whether a reply that its engine wrote has the engine's id instead."""
+        ...
+
+    def pointer(self, blame: Blame) -> str | None:
+        """The pointer of a part of the request, in the client's own terms; None if it has no place there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSpelling:
+    """The spelling of a request that no dialect has read."""
+
+    dialect: str = ""
+    id_prefix: str = ""
+    keeps_engine_id: bool = True
+
+    def pointer(self, blame: Blame) -> str | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +141,10 @@ class ChatRequest:
     """A generation request, whatever dialect it came in.
 
     `template_kwargs` go to the chat template; `recorded` are fields that are kept in the record without effect on
-    sampling, as the JSON text they came as. Both are part of the value, never changed after it is made.
-    `max_tokens_param` and `grammar_param` point at the fields that `params.max_tokens` and `params.grammar` came from.
+    sampling, as the JSON text they came as; `sent` are the sampling fields likewise, by the client's names. All are
+    part of the value, never changed after it is made.
+    `spelling` is its dialect's, for errors and replies. `text` is how the reply is shown. Some of the prompt's ids
+    are left out with `truncation`. An engine that serves the more urgent first gets the `priority`.
     `text_print` is that of its body up to the end of the last message, whose list begins at `list_start`; `known` is
     what the body was seen to begin with. `messages_json` is the messages as an OpenAI list, for engines that parse
     replies by it.
@@ -85,11 +160,14 @@ class ChatRequest:
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     params: SamplingParams = SamplingParams()
-    max_tokens_param: str = "/max_tokens"
-    grammar_param: str = "/response_format"
+    spelling: Spelling = PlainSpelling()
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    truncation: Truncation | None = None
+    priority: int | None = None
+    text: TextView = TextView()
     reply: ReplyOptions = ReplyOptions()
     recorded: Mapping[str, str] = field(default_factory=dict[str, str])
+    sent: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         if not self.messages:
@@ -97,58 +175,35 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Truncation:
-    """Which ids of a prompt are kept: `num_tokens` at its end, or (`keeps_end` False) at its beginning.
-
-    None keeps as many as the context has room for, with what is to be drawn.
-    """
-
-    num_tokens: int | None
-    keeps_end: bool = True
-
-    def __post_init__(self) -> None:
-        if self.num_tokens is not None and self.num_tokens < 1:
-            raise ValueError("a prompt has at least one token")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
     """Prompts that are to be continued, each a text or ids [T] int32; each makes a turn.
 
-    `is_list` tells whether the client wrote them as a list, which pointers into them need. In the text of a reply
-    control tokens are skipped with `skips_special`; the stop string that ended it stays with `keeps_stop`. The other
-    fields are those of `ChatRequest`.
+    The other fields are those of `ChatRequest`.
     """
 
     prompts: tuple["str | array[int]", ...]
-    is_list: bool = False
     truncation: Truncation | None = None
     model: str | None = None
     params: SamplingParams = SamplingParams()
-    max_tokens_param: str = "/max_tokens"
-    grammar_param: str = "/response_format"
-    skips_special: bool = True
-    keeps_stop: bool = False
+    spelling: Spelling = PlainSpelling()
+    priority: int | None = None
+    text: TextView = TextView()
     reply: ReplyOptions = ReplyOptions()
     recorded: Mapping[str, str] = field(default_factory=dict[str, str])
+    sent: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         if not self.prompts:
             raise ValueError("there is at least one prompt")
 
-    def prompt_param(self, index: int) -> str:
-        """The JSON pointer of a prompt."""
-        return f"/prompt/{index}" if self.is_list else "/prompt"
-
 
 TurnRequest = ChatRequest | CompletionRequest
-"""What can be asked for."""
+"""Any request for a turn."""
 
 
 class ParseProblem(enum.StrEnum):
-    """What was wrong with a model's output, seen as a message. An outcome, never an exception."""
+    """A fault of a model's output as a message. An outcome, never an exception."""
 
-    NONE = "none"
     TOOL_CALL_UNCLOSED = "tool_call_unclosed"
     TOOL_CALL_NOT_JSON = "tool_call_not_json"
     TOOL_CALL_WRONG_SHAPE = "tool_call_wrong_shape"
@@ -174,9 +229,9 @@ class ParsedReply:
     num_reasoning_tokens: int = 0
 
     @property
-    def problem(self) -> ParseProblem:
-        """The first thing that was wrong."""
-        return self.faults[0].problem if self.faults else ParseProblem.NONE
+    def problem(self) -> ParseProblem | None:
+        """The first thing that was wrong; None where nothing was."""
+        return self.faults[0].problem if self.faults else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +246,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyDelta:
-    """What a stream adds to a message. The deltas of a turn, joined, are its `ParsedReply.message`."""
+    """A stream's addition to a message. The deltas of a turn, joined, are its `ParsedReply.message`."""
 
     content: str = ""
     reasoning: str = ""
@@ -215,7 +270,7 @@ def whole_delta(message: Message) -> ReplyDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPiece:
-    """What a reader of a stream is given at once: text that became certain, and the chunks that were drawn.
+    """A piece of a stream, for its reader: text that became certain, and the chunks that were sampled.
 
     Text lags the ids: what could still become a marker or a stop string is held back, its ids are not. `index` is that
     of the prompt, in a request with several.
@@ -228,7 +283,7 @@ class StreamPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remaining:
-    """How many tokens may still come: in the model's context, and in the session. None: no limit that is known."""
+    """Number of tokens that may still come: in the model's context, and in the session. None: no known limit."""
 
     context_tokens: int | None = None
     session_tokens: int | None = None
@@ -236,7 +291,7 @@ class Remaining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
-    """A finished turn as its client is told of it, in any dialect. `created` is in whole seconds of the epoch.
+    """A finished turn for its client, in any dialect. `created` is in whole seconds of the epoch.
 
     `written` is the engine's own reply where the engine writes it: a client that does not stream gets just that.
     """

@@ -2,34 +2,50 @@
 
     StenographError
     ├── CallerError           the request is at fault; the same request fails again
-    │   ├── InvalidJson, InvalidRequest, HistoryMismatch, UnrenderableMessage, ContextLengthExceeded      400
+    │   ├── InvalidJson, InvalidRequest, GrammarBesideCall, HistoryMismatch, UnrenderableMessage,
+    │   │   ContextLengthExceeded    400
     │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, RouteNotFound 404, MethodNotAllowed 405
-    │   ├── TruncatedGeneration 409, BodyTooLarge 413, SamplesInconsistent 422, IdempotencyMismatch 422
+    │   ├── TruncatedGeneration 409, BodyTooLarge 413, UriTooLong 414, UnsupportedMediaType 415,
+    │   │   SamplesInconsistent 422, IdempotencyMismatch 422, HeadersTooLarge 431
     ├── UpstreamError         the engine is at fault: UpstreamInvalid 502, UpstreamUnreachable 502, UpstreamTimeout 504,
     │                         UpstreamRefused (the engine's own status and body)
     ├── InternalError         we are at fault: SessionInvariant, TokenizationFailed, UnexpectedFailure    500
-    └── NobodyError           try again: SessionBusy 409, LimitExceeded 429, Draining 503, EngineUnavailable 503
+    └── NobodyError           try again: RequestTimeout 408, SessionBusy 409, LimitExceeded 429, Draining 503,
+                              EngineUnavailable 503
 
-Each class fixes `code` (wire-stable, SPEC 13), `status`, `retryable` and OpenAI's `type`; `param` is the JSON pointer
-of the field to blame. How an error is written on a wire is the protocol's business. docs/errors.md lists them all.
+Each class fixes `code` (wire-stable), `status` and `retryable`. `blame` is the part of the request that is at
+fault; `param` is its JSON pointer where who raises has read the client's own bytes, a dialect. How an error is written
+on a wire is the dialect's business. docs/errors.md lists them all.
 """
 
 import enum
 from collections.abc import Iterable
 from typing import ClassVar
 
+from stenograph.core.blame import Blame, RequestPart
+
+THE_PROMPT = Blame(RequestPart.PROMPT)
+"""The one prompt of a request."""
+
 
 class StenographError(Exception):
-    """Anything that a client is told. Raise a leaf, never this."""
+    """Any error that a client can get. Raise a leaf, never this."""
 
     code: ClassVar[str]
     status: ClassVar[int]
     retryable: ClassVar[bool]
-    type: ClassVar[str]
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        blame: Blame | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
+        self.blame = blame
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = self.retryable
@@ -39,7 +55,6 @@ class CallerError(StenographError):
     """The caller broke it; the same request will fail again."""
 
     retryable = False
-    type = "invalid_request_error"
 
 
 class InvalidJson(CallerError):
@@ -54,20 +69,32 @@ class InvalidRequest(CallerError):
     code, status = "invalid_request", 400
 
 
+class GrammarBesideCall(CallerError):
+    """The request asks for a grammar, and forces a tool call too: a reply has one of them."""
+
+    code, status = "invalid_request", 400
+
+    def __init__(self) -> None:
+        super().__init__("A grammar cannot be combined with a forced tool call.", blame=Blame(RequestPart.TOOL_CHOICE))
+
+
 class HistoryMismatch(CallerError):
-    """The request's messages or ids do not continue the session's history, nor it without its last turn."""
+    """The request's messages or ids continue neither the session's history nor the history without its last turn."""
 
     code, status = "history_mismatch", 400
 
 
 class UnrenderableMessage(CallerError):
-    """The model's chat template has no way to show this message, role or tool list."""
+    """The model's chat template cannot write this message, role or tool list."""
 
     code, status = "unrenderable_message", 400
 
 
 class ContextLengthExceeded(CallerError):
-    """Prompt, or prompt and completion, do not fit the model's context."""
+    """The prompt, or prompt and completion together, do not fit the model's context.
+
+    `prompt` is the part of the request that the prompt is.
+    """
 
     code, status = "context_length_exceeded", 400
 
@@ -77,53 +104,45 @@ class ContextLengthExceeded(CallerError):
         num_prompt_tokens: int,
         max_tokens: int | None,
         max_context_tokens: int,
-        prompt_param: str = "/messages",
-        max_tokens_param: str = "/max_tokens",
+        prompt: Blame = THE_PROMPT,
     ) -> None:
-        what = prompt_param.split("/")[1]
-        if num_prompt_tokens > max_context_tokens:
-            asked = f"your {what} resulted in {num_prompt_tokens} tokens. Please reduce the length of the {what}."
-        else:
-            num_drawn = max_tokens or 1
-            asked = (
-                f"you requested {num_prompt_tokens + num_drawn} tokens ({num_prompt_tokens} in the {what},"
-                f" {num_drawn} in the completion). Please reduce the length of the {what} or completion."
-            )
+        is_too_long = num_prompt_tokens >= max_context_tokens
         super().__init__(
-            f"This model's maximum context length is {max_context_tokens} tokens. However, {asked}",
-            param=prompt_param if num_prompt_tokens >= max_context_tokens else max_tokens_param,
+            f"A prompt of {num_prompt_tokens} tokens and a completion of {max_tokens or 1} do not fit the model's"
+            f" context of {max_context_tokens} tokens.",
+            blame=prompt if is_too_long else Blame(RequestPart.MAX_TOKENS),
         )
+        self.prompt = prompt
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.max_context_tokens = max_context_tokens
 
-    def in_terms_of(self, *, prompt_param: str, max_tokens_param: str) -> "ContextLengthExceeded":
-        """The same, said of the client's own fields: an engine knows only that the prompt is too long."""
+    def of(self, prompt: Blame) -> "ContextLengthExceeded":
+        """The same, of this prompt of the request."""
         return ContextLengthExceeded(
             num_prompt_tokens=self.num_prompt_tokens,
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,
-            prompt_param=prompt_param,
-            max_tokens_param=max_tokens_param,
+            prompt=prompt,
         )
 
 
 class Unauthorized(CallerError):
     """No key, or a wrong one, where the server asks for one."""
 
-    code, status, type = "unauthorized", 401, "authentication_error"
+    code, status = "unauthorized", 401
 
 
 class Forbidden(CallerError):
-    """The route is not on the proxy's allow-list."""
+    """The route is not on the proxy's allow-list, or the request comes from another site's web page."""
 
-    code, status, type = "forbidden", 403, "permission_error"
+    code, status = "forbidden", 403
 
 
 class SessionNotFound(CallerError):
     """No such session, or one that is being deleted."""
 
-    code, status, type = "session_not_found", 404, "not_found_error"
+    code, status = "session_not_found", 404
 
     def __init__(self, session_id: str) -> None:
         super().__init__(f"There is no session {session_id[:64]!r}. POST /sessions opens one.")
@@ -132,7 +151,7 @@ class SessionNotFound(CallerError):
 class RouteNotFound(CallerError):
     """No such route."""
 
-    code, status, type = "route_not_found", 404, "not_found_error"
+    code, status = "route_not_found", 404
 
 
 class MethodNotAllowed(CallerError):
@@ -146,15 +165,33 @@ class MethodNotAllowed(CallerError):
 
 
 class TruncatedGeneration(CallerError):
-    """The history's last turn ended by length or abort: it can be regenerated, not extended."""
+    """The turn to continue was aborted, or cut off where it cannot be closed: regenerate it; it cannot be extended."""
 
-    code, status, type = "truncated_generation", 409, "conflict_error"
+    code, status = "truncated_generation", 409
 
 
 class BodyTooLarge(CallerError):
-    """The body has more bytes than the server takes."""
+    """The body has more bytes than the server accepts."""
 
     code, status = "body_too_large", 413
+
+
+class UriTooLong(CallerError):
+    """The request's path and query have more bytes than the server accepts."""
+
+    code, status = "uri_too_long", 414
+
+
+class UnsupportedMediaType(CallerError):
+    """The body's content type is not JSON, on a route that accepts only JSON."""
+
+    code, status = "unsupported_media_type", 415
+
+
+class HeadersTooLarge(CallerError):
+    """The request's head has more bytes or more headers than the server accepts."""
+
+    code, status = "headers_too_large", 431
 
 
 class SamplesInconsistent(CallerError):
@@ -176,11 +213,10 @@ class UpstreamError(StenographError):
     """The engine broke it. Nothing was committed."""
 
     retryable = True
-    type = "upstream_error"
 
 
 class UpstreamInvalid(UpstreamError):
-    """The engine answered 200, but the reply breaks a law; the message says which. Nothing of it is recorded."""
+    """The engine answered 200, but the reply failed a check; the message names it. Nothing of it is recorded."""
 
     code, status = "upstream_invalid", 502
 
@@ -206,20 +242,22 @@ class UpstreamRefused(UpstreamError):
 
 
 class UpstreamUnreachable(UpstreamError):
-    """The engine could not be reached, or the connection broke before the reply was whole.
+    """The engine could not be reached, or the connection broke before the reply was complete.
 
-    `reply_began`: something of the reply had come, so that tokens were drawn that are lost.
+    `reply_began`: something of the reply had come, so that sampled tokens are lost. `reason`: in a few words why,
+    without the engine's name; the message where there is none.
     """
 
     code, status = "upstream_unreachable", 502
 
-    def __init__(self, message: str, *, reply_began: bool = False) -> None:
+    def __init__(self, message: str, *, reply_began: bool = False, reason: str | None = None) -> None:
         super().__init__(message)
         self.reply_began = reply_began
+        self.reason = reason or message
 
 
 class UpstreamTimeout(UpstreamError):
-    """The turn's deadline passed before the engine was done."""
+    """The turn's deadline passed before the engine had finished."""
 
     code, status = "upstream_timeout", 504
 
@@ -228,11 +266,10 @@ class InternalError(StenographError):
     """We broke it; it is logged with a traceback. Nothing was committed."""
 
     retryable = False
-    type = "server_error"
 
 
 class SessionInvariant(InternalError):
-    """A session's state is not what our own code guarantees."""
+    """A session's state broke an invariant: a bug of the server."""
 
     code, status = "session_invariant", 500
 
@@ -244,7 +281,7 @@ class TokenizationFailed(InternalError):
 
 
 class UnexpectedFailure(InternalError):
-    """Any other failure of ours."""
+    """Any other failure of the server."""
 
     code, status = "internal_error", 500
 
@@ -253,20 +290,25 @@ class NobodyError(StenographError):
     """Nobody is to blame: the same request may succeed later."""
 
     retryable = True
-    type = "overloaded_error"
+
+
+class RequestTimeout(NobodyError):
+    """The request's head or body did not come in time; the message says which. The connection is closed."""
+
+    code, status = "request_timeout", 408
 
 
 class SessionBusy(NobodyError):
     """A linear session runs one turn at a time, and one is running. SDKs must not retry this by themselves."""
 
-    code, status, retryable, type = "session_busy", 409, False, "conflict_error"
+    code, status, retryable = "session_busy", 409, False
 
-    def __init__(self) -> None:
-        super().__init__("This session is generating another turn; a linear session takes one chat at a time.")
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"Session {session_id} is generating another turn; a linear session takes one chat at a time.")
 
 
 class Limit(enum.StrEnum):
-    """What there is a limit on. Each has its metric (docs/metrics.md)."""
+    """Limits of the server. Each has its metric (docs/metrics.md)."""
 
     SESSIONS = "sessions"
     IN_FLIGHT = "in_flight"
@@ -279,7 +321,7 @@ class Limit(enum.StrEnum):
 class LimitExceeded(NobodyError):
     """A limit of the server or of the session is reached."""
 
-    code, status, type = "limit_exceeded", 429, "rate_limit_error"
+    code, status = "limit_exceeded", 429
 
     def __init__(self, limit: Limit, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
@@ -289,13 +331,13 @@ class LimitExceeded(NobodyError):
 
 
 class Draining(NobodyError):
-    """The server is shutting down and takes no new turns."""
+    """The server is shutting down and accepts no new turns."""
 
     code, status = "draining", 503
 
 
 class EngineUnavailable(NobodyError):
-    """No engine can take the turn: it is starting, has died, or is full."""
+    """No engine can run the turn: it is starting, has died, or is full."""
 
     code, status = "engine_unavailable", 503
 

@@ -14,7 +14,7 @@ def encode_ids(ids: "array[int]") -> bytes:
 
 
 def pieces_of(ids: "array[int]") -> Iterator["array[int]"]:
-    """Ids in pieces that are written in half a millisecond each, for who must not hold a loop for longer.
+    """Ids in pieces that are each written in half a millisecond, for callers that must not hold the loop for longer.
 
     Writing holds the GIL, so a thread is no place for it: the loop would wait for the GIL at each of its own calls.
     """

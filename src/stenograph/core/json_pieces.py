@@ -6,8 +6,7 @@ piece at a time (offload/loop_share.py). The pieces, joined, are what msgspec wr
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -21,7 +20,7 @@ PIECE_CHARS = 64 * 1024
 
 PIECE_BYTES = 32 * 1024
 PIECE_FRAGMENTS = 256
-"""Fragments are joined until they are that long, or that many: each piece costs a pass of the loop and a send."""
+"""Fragments are joined up to this size or number: each piece costs an event-loop iteration and a send."""
 
 _PLAIN = frozenset({int, float, bool, type(None)})
 """Types of which any number up to PIECE_VALUES is written at once."""
@@ -29,11 +28,21 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 _FEW_CHARS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A value that is text already, or is written by whoever knows how to cut it."""
+T = TypeVar("T")
 
-    pieces: Iterable[bytes]
+
+class Written:
+    """A value that is text already, or is written by a caller that can cut it. msgspec must not know its type."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.pieces = pieces
+
+
+def json_whole(value: object) -> bytes:
+    """The same text as that of `json_pieces`, written at once: for what is known to be small."""
+    return _WHOLE.encode(value)
 
 
 def json_pieces(value: object) -> Iterator[bytes]:
@@ -67,6 +76,16 @@ def list_pieces(chunks: Iterable[Sequence[object]]) -> Iterator[bytes]:
             yield before + msgspec.json.encode(chunk)[1:-1]
             before = b","
     yield b"[]" if before == b"[" else b"]"
+
+
+def as_list(values: Iterator[T]) -> Sequence[T]:
+    """An iterator, typed as the list that `json_pieces` writes of it. It is to be written, once, not looked at."""
+    return cast("Sequence[T]", values)
+
+
+def as_chunked_list(chunks: Iterable[Sequence[T]]) -> Sequence[T]:
+    """The same of `list_pieces`."""
+    return cast("Sequence[T]", Written(list_pieces(chunks)))
 
 
 def joined(fragments: Iterable[bytes]) -> Iterator[bytes]:
@@ -136,6 +155,24 @@ def _ndarray_pieces(values: NDArray[np.generic]) -> Iterator[bytes]:
     """An array of any shape, so many rows at once as have PIECE_VALUES numbers."""
     num_rows = max(1, PIECE_VALUES * max(1, len(values)) // max(1, values.size))
     return list_pieces(values[start : start + num_rows].tolist() for start in range(0, len(values), num_rows))
+
+
+def _plain(value: object) -> object:
+    """The form of a value that msgspec does not know, for it to write."""
+    match value:
+        case Written():
+            return msgspec.Raw(b"".join(value.pieces))
+        case array():
+            return cast("array[int]", value).tolist()
+        case np.ndarray():
+            return cast("NDArray[np.generic]", value).tolist()
+        case Iterator():
+            return list(cast("Iterator[object]", value))
+        case _:
+            raise NotImplementedError(type(value).__name__)
+
+
+_WHOLE = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def _is_small(value: object) -> bool:

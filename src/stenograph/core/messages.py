@@ -1,4 +1,4 @@
-"""What a conversation is made of, in the one form that all dialects are read into and all renderers read.
+"""The messages of a conversation, in the one form that all dialects are read into and all renderers read.
 
 Owns what a message is. Knows neither a wire format nor a template.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Role(enum.StrEnum):
-    """Who speaks. Dialects map their own words onto these; a family says which of them it can show."""
+    """The author of a message. Dialects map their own words onto these; a family says which of them it can render."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"

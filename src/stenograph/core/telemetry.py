@@ -1,4 +1,4 @@
-"""What the server tells about itself, as values: who counts them is wired in http/app.py. Pure."""
+"""The events that the server reports about itself, as values; http/app.py wires their counter. Pure."""
 
 import enum
 from collections.abc import Mapping
@@ -9,16 +9,27 @@ from stenograph.core.types import Stage
 
 
 class TurnEnd(enum.StrEnum):
-    """How a turn ended."""
+    """Ends of a turn."""
 
     COMMITTED = "committed"
-    """It is in the history."""
+    """The turn is in the history."""
     UNRECORDED = "unrecorded"
-    """It was served without a session, or its session was deleted meanwhile."""
+    """The turn was served without a session, or its session was deleted meanwhile."""
     FAILED = "failed"
-    """It ended with an error; nothing is kept."""
+    """The turn ended with an error; nothing is kept."""
     ABANDONED = "abandoned"
     """Its client left; nothing is kept."""
+
+
+class GrammarStep(enum.StrEnum):
+    """Steps of the embedded engine's work on a grammar."""
+
+    COMPILE = "compile"
+    """Once for each grammar that is not kept from before."""
+    FILL = "fill"
+    """The mask of the next token; once a token."""
+    ACCEPT = "accept"
+    """Step over a token; once a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +37,11 @@ class TurnReport:
     """One turn, when it has ended. Counts are tokens, times are seconds.
 
     `code` is the error's, `law` the one that an invalid reply broke. `was_aborted`: the engine ended it early, by
-    `finish_reason` abort. `ttft_s` is from the request's first byte to the first token, `itl_s` the gaps between steps
-    that drew tokens, `tpot_s` their mean per token; None and empty where the engine does not stream. `num_kept` of
-    `num_prompt` stood in the line before.
+    `finish_reason` abort; `finish` is that reason of any turn that has a reply. `ttft_s` is from the request's first
+    byte to the first token, `itl_s` the gaps between steps that sampled tokens, `tpot_s` their mean per token; None and
+    empty where the engine does not stream. `num_kept` of `num_prompt` stood in the line before. `unasked_replay` names
+    payloads in the reply that were not requested. Its commit discarded `num_discarded_turns` turns of its session, with
+    `num_discarded_tokens` sampled tokens in them.
     """
 
     end: TurnEnd
@@ -40,32 +53,36 @@ class TurnReport:
     num_completion: int = 0
     num_kept: int = 0
     num_cached: int = 0
+    finish: str | None = None
+    num_discarded_turns: int = 0
+    num_discarded_tokens: int = 0
     ttft_s: float | None = None
     tpot_s: float | None = None
     itl_s: tuple[float, ...] = ()
+    unasked_replay: tuple[str, ...] = ()
 
     @property
     def num_wasted(self) -> int:
-        """Tokens that were drawn for nobody: they are in no record, and no client has them whole."""
+        """Sampled tokens of a failed or abandoned turn: they are in no record, and no client has all of them."""
         return self.num_completion if self.end in (TurnEnd.FAILED, TurnEnd.ABANDONED) else 0
 
 
 class SessionEnd(enum.StrEnum):
-    """Why a session is gone."""
+    """The reason for which a session ended."""
 
     DELETED = "deleted"
     EXPIRED = "expired"
 
 
 class Telemetry(Protocol):
-    """Who counts. All methods are synchronous, cheap, and never raise."""
+    """Counts events. All methods are synchronous, cheap, and never raise."""
 
     def turn_ended(self, report: TurnReport) -> None:
         """A turn is over."""
         ...
 
     def reply_delivered(self, reply_s: float) -> None:
-        """A reply's last byte was handed to its connection, this long after the commit."""
+        """A reply's last byte has left through its connection, this long after the commit."""
         ...
 
     def retry_answered(self, *, joined: bool) -> None:

@@ -1,4 +1,4 @@
-"""By what a long text is known again without being kept. Pure."""
+"""A fingerprint that recognizes a long text without keeping it. Pure."""
 
 from typing import Self
 
@@ -8,7 +8,7 @@ import xxhash
 class TextPrint:
     """A text's length and its hash, XXH3 of 128 bits. It goes on: a longer text's is made of it.
 
-    No secret is in it: whoever makes two texts with the same print fools nobody but the own session.
+    It protects no secret: a client that makes two texts with the same print confuses only its own session.
     """
 
     __slots__ = ("_state", "length")

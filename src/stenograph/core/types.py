@@ -1,15 +1,16 @@
 """The values that travel between the rooms: prompts, sampling parameters, chunks, sampled turns.
 
 All are frozen, and an invalid one cannot be made. Token ids are `array('i')` (int32): four
-bytes an id, and prefixes compare without making objects. Arrays are mutable; nobody but the function
+bytes an id, and prefixes compare without making objects. Arrays are mutable; only the function
 that built one may change it.
 """
 
 import enum
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NewType
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from typing import NewType, cast
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def token_ids(ids: Iterable[int] = ()) -> "array[int]":
 
 
 class GrammarKind(enum.StrEnum):
-    """What language `Grammar.source` is written in."""
+    """Languages of `Grammar.source`."""
 
     JSON_OBJECT = "json_object"
     """Any JSON object; `source` is empty."""
@@ -54,10 +55,12 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to draw tokens. Defaults sample from the model's own distribution, to the end of the context.
+    """The parameters of sampling. Defaults sample from the model's own distribution, to the end of the context.
 
-    `temperature` 0 is greedy; `top_k` 0 is off; `logit_bias` pairs are `(id, bias in nats)`; `num_top_logprobs`
-    asks for that many alternatives per position. `max_tokens` None means as far as the context allows.
+    `temperature` 0 is greedy; `top_k` 0 is off; `logit_bias` pairs are `(id, bias in nats)`; `num_top_logprobs` asks
+    for that many alternatives per position. `max_tokens` None means as far as the context allows. Nothing ends a turn
+    before `min_tokens` are sampled: until then stop tokens, the model's own among them, cannot be sampled, and a stop
+    string that is whole by then is text like any other; but where a grammar allows nothing but its end, it ends.
     """
 
     temperature: float = 1.0
@@ -66,6 +69,7 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -77,32 +81,33 @@ class SamplingParams:
     num_top_logprobs: int = 0
 
     def __post_init__(self) -> None:
-        _require(0.0 <= self.temperature <= 100.0, "temperature", "in [0, 100]", self.temperature)
-        _require(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]", self.top_p)
-        _require(0 <= self.top_k < 2**31, "top_k", "in [0, 2^31)", self.top_k)
-        _require(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]", self.min_p)
-        _require(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer", self.seed)
-        _require(
-            self.max_tokens is None or 1 <= self.max_tokens < 2**31,
-            "max_tokens",
-            "in [1, 2^31)",
-            self.max_tokens,
+        limit = self.max_tokens
+        checks = (
+            (0.0 <= self.temperature <= 100.0, "temperature", "in [0, 100]", self.temperature),
+            (0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]", self.top_p),
+            (0 <= self.top_k < 2**31, "top_k", "in [0, 2^31)", self.top_k),
+            (0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]", self.min_p),
+            (self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer", self.seed),
+            (limit is None or 1 <= limit < 2**31, "max_tokens", "in [1, 2^31)", limit),
+            (0 <= self.min_tokens < 2**31, "min_tokens", "in [0, 2^31)", self.min_tokens),
+            (limit is None or self.min_tokens <= limit, "min_tokens", f"at most max_tokens, {limit}", self.min_tokens),
+            (all(self.stop), "stop", "non-empty strings", self.stop),
+            (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]", self.presence_penalty),
+            (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]", self.frequency_penalty),
+            (0.01 <= self.repetition_penalty <= 100.0, "repetition_penalty", "in [0.01, 100]", self.repetition_penalty),
+            (0 <= self.num_top_logprobs <= 20, "top_logprobs", "in [0, 20]", self.num_top_logprobs),
         )
-        _require(all(self.stop), "stop", "non-empty strings", self.stop)
-        _require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]", self.presence_penalty)
-        _require(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
-        _require(
-            0.01 <= self.repetition_penalty <= 100.0,
-            "repetition_penalty",
-            "in [0.01, 100]",
-            self.repetition_penalty,
-        )
-        _require(0 <= self.num_top_logprobs <= 20, "top_logprobs", "in [0, 20]", self.num_top_logprobs)
+        for holds, name, expected, actual in checks:
+            if not holds:
+                raise ParamOutOfRange(name, expected, actual)
         for id_ in self.stop_token_ids:
-            _require(0 <= id_ < 2**31, "stop_token_ids", "token ids", id_)
+            if not 0 <= id_ < 2**31:
+                raise ParamOutOfRange("stop_token_ids", "token ids", id_)
         for id_, bias in self.logit_bias:
-            _require(0 <= id_ < 2**31, "logit_bias", "of token ids", id_)
-            _require(-100.0 <= bias <= 100.0, "logit_bias", "of biases in [-100, 100]", bias)
+            if not 0 <= id_ < 2**31:
+                raise ParamOutOfRange("logit_bias", "of token ids", id_)
+            if not -100.0 <= bias <= 100.0:
+                raise ParamOutOfRange("logit_bias", "of biases in [-100, 100]", bias)
 
     def foreign_id(self, vocab_size: int) -> tuple[str, int] | None:
         """The first id that a vocabulary of this size does not have, after the field that it is in."""
@@ -113,18 +118,13 @@ class SamplingParams:
 class ParamOutOfRange(ValueError):
     """A sampling parameter is outside its range. `name` is the field's name as clients write it."""
 
-    def __init__(self, *, name: str, expected: str, actual: object) -> None:
+    def __init__(self, name: str, expected: str, actual: object) -> None:
         super().__init__(f"{name} must be {expected}, got {actual!r}")
         self.name = name
 
 
-def _require(holds: bool, name: str, expected: str, actual: object) -> None:
-    if not holds:
-        raise ParamOutOfRange(name=name, expected=expected, actual=actual)
-
-
 class FinishReason(enum.StrEnum):
-    """Why a turn ended, in OpenAI's words. `tool_calls` is a view that the protocol makes of `STOP`."""
+    """The reason for a turn's end, in OpenAI's words. `tool_calls` is a view that the protocol makes of `STOP`."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -133,7 +133,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Why a turn ended, and on what: the stop token's id, the stop string, or nothing."""
+    """The reason why a turn ended, and what matched: the stop token's id, the stop string, or nothing."""
 
     reason: FinishReason
     matched: int | str | None = None
@@ -149,7 +149,7 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpan:
-    """Sampled tokens `[start, end)` of a turn were drawn by weights `version`."""
+    """Tokens `[start, end)` of a turn were sampled by weights `version`."""
 
     version: str
     start: int
@@ -158,12 +158,15 @@ class WeightSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
-    """When the engine did what, in seconds of the machine's monotonic clock (one zero for all processes)."""
+    """Times of the engine's steps, in seconds of the machine's monotonic clock (one zero for all processes)."""
 
     submitted: float
     admitted: float
     first_token: float
     finished: float
+
+
+_OF_THE_BYTES = frozenset({"etag", "content-md5", "content-digest", "repr-digest", "digest"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +184,17 @@ class EngineReply:
     headers: tuple[tuple[str, str], ...]
     message: Message
 
+    def with_body(self, body: bytes) -> "EngineReply":
+        """Another copy of it, without the headers that are true of the engine's own bytes alone."""
+        if body is self.body:
+            return self
+        headers = tuple(pair for pair in self.headers if pair[0] not in _OF_THE_BYTES)
+        return replace(self, body=body, headers=headers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What a trainer needs to route the same tokens the same way again; base64 as the engine sent it.
+    """The data with which a trainer routes the same tokens as the engine did; base64 as the engine sent it.
 
     `routed_experts`: int32, little-endian, [prompt + completion tokens - 1, layers, top_k].
     `indexer_topk`: int32, as the engine's model defines it.
@@ -196,15 +206,16 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A step of a generation: the ids that were drawn since the last chunk, in order.
+    """A step of a generation: the ids sampled since the last chunk, in order.
 
-    `logprobs[i]` is ln p(ids[i]) in nats under the model's raw distribution (softmax of the logits, before
-    temperature, penalties, truncation and grammar): what a teacher-forced pass gives.
-    `sampling_logprobs[i]` is the same under the distribution that ids[i] was really drawn from; None where the
-    engine does not tell. Few tokens come as tuples, a whole reply's as arrays (int32, float64). `finish` is set in the
-    last chunk of a generation, and only there, and so are `reply`, where the engine wrote the client's reply itself,
-    and `replay`. `weight_version` drew this chunk's ids; an engine that tells only in the end which weights drew what
-    has it in the last chunk's `weights`, over all ids of the turn.
+    `logprobs[i]` is ln p(ids[i]) in nats under the model's raw distribution (softmax of the logits, before temperature,
+    penalties, truncation and grammar): what a teacher-forced pass gives. `sampling_logprobs[i]` is the same under the
+    distribution that ids[i] was actually sampled from; None if the engine does not report it. Few tokens come as
+    tuples, a whole reply's as arrays (int32, float64). `finish` is set in the last chunk of a generation, and only
+    there, and so are `reply`, where the engine wrote the client's reply itself, and `replay`. `weight_version` sampled
+    this chunk's ids; an engine that reports its weights only at the end has them in the last chunk's `weights`, over
+    all ids of the turn. `unasked_replay` names the payloads of `Replay` that came without being requested; they are
+    left out.
     """
 
     ids: Sequence[int]
@@ -218,8 +229,12 @@ class Chunk:
     weights: tuple[WeightSpan, ...] | None = None
     reply: EngineReply | None = None
     replay: Replay | None = None
+    unasked_replay: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("ids", "logprobs", "sampling_logprobs"):  # a list, as a decoder makes it, could still change
+            if isinstance(row := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(cast("list[float]", row)))
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
         if self.sampling_logprobs is not None and len(self.sampling_logprobs) != len(self.ids):
@@ -235,7 +250,7 @@ def all_finite(values: "array[float]") -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTurn:
-    """What an engine drew for one turn, checked. See `Chunk` for what the logprobs are.
+    """The ids that an engine sampled for one turn, checked. See `Chunk` for what the logprobs are.
 
     `ids` [T] int32, `logprobs` [T] float64 in nats, `sampling_logprobs` [T] or None.
     """
@@ -264,18 +279,40 @@ class SampledTurn:
             end = span.end
 
 
+class PromptEnd(enum.Enum):
+    """State of the reply's reasoning at the end of a prompt."""
+
+    SILENT = "silent"
+    """Nothing: the reply begins as the model likes."""
+    OPENS = "opens"
+    """Its last text is the marker that opens the reasoning."""
+    OPENED = "opened"
+    """The same, with white space after the marker."""
+    CLOSES = "closes"
+    """Its last text is the marker that closes the reasoning."""
+    CLOSED = "closed"
+    """The same, with white space after the marker."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the reply begins within its reasoning."""
+        return self is PromptEnd.OPENS or self is PromptEnd.OPENED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """Ids that go to the engine: `ids[:num_kept]` are the parent node's, untouched; the rest is new.
 
     `num_trimmed` of the parent's last ids are left out: a stop token that the next message's opener replaces.
-    `ids_json` is `ids` as JSON without brackets, for an engine that is sent text; None where it is not.
+    `ids_json` is `ids` as JSON without brackets, for an engine that is sent text; None where it is not. `end` says
+    whether a chat's prompt opened the reasoning: it is settled where the prompt is rendered, and read from here.
     """
 
     ids: "array[int]"
     num_kept: int = 0
     num_trimmed: int = 0
     ids_json: bytes | None = None
+    end: PromptEnd = PromptEnd.SILENT
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -295,12 +332,13 @@ class Usage:
 
 
 class Stage(enum.StrEnum):
-    """A named, timed part of a turn (SPEC 10), in the order in which they are passed."""
+    """A named, timed part of a turn, in the order in which they are passed."""
 
     RECEIVE = "receive"
     ADMIT = "admit"
     DECODE = "decode"
     RENDER = "render"
+    TOKENIZE = "tokenize"
     QUEUE = "queue"
     PREFILL = "prefill"
     DECODE_TOKENS = "decode_tokens"
@@ -311,9 +349,9 @@ class Stage(enum.StrEnum):
 
 @dataclass(slots=True)
 class StageTimes:
-    """When each stage of one turn ended, in monotonic seconds; grown as the turn goes on, by its owner alone.
+    """Ends of one turn's stages, in monotonic seconds; grown as the turn goes on, by its owner alone.
 
-    `ends` is by the stages' names: a dict of strings and floats is none that the collector of cycles looks through.
+    `ends` is by the stages' names: the garbage collector does not scan a dict of strings and floats.
     """
 
     start: float
@@ -333,7 +371,7 @@ class StageTimes:
         """Seconds that each stage took: from the end of the stage that ended before it, in order of time."""
         durations: dict[Stage, float] = {}
         before = self.start
-        for name, end in sorted(self.ends.items(), key=lambda item: item[1]):
+        for name, end in sorted(self.ends.items(), key=itemgetter(1)):
             durations[Stage(name)] = max(0.0, end - before)
             before = max(before, end)
         return durations

@@ -1,1 +1,1 @@
-"""An engine of our own: real weights, numpy, one CPU. `engine_core.py` is where to start reading."""
+"""The embedded engine: a Llama in its own process, on NumPy or torch. Start reading at `engine_core.py`."""

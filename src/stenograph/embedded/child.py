@@ -1,60 +1,164 @@
 """The engine's process: `python -m stenograph.embedded.child MODEL OPTIONS`, OPTIONS as options.py writes them.
 
-Commands come on standard input, events go to standard output (wire.py); prints of libraries go to standard error. One
-thread reads and only submits, the main thread steps. When standard input ends, so does the process: a server that was
-killed leaves no orphan.
+Commands arrive on standard input, events leave on standard output (wire.py); libraries print to standard error. One
+thread reads and only submits, the main thread steps, and workers tokenize texts and send the ids. When standard input
+ends, so does the process: a server that was killed leaves no orphan.
 """
 
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from stenograph.core.clock import SystemClock
-from stenograph.core.errors import StartupError
+from stenograph.core.errors import EngineUnavailable, StartupError, StenographError
+from stenograph.core.types import RequestId
 from stenograph.embedded.engine_core import EngineCore
-from stenograph.embedded.forwards import load_forward
-from stenograph.embedded.grammar import GrammarCompiler
-from stenograph.embedded.loop import Emit, EngineLoop
+from stenograph.embedded.forward.choice import load_forward
+from stenograph.embedded.grammar.cache import GrammarCompiler
+from stenograph.embedded.loop import MAX_ARRIVING, Emit, EngineLoop, kind_of
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.embedded.wire import COMMANDS, Command, Drew, Failed, Generate, LoadFailed, Ready, frame, read_frame
-from stenograph.render.fast_encoder import EncoderKind
-from stenograph.render.model_files import load_model_files
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.embedded.tokenize_workers import Tokenized, TokenizeWorkers
+from stenograph.embedded.wire import (
+    COMMANDS,
+    Abort,
+    Command,
+    Event,
+    Failed,
+    Generate,
+    GrammarTook,
+    LoadFailed,
+    Piece,
+    Ready,
+    Sampled,
+    TokenizedText,
+    TokenizeText,
+    frame,
+    read_frame,
+)
+from stenograph.model.files import load_model_files
+from stenograph.model.tokenizer import Span, Tokenizer
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Run the engine until standard input ends."""
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print must not become a frame
     path, options = Path(sys.argv[1]), EmbeddedOptions.from_json(sys.argv[2])
-    loaded: Future[EngineLoop] = Future()
+    send = Sender(out)
+    loaded: Future[LoadedEngine] = Future()
     threading.Thread(target=_read_commands, args=(sys.stdin.buffer, loaded), daemon=True).start()
 
-    def emit(events: Sequence[Drew | Failed]) -> None:
+    def emit(events: Sequence[Sampled | Failed]) -> None:
+        engine = loaded.result()
         for event in events:
-            loaded.result().pop_times(event.request_id)  # there with the last event, which has what the server wants
-        _send(out, b"".join(map(frame, events)))
+            engine.loop.pop_times(event.request_id)  # there with the last event, which has what the server wants
+        took = engine.grammars.times.take()
+        send(*events, *((GrammarTook(durations_s=dict(took)),) if took else ()))
 
     try:
-        loop, core, ready = load(path, options, emit)
-        loaded.set_result(loop)
-        _send(out, frame(ready))
-        loop.run(core)
+        engine = load(path, options, emit, send)
+        loaded.set_result(engine)
+        send(engine.ready)
+        engine.loop.run(engine.core)
     except StartupError as error:
-        _send(out, frame(LoadFailed(message=str(error))))
+        send(LoadFailed(message=str(error)))
         os._exit(0)  # at an orderly exit, Python aborts with a dump of itself: the reading thread holds standard input
     except BaseException:  # noqa: BLE001 -- as it would end the process, but without that dump
         traceback.print_exc()
         os._exit(1)
 
 
-def load(path: Path, options: EmbeddedOptions, emit: Emit) -> tuple[EngineLoop, EngineCore, Ready]:
-    """Read the model and make its engine, which hands its events to `emit`. Raises StartupError."""
+class Sender:
+    """Writes whole events, from any thread. Ends the process when the server is gone."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+
+    def __call__(self, *events: Event) -> None:
+        """Write them, in this order."""
+        view = memoryview(b"".join(map(frame, events)))
+        try:
+            with self._lock:
+                while view:
+                    view = view[self._out.write(view) :]
+        except BrokenPipeError:
+            os._exit(0)  # the server is gone; no one is left to answer
+
+
+class PieceTokenizer:
+    """Encodes the pieces of a text as the server's own tokenizer encodes spans."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: tuple[Piece, ...], /) -> "array[int]":
+        """Ids [T]."""
+        return self._tokenizer.encode_spans([Span(text=piece.text, trusted=piece.trusted) for piece in text])
+
+
+class TextDesk:
+    """Takes texts as commands and sends their ids as events. At most `MAX_ARRIVING` texts wait; more are refused."""
+
+    def __init__(self, tokenizer: Tokenizer, num_workers: int, send: Callable[[Event], None]) -> None:
+        self._send = send
+        self._workers: TokenizeWorkers[RequestId, tuple[Piece, ...]] = TokenizeWorkers(
+            PieceTokenizer(tokenizer), num_workers, self._answer
+        )
+
+    def tokenize(self, command: TokenizeText) -> None:
+        """Enqueue a text; a worker answers."""
+        if self._workers.stats().num_waiting >= MAX_ARRIVING:
+            busy = EngineUnavailable(f"{MAX_ARRIVING} texts are already waiting for the engine's tokenizer.")
+            self._answer(command.request_id, busy)
+        else:
+            self._workers.submit(command.request_id, command.pieces)
+
+    def drop(self, request_id: RequestId) -> None:
+        """Forget a text that is not waited for any more; does nothing if it was answered."""
+        self._workers.drop(request_id)
+
+    def _answer(self, request_id: RequestId, tokenized: Tokenized) -> None:
+        if isinstance(tokenized, StenographError):
+            self._send(Failed(request_id=request_id, kind=kind_of(tokenized), message=tokenized.message))
+        else:
+            self._send(TokenizedText(request_id=request_id, ids=tokenized.tobytes()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    """A loaded engine, and the objects that take its commands."""
+
+    loop: EngineLoop
+    core: EngineCore
+    grammars: GrammarCompiler
+    texts: TextDesk
+    ready: Ready
+
+    def obey(self, command: Command) -> None:
+        """Submit a command. Cheap: computes nothing."""
+        match command:
+            case Generate():
+                self.loop.add_request(command.prompt(), command.params, command.request_id)
+            case TokenizeText():
+                self.texts.tokenize(command)
+            case Abort():
+                self.texts.drop(command.request_id)
+                self.loop.abort(command.request_id)
+
+
+def load(path: Path, options: EmbeddedOptions, emit: Emit, send: Callable[[Event], None]) -> LoadedEngine:
+    """Load the model and build its engine. Events of steps go to `emit`, those of texts to `send`.
+
+    Raises StartupError.
+    """
     files, limits, clock = load_model_files(path), options.limits, SystemClock()
     forward = load_forward(
         path,
@@ -64,7 +168,7 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit) -> tuple[EngineLoop, 
         num_kv_tokens=limits.num_kv_rows,
     )
     vocab_size = forward.config.vocab_size
-    tokenizer = Tokenizer(files.tokenizer_json, prefer=EncoderKind.REFERENCE)  # it encodes grammars, and no more
+    tokenizer = Tokenizer(files.tokenizer_json, prefer=options.encoder)
     if tokenizer.vocab_size > vocab_size:
         raise StartupError(f"{path}: the tokenizer has {tokenizer.vocab_size} ids, the model {vocab_size}")
     eos_ids = tuple(id_ for id_ in files.eos_token_ids if id_ < vocab_size)
@@ -86,37 +190,22 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit) -> tuple[EngineLoop, 
         max_context_tokens=core.max_context_tokens,
         grammars=tuple(sorted(grammars.kinds)),
     )
-    return loop, core, ready
+    texts = TextDesk(tokenizer, options.tokenize_workers, send)
+    return LoadedEngine(loop=loop, core=core, grammars=grammars, texts=texts, ready=ready)
 
 
-def _obey(loop: EngineLoop, command: Command) -> None:
-    if isinstance(command, Generate):
-        loop.add_request(command.prompt(), command.params, command.request_id)
-    else:
-        loop.abort(command.request_id)
-
-
-def _read_commands(stream: BinaryIO, loaded: "Future[EngineLoop]") -> None:
-    """Submit what comes until the input ends; then, or on what is no command, end the whole process."""
+def _read_commands(stream: BinaryIO, loaded: "Future[LoadedEngine]") -> None:
+    """Submit commands until the input ends; then, or on an invalid command, end the whole process."""
     code = 1
     try:
         while (payload := read_frame(stream)) is not None:
-            _obey(loaded.result(), COMMANDS.decode(payload))
+            loaded.result().obey(COMMANDS.decode(payload))
         code = 0
     except BaseException:
-        traceback.print_exc()  # or nobody would hear of it: threads are not waited for
+        traceback.print_exc()  # or the error would be lost: threads are not waited for
         raise
     finally:
         os._exit(code)
-
-
-def _send(out: BinaryIO, data: bytes) -> None:
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[out.write(view) :]
-    except BrokenPipeError:
-        os._exit(0)  # the server is gone; nobody is left to tell
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The engine: requests in, one step at a time, events out. One thread owns it.
+"""The engine's core: takes requests, advances them one step at a time, returns events. One thread owns it.
 
-Owns the waiting and the running requests. A step asks the scheduler what to do, does it with blocks and one forward,
-and draws a token where a sequence's tokens are all in. Adding a request only checks and enqueues it; its grammar
-compiles on a thread while others run. A failure of one request's grammar, logits or sampler ends that request alone.
+Owns the waiting and the running requests. A step asks the scheduler for a plan, carries it out with blocks and one
+forward pass, and samples a token for each sequence whose tokens are all in the KV. Adding a request only checks and
+enqueues it; its grammar compiles on a thread meanwhile. A failure of one request's grammar, logits or sampler ends that
+request alone.
 """
 
 import bisect
@@ -10,31 +11,36 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.clock import Clock
 from stenograph.core.types import Chunk, EngineTimes, RequestId, SamplingParams
-from stenograph.embedded.block_pool import BLOCK_TOKENS, BlockPool
-from stenograph.embedded.forward import Forward
-from stenograph.embedded.grammar import BadGrammar, CompilerBusy, GrammarCompiler, GrammarEngineFailed
+from stenograph.embedded.forward.base import Forward
+from stenograph.embedded.forward.weights import F32Array
+from stenograph.embedded.grammar.cache import BadGrammar, CompilerBusy, GrammarCompiler, GrammarEngineFailed
+from stenograph.embedded.kv.block_pool import BLOCK_TOKENS, BlockPool
 from stenograph.embedded.pace import Pace
 from stenograph.embedded.sampler import BadLogits, DeadEnd
 from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
 from stenograph.embedded.sequence import Sequence
 from stenograph.embedded.times import RequestTimes, Times
-from stenograph.embedded.weights import F32Array
-from stenograph.embedded.wire import Drew, Failed, FailureKind
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.embedded.wire import Failed, FailureKind, Sampled
+from stenograph.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What bounds a step and the whole: sequences in a batch, tokens computed in a step, tokens of KV, requests that
-    may wait (more are refused rather than kept without bound)."""
+    """The limits of a step and of the engine.
+
+    `max_batch` sequences run together; a step computes at most `step_tokens` tokens, of at most `max_prefills` prompts
+    (None: as many as fit); the KV store holds `kv_tokens`. At most `max_waiting` requests wait; more are refused.
+    """
 
     max_batch: int
     kv_tokens: int
     step_tokens: int = 256
     max_waiting: int = 1024
     reuses_prefixes: bool = True
+    max_prefills: int | None = None
 
     def __post_init__(self) -> None:
         if self.step_tokens <= self.max_batch:
@@ -54,7 +60,7 @@ class EngineLimits:
 
 
 class EngineCore:
-    """All requests of one model. Not thread-safe, but for the `wake` that it is given."""
+    """All requests of one model. Not thread-safe; other threads call only the `wake` that it is given."""
 
     def __init__(
         self,
@@ -94,36 +100,36 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: something runs, or something that waits could begin."""
+        """Whether a step would do anything: a request runs, or a waiting one could begin."""
         return bool(self._running) or any(sequence.is_ready for sequence in self._waiting)
 
     @property
     def has_requests(self) -> bool:
-        """Whether anything waits or runs, a request whose grammar still compiles included."""
+        """Whether any request waits or runs, including one whose grammar is still compiling."""
         return bool(self._by_id)
 
     @property
     def num_preempted(self) -> int:
-        """How often a sequence gave up its blocks for others, since the start."""
+        """Preemptions since the start: a sequence gave up its blocks for others."""
         return self._num_preempted
 
     def add(
         self, request_id: RequestId, prompt: "array[int]", params: SamplingParams, times: Times, arrival: int
     ) -> Failed | None:
-        """Enqueue a request among those that wait, by `arrival`; tells at once if it can never run, or not now.
+        """Enqueue a request, ordered by `arrival`. Returns Failed if it can never run, or if the queue is full.
 
-        Light: no arithmetic, no compilation.
+        Cheap: no arithmetic, no compilation.
         """
         problem = self._problem(request_id, prompt, params)
         if problem is not None:
             return problem
-        room = self.max_context_tokens - len(prompt)
+        num_left = self.max_context_tokens - len(prompt)
         sequence = self._by_id[request_id] = Sequence(
             request_id=request_id,
             arrival=arrival,
             prompt=prompt,
             params=params,
-            max_tokens=min(room, params.max_tokens or room),
+            max_tokens=min(num_left, params.max_tokens or num_left),
             eos_ids=self._eos_ids,
             grammar=None if params.grammar is None else self._grammars.compile(params.grammar, self._wake),
             text=self._tokenizer.text_stream(skip_special=True),
@@ -132,18 +138,18 @@ class EngineCore:
         self._wait(sequence)
         return None
 
-    def abort(self, request_id: RequestId) -> Drew | None:
-        """End a request now; None if it is not there any more."""
+    def abort(self, request_id: RequestId) -> Sampled | None:
+        """End a request now; None if it has already ended."""
         sequence = self._by_id.get(request_id)
         return None if sequence is None else self._end(sequence, sequence.aborted())
 
     def pop_times(self, request_id: RequestId) -> RequestTimes | None:
-        """The times of a request that has ended, once: they are kept until whoever takes its last event takes them."""
+        """The times of an ended request; they are kept until this is called once."""
         return self._ended.pop(request_id, None)
 
-    def step(self) -> list[Drew | Failed]:
-        """Preempt, admit and compute what the plan says; draw where a sequence's tokens are all in. Events in order."""
-        events: list[Drew | Failed] = self._begin_grammars()
+    def step(self) -> list[Sampled | Failed]:
+        """Run one step: preempt, admit and compute as planned, then sample. Returns the events in order."""
+        events: list[Sampled | Failed] = self._begin_grammars()
         batch = self._follow_plan()
         if not batch:
             return events
@@ -153,22 +159,22 @@ class EngineCore:
             assert sequence.table is not None, "what was computed runs"
             self.pool.fill(sequence.table, sequence.ids, sequence.num_filled + num_tokens)
         whole = [sequence for sequence, _ in batch if not sequence.num_pending]
-        events += [self._draw(sequence, row, now) for sequence, row in zip(whole, logits, strict=True)]
+        events += [self._sample(sequence, row, now) for sequence, row in zip(whole, logits, strict=True)]
         return events
 
     def check(self) -> None:
-        """Raises AssertionError where the books do not balance."""
+        """Raise AssertionError where an invariant does not hold."""
         self.pool.check()
         assert len(self._by_id) == len(self._waiting) + len(self._running), f"{self!r} has lost a request"
         assert all(sequence.table is None for sequence in self._waiting), "one that waits holds blocks"
         assert all(sequence.table is not None for sequence in self._running), "one that runs holds no blocks"
-        assert self._running or not self.pool.stats().num_held, "blocks are held for nobody"
+        assert self._running or not self.pool.stats().num_held, "blocks are held, but no sequence runs"
 
     # -- what a step does
 
-    def _begin_grammars(self) -> list[Drew | Failed]:
-        """Give those that wait what their grammars were compiled to, and end those whose grammar does not compile."""
-        events: list[Drew | Failed] = []
+    def _begin_grammars(self) -> list[Sampled | Failed]:
+        """Hand compiled grammars to their waiting requests; end requests whose grammar does not compile."""
+        events: list[Sampled | Failed] = []
         for sequence in list(self._waiting):
             if sequence.grammar is not None and sequence.guide is None and sequence.grammar.done():
                 try:
@@ -182,17 +188,17 @@ class EngineCore:
         return events
 
     def _follow_plan(self) -> list[tuple[Sequence, int]]:
-        """Who computes how many tokens now, with room for them."""
+        """Carry out the plan. Returns each sequence to compute and how many of its tokens; it has the blocks."""
         planned = plan(self._candidates(), [self._seen_running(one) for one in self._running], self._budget())
         for key in planned.preempted:
             self._preempt(self._by_id[key])
         for key in planned.admitted:
             self._admit(self._by_id[key])
         assert planned.shares or planned.preempted or not self._running, f"{self!r} would stand still"
-        return [self._with_room(share) for share in planned.shares]
+        return [self._with_blocks(share) for share in planned.shares]
 
     def _candidates(self) -> Iterator[Waiting[RequestId]]:
-        """Those that could begin, in order; each is looked up in the KV only when the plan comes to it."""
+        """Requests that could begin, in order. Each is looked up in the KV only when the plan reaches it."""
         for sequence in self._waiting:
             if sequence.grammar is None or sequence.guide is not None:  # compiled since `_begin_grammars`: next step
                 found = self.pool.match(sequence.ids)
@@ -219,6 +225,7 @@ class EngineCore:
             max_batch=self._limits.max_batch,
             block_tokens=BLOCK_TOKENS,
             available_blocks=self.pool.num_available,
+            max_prefills=self._limits.max_prefills,
         )
 
     def _admit(self, sequence: Sequence) -> None:
@@ -232,49 +239,49 @@ class EngineCore:
         bisect.insort(self._running, sequence, key=_arrival)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks; it waits in its old place, and computes again what is no longer found."""
+        """Take a sequence's blocks. It waits again in its old place, and recomputes what has been evicted."""
         self._num_preempted += 1
         self._running.remove(sequence)
         self._close(sequence)
         self._wait(sequence)
 
-    def _with_room(self, share: Share[RequestId]) -> tuple[Sequence, int]:
+    def _with_blocks(self, share: Share[RequestId]) -> tuple[Sequence, int]:
         sequence = self._by_id[share.key]
         assert sequence.table is not None, "what has a share runs"
-        has_room = self.pool.extend(sequence.table, sequence.num_filled + share.num_tokens)
-        assert has_room, f"the plan gave {sequence!r} blocks that {self.pool!r} does not have"
+        has_blocks = self.pool.extend(sequence.table, sequence.num_filled + share.num_tokens)
+        assert has_blocks, f"the plan gave {sequence!r} blocks that {self.pool!r} does not have"
         return sequence, share.num_tokens
 
-    def _draw(self, sequence: Sequence, row: F32Array, now: float) -> Drew | Failed:
+    def _sample(self, sequence: Sequence, row: F32Array, now: float) -> Sampled | Failed:
         try:
-            chunk = sequence.draw(row, now, weight_version=self._weight_version)
+            chunk = sequence.sample(row, now, weight_version=self._weight_version)
         except DeadEnd:
-            return self._fail(sequence, "No token of the vocabulary is what the grammar goes on with.")
+            return self._fail(sequence, "No token of the vocabulary can continue the grammar.")
         except BadLogits:
-            return self._fail(sequence, "The model computed what are no numbers.", FailureKind.INTERNAL)
+            return self._fail(sequence, "The model produced NaN or infinite logits.", FailureKind.INTERNAL)
         except GrammarEngineFailed as error:
             return self._fail(sequence, _engine_failed(error), FailureKind.INTERNAL)
         except BadGrammar as error:
-            return self._fail(sequence, f"The grammar failed on what was drawn: {error}")
+            return self._fail(sequence, f"The grammar failed on a sampled token: {error}")
         if chunk.finish is not None:
             return self._end(sequence, chunk)
-        return Drew(request_id=sequence.request_id, chunk=chunk)
+        return Sampled(request_id=sequence.request_id, chunk=chunk)
 
     # -- a request's place
 
     def _wait(self, sequence: Sequence) -> None:
         bisect.insort(self._waiting, sequence, key=_arrival)
 
-    def _end(self, sequence: Sequence, chunk: Chunk) -> Drew:
+    def _end(self, sequence: Sequence, chunk: Chunk) -> Sampled:
         """Forget a request; `chunk`, its last, gets its times."""
         times = self._forget(sequence)
-        told = EngineTimes(
+        engine_times = EngineTimes(
             submitted=times.submitted,
             admitted=times.admitted or times.finished,
             first_token=times.first_token or times.finished,
             finished=times.finished,
         )
-        return Drew(request_id=sequence.request_id, chunk=replace(chunk, times=told))
+        return Sampled(request_id=sequence.request_id, chunk=replace(chunk, times=engine_times))
 
     def _fail(self, sequence: Sequence, message: str, kind: FailureKind = FailureKind.INVALID_REQUEST) -> Failed:
         self._forget(sequence)
@@ -299,20 +306,23 @@ class EngineCore:
 
     def _problem(self, request_id: RequestId, prompt: "array[int]", params: SamplingParams) -> Failed | None:
         vocab = self._forward.config.vocab_size
-        kind, message, param, retry_after_s = FailureKind.INVALID_REQUEST, "", None, None
+        kind, message, blame, retry_after_s = FailureKind.INVALID_REQUEST, "", None, None
         if len(self._waiting) >= self._limits.max_waiting:
             kind, retry_after_s = FailureKind.UNAVAILABLE, self._pace.retry_after_s
-            message = f"{self._limits.max_waiting} requests wait for the engine already."
+            message = f"{self._limits.max_waiting} requests are already waiting for the engine."
         elif not prompt or min(prompt) < 0 or max(prompt) >= vocab:
-            message = f"A prompt has at least one id, each in [0, {vocab})."
+            message = f"A prompt needs at least one id, each a token id: the vocabulary has {vocab} ids."
         elif len(prompt) + (params.max_tokens or 1) > self.max_context_tokens:
-            message = f"{len(prompt)} prompt tokens and max_tokens do not fit {self.max_context_tokens} tokens."
+            message = (
+                f"{len(prompt)} prompt tokens plus max_tokens exceed the engine's {self.max_context_tokens} tokens."
+            )
         elif (foreign := params.foreign_id(vocab)) is not None:
             name, id_ = foreign
-            message, param = f"{id_} is no token id of a vocabulary of {vocab}.", f"/{name}"
+            message = f"{id_} is not a token id: the vocabulary has {vocab} ids."
+            blame = Blame(RequestPart.SAMPLING, path=(name,))
         if not message:
             return None
-        return Failed(request_id=request_id, kind=kind, message=message, param=param, retry_after_s=retry_after_s)
+        return Failed(request_id=request_id, kind=kind, message=message, blame=blame, retry_after_s=retry_after_s)
 
 
 def _engine_failed(error: GrammarEngineFailed) -> str:

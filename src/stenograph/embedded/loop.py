@@ -1,9 +1,9 @@
-"""What makes submission light: requests come in from any thread, one thread steps the engine, events go out.
+"""Makes submission light: requests come in from any thread, one thread steps the engine, events go out.
 
 Owns every request from its submission to its one final event, and the thread that steps. `add_request` makes an id,
-stamps and enqueues; text becomes ids on workers; what is ready joins the engine's pending queue, which is in order of
-submission: one whose text took longer goes before younger ones that still wait, and holds up nobody meanwhile. Knows
-nothing of batches, blocks and arithmetic: they are the core's.
+stamps the time and enqueues; workers tokenize texts; tokenized requests join the core's queue, which is in order of
+submission: a request whose text took longer goes before younger ones that still wait, and delays none meanwhile. Knows
+nothing of batches, blocks and arithmetic: the core owns them.
 """
 
 import queue
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stenograph.core.clock import Clock
-from stenograph.core.errors import CallerError, EngineUnavailable, NobodyError
+from stenograph.core.errors import CallerError, EngineUnavailable, NobodyError, StenographError, TokenizationFailed
 from stenograph.core.types import Chunk, EngineTimes, Finish, FinishReason, RequestId, SamplingParams
 from stenograph.embedded.times import RequestTimes, Times
 from stenograph.embedded.tokenize_workers import TextTokenizer, Tokenized, TokenizeStats, TokenizeWorkers
-from stenograph.embedded.wire import Drew, Failed, FailureKind
+from stenograph.embedded.wire import Failed, FailureKind, Sampled
 
 MAX_ARRIVING = 1024
-"""Requests that may be on their way to the engine; more are refused rather than kept without bound."""
+"""The most requests on their way to the engine; more are refused."""
 
 KEPT_TIMES = 4096
-"""Ended requests whose times are kept until somebody pops them; the oldest go first."""
+"""The most ended requests whose times are kept; the oldest are dropped first."""
 
-Emit = Callable[[Sequence[Drew | Failed]], None]
+Emit = Callable[[Sequence[Sampled | Failed]], None]
 """Takes events in order, on the thread that steps, at most once a step and once before it; it may call the loop."""
 
 
@@ -46,25 +46,25 @@ class Core(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise AssertionError where its books do not balance."""
+        """Raise AssertionError where an invariant does not hold."""
         ...
 
     def add(
         self, request_id: RequestId, prompt: "array[int]", params: SamplingParams, times: Times, arrival: int
     ) -> Failed | None:
-        """Enqueue, ordered by `arrival`; from now on the core stamps `times`. Tells at once if it can never run."""
+        """Enqueue, ordered by `arrival`; from now on the core stamps `times`. Returns Failed for a refused request."""
         ...
 
-    def abort(self, request_id: RequestId) -> Drew | None:
-        """End a request now; None if it is not there any more."""
+    def abort(self, request_id: RequestId) -> Sampled | None:
+        """End a request now; None if it has already ended."""
         ...
 
-    def step(self) -> list[Drew | Failed]:
+    def step(self) -> list[Sampled | Failed]:
         """One step; the events, in order."""
         ...
 
     def pop_times(self, request_id: RequestId) -> RequestTimes | None:
-        """The times of a request that has ended, once."""
+        """The times of an ended request; kept until this is called once."""
         ...
 
 
@@ -81,7 +81,7 @@ class LoopStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Request:
-    """A request before the core has it. Each is itself alone: an id may come again once it has ended."""
+    """A request before the core has it. Compared by identity: an id may be reused once its request has ended."""
 
     request_id: RequestId
     arrival: int
@@ -91,7 +91,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """A request's ids are known, or why there are none; `at` is when."""
+    """A request's ids, or the error of its tokenization; `at` is when they came."""
 
     request: _Request
     tokenized: Tokenized
@@ -100,20 +100,20 @@ class _Arrived:
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
-    """Somebody wants a request to end."""
+    """A request is to end."""
 
     request_id: RequestId
 
 
 class EngineLoop:
-    """Requests in from any thread, events out on the one that steps. End it with `close`.
+    """Takes requests on any thread and emits events on the thread that steps. End it with `close`.
 
-    `num_workers` threads tokenize; 0: `add_request` does, which is there to be compared with.
+    `num_workers` threads tokenize; with 0, `add_request` tokenizes, for comparison.
     """
 
     def __init__(
         self,
-        tokenizer: TextTokenizer,
+        tokenizer: TextTokenizer[str],
         *,
         num_workers: int,
         emit: Emit,
@@ -123,11 +123,11 @@ class EngineLoop:
         self._emit = emit
         self._clock = clock
         self._max_arriving = max_arriving
-        self._workers: TokenizeWorkers[_Request] = TokenizeWorkers(tokenizer, num_workers, self._arrive)
+        self._workers: TokenizeWorkers[_Request, str] = TokenizeWorkers(tokenizer, num_workers, self._arrive)
         self._inbox: queue.SimpleQueue[_Arrived | _Abort | None] = queue.SimpleQueue()
-        self._unsent: list[Drew | Failed] = []  # the stepping thread's: said, and not handed on yet
+        self._unsent: list[Sampled | Failed] = []  # owned by the stepping thread: not emitted yet
         self._prefix = uuid.uuid4().hex[:8]
-        self._lock = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # guards everything below
         self._arriving: dict[RequestId, _Request] = {}
         self._in_core: dict[RequestId, _Request] = {}
         self._times: OrderedDict[RequestId, RequestTimes] = OrderedDict()
@@ -143,10 +143,10 @@ class EngineLoop:
     def add_request(
         self, prompt: "str | array[int]", params: SamplingParams, request_id: RequestId | None = None
     ) -> RequestId:
-        """Enqueue a request, of text or of ids, and return its id. Whatever becomes of it comes as events.
+        """Enqueue a request, of text or of ids, and return its id. Its outcome arrives as events.
 
-        Raises EngineUnavailable once the loop is closed, and ValueError for an id that a request has which runs: then
-        there is no such request, and no event.
+        Raises EngineUnavailable once the loop is closed, and ValueError for the id of a request that has not ended;
+        then no request is made, and no event follows.
         """
         submitted = self._clock.monotonic()
         request, refused = self._register(params, request_id, submitted)
@@ -164,20 +164,20 @@ class EngineLoop:
         return request.request_id
 
     def abort(self, request_id: RequestId) -> None:
-        """End a request soon, wherever it is; nothing if it has ended. Its one final event tells."""
+        """End a request soon, wherever it is; its final event confirms it. Does nothing if it has ended."""
         self._inbox.put(_Abort(request_id))
 
     def wake(self) -> None:
-        """Look whether the core has work: something that it waited for is done."""
+        """Check again whether the core has work: something that it waited for is done."""
         self._inbox.put(None)
 
     def pop_times(self, request_id: RequestId) -> RequestTimes | None:
-        """The times of a request that has ended, once; they are there before its final event is emitted."""
+        """The times of an ended request; kept until this is called once, and known before its final event."""
         with self._lock:
             return self._times.pop(request_id, None)
 
     def stats(self) -> LoopStats:
-        """Where requests are."""
+        """Counts of requests by where they are now."""
         tokenize = self._workers.stats()
         with self._lock:
             return LoopStats(
@@ -191,7 +191,7 @@ class EngineLoop:
     # -- its life
 
     def run(self, core: Core) -> None:
-        """Step `core` on this thread until `close`. What it raises has ended every request.
+        """Step `core` on this thread until `close`. An exception of the core ends every request.
 
         Raises RuntimeError where `run` or `start` was called before.
         """
@@ -204,7 +204,7 @@ class EngineLoop:
         self._begin(thread)
 
     def close(self) -> None:
-        """Take no more, give every request that has not ended its final event, and end.
+        """Refuse new requests, send every open request its final event, and end.
 
         Waits for the step under way where `start` began it. Where `run` was called, `run` does all this and returns.
         """
@@ -230,7 +230,7 @@ class EngineLoop:
     def _register(
         self, params: SamplingParams, request_id: RequestId | None, submitted: float
     ) -> tuple[_Request, EngineUnavailable | None]:
-        """From here on the request has its one final event to come, if only that there is no room for it."""
+        """Make the request. From here on it gets exactly one final event, even if it is refused as one too many."""
         with self._lock:
             if self._closed:
                 raise EngineUnavailable("The engine was stopped.")
@@ -238,7 +238,7 @@ class EngineLoop:
                 raise ValueError(f"there is a request {request_id!r} already")
             refused = None
             if len(self._arriving) >= self._max_arriving:
-                refused = EngineUnavailable(f"{self._max_arriving} requests are on their way to the engine already.")
+                refused = EngineUnavailable(f"{self._max_arriving} requests are already on their way to the engine.")
                 self._num_refused += 1
             self._num_submitted += 1
             request = _Request(
@@ -274,13 +274,13 @@ class EngineLoop:
                 self._flush()
 
     def _take(self, core: Core) -> bool:
-        """Wait where there is nothing to step, then do all that the inbox asks for by now; False: it is closed.
+        """Wait if there is nothing to step, then handle the messages in the inbox; False if the loop is closed.
 
-        What comes meanwhile waits for the next step: a flood of requests holds up none.
+        Messages that arrive meanwhile wait for the next step, so a flood of requests delays no step.
         """
         if not (self._closed or core.has_work):
             if not core.has_requests:
-                core.check()  # nobody waits for it
+                core.check()  # delays no request
             self._do(core, self._inbox.get())
         for _ in range(self._inbox.qsize()):
             self._do(core, self._inbox.get())
@@ -291,17 +291,17 @@ class EngineLoop:
         if message is not None and (event := self._obey(core, message)) is not None:
             self._say(core, event)
 
-    def _obey(self, core: Core, message: _Arrived | _Abort) -> Drew | Failed | None:
+    def _obey(self, core: Core, message: _Arrived | _Abort) -> Sampled | Failed | None:
         if isinstance(message, _Arrived):
             return self._join(core, message)
         request = self._arriving.get(message.request_id)
         if request is None:
             return core.abort(message.request_id) if message.request_id in self._in_core else None
         self._workers.drop(request)
-        return Drew(request_id=request.request_id, chunk=_aborted(request.times.submitted, self._clock.monotonic()))
+        return Sampled(request_id=request.request_id, chunk=_aborted(request.times.submitted, self._clock.monotonic()))
 
     def _join(self, core: Core, arrived: _Arrived) -> Failed | None:
-        """Hand a request to the core, unless it has ended meanwhile; the event, if that ends it."""
+        """Hand a request to the core, unless it has ended meanwhile. Returns the event if that ends it."""
         request, tokenized = arrived.request, arrived.tokenized
         request_id = request.request_id
         if self._arriving.get(request_id) is not request:
@@ -309,9 +309,9 @@ class EngineLoop:
         if not isinstance(tokenized, array):
             return Failed(
                 request_id=request_id,
-                kind=_kind_of(tokenized),
+                kind=kind_of(tokenized),
                 message=tokenized.message,
-                param=tokenized.param,
+                blame=tokenized.blame,
                 retry_after_s=tokenized.retry_after_s,
             )
         request.times.tokenized = arrived.at
@@ -321,8 +321,8 @@ class EngineLoop:
                 self._in_core[request_id] = self._arriving.pop(request_id)
         return failed
 
-    def _say(self, core: Core, event: Drew | Failed) -> None:
-        """A final event ends its request at once: nothing that is asked for in the same breath ends it again."""
+    def _say(self, core: Core, event: Sampled | Failed) -> None:
+        """Queue an event. A final one ends its request at once, so that no later message ends it again."""
         if isinstance(event, Failed) or event.chunk.finish is not None:
             self._end(event.request_id, core.pop_times(event.request_id))
         self._unsent.append(event)
@@ -333,7 +333,7 @@ class EngineLoop:
             self._emit(events)
 
     def _end(self, request_id: RequestId, times: RequestTimes | None) -> None:
-        """A request has its final event; `times` None: the core had none of it, or has them no more."""
+        """Record that a request has its final event; `times` None: the core has none for it."""
         with self._lock:
             request = self._arriving.pop(request_id, None) or self._in_core.pop(request_id, None)
             if request is None:
@@ -362,12 +362,14 @@ def _aborted(submitted: float, now: float) -> Chunk:
     return Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT), times=times)
 
 
-def _kind_of(error: Exception) -> FailureKind:
-    """Whose fault it is that a request has no ids."""
+def kind_of(error: StenographError) -> FailureKind:
+    """Classify an error of tokenization by whose fault it is."""
     match error:
         case CallerError():
             return FailureKind.INVALID_REQUEST
         case NobodyError():
             return FailureKind.UNAVAILABLE
+        case TokenizationFailed():
+            return FailureKind.TOKENIZATION
         case _:
             return FailureKind.INTERNAL

@@ -1,17 +1,19 @@
-"""How the embedded engine is run: what the server tells its process, as one line of JSON."""
+"""The options of the embedded engine's process, which the server passes as one line of JSON."""
 
 from dataclasses import dataclass
 
 import msgspec
 
-from stenograph.core.settings import ForwardKind, GrammarBackendKind, TorchDtype
 from stenograph.embedded.engine_core import EngineLimits
+from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype
+from stenograph.model.fast_encoder import EncoderKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedOptions:
-    """`threads` are BLAS threads; `torch_device` and `torch_dtype` count where `forward` is torch. The rest bounds
-    the engine: see `EngineLimits`."""
+    """`threads` are BLAS threads; `torch_device` and `torch_dtype` count where `forward` is torch. `tokenize_workers`
+    are threads that make ids of text, with the library `encoder`, which is the server's. The rest bounds the engine:
+    see `EngineLimits`."""
 
     threads: int = 1
     max_batch: int = 16
@@ -23,10 +25,12 @@ class EmbeddedOptions:
     torch_device: str = "auto"
     torch_dtype: TorchDtype = TorchDtype.FLOAT32
     grammar_backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE
+    tokenize_workers: int = 0
+    encoder: EncoderKind = EncoderKind.REFERENCE
 
     @property
     def limits(self) -> EngineLimits:
-        """What bounds a step and the whole."""
+        """The limits of a step and of the engine."""
         return EngineLimits(
             max_batch=self.max_batch,
             kv_tokens=self.kv_tokens,

@@ -1,7 +1,7 @@
-"""How fast requests end, so that one that is refused can be told when to come back. Pure."""
+"""The rate at which requests end, from which a refused request's `Retry-After` is estimated. Pure."""
 
 SMOOTHING = 0.8
-"""How much of the mean each new interval leaves in place."""
+"""The weight of the old mean when a new interval arrives."""
 SHORTEST_S = 1.0
 LONGEST_S = 60.0
 
@@ -27,5 +27,5 @@ class Pace:
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds until one of those that wait will probably have begun: a place is free then. In [1, 60]."""
+        """Seconds until a waiting request will probably have begun, which frees a place. In [1, 60]."""
         return min(LONGEST_S, max(SHORTEST_S, self._mean_s or SHORTEST_S))

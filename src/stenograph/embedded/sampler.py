@@ -1,8 +1,8 @@
-"""Draws one token from a row of logits. Owns a request's random generator and its token counts; knows no batch.
+"""Samples one token from a row of logits. Owns a request's random generator and its token counts; knows no batch.
 
-The order of what is done to the logits is vLLM's: penalties, bias, grammar, temperature, min-p, top-k, top-p. Raw
+The logits are processed in vLLM's order: penalties, bias, grammar, temperature, min-p, top-k, top-p. Raw
 logprobs are taken before any of it. Everything is float64 and over the whole vocabulary; only values are sorted, never
-places, which takes ten times as long.
+indices, which takes ten times as long.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.types import SamplingParams, TopLogprob
-from stenograph.embedded.weights import F32Array
+from stenograph.embedded.forward.weights import F32Array
 
 Doubles = NDArray[np.float64]
 Allowed = NDArray[np.bool_]
@@ -30,11 +30,11 @@ class DeadEnd(Exception):
 
 
 class BadLogits(Exception):
-    """The model's logits are no numbers: whoever asked is not to blame."""
+    """The model's logits are NaN or infinite; the request is not to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class SampledToken:
     """A token, ln p of it in nats under the raw and under the sampling distribution, and the likeliest (raw)."""
 
     id: int
@@ -43,8 +43,8 @@ class Drawn:
     top: tuple[TopLogprob, ...]
 
 
-class Sampler:
-    """Draws the tokens of one request. The same seed draws the same, whatever else runs."""
+class TokenSampler:
+    """Samples the tokens of one request. The same seed samples the same tokens, whatever else runs."""
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
         self._params = params
@@ -54,8 +54,8 @@ class Sampler:
         self._bias_ids = np.array([id_ for id_, _ in params.logit_bias], np.int64)
         self._biases = np.array([bias for _, bias in params.logit_bias], np.float64)
 
-    def draw(self, logits: F32Array, allowed: Allowed | None) -> Drawn:
-        """Draw from `logits` [V] among the ids `allowed` [V] (None: all). Raises DeadEnd and BadLogits."""
+    def sample(self, logits: F32Array, allowed: Allowed | None) -> SampledToken:
+        """Sample from `logits` [V] among the ids `allowed` [V] (None: all). Raises DeadEnd and BadLogits."""
         exact = logits.astype(np.float64)
         ln_total = log_sum_exp(exact)
         if not math.isfinite(ln_total):
@@ -69,10 +69,10 @@ class Sampler:
         best = int(np.argmax(scores))
         if not np.isfinite(scores[best]):
             raise BadLogits
-        place, sampling = (best, 0.0) if self._params.temperature < GREEDY_BELOW else self._draw(scores)
+        place, sampling = (best, 0.0) if self._params.temperature < GREEDY_BELOW else self._place(scores)
         chosen = place if ids is None else int(ids[place])
         self._counts[chosen] += 1
-        return Drawn(
+        return SampledToken(
             id=chosen,
             logprob=float(exact[chosen]) - ln_total,
             sampling_logprob=sampling,
@@ -85,18 +85,18 @@ class Sampler:
         if self._prompt is None and not (params.presence_penalty or params.frequency_penalty or params.logit_bias):
             return logits
         scores = logits.copy()
-        drawn = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
+        sampled = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
         if self._prompt is not None:
-            seen = np.union1d(self._prompt, drawn)
+            seen = np.union1d(self._prompt, sampled)
             factor = params.repetition_penalty
             scores[seen] = np.where(scores[seen] > 0, scores[seen] / factor, scores[seen] * factor)
-        if len(drawn) and (params.presence_penalty or params.frequency_penalty):
+        if len(sampled) and (params.presence_penalty or params.frequency_penalty):
             counts = np.fromiter(self._counts.values(), np.float64, len(self._counts))
-            scores[drawn] -= params.presence_penalty + params.frequency_penalty * counts
+            scores[sampled] -= params.presence_penalty + params.frequency_penalty * counts
         np.add.at(scores, self._bias_ids, self._biases)  # an id that is there twice gets both
         return scores
 
-    def _draw(self, scores: Doubles) -> tuple[int, float]:
+    def _place(self, scores: Doubles) -> tuple[int, float]:
         """A place in `scores` [N], and ln p of it under the sampling distribution."""
         scaled = scores / self._params.temperature
         kept = kept_places(scaled, self._params)
@@ -106,14 +106,14 @@ class Sampler:
         cumulative: Doubles = np.exp(scaled).cumsum()
         total = float(cumulative[-1])
         place = int(cumulative.searchsorted(self._random.random() * total, side="right"))
-        if place >= len(scaled) or scaled[place] == -np.inf:  # the draw fell on the rounding of the last step
+        if place >= len(scaled) or scaled[place] == -np.inf:  # the random number fell on the rounding of the last step
             place = int(np.argmax(scaled))
         logprob = min(0.0, float(scaled[place]) - math.log(total))
         return place if kept is None else int(kept[place]), logprob
 
 
 def log_sum_exp(scores: Doubles) -> float:
-    """ln of the sum of exp(scores), over [V]; what is no number, or infinite, stays so."""
+    """ln of the sum of exp(scores), over [V]; NaN and infinity stay so."""
     highest = scores.max()
     if not np.isfinite(highest):
         return float(highest)

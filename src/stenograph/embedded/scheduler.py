@@ -1,15 +1,15 @@
-"""What the engine does in its next step: a pure function from who waits, who runs and what there is to a plan.
+"""Plans the engine's next step: a pure function of the waiting and running requests and the budget.
 
 A step is one forward over at most `step_tokens` tokens. Keys and values lie in blocks, and blocks are what runs out.
 `plan` decides four things, in this order:
 
-1. Who is preempted. Every sequence that decodes, and the oldest whatever it does, is to have room for its next token.
+1. Who is preempted. Every sequence that decodes, and the oldest whatever it does, needs a block for its next token.
    While blocks are too few for that, the youngest gives up its own: it waits again, in its place by arrival, and on its
    return computes anew what has been evicted. The youngest, because it loses least, and because the oldest, which never
    goes, then gets on whatever the load: each in its turn becomes the oldest, so all end.
-2. Decode. Each gets its one token. First, because somebody reads along, and because one token more costs a step little.
+2. Decode. Each gets its one token. First, because a client may be reading along, and one token more costs little.
 3. Prefill, in chunks, from what is left of the step: so no long prompt holds up those that decode. The oldest first,
-   and a younger one only if every older is done, because half a prompt is of use to nobody.
+   and a younger one only if every older is done, because half a prompt is of no use.
 4. Admission, in order, from what is left then. One that does not fit holds back those behind it, so that a long prompt
    is not passed for ever. None in a step that preempted: its blocks would be those just given up.
 
@@ -17,18 +17,18 @@ The corners:
 
 - Preempted sequences that share blocks with one another give up more than is counted. So more may be preempted than had
   to be; and where the oldest is the only one left, there may still be no block for it by this count. Then the step only
-  preempts, and the next one, which is told the true number, goes on.
+  preempts, and the next one, which has the true number, goes on.
 - The oldest, alone, always has its block, because only requests that fit all the blocks are accepted. So a plan is
   empty only where nothing is to do; an empty one beside requests shows that one was accepted which does not fit.
 - A chunk of prefill is cut to the blocks there are. With none, it waits until an older sequence ends or a younger one
-  is preempted; the oldest of all has had room made for it by rule 1.
+  is preempted; rule 1 has freed a block for the oldest of all.
 - An admitted request is sure of blocks for its whole prompt and one more token, though it takes them chunk by chunk:
-  until it is done, nobody else is admitted. Only those that decode may be before it, and it may be preempted for them.
-- Opening an admitted request may find less computed than was said, because another took its room. Its share then ends
-  earlier in the prompt, and its blocks still do, since what nobody holds was counted as taken.
+  until it is done, no other is admitted. Only those that decode may be before it, and it may be preempted for them.
+- Opening an admitted request may find less computed than planned, because another took its blocks. Its share then ends
+  earlier in the prompt, and its blocks still suffice, since blocks without a holder were counted as taken.
 
 Knows no ids, no blocks but their number, no time. The caller acts in the order of the plan's fields: gives back the
-blocks of `preempted`, opens `admitted`, finds room for `shares` and computes them.
+blocks of `preempted`, opens `admitted`, finds blocks for `shares` and computes them.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -55,7 +55,7 @@ class Waiting(Generic[Key]):
         if not 0 <= self.num_cached < self.num_tokens:
             raise ValueError(f"{self.num_cached} of {self.num_tokens} tokens are cached: the last never is")
         if self.num_new_blocks < 1:
-            raise ValueError("the last token and the one after it take a block that nobody shares")
+            raise ValueError("the last token and the one after it take a block that is not shared")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Running(Generic[Key]):
 
     @property
     def num_pending(self) -> int:
-        """Tokens to compute until it can draw the next one."""
+        """Tokens to compute before it can sample the next one."""
         return self.num_tokens - self.num_filled
 
     @property
@@ -92,22 +92,28 @@ class Running(Generic[Key]):
         return max(0, -(-(self.num_filled + num_tokens) // block_tokens) - self.num_blocks)
 
     def num_tokens_that_fit(self, num_blocks: int, block_tokens: int) -> int:
-        """Tokens that have room in its own blocks and `num_blocks` more."""
+        """Tokens that fit in its own blocks and `num_blocks` more."""
         return (self.num_blocks + num_blocks) * block_tokens - self.num_filled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a step may use: tokens to compute, sequences that run, and blocks of `block_tokens` that nobody holds."""
+    """Limits of a step: tokens to compute, sequences that run, and blocks of `block_tokens` without a holder.
+
+    `max_prefills` limits the prompts that it may compute tokens of, those just admitted included; None: as many as fit.
+    """
 
     step_tokens: int
     max_batch: int
     block_tokens: int
     available_blocks: int
+    max_prefills: int | None = None
 
     def __post_init__(self) -> None:
+        if self.max_prefills is not None and self.max_prefills < 1:
+            raise ValueError(f"a step computes tokens of at least one prompt, got max_prefills {self.max_prefills}")
         if min(self.max_batch, self.block_tokens) < 1 or self.available_blocks < 0:
-            raise ValueError(f"a step needs room for a sequence, and blocks of at least one token: {self}")
+            raise ValueError(f"a step needs a sequence at least, and blocks of at least one token: {self}")
         if self.step_tokens <= self.max_batch:
             raise ValueError(
                 f"{self.step_tokens} tokens a step leave prefill nothing where {self.max_batch} sequences decode"
@@ -123,7 +129,7 @@ class Share(Generic[Key]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Generic[Key]):
+class StepPlan(Generic[Key]):
     """One step. `shares` are of sequences that stay and of those just admitted; each of them has one at most.
 
     `preempted` is youngest first: given back in this order, the blocks of whoever returns first are evicted last.
@@ -134,7 +140,7 @@ class Plan(Generic[Key]):
     shares: tuple[Share[Key], ...]
 
 
-def plan(waiting: Iterable[Waiting[Key]], running: Sequence[Running[Key]], budget: Budget) -> Plan[Key]:
+def plan(waiting: Iterable[Waiting[Key]], running: Sequence[Running[Key]], budget: Budget) -> StepPlan[Key]:
     """The next step. Both are in order of arrival; no more than `max_batch` run.
 
     Of `waiting` only those admitted and at most one more are looked at, so it may compute its items as it goes.
@@ -151,17 +157,22 @@ def plan(waiting: Iterable[Waiting[Key]], running: Sequence[Running[Key]], budge
         num_blocks += youngest.num_own_blocks
         preempted.append(youngest.key)
 
+    num_prefills_left = budget.max_batch if budget.max_prefills is None else budget.max_prefills
     for sequence in sorted(kept, key=lambda sequence: not sequence.decodes):  # stable: among equals still by age
+        if not sequence.decodes and not num_prefills_left:
+            break
         chunk = min(sequence.num_pending, num_tokens, sequence.num_tokens_that_fit(num_blocks, size))
         if chunk > 0:
             shares.append(Share(key=sequence.key, num_tokens=chunk))
             num_tokens -= chunk
             num_blocks -= sequence.num_blocks_to_take(chunk, size)
+            num_prefills_left -= not sequence.decodes
         if chunk < sequence.num_pending:
             break  # tokens or blocks are used up
 
     requests = iter(waiting)
-    while num_tokens and num_blocks and not preempted and len(kept) + len(admitted) < budget.max_batch:
+    room = min(budget.max_batch - len(kept), num_prefills_left)
+    while num_tokens and num_blocks and not preempted and len(admitted) < room:
         request = next(requests, None)
         if request is None or request.num_new_blocks > num_blocks:
             break
@@ -171,10 +182,10 @@ def plan(waiting: Iterable[Waiting[Key]], running: Sequence[Running[Key]], budge
         num_tokens -= chunk
         num_blocks -= request.num_new_blocks
 
-    return Plan(preempted=tuple(preempted), admitted=tuple(admitted), shares=tuple(shares))
+    return StepPlan(preempted=tuple(preempted), admitted=tuple(admitted), shares=tuple(shares))
 
 
 def _num_blocks_needed(kept: Sequence[Running[Key]], block_tokens: int) -> int:
-    """Blocks to take so that every sequence that decodes, and the oldest, has room for its next token."""
+    """Blocks to take so that every sequence that decodes, and the oldest, has one for its next token."""
     must_go_on = (sequence for sequence in kept if sequence.decodes or sequence is kept[0])
     return sum(sequence.num_blocks_to_take(1, block_tokens) for sequence in must_go_on)

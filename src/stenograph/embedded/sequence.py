@@ -1,4 +1,4 @@
-"""One request inside the engine: what it has drawn, and when it ends.
+"""One request inside the engine: the tokens it has sampled, and when it ends.
 
 Owns a request's sampler, guide, stop strings and ids, and holds the table of its KV while it runs. It may run, be
 preempted (its table goes, everything else stays) and run again. Knows nothing of the batch that it is in.
@@ -10,21 +10,25 @@ from concurrent.futures import Future
 import numpy as np
 
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId, SamplingParams, TopLogprob
-from stenograph.embedded.block_pool import BlockTable
-from stenograph.embedded.forward import LogitsFor, Segment
-from stenograph.embedded.grammar_base import CompiledGrammar
-from stenograph.embedded.guide import Guide
-from stenograph.embedded.sampler import Drawn, Sampler
+from stenograph.embedded.forward.base import LogitsFor, Segment
+from stenograph.embedded.forward.weights import F32Array
+from stenograph.embedded.grammar.base import CompiledGrammar
+from stenograph.embedded.grammar.guide import Guide
+from stenograph.embedded.kv.block_pool import BlockTable
+from stenograph.embedded.sampler import Allowed, SampledToken, TokenSampler
 from stenograph.embedded.times import Times
-from stenograph.embedded.weights import F32Array
-from stenograph.render.tokenizer import TextStream
+from stenograph.model.tokenizer import TextStream
 
 
 class StopWatcher:
-    """Finds stop strings in text that comes in pieces, across their borders."""
+    """Finds stop strings in text that comes in pieces, across their borders.
 
-    def __init__(self, stops: tuple[str, ...], text: TextStream) -> None:
+    One that the first `min_tokens` tokens complete is text, and is passed over.
+    """
+
+    def __init__(self, stops: tuple[str, ...], text: TextStream, *, min_tokens: int = 0) -> None:
         self._stops = stops
+        self._num_passed_over = min_tokens
         self._text = text
         self._tail = ""
         self._keep = max(map(len, stops), default=1) - 1
@@ -33,9 +37,15 @@ class StopWatcher:
         """The stop string that this token completes: the one that begins first, then the longest."""
         if not self._stops:
             return None
+        num_before = len(self._tail)
         seen = self._tail + self._text.push(token_id)
-        found = [(at, -len(stop), stop) for stop in self._stops if (at := seen.find(stop)) >= 0]
-        if found:
+        if self._num_passed_over:
+            self._num_passed_over -= 1
+        elif found := [
+            (at, -len(stop), stop)
+            for stop in self._stops
+            if (at := seen.find(stop, max(0, num_before - len(stop) + 1))) >= 0
+        ]:
             return min(found)[2]
         self._tail = seen[-self._keep :] if self._keep else ""
         return None
@@ -69,13 +79,16 @@ class Sequence:
         self._stop_ids = own_stops if params.ignore_eos else own_stops | eos_ids
         self._eos_ids = eos_ids
         self._max_tokens = max_tokens
-        self._sampler = Sampler(params, prompt)
+        self._min_tokens = params.min_tokens
+        self._sampler = TokenSampler(params, prompt)
         self._wants_top = params.num_top_logprobs > 0
-        self._stops = StopWatcher(params.stop, text)
-        self._num_drawn = 0
+        self._stops = StopWatcher(params.stop, text, min_tokens=params.min_tokens)
+        self._num_sampled = 0
 
     def __repr__(self) -> str:
-        return f"<Sequence {self.request_id} {self._num_drawn} drawn, {len(self.ids)} tokens, {self.num_filled} in KV>"
+        return (
+            f"<Sequence {self.request_id} {self._num_sampled} sampled, {len(self.ids)} tokens, {self.num_filled} in KV>"
+        )
 
     @property
     def num_filled(self) -> int:
@@ -93,7 +106,7 @@ class Sequence:
         return self.grammar is None or self.grammar.done()
 
     def segment(self, num_tokens: int) -> Segment:
-        """Its next `num_tokens` for the forward, for which its table has room; logits for the last, if all are in."""
+        """Its next `num_tokens` for the forward, which its table has rows for; logits for the last, if all are in."""
         assert self.table is not None, "only a running sequence is computed"
         start, end = self.num_filled, self.num_filled + num_tokens
         return Segment(
@@ -103,48 +116,61 @@ class Sequence:
             logits_for=LogitsFor.LAST if end == len(self.ids) else LogitsFor.NONE,
         )
 
-    def draw(self, logits: F32Array, now: float, *, weight_version: str) -> Chunk:
-        """Draw the next token from `logits` [V]. Raises DeadEnd, BadLogits and BadGrammar, for this request alone.
+    def sample(self, logits: F32Array, now: float, *, weight_version: str) -> Chunk:
+        """Sample the next token from `logits` [V]. Raises DeadEnd, BadLogits and BadGrammar, for this request alone.
 
         Where no token is the end, a finished grammar ends the request by itself, with a chunk of no tokens.
         """
         if self.guide is not None and not self._eos_ids and self.guide.is_finished:
             return self._without_tokens(FinishReason.STOP)
         allowed = None if self.guide is None else self.guide.mask()
-        drawn = self._sampler.draw(logits, allowed)
-        self._num_drawn += 1
+        if self._num_sampled < self._min_tokens:
+            allowed = self._without_stops(allowed, len(logits))
+        sampled = self._sampler.sample(logits, allowed)
+        self._num_sampled += 1
         self.times.first_token = self.times.first_token or now
         self.times.tokens.append(now)
-        self.ids.append(drawn.id)
-        top: tuple[tuple[TopLogprob, ...], ...] | None = (drawn.top,) if self._wants_top else None
-        finish = self._finish_after(drawn)
+        self.ids.append(sampled.id)
+        top: tuple[tuple[TopLogprob, ...], ...] | None = (sampled.top,) if self._wants_top else None
+        finish = self._finish_after(sampled)
         if finish is None and self.guide is not None:
-            self.guide.accept(drawn.id)
+            self.guide.accept(sampled.id)
         return Chunk(
-            ids=(drawn.id,),
-            logprobs=(drawn.logprob,),
-            sampling_logprobs=(drawn.sampling_logprob,),
+            ids=(sampled.id,),
+            logprobs=(sampled.logprob,),
+            sampling_logprobs=(sampled.sampling_logprob,),
             top_logprobs=top,
             finish=finish,
             num_cached_tokens=self.num_cached_tokens,
             weight_version=weight_version,
         )
 
+    def _without_stops(self, allowed: Allowed | None, vocab_size: int) -> Allowed | None:
+        """The ids [V] that may be sampled while none may end the turn: `allowed` (None: all) less those that would.
+
+        A grammar that allows nothing else has come to its end, and so has the turn.
+        """
+        if not self._stop_ids:
+            return allowed
+        going_on = np.ones(vocab_size, np.bool_) if allowed is None else allowed.copy()
+        going_on[list(self._stop_ids)] = False
+        return going_on if allowed is None or going_on.any() else allowed
+
     def aborted(self) -> Chunk:
-        """The chunk that ends this request because somebody asked for it."""
+        """The last chunk of an aborted request."""
         return self._without_tokens(FinishReason.ABORT)
 
     def _without_tokens(self, reason: FinishReason) -> Chunk:
         finish = Finish(reason=reason)
         return Chunk(ids=(), logprobs=(), finish=finish, num_cached_tokens=self.num_cached_tokens)
 
-    def _finish_after(self, drawn: Drawn) -> Finish | None:
+    def _finish_after(self, sampled: SampledToken) -> Finish | None:
         # The end of a grammar ends the request even where eos is ignored: nothing else can follow.
-        ends_grammar = self.guide is not None and drawn.id in self._eos_ids
-        if drawn.id in self._stop_ids or ends_grammar:
-            return Finish(reason=FinishReason.STOP, matched=drawn.id)
-        if (stop := self._stops.push(drawn.id)) is not None:
+        ends_grammar = self.guide is not None and sampled.id in self._eos_ids
+        if sampled.id in self._stop_ids or ends_grammar:
+            return Finish(reason=FinishReason.STOP, matched=sampled.id)
+        if (stop := self._stops.push(sampled.id)) is not None:
             return Finish(reason=FinishReason.STOP, matched=stop)
-        if self._num_drawn >= self._max_tokens:
+        if self._num_sampled >= self._max_tokens:
             return Finish(reason=FinishReason.LENGTH)
         return None

@@ -1,4 +1,4 @@
-"""When one request passed each point on its way: stamped by whoever owns it then, read as one frozen view.
+"""The times at which one request passed each point on its way: stamped by its owner, read as one frozen view.
 
 Owns what lies between which points: TTFT = tokenize + queue + prefill. Reads no clock; all times are seconds of the
 machine's monotonic clock. A request is stamped by one thread at a time: it is handed on with its times.
@@ -20,7 +20,7 @@ def no_tokens() -> "array[float]":
 class Times:
     """A request's stamps so far; 0.0 at each point that it has not passed.
 
-    `tokens` [T] has the time of each token that was drawn, the first included. A request that was preempted keeps the
+    `tokens` [T] has the time of each sampled token, the first included. A request that was preempted keeps the
     time at which it was first admitted.
     """
 
@@ -32,7 +32,7 @@ class Times:
     finished: float = 0.0
 
     def view(self) -> "RequestTimes":
-        """What is known by now."""
+        """The stamps so far, frozen."""
         return RequestTimes(
             submitted=self.submitted,
             tokenized=self.tokenized or None,
@@ -66,7 +66,7 @@ class RequestTimes:
 
     @property
     def prefill_s(self) -> float | None:
-        """From then until its first token was drawn."""
+        """From then until its first token was sampled."""
         return _between(self.admitted, self.first_token)
 
     @property

@@ -1,8 +1,8 @@
-"""Text to ids on threads of its own, so that whoever submits a prompt does not wait for its tokens.
+"""Tokenizes texts on threads of its own, so that submitting a prompt does not wait for its tokens.
 
-Owns the threads and the texts that wait for them; each text that is submitted is answered once, whatever becomes of it,
-or dropped by its owner. How many may wait is the owner's to bound (loop.py does). A prompt's text is trusted, as the
-server's raw prompts are: the spelling of an added token in it is that token. Knows nothing of requests.
+Owns the threads and the texts that wait for them; each submitted text is answered exactly once, or dropped
+by its owner. The owner bounds how many may wait (loop.py and child.py do). The tokenizer knows which parts of a text
+are trusted, so that the spelling of an added token there is that token. Knows nothing of requests.
 """
 
 import queue
@@ -15,16 +15,18 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 from stenograph.core.errors import EngineUnavailable, StenographError, TokenizationFailed
 
 Key = TypeVar("Key", bound=Hashable)
+Text = TypeVar("Text")
+Text_contra = TypeVar("Text_contra", contravariant=True)
 
 Tokenized: TypeAlias = "array[int] | StenographError"
 """A text's ids [T], or why there are none."""
 
 
-class TextTokenizer(Protocol):
-    """What turns text into ids; called from several threads at once. Threads help as far as it releases the GIL."""
+class TextTokenizer(Protocol[Text_contra]):
+    """Turns text into ids; called from several threads at once. Threads help only as far as it releases the GIL."""
 
-    def encode(self, text: str) -> "array[int]":
-        """Ids [T] of trusted text. What it raises ends that text alone."""
+    def encode(self, text: Text_contra, /) -> "array[int]":
+        """Ids [T]. What it raises ends that text alone."""
         ...
 
 
@@ -40,19 +42,21 @@ class TokenizeStats:
     num_dropped: int
 
 
-class TokenizeWorkers(Generic[Key]):
+class TokenizeWorkers(Generic[Key, Text]):
     """`num_workers` threads; with 0, a text is encoded in the thread that submits it. Close it with `close`.
 
     `done(key, tokenized)` is called once for each text that is not dropped: on a worker, on the submitting thread where
     there are none, on the closing one for what had no answer by then. Methods may be called from any thread.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, num_workers: int, done: Callable[[Key, Tokenized], None]) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer[Text], num_workers: int, done: Callable[[Key, Tokenized], None]
+    ) -> None:
         self._tokenizer = tokenizer
         self._num_workers = num_workers
         self._done = done
         self._lock = threading.Lock()
-        self._texts: dict[Key, str] = {}  # those that are owed an answer
+        self._texts: dict[Key, Text] = {}  # those that are owed an answer
         self._running: set[Key] = set()
         self._keys: queue.SimpleQueue[Key | None] = queue.SimpleQueue()  # a dropped text's key stays until its turn
         self._num_encoded = self._num_failed = self._num_dropped = 0
@@ -63,7 +67,7 @@ class TokenizeWorkers(Generic[Key]):
     def __repr__(self) -> str:
         return f"<TokenizeWorkers {self._num_workers} threads, {len(self._texts)} texts>"
 
-    def submit(self, key: Key, text: str) -> None:
+    def submit(self, key: Key, text: Text) -> None:
         """Have `text` encoded. `key` stands for it until it is answered, and is no other's until then."""
         with self._lock:
             closed = self._closed
@@ -81,14 +85,14 @@ class TokenizeWorkers(Generic[Key]):
                 raise
 
     def drop(self, key: Key) -> bool:
-        """Nobody wants it any more; whether it had no answer yet, and now gets none."""
+        """Forget a text; whether it had no answer yet, and now gets none."""
         with self._lock:
             found = self._texts.pop(key, None) is not None
             self._num_dropped += found
         return found
 
     def stats(self) -> TokenizeStats:
-        """What waits, and what has become of the rest."""
+        """Counts of texts by state and outcome."""
         with self._lock:
             num_running = sum(key in self._texts for key in self._running)
             return TokenizeStats(
@@ -137,7 +141,7 @@ class TokenizeWorkers(Generic[Key]):
         if is_wanted:
             self._done(key, tokenized)
 
-    def _tokenized(self, text: str) -> Tokenized:
+    def _tokenized(self, text: Text) -> Tokenized:
         try:
             return self._tokenizer.encode(text)
         except StenographError as error:
@@ -145,7 +149,7 @@ class TokenizeWorkers(Generic[Key]):
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 -- a panic of the library's is no Exception; the text has its answer
-            failed = TokenizationFailed(f"The tokenizer failed on a text of {len(text)} characters: {error!r:.200}")
+            failed = TokenizationFailed(f"The tokenizer failed on a text: {error!r:.200}")
             failed.__cause__ = error
             return failed
 

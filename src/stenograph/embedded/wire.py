@@ -1,4 +1,4 @@
-"""What server and engine process say to each other: msgpack frames over two pipes.
+"""The messages between server and engine process: msgpack frames over two pipes.
 
 A frame is its length in 4 bytes, little-endian, and that many bytes of msgpack. Owns the messages and their framing;
 both ends are of one version, started together, so there is no negotiation.
@@ -10,6 +10,8 @@ from typing import IO
 
 import msgspec
 
+from stenograph.core.blame import Blame
+from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import ID_TYPECODE, Chunk, GrammarKind, RequestId, SamplingParams
 
 LENGTH_BYTES = 4
@@ -17,7 +19,7 @@ MAX_FRAME_BYTES = 1 << 30
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
-    """Begin a generation. `ids` are int32 in the machine's order."""
+    """Begins a generation. `ids` are int32 in the machine's order."""
 
     request_id: RequestId
     ids: bytes
@@ -29,12 +31,26 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """End a generation soon; it answers with its finish."""
+    """Ends a generation soon; its last chunk confirms it."""
 
     request_id: RequestId
 
 
-Command = Generate | Abort
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a text. Only in trusted text is the spelling of an added token that token."""
+
+    text: str
+    trusted: bool
+
+
+class TokenizeText(msgspec.Struct, frozen=True, tag="tokenize"):
+    """Asks for the ids of a text, whose pieces are in order; `Abort` under the same id drops it unanswered."""
+
+    request_id: RequestId
+    pieces: tuple[Piece, ...]
+
+
+Command = Generate | Abort | TokenizeText
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -52,35 +68,54 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
     message: str
 
 
-class Drew(msgspec.Struct, frozen=True, tag="drew"):
-    """A step of a generation."""
+class Sampled(msgspec.Struct, frozen=True, tag="drew"):
+    """The next chunk of a generation."""
 
     request_id: RequestId
     chunk: Chunk
 
 
+class TokenizedText(msgspec.Struct, frozen=True, tag="tokenized"):
+    """A text's ids, int32 in the machine's order."""
+
+    request_id: RequestId
+    ids: bytes
+
+    def prompt(self) -> "array[int]":
+        """The ids as an array."""
+        return array(ID_TYPECODE, self.ids)
+
+
+class GrammarTook(msgspec.Struct, frozen=True, tag="grammar_took"):
+    """Time that grammars took since the last event of this kind, in seconds, by step."""
+
+    durations_s: dict[GrammarStep, tuple[float, ...]]
+
+
 class FailureKind(enum.StrEnum):
-    """Whose fault a failed generation is."""
+    """The party at fault for a failed generation."""
 
     INVALID_REQUEST = "invalid_request"
     UNAVAILABLE = "unavailable"
+    TOKENIZATION = "tokenization"
+    """A fault of ours: the tokenizer failed on the text."""
     INTERNAL = "internal"
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A generation ended without a finish. `param` is the JSON pointer of what is to blame in the request.
+    """A generation ended without a finish. `blame` is the part of the request that is at fault.
 
-    `retry_after_s` is when there may be room for it, where there was none.
+    `retry_after_s`: when there may be capacity again, if there was none.
     """
 
     request_id: RequestId
     kind: FailureKind
     message: str
-    param: str | None = None
+    blame: Blame | None = None
     retry_after_s: float | None = None
 
 
-Event = Ready | LoadFailed | Drew | Failed
+Event = Ready | LoadFailed | Sampled | Failed | TokenizedText | GrammarTook
 
 _ENCODER = msgspec.msgpack.Encoder()
 COMMANDS = msgspec.msgpack.Decoder(Command)
@@ -96,13 +131,13 @@ def frame(message: Command | Event) -> bytes:
 def read_frame(stream: IO[bytes]) -> bytes | None:
     """The next frame's payload, waiting for it; None at the end of the stream, also within a frame.
 
-    Raises ValueError for one of more than MAX_FRAME_BYTES: who writes such a length writes no frames.
+    Raises ValueError for one of more than MAX_FRAME_BYTES: such a length is not the start of a frame.
     """
     head = stream.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
         return None
     size = int.from_bytes(head, "little")
     if size > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {size} bytes, of which {MAX_FRAME_BYTES} are taken")
+        raise ValueError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
     payload = stream.read(size)
     return payload if len(payload) == size else None

@@ -1,28 +1,32 @@
-"""What an engine is: one small interface, and the laws that every engine keeps.
+"""The interface of an engine, and the invariants that every engine keeps.
 
-Laws, which `stenograph.testing.check_engine` tests:
+The conformance suite (`check_engine`) tests these invariants:
 
-1. `generate` yields chunks; joined, their ids are all the tokens that were drawn, stop token included, each with its
+1. `generate` yields chunks; joined, their ids are all the tokens that were sampled, stop token included, each with its
    logprob. Exactly the last chunk carries `finish`.
 2. The prompt's ids reach the model as they are. Nothing is added, dropped or tokenized again.
 3. Leaving the iterator early (`aclose`, cancellation) stops the generation at the engine.
-4. `abort` ends a running generation soon, with `finish.reason == ABORT` and the ids drawn so far, maybe none.
+4. `abort` ends a running generation soon, with `finish.reason == ABORT` and the ids sampled so far, maybe none.
 5. Failures are `UpstreamError`s, `EngineUnavailable`, or a `CallerError` where the engine blames the request.
    After an error nothing more is yielded.
-6. A text that a stop string ends still has all its ids, those of the stop string included.
+6. A text that a stop string ends still has all its ids, including those of the stop string.
 """
 
 import enum
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from array import array
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from stenograph.core.chat import ChatRequest
+from stenograph.core.errors import RouteNotFound
+from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import Chunk, GrammarKind, Prompt, RequestId, SamplingParams
+from stenograph.model.tokenizer import Span
 
 
 class EngineState(enum.StrEnum):
-    """Whether an engine takes requests."""
+    """The state of an engine: does it accept requests?"""
 
     STARTING = "starting"
     READY = "ready"
@@ -40,14 +44,14 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an engine can do. `max_context_tokens` counts prompt and completion together;
+    """Abilities of an engine. `max_context_tokens` counts prompt and completion together;
     None leaves it to the engine to refuse what does not fit.
 
-    `streams`: tokens come as they are drawn; else one chunk holds the whole reply. `parses`: the engine writes the
+    `streams`: tokens come as they are sampled; else one chunk holds the whole reply. `parses`: the engine writes the
     client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. Then both
-    are said of chats alone: a request without a chat gets its tokens, as they are drawn if it wants them so.
-    `takes_json`: it is sent ids as JSON text, so it wants `Prompt.ids_json`. `note`: in a line, what whoever runs it
-    should know of how it is used; empty where there is nothing to say.
+    hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
+    `takes_json`: it takes ids as JSON text, so it wants `Prompt.ids_json`. `note`: one line for the operator on how
+    the engine is used; empty where there is nothing to say.
     """
 
     engine: str
@@ -68,7 +72,7 @@ class GenerateRequest:
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as
     `chat`, for what it parses and for nothing else: which ids the model sees, `prompt` alone says. `affinity_key` is
     the same for all turns of a session, None for a turn without one. `streams`: somebody wants the tokens as they are
-    drawn; else an engine may send all at once.
+    sampled; else an engine may send all at once. `priority` is the client's, for an engine that goes by it.
     """
 
     request_id: RequestId
@@ -77,39 +81,11 @@ class GenerateRequest:
     chat: ChatRequest | None = None
     affinity_key: str | None = None
     streams: bool = False
-
-
-class Engine(Protocol):
-    """Whatever samples tokens."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Known once `start` has returned."""
-        ...
-
-    async def start(self) -> None:
-        """Make the engine usable. Raises StartupError where it cannot be."""
-        ...
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Draw tokens; see the laws above. Close the generator, or exhaust it."""
-        ...
-
-    async def abort(self, request_id: RequestId) -> bool:
-        """Ask that a generation end soon. Returns whether it was running; unknown ids are no error."""
-        ...
-
-    def health(self) -> EngineHealth:
-        """What is known now, without waiting."""
-        ...
-
-    async def aclose(self) -> None:
-        """Stop everything this engine runs; generations under way end with EngineUnavailable."""
-        ...
+    priority: int | None = None
 
 
 class ForwardedAnswer(Protocol):
-    """What an engine's server answered to a request that was passed on. `headers` are end-to-end ones."""
+    """An engine server's answer to a request that was passed on. `headers` are end-to-end ones."""
 
     @property
     def status(self) -> int: ...
@@ -121,34 +97,23 @@ class ForwardedAnswer(Protocol):
     def body(self) -> bytes: ...
 
 
-@runtime_checkable
-class Forwards(Protocol):
-    """An engine that is a server, to which other requests can be passed on as they come."""
-
-    def forward(
-        self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> Coroutine[None, None, ForwardedAnswer]:
-        """Pass a request on; `target` is path and query. Raises UpstreamUnreachable, for no status of the engine."""
-        ...
-
-
 class Outcome(enum.StrEnum):
-    """How a request to one engine of several ended."""
+    """Outcome of a request to one engine of several."""
 
     ANSWERED = "answered"
     REFUSED = "refused"
     """The engine blamed the request."""
     FAILED = "failed"
     MOVED = "moved"
-    """It failed before the first token, and another engine was tried."""
+    """The engine failed before the first token, and another one was tried."""
     LEFT = "left"
     """Whoever asked did not wait for the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounts:
-    """What came of the requests to an engine of several: how they ended, and, of those that were answered, how many
-    prompt tokens were expected to be cached there and how many were."""
+    """Counts of the requests to an engine of several: by outcome, and, of those that were answered, how many prompt
+    tokens were expected to be cached there and how many were."""
 
     outcomes: Mapping[Outcome, int]
     num_expected_cached: int
@@ -157,55 +122,100 @@ class EngineCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """One engine as people and monitors are shown it. `name` is its address, or what it is; `note` its capabilities'.
+    """One engine as people and monitors see it. `name` is its address, or what it is; `note` its capabilities'.
 
-    `num_running` is of our requests, None where nobody counts; `counts` are there of an engine of several.
+    `num_running` counts our requests; `counts` are there of an engine of several.
     """
 
     name: str
     engine: str
     health: EngineHealth
     note: str = ""
-    num_running: int | None = None
+    num_running: int
     counts: EngineCounts | None = None
 
 
-@runtime_checkable
-class Several(Protocol):
-    """An engine that is several."""
+class Engine(Protocol):
+    """Whatever samples tokens. An engine inherits from this class: what only some can do has its default here."""
 
-    def statuses(self) -> Sequence[EngineStatus]:
-        """Each of them, as it is now."""
+    @property
+    def name(self) -> str:
+        """Its address, or what it is. Known once `start` has returned."""
+        return self.capabilities.engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Known once `start` has returned."""
         ...
 
-
-@runtime_checkable
-class Located(Protocol):
-    """An engine that has an address."""
+    @property
+    def num_running(self) -> int:
+        """Generations that have begun and not ended."""
+        ...
 
     @property
-    def url(self) -> str: ...
-
-
-@runtime_checkable
-class Counted(Protocol):
-    """An engine that knows how many generations it runs."""
+    def forwards(self) -> bool:
+        """Whether `forward` takes requests: the engine is a server. Known from the beginning."""
+        return False
 
     @property
-    def num_running(self) -> int: ...
+    def tokenizes(self) -> bool:
+        """Whether `tokenize` takes text: the engine has workers for it. Known from the beginning."""
+        return False
 
+    async def start(self) -> None:
+        """Make the engine usable. Raises StartupError where it cannot be."""
+        ...
 
-def statuses_of(engine: Engine) -> Sequence[EngineStatus]:
-    """Each engine behind `engine`: those that it is, or itself alone. Only once `start` has returned."""
-    if isinstance(engine, Several):
-        return engine.statuses()
-    capabilities = engine.capabilities
-    return (
-        EngineStatus(
-            name=engine.url if isinstance(engine, Located) else capabilities.engine,
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Sample tokens; see the invariants above. Close the generator, or exhaust it."""
+        ...
+
+    async def abort(self, request_id: RequestId) -> bool:
+        """Ask that a generation end soon. Returns whether it was running; unknown ids are no error."""
+        ...
+
+    async def forward(
+        self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> ForwardedAnswer:
+        """Pass a request of another route on to the engine's server; `target` is path and query.
+
+        Any status of the server is an answer. Raises UpstreamError where there is none, and RouteNotFound where the
+        engine is no server.
+        """
+        path = target.partition("?")[0]
+        raise RouteNotFound(f"The engine {self.capabilities.engine} is no server: it has no {method} {path}.")
+
+    async def tokenize(self, spans: Sequence[Span]) -> "array[int]":
+        """Ids [T], those that our own tokenizer makes of these spans. The caller may leave at any time.
+
+        Raises UnrenderableMessage, TokenizationFailed, or EngineUnavailable. Only where `tokenizes`.
+        """
+        raise AssertionError(f"the engine {self.capabilities.engine} does not tokenize")
+
+    def report_grammar_times(self, report: Callable[[GrammarStep, Sequence[float]], None]) -> None:
+        """From now on call `report` with the durations of a step, in seconds, as they become known; it never raises.
+
+        An engine that does not measure its grammars never calls it.
+        """
+        return
+
+    def health(self) -> EngineHealth:
+        """The health that is known now, without waiting."""
+        ...
+
+    def statuses(self) -> Sequence[EngineStatus]:
+        """Each engine behind this one as it is now, or itself alone. Only once `start` has returned."""
+        capabilities = self.capabilities
+        status = EngineStatus(
+            name=self.name,
             engine=capabilities.engine,
-            health=engine.health(),
+            health=self.health(),
             note=capabilities.note,
-            num_running=engine.num_running if isinstance(engine, Counted) else None,
-        ),
-    )
+            num_running=self.num_running,
+        )
+        return (status,)
+
+    async def aclose(self) -> None:
+        """Stop everything this engine runs; generations under way end with EngineUnavailable."""
+        ...

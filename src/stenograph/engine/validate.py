@@ -1,8 +1,9 @@
-"""Chunks of an engine to a `SampledTurn`, or which law they broke. Pure. An engine's word is not trusted."""
+"""Chunks of an engine to a `SampledTurn`, or the law that they broke. Pure. An engine's word is not trusted."""
 
 import math
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,12 +19,19 @@ from stenograph.core.types import (
     token_ids,
 )
 
+MOST_ROUNDING_NATS = 1e-4
+"""The most by which an engine's arithmetic may round ln 1 above 0; the logprob is taken as 0."""
+MOST_TOKENS = 2**31
+"""More than any prompt has; for whoever does not know how many were sent."""
+
 
 class TurnCollector:
     """Gathers the chunks of one generation and checks each as it comes."""
 
-    def __init__(self, *, vocab_size: int, max_tokens: int | None) -> None:
+    def __init__(self, *, vocab_size: int, max_tokens: int | None, num_prompt: int | None = None) -> None:
+        """`num_prompt` is how many ids were sent, of which no more can have been cached; None does not ask."""
         self._vocab_size = vocab_size
+        self._num_prompt = num_prompt
         self._max_tokens = max_tokens
         self._ids = token_ids()
         self._logprobs = array("d")
@@ -37,26 +45,30 @@ class TurnCollector:
 
     @property
     def finish(self) -> Finish | None:
-        """Why the generation ended; None while it runs."""
+        """The generation's end; None while it runs."""
         return None if self._last is None else self._last.finish
 
-    def add(self, chunk: Chunk) -> None:
-        """Take the next chunk. Raises UpstreamInvalid, naming the law, and keeps nothing of a bad chunk."""
+    def add(self, chunk: Chunk) -> Chunk:
+        """Take the next chunk, and return it as it is taken: a logprob that is rounded to above 0 is 0.
+
+        Raises UpstreamInvalid, naming the law, and keeps nothing of a bad chunk.
+        """
         if self.finish is not None:
             raise UpstreamInvalid("finish_is_last", "the engine went on after the chunk that ended the generation")
         self._check_ids(chunk.ids)
-        _check_logprobs(chunk.logprobs)
-        _check_logprobs(chunk.sampling_logprobs or ())
+        chunk = _with_logprobs(chunk)
+        self._check_cached(chunk.num_cached_tokens)
         if self._max_tokens is not None and len(self._ids) + len(chunk.ids) > self._max_tokens:
-            raise UpstreamInvalid("max_tokens", f"the engine drew more than the {self._max_tokens} tokens asked for")
+            raise UpstreamInvalid("max_tokens", f"the engine sampled more than max_tokens, {self._max_tokens}")
         self._take(chunk)
+        return chunk
 
     def result(self) -> SampledTurn:
         """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one."""
         if self._last is None or self._last.finish is None:
             raise UpstreamInvalid("has_finish", "the engine's reply ended without a finish reason")
         if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
-            raise UpstreamInvalid("has_tokens", "the engine drew no token, and does not say that it was aborted")
+            raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
         weights = tuple(self._weights) if self._last.weights is None else self._last.weights
         _check_spans(weights, len(self._ids))
         top = tuple(self._top_logprobs) if len(self._top_logprobs) == len(self._ids) else None
@@ -77,7 +89,15 @@ class TurnCollector:
             return
         for id_ in ids:
             if type(id_) is not int or not 0 <= id_ < self._vocab_size:
-                raise UpstreamInvalid("id_in_vocab", f"{id_!r} is no token id of a vocabulary of {self._vocab_size}")
+                raise UpstreamInvalid(
+                    "id_in_vocab", f"{id_!r} is not a token id: the vocabulary has {self._vocab_size} ids"
+                )
+
+    def _check_cached(self, num_cached: int) -> None:
+        most = MOST_TOKENS if self._num_prompt is None else self._num_prompt
+        if not 0 <= num_cached <= most:
+            told = num_cached if abs(num_cached) <= MOST_TOKENS else f"a number of {num_cached.bit_length()} bits"
+            raise UpstreamInvalid("cached_in_prompt", f"{told} cached tokens are reported for a prompt of {most}")
 
     def _are_in_vocab(self, ids: "array[int]") -> bool:
         """The same for C integers, looked at as they lie in memory."""
@@ -114,9 +134,36 @@ def _check_spans(weights: Sequence[WeightSpan], num_ids: int) -> None:
         end = span.end
 
 
-def _check_logprobs(logprobs: Sequence[float]) -> None:
+def _with_logprobs(chunk: Chunk) -> Chunk:
+    """The chunk with logprobs that are all finite and at most 0."""
+    logprobs = _checked(chunk.logprobs)
+    sampling = None if chunk.sampling_logprobs is None else _checked(chunk.sampling_logprobs)
+    top = None if chunk.top_logprobs is None else _checked_rows(chunk.top_logprobs)
+    if logprobs is chunk.logprobs and sampling is chunk.sampling_logprobs and top is chunk.top_logprobs:
+        return chunk
+    return replace(chunk, logprobs=logprobs, sampling_logprobs=sampling, top_logprobs=top)
+
+
+def _checked(logprobs: Sequence[float]) -> Sequence[float]:
+    """The same logprobs; a copy, where one has to be taken as 0."""
     if isinstance(logprobs, array) and all_finite(logprobs):
-        return
-    for logprob in logprobs:
-        if type(logprob) is not float or not math.isfinite(logprob):
-            raise UpstreamInvalid("logprob_is_finite", f"{logprob!r} is not a finite number")
+        largest = float(np.frombuffer(logprobs).max()) if logprobs else 0.0
+    else:
+        for logprob in logprobs:
+            if type(logprob) is not float or not math.isfinite(logprob):
+                raise UpstreamInvalid("logprob_is_finite", f"{logprob!r} is not a finite number")
+        largest = max(logprobs, default=0.0)
+    if largest <= 0.0:
+        return logprobs
+    if largest > MOST_ROUNDING_NATS:
+        raise UpstreamInvalid("logprob_not_positive", f"logprob {largest!r} is above 0")
+    return array("d", (min(logprob, 0.0) for logprob in logprobs))
+
+
+def _checked_rows(rows: tuple[tuple[TopLogprob, ...], ...]) -> tuple[tuple[TopLogprob, ...], ...]:
+    """The same for alternatives, row by row."""
+    told = [top.logprob for row in rows for top in row]
+    taken = _checked(told)
+    if taken is told:
+        return rows
+    return tuple(tuple(TopLogprob(id=top.id, logprob=min(top.logprob, 0.0)) for top in row) for row in rows)

@@ -1,13 +1,12 @@
 """Samples as one Arrow IPC stream: a row per sample, for trainers that read tables (datasets, Ray Data, Polars). Pure.
 
-Needs pyarrow, which is three times the size of all else together and so an extra (`pip install stenograph[arrow]`);
+Needs pyarrow, which is three times the size of all else together and so an extra (`pip install -e '.[arrow]'`);
 it is imported when the first sample is asked for in this format. Its columns are those of the JSON format; `metadata`
 and `prefix_cache_info` are JSON texts. `session_metadata` and `empty_reason` are in the schema's metadata, as JSON.
 """
 
 import importlib
 import math
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.core.errors import InvalidRequest
 from stenograph.core.json_pieces import json_pieces
-from stenograph.export.samples import Sample, describe
+from stenograph.export.samples import Sample, as_numpy, describe
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 """As registered with IANA."""
@@ -26,13 +24,17 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """Source: Arrow's columnar format, IPC streaming format."""
 
 
+class ArrowMissing(Exception):
+    """There is no pyarrow. The message says how to get it."""
+
+
 def to_arrow(
     samples: Sequence[Sample], *, session_metadata: Mapping[str, object], empty_reason: str | None
 ) -> Iterator[memoryview]:
     """An IPC stream with a record batch of one row for each sample; the messages that it consists of, one at a time.
 
     Nearly all of the work releases the GIL: it belongs on workers, one call of `next` after the other. Raises
-    InvalidRequest, at the call, where there is no pyarrow.
+    ArrowMissing, at the call, where there is no pyarrow.
     """
     pa = _pyarrow()
     described = {"session_metadata": session_metadata, "empty_reason": empty_reason}
@@ -51,11 +53,11 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
     span = pa.struct([("version", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
     described = [describe(sample) for sample in samples]
     columns: dict[str, Any] = {
-        "tokens": _lists(pa, [_flat(sample.tokens) for sample in samples], pa.int64()),
+        "tokens": _lists(pa, [as_numpy(sample.tokens) for sample in samples], pa.int64()),
         "response_length": pa.array([sample.response_length for sample in samples], pa.int64()),
         "loss_mask": _lists(pa, [np.frombuffer(sample.loss_mask, np.uint8) for sample in samples], pa.uint8()),
-        "rollout_log_probs": _lists(pa, [_flat(sample.rollout_log_probs) for sample in samples], pa.float64()),
-        "sampling_log_probs": _lists(pa, [_flat(sample.sampling_log_probs) for sample in samples], pa.float64()),
+        "rollout_log_probs": _lists(pa, [as_numpy(sample.rollout_log_probs) for sample in samples], pa.float64()),
+        "sampling_log_probs": _lists(pa, [_sampling_log_probs(sample) for sample in samples], pa.float64()),
         "rollout_routed_experts": _lists(pa, [sample.routed_experts for sample in samples], pa.int32(), depth=3),
         "rollout_indexer_topk": _lists(pa, [sample.indexer_topk for sample in samples], pa.int32(), depth=2),
         "response": pa.array([sample.response for sample in samples], pa.string()),
@@ -72,16 +74,14 @@ def _pyarrow() -> Any:
         module = importlib.import_module("pyarrow")
         importlib.import_module("pyarrow.ipc")
     except ImportError as error:
-        raise InvalidRequest(
-            "format 'arrow' needs pyarrow, which this server does not have: pip install 'stenograph[arrow]'.",
-            param="/format",
+        raise ArrowMissing(
+            "format 'arrow' needs pyarrow, which this server does not have: pip install pyarrow."
         ) from error
     return module
 
 
-def _flat(values: "array[int] | array[float] | None") -> NDArray[Any] | None:
-    """An array as it lies in memory."""
-    return None if values is None else np.frombuffer(values, dtype=values.typecode)
+def _sampling_log_probs(sample: Sample) -> NDArray[np.generic] | None:
+    return None if sample.sampling_log_probs is None else as_numpy(sample.sampling_log_probs)
 
 
 def _lists(pa: Any, rows: Sequence[NDArray[Any] | None], kind: Any, *, depth: int = 1) -> Any:

@@ -3,7 +3,7 @@
 from stenograph.core.chat import Asked
 from stenograph.render.drift import DriftReport, find_drift
 from stenograph.render.renderer import Renderer
-from stenograph.session.history import Node, line_ids, line_messages
+from stenograph.trajectory.turn import Node, line_ids, line_messages
 
 
 def sampled_spans(leaf: Node) -> list[tuple[int, int]]:
@@ -23,7 +23,7 @@ def sampled_spans(leaf: Node) -> list[tuple[int, int]]:
 
 
 def line_drift(leaf: Node, renderer: Renderer) -> DriftReport:
-    """How the ids of the line down to `leaf` differ from what the template makes of its messages, if it has them."""
+    """Compare the ids of the line down to `leaf` with a new render of its messages, if it has them."""
     if any(node.turn.asked is Asked.COMPLETION for node in leaf.line()):
         return DriftReport(unrenderable="There is a completion in this line: it has no messages to compare.")
     context = leaf.turn.context

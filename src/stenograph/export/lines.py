@@ -1,20 +1,31 @@
-"""Which lines of a session become samples, how much of each turn a sample holds, and who trains it (SPEC 9). Pure.
+"""Selects the lines of a session that become samples, and the sample that trains each turn (docs/samples.md). Pure.
 
-Every function gets committed turns oldest first, as `History.nodes` has them, and may run on a worker with a snapshot:
+Every function takes committed turns oldest first, as `History.nodes` has them, and may run on a worker with a snapshot:
 children are derived from parents. Numbers per token are made in samples.py.
 """
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from stenograph.core.errors import SamplesInconsistent
-from stenograph.session.history import Node, TurnStatus, line_ids
+from stenograph.core.json_types import Count
+from stenograph.core.types import WeightSpan
+from stenograph.trajectory.turn import Node, TurnStatus, line_ids
+
+
+class WireSpan(TypedDict):
+    """Tokens `[start, end)` were sampled by weights `version`."""
+
+    version: str
+    start: Count
+    end: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What a line holds of one turn: all of its new prompt ids, then the first `num_sampled` ids that it drew.
+class LinePart:
+    """The part of one turn that a line holds: all of its new prompt ids, then its first `num_sampled` sampled ids.
 
     Ids at the end are missing where the next turn's opener replaces them, or where a sample was cut.
     """
@@ -34,16 +45,21 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class SampleLine:
     """The path to `leaf`, or its beginning: `ids` [T] int32 are those of `parts`, in order. At least one part.
 
-    `status` is the leaf's, or TRUNCATED where sampled ids were cut off.
+    `status` is the leaf's, or TRUNCATED where sampled ids were cut off, or a turn's limit cut it off.
     """
 
     leaf: Node
-    parts: tuple[Part, ...]
+    parts: tuple[LinePart, ...]
     ids: "array[int]"
     status: TurnStatus
+
+
+def spans_json(spans: Sequence[WeightSpan]) -> list[WireSpan]:
+    """Spans of tokens by the weights that sampled them, as plain values."""
+    return [{"version": span.version, "start": span.start, "end": span.end} for span in spans]
 
 
 def leaves(nodes: Sequence[Node]) -> list[Node]:
@@ -63,28 +79,28 @@ def kept_leaves(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _place(node: Node) -> int | bytes:
-    """What siblings have in common."""
+    """A key that siblings share."""
     return node.turn.new_prompt_ids.tobytes() if node.parent is None else node.parent.id
 
 
-def whole_line(leaf: Node, *, max_trim_tokens: int) -> Line:
+def whole_line(leaf: Node, *, max_trim_tokens: int) -> SampleLine:
     """The line down to `leaf`, every id of it accounted for.
 
     Raises SamplesInconsistent, with the turn and the numbers: a turn trims more than `max_trim_tokens`, or more than
-    its parent drew; or the turns do not add up to the line's ids.
+    its parent sampled; or the turns do not add up to the line's ids.
     """
     path = leaf.line()
-    parts: list[Part] = []
+    parts: list[LinePart] = []
     for index, node in enumerate(path):
         _check_turn(node, max_trim_tokens)
         num_trimmed = path[index + 1].turn.num_trimmed if node is not leaf else 0
-        parts.append(Part(node=node, num_sampled=len(node.turn.sampled.ids) - num_trimmed))
-    line = Line(leaf=leaf, parts=tuple(parts), ids=line_ids(leaf), status=leaf.turn.status)
+        parts.append(LinePart(node=node, num_sampled=len(node.turn.sampled.ids) - num_trimmed))
+    line = SampleLine(leaf=leaf, parts=tuple(parts), ids=line_ids(leaf), status=leaf.turn.status)
     _check_ids(line)
     return line
 
 
-def cut(line: Line, max_seq_len: int) -> Line | None:
+def cut(line: SampleLine, max_seq_len: int) -> SampleLine | None:
     """The longest beginning of `line` that fits into `max_seq_len` ids and ends with a sampled one; None if none does.
 
     So the first turn that does not fit is cut if its prompt and one sampled id fit, else dropped, and so are the turns
@@ -92,35 +108,35 @@ def cut(line: Line, max_seq_len: int) -> Line | None:
     """
     if len(line.ids) <= max_seq_len:
         return line
-    kept: list[Part] = []
+    kept: list[LinePart] = []
     room = max_seq_len
     for part in line.parts:
         if part.num_prompt >= room:
             break
         kept.append(replace(part, num_sampled=min(part.num_sampled, room - part.num_prompt)))
         room -= kept[-1].num_tokens
-    while kept and not kept[-1].num_sampled:  # all it drew was one opener, which the next turn replaced
+    while kept and not kept[-1].num_sampled:  # its only sampled id was an opener, which the next turn replaced
         kept.pop()
     return _beginning(line, kept, TurnStatus.TRUNCATED) if kept else None
 
 
-def without_empty_end(line: Line) -> Line:
-    """A line whose last turn was aborted before it drew anything, without that turn; others as they are."""
+def without_empty_end(line: SampleLine) -> SampleLine:
+    """A line without its last turn, if that was aborted before it sampled a token; other lines unchanged."""
     if len(line.parts) < 2 or line.parts[-1].node.turn.sampled.ids:
         return line
     return _beginning(line, line.parts[:-1], line.status)
 
 
-def _beginning(line: Line, parts: Sequence[Part], status: TurnStatus) -> Line:
+def _beginning(line: SampleLine, parts: Sequence[LinePart], status: TurnStatus) -> SampleLine:
     ids = line.ids[: sum(part.num_tokens for part in parts)]
-    return Line(leaf=line.leaf, parts=tuple(parts), ids=ids, status=status)
+    return SampleLine(leaf=line.leaf, parts=tuple(parts), ids=ids, status=status)
 
 
-def owners(lines: Sequence[Line]) -> dict[int, int]:
+def owners(lines: Sequence[SampleLine]) -> dict[int, int]:
     """For each turn in `lines`, by node id, the index of the one line that trains it.
 
-    That is the line that holds most of its sampled ids, the earliest of those. Every copy is a beginning of what was
-    drawn, so no id that is in any line goes untrained.
+    That is the line that holds most of its sampled ids, the earliest of those. Every copy is a beginning of the
+    sampled ids, so no id that is in any line goes untrained.
     """
     best: dict[int, tuple[int, int]] = {}
     for index, line in enumerate(lines):
@@ -131,7 +147,7 @@ def owners(lines: Sequence[Line]) -> dict[int, int]:
 
 
 def leaf_descriptor(leaf: Node) -> dict[str, object]:
-    """Where a sample comes from: its leaf, the path to it, and the id by which the client knows its last reply."""
+    """The origin of a sample: its leaf, the path to it, and the id by which the client knows its last reply."""
     return {
         "node_id": leaf.id,
         "parent": _parent_id(leaf),
@@ -172,16 +188,16 @@ def _parent_id(node: Node) -> int | None:
 
 def _check_turn(node: Node, max_trim_tokens: int) -> None:
     turn = node.turn
-    num_drawn = len(node.parent.turn.sampled.ids) if node.parent is not None else 0
-    if not 0 <= turn.num_trimmed <= num_drawn:
-        raise inconsistent(node, f"it trims {turn.num_trimmed} tokens, but the turn before it drew {num_drawn}")
+    num_sampled = len(node.parent.turn.sampled.ids) if node.parent is not None else 0
+    if not 0 <= turn.num_trimmed <= num_sampled:
+        raise inconsistent(node, f"it trims {turn.num_trimmed} tokens, but the turn before it sampled {num_sampled}")
     if turn.num_trimmed > max_trim_tokens:
         raise inconsistent(
             node, f"it trims {turn.num_trimmed} tokens of the turn before it, but max_trim_tokens is {max_trim_tokens}"
         )
 
 
-def _check_ids(line: Line) -> None:
+def _check_ids(line: SampleLine) -> None:
     at = 0
     for part in line.parts:
         turn = part.node.turn

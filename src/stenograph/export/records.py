@@ -6,24 +6,161 @@ SGLang's chat route. `records=delta` leaves out what stands in the records befor
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
+from typing import Annotated, Literal, NotRequired, TypedDict, cast
 
 import msgspec
+from msgspec import Meta
 
-from stenograph.core.chat import Asked
+from stenograph.core.chat import Asked, ParseFault, ParseProblem
+from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.ids_json import encode_ids, pieces_of
-from stenograph.core.json_pieces import PIECE_VALUES, Written, joined, json_pieces, list_pieces
+from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, joined, json_pieces
+from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.messages import Message
-from stenograph.core.types import SampledTurn
-from stenograph.protocol.openai_chat_reply import message_body
-from stenograph.session.history import CommittedTurn, Node, line_ids
+from stenograph.core.types import FinishReason, SampledTurn
+from stenograph.dialects.openai.chat_reply import RepliedMessage, ReplyFinish, finish_of, message_body
+from stenograph.export.lines import WireSpan, spans_json
+from stenograph.render.drift import DriftFacts
 from stenograph.session.session import Session
+from stenograph.trajectory.history import Discarded
+from stenograph.trajectory.turn import CommittedTurn, Node, TurnStatus, line_ids
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def records(line: Sequence[Node], *, delta: bool) -> Iterator[dict[str, object]]:
+class RecordedRequest(TypedDict):
+    """A request as it went to the engine; the two counts come with `records=delta`. Beside these fields it has the
+    client's sampling fields, by the client's names and as they were sent."""
+
+    messages: Sequence[RepliedMessage]
+    input_ids: TokenIds
+    tools: Sequence[object]
+    parameters: Mapping[str, object]
+    num_kept_ids: NotRequired[Count]
+    num_kept_messages: NotRequired[Count]
+
+
+class RecordedFinish(TypedDict):
+    """The reason for the turn's end, and the stop string or token id that ended it."""
+
+    type: FinishReason
+    matched: int | str | None
+
+
+class RecordedMetaInfo(TypedDict):
+    """As SGLang writes it; a triple is `[raw logprob, id, null]`. The replay payloads are base64."""
+
+    id: Hex32
+    finish_reason: RecordedFinish
+    prompt_tokens: Count
+    completion_tokens: Count
+    cached_tokens: Count
+    output_token_logprobs: Sequence[tuple[Logprob, int, None]]
+    output_token_sampling_logprobs: NotRequired[Sequence[Logprob]]
+    weight_version: NotRequired[str]
+    routed_experts: NotRequired[str]
+    indexer_topk: NotRequired[str]
+
+
+class RecordedFault(TypedDict):
+    """One fault of a reply as a message: its text, shortened, and its ids `[start, end)` of the reply."""
+
+    problem: ParseProblem
+    seen: str
+    start: Count
+    end: Count
+
+
+class RecordedChoice(TypedDict):
+    """The recorded reply: a chat's `message`, or a completion's `text`."""
+
+    index: Literal[0]
+    parse_problem: ParseProblem | None
+    parse_faults: Sequence[RecordedFault]
+    finish_reason: ReplyFinish
+    stop_reason: int | str | None
+    meta_info: RecordedMetaInfo
+    message: NotRequired[RepliedMessage]
+    text: NotRequired[str]
+
+
+class RecordedUsage(TypedDict):
+    """Token counts of a turn."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+
+
+class RecordedResponse(TypedDict):
+    """A reply in the shape of SGLang's chat route."""
+
+    id: str
+    object: Literal["chat.completion", "text_completion"]
+    created: int
+    choices: Annotated[Sequence[RecordedChoice], Meta(min_length=1, max_length=1)]
+    usage: RecordedUsage
+
+
+class Record(TypedDict):
+    """One turn. `stages` are monotonic seconds, `stage_seconds` durations."""
+
+    timestamp: float
+    request_timestamp: float
+    method: Literal["POST"]
+    path: str
+    status_code: Literal[200]
+    request_id: Hex32
+    node_id: Count
+    status: TurnStatus
+    request: RecordedRequest
+    response: RecordedResponse
+    weight_versions: Sequence[WireSpan]
+    stages: Mapping[str, float]
+    stage_seconds: Mapping[str, float]
+
+
+class DiscardedTurns(TypedDict):
+    """The committed turns that later turns of their session replaced, and the sampled tokens in them."""
+
+    turns: Count
+    sampled_tokens: Count
+
+
+class SessionSummary(TypedDict):
+    """A session in a list. `created_at` is in seconds of the epoch."""
+
+    session_id: Hex32
+    created_at: float
+    history: HistoryKind
+    num_turns: Count
+    num_tokens: Count
+    discarded: DiscardedTurns
+    busy: bool
+    metadata: Mapping[str, object]
+
+
+class SessionMetadata(TypedDict):
+    """The session's own metadata, and the server's keys over it; on a tree also `tree` (docs/samples.md)."""
+
+    accumulated_token_ids: TokenIds
+    max_trim_tokens: Count
+    discarded: DiscardedTurns
+    tito_session_mismatch: NotRequired[Sequence[DriftFacts]]
+    tree: NotRequired[Mapping[str, object]]
+
+
+class SessionView(TypedDict):
+    """A session: the records of its latest line, and metadata for a trainer."""
+
+    session_id: Hex32
+    records: Sequence[Record]
+    metadata: SessionMetadata
+
+
+def records(line: Sequence[Node], *, delta: bool) -> Iterator[Record]:
     """The records of a line, oldest first, for `json_pieces`: a long session's are many megabytes.
 
     `delta`: each with only what its turn added, and how much it did not. Else what an earlier record has written is
@@ -95,7 +232,12 @@ def _messages_text(messages: Iterable[Message]) -> Iterator[Iterator[bytes]]:
     return (json_pieces(_message(message)) for message in messages)
 
 
-def session_summary(session: Session) -> dict[str, object]:
+def discarded_json(discarded: Discarded) -> DiscardedTurns:
+    """The turns that a session's commits discarded, as plain values."""
+    return {"turns": discarded.num_turns, "sampled_tokens": discarded.num_tokens}
+
+
+def session_summary(session: Session) -> SessionSummary:
     """One entry of `GET /sessions`."""
     nodes = session.history.nodes
     return {
@@ -104,12 +246,13 @@ def session_summary(session: Session) -> dict[str, object]:
         "history": session.options.history,
         "num_turns": len(nodes),
         "num_tokens": session.history.num_tokens,
+        "discarded": discarded_json(session.history.discarded),
         "busy": session.gate.is_busy,
         "metadata": session.options.metadata,
     }
 
 
-def _record(node: Node, request: dict[str, object]) -> dict[str, object]:
+def _record(node: Node, request: Mapping[str, object]) -> Record:
     turn = node.turn
     stages = turn.stages
     of_chats: dict[str, object] = {
@@ -117,102 +260,96 @@ def _record(node: Node, request: dict[str, object]) -> dict[str, object]:
         "parallel_tool_calls": turn.parallel_tool_calls,
         "chat_template_kwargs": turn.context.template_kwargs,
     }
+    kept = _OBJECT.decode(turn.request_json)
+    sent, path = _OBJECT.decode(kept.pop("sent", b"{}")), kept.pop("path", None)
+    tools = [msgspec.Raw(tool.json.encode()) for tool in turn.context.tools]
+    parameters: dict[str, object] = {
+        **kept,
+        "sampling_params": msgspec.to_builtins(turn.params),
+        **(of_chats if turn.asked is Asked.CHAT else {}),
+    }
     return {
         "timestamp": turn.committed_at,
         "request_timestamp": turn.requested_at,
         "method": "POST",
-        "path": "/v1/chat/completions" if turn.asked is Asked.CHAT else "/v1/completions",
+        "path": cast("str", path),  # as its dialect wrote it, JSON already
         "status_code": 200,
         "request_id": turn.request_id,
         "node_id": node.id,
         "status": turn.status,
-        "request": {
-            **request,
-            "tools": [msgspec.Raw(tool.json.encode()) for tool in turn.context.tools],
-            "parameters": {
-                **_OBJECT.decode(turn.request_json),
-                "sampling_params": msgspec.to_builtins(turn.params),
-                **(of_chats if turn.asked is Asked.CHAT else {}),
-            },
-        },
+        "request": cast("RecordedRequest", {**sent, **request, "tools": tools, "parameters": parameters}),
         "response": _response(node),
-        "weight_versions": [
-            {"version": span.version, "start": span.start, "end": span.end} for span in turn.sampled.weights
-        ],
+        "weight_versions": spans_json(turn.sampled.weights),
         "stages": {"start": stages.start, **{str(stage): end for stage, end in stages.ends.items()}},
         "stage_seconds": {str(stage): seconds for stage, seconds in stages.durations_s().items()},
     }
 
 
-def _response(node: Node) -> dict[str, object]:
+def _response(node: Node) -> RecordedResponse:
     turn, sampled = node.turn, node.turn.sampled
-    num_prompt, num_drawn = node.num_tokens - len(sampled.ids), len(sampled.ids)
+    num_prompt, num_sampled = node.num_tokens - len(sampled.ids), len(sampled.ids)
     is_chat = turn.asked is Asked.CHAT
-    shown: dict[str, object] = (
-        {"message": _message(turn.reply.message)} if is_chat else {"text": turn.reply.message.content}
-    )
+    said = {"message": _message(turn.reply.message)} if is_chat else {"text": turn.reply.message.content}
+    choice = {
+        "index": 0,
+        **said,
+        "parse_problem": turn.reply.problem,
+        "parse_faults": [_fault(fault) for fault in turn.reply.faults],
+        "finish_reason": finish_of(sampled.finish.reason, turn.reply.message),
+        "stop_reason": sampled.finish.matched,
+        "meta_info": _meta_info(turn, num_prompt),
+    }
     return {
         "id": turn.reply_id,
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(turn.committed_at),
-        "choices": [
-            {
-                "index": 0,
-                **shown,
-                "parse_problem": turn.reply.problem,
-                "parse_faults": [
-                    {"problem": fault.problem, "seen": fault.seen, "start": fault.start, "end": fault.end}
-                    for fault in turn.reply.faults
-                ],
-                "finish_reason": _finish_reason(turn),
-                "stop_reason": sampled.finish.matched,
-                "meta_info": {"prompt_tokens": num_prompt, **_meta_info(turn)},
-            }
-        ],
+        "choices": [cast("RecordedChoice", choice)],
         "usage": {
             "prompt_tokens": num_prompt,
-            "completion_tokens": num_drawn,
-            "total_tokens": num_prompt + num_drawn,
+            "completion_tokens": num_sampled,
+            "total_tokens": num_prompt + num_sampled,
         },
     }
 
 
-def _meta_info(turn: CommittedTurn) -> dict[str, object]:
+def _fault(fault: ParseFault) -> RecordedFault:
+    return {"problem": fault.problem, "seen": fault.seen, "start": fault.start, "end": fault.end}
+
+
+def _meta_info(turn: CommittedTurn, num_prompt: int) -> RecordedMetaInfo:
     sampled = turn.sampled
-    meta: dict[str, object] = {
+    meta: RecordedMetaInfo = {
+        "prompt_tokens": num_prompt,
         "id": turn.request_id,
         "finish_reason": {"type": sampled.finish.reason, "matched": sampled.finish.matched},
         "completion_tokens": len(sampled.ids),
         "cached_tokens": sampled.num_cached_tokens,
-        "output_token_logprobs": Written(_triples(sampled.ids, sampled.logprobs)),
+        "output_token_logprobs": as_chunked_list(_triples(sampled.ids, sampled.logprobs)),
     }
     if sampled.sampling_logprobs is not None:
         meta["output_token_sampling_logprobs"] = sampled.sampling_logprobs
     if sampled.weights:
         meta["weight_version"] = sampled.weights[-1].version
-    return meta | _replay(sampled)
+    _add_replay(meta, sampled)
+    return meta
 
 
-def _replay(sampled: SampledTurn) -> dict[str, object]:
+def _add_replay(meta: RecordedMetaInfo, sampled: SampledTurn) -> None:
     if sampled.replay is None:
-        return {}
-    found = {"routed_experts": sampled.replay.routed_experts, "indexer_topk": sampled.replay.indexer_topk}
-    return {name: payload for name, payload in found.items() if payload is not None}
+        return
+    if sampled.replay.routed_experts is not None:
+        meta["routed_experts"] = sampled.replay.routed_experts
+    if sampled.replay.indexer_topk is not None:
+        meta["indexer_topk"] = sampled.replay.indexer_topk
 
 
-def _triples(ids: "array[int]", logprobs: "array[float]") -> Iterator[bytes]:
+def _triples(ids: "array[int]", logprobs: "array[float]") -> Iterator[list[tuple[float, int, None]]]:
     starts = range(0, len(ids), PIECE_VALUES)
     spans = (slice(start, start + PIECE_VALUES) for start in starts)
-    return list_pieces(list(zip(logprobs[span], ids[span], repeat(None))) for span in spans)
+    return (list(zip(logprobs[span], ids[span], repeat(None))) for span in spans)
 
 
-def _finish_reason(turn: CommittedTurn) -> str:
-    if turn.sampled.finish.reason == "stop" and turn.reply.message.tool_calls:
-        return "tool_calls"
-    return str(turn.sampled.finish.reason)
-
-
-def _message(message: Message) -> dict[str, object]:
+def _message(message: Message) -> RepliedMessage:
     body = message_body(message)
     if message.tool_call_id is not None:
         body["tool_call_id"] = message.tool_call_id

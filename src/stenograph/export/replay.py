@@ -1,7 +1,7 @@
-"""What a trainer needs to route a sample's tokens the same way again: base64 of the engine to int32 arrays. Pure.
+"""Replay data: the arrays with which a trainer routes a sample's tokens as the engine did. Base64 to int32. Pure.
 
-An engine tells it with each turn for all tokens of that turn, prompt included, so that a line's array is its last
-turn's. A line that is told it in part is refused, never filled up: a trainer could not tell the difference.
+An engine reports the data of all tokens of a turn, prompt included, so a line's array is that of its last turn. A line
+in which only some turns have data is refused, never padded: a trainer could not see the difference.
 """
 
 import base64
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.export.lines import Line, inconsistent, without_empty_end
-from stenograph.session.history import Node
+from stenograph.export.lines import SampleLine, inconsistent, without_empty_end
+from stenograph.trajectory.turn import Node
 
 _PIECE_CHARS = 256 * 1024
 """Base64 that is decoded at once, in a millisecond. A multiple of 4."""
@@ -30,29 +30,27 @@ class ReplayShape:
             raise ValueError(f"layers and top_k are at least 1, got {self.layers} and {self.top_k}")
 
 
-def replayable(line: Line) -> Line:
-    """A line without its last turn, if that was aborted before it drew anything and so was told nothing to replay.
+def replayable(line: SampleLine) -> SampleLine:
+    """A line without its last turn, if that was aborted before it sampled a token and so has nothing to replay.
 
     Nothing of such a turn is trained, and with it no array would cover the line.
     """
-    told = [part.node.turn.sampled.replay for part in line.parts]
-    return without_empty_end(line) if told[-1] is None and any(told[:-1]) else line
+    replays = [part.node.turn.sampled.replay for part in line.parts]
+    return without_empty_end(line) if replays[-1] is None and any(replays[:-1]) else line
 
 
-def routed_experts(line: Line, shape: ReplayShape | None) -> NDArray[np.int32] | None:
+def routed_experts(line: SampleLine, shape: ReplayShape | None) -> NDArray[np.int32] | None:
     """The experts of each token but the last: [T - 1, layers, top_k] int32; None if no turn of `line` has them.
 
-    Raises SamplesInconsistent: only some turns have them, `shape` is not known, damaged base64, or another size.
+    Raises SamplesInconsistent: only some turns have them, damaged base64, `shape` is not known, or another size.
     """
     name = "routed experts"
-    told = [_replay(part.node)[0] for part in line.parts]
-    last = _last(line, told, name)
-    if last is None:
-        return None
     node = line.parts[-1].node
+    values = _values(line, [_replay(part.node)[0] for part in line.parts], name)
+    if values is None:
+        return None
     if shape is None:
-        raise inconsistent(node, f"there are {name} with it, but the model's layers and top_k are not known")
-    values = _decoded(node, last, name)
+        raise inconsistent(node, f"it has {name}, but the model's layers and top_k are not known")
     rows = node.num_tokens - 1
     if values.size != rows * shape.layers * shape.top_k:
         raise inconsistent(
@@ -63,19 +61,17 @@ def routed_experts(line: Line, shape: ReplayShape | None) -> NDArray[np.int32] |
     return values.reshape(rows, shape.layers, shape.top_k)[: len(line.ids) - 1]
 
 
-def indexer_topk(line: Line) -> NDArray[np.int32] | None:
-    """What the model's indexer chose for each token but the last: [T - 1, K] int32; None if no turn has it.
+def indexer_topk(line: SampleLine) -> NDArray[np.int32] | None:
+    """The indexer's choice for each token but the last: [T - 1, K] int32; None if no turn has it.
 
     K is what the engine's data makes it. Raises SamplesInconsistent: only some turns have it, damaged base64, or a
     size that is no multiple of the rows.
     """
     name = "indexer top-k ids"
-    told = [_replay(part.node)[1] for part in line.parts]
-    last = _last(line, told, name)
-    if last is None:
-        return None
     node = line.parts[-1].node
-    values = _decoded(node, last, name)
+    values = _values(line, [_replay(part.node)[1] for part in line.parts], name)
+    if values is None:
+        return None
     rows = node.num_tokens - 1
     width, rest = divmod(values.size, rows) if rows else (0, values.size)
     if rest or (rows and not width):
@@ -88,20 +84,21 @@ def _replay(node: Node) -> tuple[str | None, str | None]:
     return (None, None) if replay is None else (replay.routed_experts, replay.indexer_topk)
 
 
-def _last(line: Line, told: Sequence[str | None], name: str) -> str | None:
-    """The last turn's, which covers the line, whatever was cut or trimmed from it; None if no turn has any."""
-    if all(value is None for value in told):
+def _values(line: SampleLine, payloads: Sequence[str | None], name: str) -> NDArray[np.int32] | None:
+    """The values of the last turn, which cover the line whatever was cut or trimmed from it; None if no turn has any.
+
+    `payloads` are base64, one for each part of the line.
+    """
+    if all(payload is None for payload in payloads):
         return None
-    for part, value in zip(line.parts, told, strict=True):
-        if value is None:
-            raise inconsistent(
-                part.node, f"there are no {name} with it, but other turns of the line to node {line.leaf.id} do"
-            )
-    return told[-1]
+    for part, payload in zip(line.parts, payloads, strict=True):
+        if payload is None:
+            raise inconsistent(part.node, f"it has no {name}, but other turns of the line to node {line.leaf.id} have")
+    return _decoded(line.parts[-1].node, payloads[-1] or "", name)
 
 
 def _decoded(node: Node, text: str, name: str) -> NDArray[np.int32]:
-    """The values in `text`, decoded in pieces: each call holds the GIL. Padding belongs to the last one alone."""
+    """Decode base64 in pieces, because each call holds the GIL. Only the last piece may have padding."""
     data = bytearray()
     try:
         for start in range(0, len(text), _PIECE_CHARS):
@@ -111,5 +108,5 @@ def _decoded(node: Node, text: str, name: str) -> NDArray[np.int32]:
     except ValueError as error:  # binascii.Error is one
         raise inconsistent(node, f"its {name} are not base64: {error}") from error
     if len(data) % 4:
-        raise inconsistent(node, f"its {name} have {len(data)} bytes, which is no number of int32 values")
+        raise inconsistent(node, f"its {name} have {len(data)} bytes, which is not a whole number of int32 values")
     return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False)

@@ -1,13 +1,12 @@
 """Samples as one safetensors payload, in the format that the miles session server's clients decode. Pure.
 
-Such a client pops the tensors that it knows by name, refuses what is left over, wants every field that it knows under
-`_samples_meta`, and a tensor that is missing named in the sample's `nulls`; more fields in the JSON it ignores. So only
-its tensors are tensors, and everything else stands in the JSON.
+Such a client pops the tensors that it knows by name, refuses what is left over, requires every field that it knows
+under `_samples_meta`, and the names of missing tensors in the sample's `nulls`; it ignores further fields in the JSON.
+So only its tensors are tensors, and everything else stands in the JSON.
 
 The library would hold the GIL for the whole payload, so that is written here; byte for byte it is the library's.
 """
 
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.json_pieces import joined, json_pieces
-from stenograph.export.samples import Sample, describe
+from stenograph.export.samples import Sample, as_numpy, describe
 
 META = "_samples_meta"
 """The uint8 tensor that holds the rest, as compact UTF-8 JSON."""
@@ -58,7 +57,7 @@ def to_safetensors(
     metas = (_meta(sample) for sample in samples)
     meta: list[bytes] = []
     described = {"samples": metas, "session_metadata": session_metadata, "empty_reason": empty_reason}
-    for piece in joined(json_pieces(described)):  # first, because the header tells its length
+    for piece in joined(json_pieces(described)):  # first, because the header states its length
         meta.append(piece)
         yield b""
     tensors.append(_Tensor(name=META, dtype="|u1", shape=(sum(map(len, meta)),), pieces=iter(meta)))
@@ -83,9 +82,9 @@ def _header(tensors: Sequence[_Tensor]) -> bytes:
 
 
 def _tensors(sample: Sample, index: int) -> Iterator[_Tensor]:
-    yield _tensor(f"tokens.{index}", "<i8", _flat(sample.tokens))
+    yield _tensor(f"tokens.{index}", "<i8", as_numpy(sample.tokens))
     yield _tensor(f"loss_mask.{index}", "|u1", np.frombuffer(sample.loss_mask, np.uint8))
-    yield _tensor(f"rollout_log_probs.{index}", "<f8", _flat(sample.rollout_log_probs))
+    yield _tensor(f"rollout_log_probs.{index}", "<f8", as_numpy(sample.rollout_log_probs))
     for name, replay in _replays(sample).items():
         if replay is not None:
             yield _tensor(f"{name}.{index}", "<i4", replay)
@@ -96,11 +95,6 @@ def _tensor(name: str, dtype: str, values: NDArray[np.generic]) -> _Tensor:
     starts = range(0, len(flat), _PIECE_VALUES)
     pieces = (flat[start : start + _PIECE_VALUES].astype(dtype).tobytes() for start in starts)
     return _Tensor(name=name, dtype=dtype, shape=values.shape, pieces=pieces)
-
-
-def _flat(values: "array[int] | array[float]") -> NDArray[np.generic]:
-    """An array as it lies in memory."""
-    return np.frombuffer(values, dtype=values.typecode)
 
 
 def _replays(sample: Sample) -> dict[str, NDArray[np.int32] | None]:

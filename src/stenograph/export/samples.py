@@ -9,35 +9,79 @@ import enum
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, NotRequired, TypedDict, cast
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from stenograph.core.json_pieces import Written, list_pieces
+from stenograph.core.json_pieces import as_chunked_list
+from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.types import WeightSpan
-from stenograph.export.lines import Line, cut, kept_leaves, leaf_descriptor, owners, whole_line
+from stenograph.export.lines import (
+    SampleLine,
+    WireSpan,
+    cut,
+    kept_leaves,
+    leaf_descriptor,
+    owners,
+    spans_json,
+    whole_line,
+)
 from stenograph.export.replay import ReplayShape, indexer_topk, replayable, routed_experts
-from stenograph.session.history import Node, TurnStatus
+from stenograph.trajectory.turn import Node, TurnStatus
 
 Decode = Callable[["array[int]"], str]
 """Ids to text, control tokens included."""
 
 LEAF = "leaf"
 MISMATCH = "tito_session_mismatch"
+DISCARDED = "discarded"
+TRUNCATED_TURNS = "truncated_turns"
 _PIECE_TEXTS = 512
 """Token texts that are made and written at once, in a millisecond."""
 
-SERVER_KEYS = frozenset({LEAF, MISMATCH, "accumulated_token_ids"})
+SERVER_KEYS = frozenset({LEAF, MISMATCH, DISCARDED, TRUNCATED_TURNS, "accumulated_token_ids"})
 """Metadata that consumers believe the server on: a client's values under these names are left out."""
 
 
 class EmptyReason(enum.StrEnum):
-    """Why there is no sample. The values are those of the miles session server."""
+    """The reason for having no sample. The values are those of the miles session server."""
 
     NO_RECORDS = "no_records"
     """The session has no committed turn."""
     ALL_TRUNCATED = "all_truncated"
     """In no line does a first prompt and one sampled token fit into `max_seq_len`."""
+
+
+class PrefixCacheInfo(TypedDict):
+    """Sums over a sample's turns."""
+
+    cached_tokens: Count
+    total_prompt_tokens: Count
+
+
+class SampleFacts(TypedDict):
+    """The fields of a sample that are not numbers per token."""
+
+    response: str
+    status: TurnStatus
+    weight_versions: Sequence[WireSpan]
+    prefix_cache_info: PrefixCacheInfo
+    metadata: Mapping[str, object]
+
+
+class JsonSample(SampleFacts):
+    """A sample (docs/samples.md)."""
+
+    tokens: TokenIds
+    response_length: Count
+    loss_mask: Sequence[Annotated[int, Meta(ge=0, le=1)]]
+    rollout_log_probs: Sequence[Logprob]
+    sampling_log_probs: Sequence[Logprob] | None
+    rollout_routed_experts: Sequence[object] | None
+    rollout_indexer_topk: Sequence[object] | None
+    token_texts: NotRequired[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +90,9 @@ class Sample:
 
     `tokens` [T] int32. `loss_mask` [R] bytes: 1 on the sampled tokens that this sample trains. `rollout_log_probs` [R]
     float64, nats: raw logprob where the mask is 1, 0.0 elsewhere. `sampling_log_probs` [R], the same under the
-    distribution drawn from, or None where an engine did not tell. `response` is the last R tokens as text.
-    `weight_versions`: spans over `tokens`, in order; every sampled token in a span was drawn by its version, the tokens
-    between, which nobody drew, take no part. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
+    sampling distribution, or None where an engine did not report it. `response` is the last R tokens as text.
+    `weight_versions`: spans over `tokens`, in order; every sampled token in a span was sampled by its version; prompt
+    tokens between them take no part. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
     int32, or None. `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
     """
 
@@ -98,17 +142,19 @@ def make_samples(
     replay_shape: ReplayShape | None = None,
     metadata: Mapping[str, object] | None = None,
     mismatches: Mapping[int, Sequence[object]] | None = None,
+    discarded: Mapping[str, object] | None = None,
 ) -> SampleSet:
     """One sample for each kept line of a session's turns, given oldest commit first. Mutates nothing.
 
     May run on a worker, on a snapshot of `History.nodes`. `max_trim_tokens` is the renderer's. `metadata` goes into
-    every sample, with the server's own keys on top; `mismatches` is the drift of each leaf's line by node id, as plain
-    values, as far as it was computed. With `max_seq_len` a line ends with its last sampled token that fits, and one
-    without any gives no sample. Raises SamplesInconsistent: a line cannot be accounted for token by token.
+    every sample, with the server's own keys on top: `mismatches` is the drift of each leaf's line by node id, as plain
+    values, as far as it was computed; `discarded` counts what the session's commits discarded. With `max_seq_len` a
+    line ends with its last sampled token that fits, and one without any gives no sample. Raises SamplesInconsistent: a
+    line cannot be accounted for token by token.
     """
     if not nodes:
         return SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
-    lines: list[Line] = []
+    lines: list[SampleLine] = []
     for leaf in kept_leaves(nodes):
         whole = replayable(whole_line(leaf, max_trim_tokens=max_trim_tokens))
         line = whole if max_seq_len is None else cut(whole, max_seq_len)
@@ -118,41 +164,47 @@ def make_samples(
     theirs = {key: value for key, value in (metadata or {}).items() if key not in SERVER_KEYS}
     samples: list[Sample] = []
     for index, line in enumerate(lines):
-        ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf)}
+        num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
+        ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
         if mismatches is not None and line.leaf.id in mismatches:
             ours[MISMATCH] = mismatches[line.leaf.id]
+        if discarded is not None:
+            ours[DISCARDED] = discarded
         owned = frozenset(part.node.id for part in line.parts if owner[part.node.id] == index)
         samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}))
     return SampleSet(samples=tuple(samples), empty_reason=None if samples else EmptyReason.ALL_TRUNCATED)
 
 
-def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -> dict[str, object]:
+def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -> JsonSample:
     """A sample for `json_pieces`; with `token_text`, each token as text too."""
-    body: dict[str, object] = {
+    facts = describe(sample)
+    body: JsonSample = {
         "tokens": sample.tokens,
         "response_length": sample.response_length,
-        "loss_mask": np.frombuffer(sample.loss_mask, np.uint8),
+        "loss_mask": cast("Sequence[int]", np.frombuffer(sample.loss_mask, np.uint8)),
         "rollout_log_probs": sample.rollout_log_probs,
         "sampling_log_probs": sample.sampling_log_probs,
-        "rollout_routed_experts": sample.routed_experts,
-        "rollout_indexer_topk": sample.indexer_topk,
-        **describe(sample),
+        "rollout_routed_experts": cast("Sequence[object] | None", sample.routed_experts),
+        "rollout_indexer_topk": cast("Sequence[object] | None", sample.indexer_topk),
+        "response": facts["response"],
+        "status": facts["status"],
+        "weight_versions": facts["weight_versions"],
+        "prefix_cache_info": facts["prefix_cache_info"],
+        "metadata": facts["metadata"],
     }
     if token_text is not None:
         starts = range(0, len(sample.tokens), _PIECE_TEXTS)
         texts = ([token_text(id_) for id_ in sample.tokens[start : start + _PIECE_TEXTS]] for start in starts)
-        body["token_texts"] = Written(list_pieces(texts))
+        body["token_texts"] = as_chunked_list(texts)
     return body
 
 
-def describe(sample: Sample) -> dict[str, object]:
-    """What of a sample is not numbers per token."""
+def describe(sample: Sample) -> SampleFacts:
+    """The fields of a sample that are not numbers per token."""
     return {
         "response": sample.response,
         "status": sample.status,
-        "weight_versions": [
-            {"version": span.version, "start": span.start, "end": span.end} for span in sample.weight_versions
-        ],
+        "weight_versions": spans_json(sample.weight_versions),
         "prefix_cache_info": {
             "cached_tokens": sample.num_cached_tokens,
             "total_prompt_tokens": sample.num_prompt_tokens,
@@ -162,10 +214,14 @@ def describe(sample: Sample) -> dict[str, object]:
 
 
 def _sample(
-    line: Line, owned: frozenset[int], decode: Decode, replay_shape: ReplayShape | None, metadata: Mapping[str, object]
+    line: SampleLine,
+    owned: frozenset[int],
+    decode: Decode,
+    replay_shape: ReplayShape | None,
+    metadata: Mapping[str, object],
 ) -> Sample:
     num_tokens = len(line.ids)
-    drawn, mask = bytearray(num_tokens), bytearray(num_tokens)
+    was_sampled, mask = bytearray(num_tokens), bytearray(num_tokens)
     raw, sampling = _zeros(num_tokens), _zeros(num_tokens)
     spans: list[WeightSpan] = []
     end = 0
@@ -173,24 +229,24 @@ def _sample(
         start = end + part.num_prompt
         end += part.num_tokens
         sampled = part.node.turn.sampled
-        drawn[start:end] = b"\x01" * part.num_sampled
+        was_sampled[start:end] = b"\x01" * part.num_sampled
         spans += _placed(sampled.weights, start, end)
         if part.node.id in owned:
-            mask[start:end] = drawn[start:end]
+            mask[start:end] = was_sampled[start:end]
             raw[start:end] = sampled.logprobs[: part.num_sampled]
             if sampled.sampling_logprobs is not None:
                 sampling[start:end] = sampled.sampling_logprobs[: part.num_sampled]
     turns = [part.node.turn for part in line.parts]
-    told = all(turn.sampled.sampling_logprobs is not None or not turn.sampled.ids for turn in turns)
+    has_sampling = all(turn.sampled.sampling_logprobs is not None or not turn.sampled.ids for turn in turns)
     first = line.parts[0].num_prompt
     return Sample(
         tokens=line.ids,
         response_length=num_tokens - first,
         loss_mask=bytes(mask[first:]),
         rollout_log_probs=raw[first:],
-        sampling_log_probs=sampling[first:] if told else None,
+        sampling_log_probs=sampling[first:] if has_sampling else None,
         status=line.status,
-        weight_versions=_joined(spans, drawn),
+        weight_versions=_joined(spans, was_sampled),
         response=decode(line.ids[first:]),
         num_prompt_tokens=sum(part.node.num_tokens - len(part.node.turn.sampled.ids) for part in line.parts),
         num_cached_tokens=sum(turn.sampled.num_cached_tokens for turn in turns),
@@ -198,6 +254,11 @@ def _sample(
         indexer_topk=indexer_topk(line),
         metadata=metadata,
     )
+
+
+def as_numpy(values: "array[int] | array[float]") -> NDArray[np.generic]:
+    """An array [T] of numbers as it lies in memory."""
+    return np.frombuffer(values, dtype=values.typecode)
 
 
 def _zeros(num: int) -> "array[float]":
@@ -212,12 +273,12 @@ def _placed(spans: Sequence[WeightSpan], start: int, end: int) -> list[WeightSpa
     return [span for span in placed if span.start < span.end]
 
 
-def _joined(spans: Sequence[WeightSpan], drawn: bytearray) -> tuple[WeightSpan, ...]:
-    """Spans of one version with no other drawn token between them become one, over the prompts between them."""
+def _joined(spans: Sequence[WeightSpan], was_sampled: bytearray) -> tuple[WeightSpan, ...]:
+    """Spans of one version with no other sampled token between them become one, over the prompts between them."""
     joined: list[WeightSpan] = []
     for span in spans:
         last = joined[-1] if joined else None
-        if last is not None and last.version == span.version and drawn.find(1, last.end, span.start) < 0:
+        if last is not None and last.version == span.version and was_sampled.find(1, last.end, span.start) < 0:
             joined[-1] = WeightSpan(version=span.version, start=last.start, end=span.end)
         else:
             joined.append(span)

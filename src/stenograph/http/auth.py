@@ -1,4 +1,4 @@
-"""Who asks, and for which session. Reads headers; decides nothing about turns."""
+"""Authenticates a request and finds its session. Reads headers; decides nothing about turns."""
 
 import hmac
 from collections.abc import Iterable, Sequence
@@ -18,12 +18,12 @@ class Doorman:
         self._manager = manager
 
     def check_key(self, headers: Headers) -> None:
-        """Raise Unauthorized unless the request carries one of the server's keys; without keys all may enter."""
+        """Raise Unauthorized if the server has keys and the request carries none of them."""
         if not self._keys:
             return
         given = _credentials(headers)
         if not given:
-            raise Unauthorized("This server asks for a key: send it as 'Authorization: Bearer …' or as 'x-api-key'.")
+            raise Unauthorized("This server requires a key: send it as 'Authorization: Bearer …' or as 'x-api-key'.")
         # Every key is compared, in constant time, so that timing tells nothing of any.
         if sum(hmac.compare_digest(one, key) for one in given for key in self._keys) == 0:
             raise Unauthorized("The key is not one of this server's keys.")

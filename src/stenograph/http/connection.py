@@ -1,53 +1,335 @@
-"""One client connection: uvicorn's HTTP protocol, with two limits that it has not.
+"""One client connection: uvicorn's HTTP protocol, with limits and deadlines that uvicorn lacks.
 
-A pipelined request would hide a hang-up: uvicorn queues it, reads no further, and never learns that the client left,
-so that a turn would be drawn to its end for nobody. No client of these routes pipelines; one that does is hung up on.
-Request headers are limited in all: uvicorn limits only the target.
+- A head is collected first, within the limits of `RequestHead`, and parsed when it is whole.
+- A head and a body have deadlines. A connection has one timer at most: it is armed when a read leaves a request half
+  sent, and a request that comes in one read costs none. Bytes that the server does not read do not count against the
+  client.
+- A pipelined request would hide a hang-up: uvicorn queues it, reads no further, and never learns that the client left,
+  so that a turn would be sampled to its end for nobody. No client of these routes pipelines; one that does is hung up
+  on.
+
+Refusals have the usual shape (docs/errors.md). A client that reads its reply slowly is not refused here.
 """
 
-from typing import cast
+import asyncio
+import enum
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from uvicorn.server import ServerState
 
-MAX_HEADER_BYTES = 64 * 1024
-"""Names and values together."""
+from stenograph.core.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, StenographError
+from stenograph.dialects.base import Refuse
+from stenograph.http.delivery import DeliveryConnection
+from stenograph.http.metrics import Metrics
+from stenograph.http.request_head import MAX_HEAD_BYTES, RequestHead
+from stenograph.http.settings import Settings
+from stenograph.http.wire import count_error
+
+LEAST_BODY_BYTES_PER_S = 1024
+"""The least rate of a body, over each `body_timeout_s`; a slower one is refused."""
+
+LINGER_S = 2.0
+LINGER_BYTES = 2**20
+"""The time and bytes for which a refused client may go on sending: a socket that is closed with bytes unread is reset,
+and the client would not see why."""
 
 
-class ClientConnection(HttpToolsProtocol):
-    """A connection that takes one request at a time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """The deadlines of the parts of a request."""
 
-    _is_refused = False
-    _num_header_bytes = 0
+    header_timeout_s: float
+    """A whole head: the first from the connection's beginning, the others from their first byte."""
+    body_timeout_s: float
+    """Between two reads of a body, which brings `LEAST_BODY_BYTES_PER_S` in each such time."""
+
+
+def connections_of(settings: Settings, metrics: Metrics, refuse: Refuse) -> type[asyncio.Protocol]:
+    """Makes a server's connections. It is uvicorn's `http`, which uvicorn only calls."""
+    deadlines = Deadlines(header_timeout_s=settings.header_timeout_s, body_timeout_s=settings.body_timeout_s)
+    made = functools.partial(
+        ClientConnection, deadlines=deadlines, refuse=refuse, on_refused=functools.partial(count_error, metrics)
+    )
+    return cast("type[asyncio.Protocol]", made)
+
+
+class _Phase(enum.Enum):
+    """The part of a request that the next bytes belong to."""
+
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    ANSWER = enum.auto()
+    """The request is whole; its answer may have been sent."""
+    LAST_ANSWER = enum.auto()
+    """The same, and the bytes after it are not HTTP."""
+    REFUSED = enum.auto()
+    """The client was answered with an error, or hung up on."""
+
+
+class _Flow(FlowControl):
+    """uvicorn's flow control, which says when bodies are read on."""
+
+    def __init__(self, transport: asyncio.Transport, on_resumed: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._on_resumed = on_resumed
+
+    def resume_reading(self) -> None:
+        super().resume_reading()
+        self._on_resumed()
+
+
+class ClientConnection(DeliveryConnection):
+    """A connection that takes one request at a time. `refuse` writes an error, and `on_refused` hears of each that
+    it answers by itself."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        deadlines: Deadlines,
+        refuse: Refuse,
+        on_refused: Callable[[StenographError], None],
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._deadlines = deadlines
+        self._refuse_with = refuse
+        self._on_refused = on_refused
+        self._phase = _Phase.HEAD
+        self._head = RequestHead()
+        self._head_since = 0.0
+        self._num_left: int | None = 0
+        """Bytes of the body that are to come; None for a chunked one."""
+        self._num_framing = 0
+        """Bytes of a chunked body since its last piece."""
+        self._read_at = self._window_at = 0.0
+        self._num_in_window = 0
+        self._is_unread = False
+        """The client waits for us: bytes stay in its socket, or it was not yet told to send its body."""
+        self._num_discarded = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<ClientConnection {self.client} {self._phase.name}>"
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self._reading_resumed)
+        self._head_since = self.loop.time()
+        self._arm(self._head_since + self._deadlines.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._phase = _Phase.REFUSED
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        while data:
+            match self._phase:
+                case _Phase.HEAD:
+                    data = self._take_head(data)
+                case _Phase.BODY:
+                    data = self._take_body(data)
+                case _Phase.ANSWER:
+                    data = self._take_more(data)
+                case _Phase.LAST_ANSWER:
+                    return
+                case _Phase.REFUSED:
+                    self._discard(len(data))
+                    return
+
+    def _take_head(self, data: bytes) -> bytes:
+        """Take bytes of a head; give back what follows it."""
+        try:
+            taken = self._head.feed(data)
+        except StenographError as error:
+            self._refuse(error)
+            return b""
+        if taken is None:
+            self._arm(self._head_since + self._deadlines.header_timeout_s)
+            return b""
+        head, rest = taken
+        self._feed(head)
+        if self._phase is _Phase.HEAD:
+            self._refuse(InvalidRequest("The request is not HTTP/1.1."))
+        elif self._phase is _Phase.BODY and (self._num_left is None or len(rest) < self._num_left):
+            self._body_flows(0)
+        return rest
+
+    def _take_body(self, data: bytes) -> bytes:
+        """Take bytes of a body; give back what follows it. A chunked one is all that comes: only the parser knows."""
+        if self._num_left is None:
+            self._num_framing += len(data)
+            self._feed(data)
+            rest = b""
+            if self._num_framing > MAX_HEAD_BYTES and self._phase is _Phase.BODY:
+                self._refuse(HeadersTooLarge(f"A chunk's size or trailer has more than {MAX_HEAD_BYTES} bytes."))
+        else:
+            data, rest = (
+                (data, b"") if len(data) <= self._num_left else (data[: self._num_left], data[self._num_left :])
+            )
+            self._num_left -= len(data)
+            self._feed(data)
+        if self._phase is _Phase.BODY:
+            self._body_flows(len(data))
+        return rest
+
+    def _take_more(self, data: bytes) -> bytes:
+        """Take the bytes after a whole request: the next request if this one is answered, else a pipelined one."""
+        if self.cycle.response_complete:
+            self._phase = _Phase.HEAD
+            self._head_since = self.loop.time()
+            return data
+        if data.strip(b"\r\n"):
+            self._hang_up()
+        return b""
+
+    def _discard(self, num_bytes: int) -> None:
+        self._num_discarded += num_bytes
+        if self._num_discarded > LINGER_BYTES:
+            self.transport.close()
+
+    def _feed(self, data: bytes) -> None:
+        assert self.parser is not None, "bytes come only while the connection is there"
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # To another protocol, which we do not speak: the request is answered, and nothing after it is HTTP.
+            self._phase = _Phase.LAST_ANSWER
+            self.cycle.keep_alive = False
+        except httptools.HttpParserError as error:
+            self._refuse(InvalidRequest(f"The request is not HTTP/1.1: {error}."))
 
     def on_message_begin(self) -> None:
-        running = cast("RequestResponseCycle | None", self.cycle)
-        if running is not None and not running.response_complete:
-            self._is_refused = True
-            self.transport.close()
-        if not self._is_refused:
-            self._num_header_bytes = 0
+        if self._phase is _Phase.HEAD:
             super().on_message_begin()
+        else:  # after a chunked body, in one read with it
+            self._hang_up()
 
     def on_url(self, url: bytes) -> None:
-        if not self._is_refused:
+        if self._phase is _Phase.HEAD:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_header_bytes += len(name) + len(value)
-        if self._num_header_bytes > MAX_HEADER_BYTES and not self._is_refused:
-            self._is_refused = True
-            self.send_400_response(f"The request's headers have more than {MAX_HEADER_BYTES} bytes.")
-        if not self._is_refused:
+        if self._phase is _Phase.HEAD:  # trailers are dropped
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if not self._is_refused:
-            super().on_headers_complete()
+        if self._phase is not _Phase.HEAD:
+            return
+        super().on_headers_complete()
+        self._phase = _Phase.BODY
+        self._num_left, self._num_framing = None, 0
+        for name, value in self.headers:
+            if name == b"content-length":
+                self._num_left = int(value)
+        self._is_unread = self.expect_100_continue
 
     def on_body(self, body: bytes) -> None:
-        if not self._is_refused:
+        if self._phase is _Phase.BODY:
+            self._num_framing = 0
             super().on_body(body)
+            self._is_unread |= self.flow.read_paused
 
     def on_message_complete(self) -> None:
-        if not self._is_refused:
+        if self._phase is _Phase.BODY:
+            self._phase = _Phase.ANSWER
             super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: an operator can do nothing about it."""
+
+    def _body_flows(self, num_bytes: int) -> None:
+        """Note that bytes of a body came, and that it is not whole yet."""
+        self._read_at = self.loop.time()
+        if not num_bytes:
+            self._window_at, self._num_in_window = self._read_at, 0
+        self._num_in_window += num_bytes
+        self._arm(self._window_at + self._deadlines.body_timeout_s)
+
+    def _reading_resumed(self) -> None:
+        if self._is_unread and self._phase is _Phase.BODY:
+            self._is_unread = False
+            self._body_flows(0)
+
+    def _arm(self, due: float) -> None:
+        """Arm the timer for `due`, unless it runs earlier."""
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self.loop.call_at(due, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if self._phase is _Phase.HEAD:
+            self._check_head()
+        elif self._phase is _Phase.BODY:
+            self._check_body()
+        elif self._phase is _Phase.REFUSED:
+            self.transport.close()
+
+    def _check_head(self) -> None:
+        timeout_s = self._deadlines.header_timeout_s
+        if self.loop.time() < self._head_since + timeout_s:
+            self._arm(self._head_since + timeout_s)
+        elif self._head.is_begun:
+            self._refuse(RequestTimeout(f"The request's head took longer than {timeout_s:g} s (--header-timeout)."))
+        else:
+            self._hang_up()
+
+    def _check_body(self) -> None:
+        now, timeout_s = self.loop.time(), self._deadlines.body_timeout_s
+        if self._is_unread:
+            self._read_at = self._window_at = now
+            self._num_in_window = 0
+        elif now >= self._read_at + timeout_s:
+            self._refuse(RequestTimeout(f"No byte of the request's body arrived for {timeout_s:g} s (--body-timeout)."))
+            return
+        elif now >= self._window_at + timeout_s:
+            if self._num_in_window < LEAST_BODY_BYTES_PER_S * timeout_s:
+                self._refuse(
+                    RequestTimeout(
+                        f"The request's body arrived more slowly than {LEAST_BODY_BYTES_PER_S} bytes/s"
+                        f" for {timeout_s:g} s (--body-timeout)."
+                    )
+                )
+                return
+            self._window_at, self._num_in_window = now, 0
+        self._arm(min(self._read_at, self._window_at) + timeout_s)
+
+    def _hang_up(self) -> None:
+        self._phase = _Phase.REFUSED
+        self.transport.close()
+
+    def _refuse(self, error: StenographError) -> None:
+        """Answer with an error, if the request that it is about has no answer yet, and close."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        is_answered = self._phase is _Phase.BODY and cycle is not None and cycle.response_started
+        self._phase = _Phase.REFUSED
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if is_answered or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._on_refused(error)
+        refusal = self._refuse_with(error)
+        headers = [*refusal.headers, ("content-length", str(len(refusal.content))), ("connection", "close")]
+        lines = [STATUS_LINE[refusal.status]]
+        lines += [b"%b: %b\r\n" % pair for pair in self.server_state.default_headers]
+        lines += [f"{name}: {value}\r\n".encode("ascii") for name, value in headers]
+        self.transport.write(b"".join([*lines, b"\r\n", refusal.content]))
+        self.transport.write_eof()
+        self._arm(self.loop.time() + LINGER_S)

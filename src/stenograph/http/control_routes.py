@@ -1,8 +1,8 @@
-"""Every route but the chats, bound to its path: sessions, models, tokens, health, metrics. Starlette."""
+"""Every route except the chats, bound to its path: sessions, models, tokens, health, metrics. Starlette."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,22 +16,81 @@ from stenograph.core.errors import (
     StenographError,
     UnexpectedFailure,
 )
-from stenograph.engine.base import Engine, EngineState, statuses_of
+from stenograph.core.json_types import Count, Hex32, TokenIds
+from stenograph.dialects.base import Refuse
+from stenograph.dialects.sessions import decode_detokenize, decode_tokenize
+from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
+from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.session_routes import SessionRoutes
-from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_body
+from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
+from stenograph.model.tokenizer import Tokenizer
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
-from stenograph.protocol.openai_errors import error_body, error_headers
-from stenograph.protocol.sessions import decode_detokenize, decode_tokenize
-from stenograph.render.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Health(TypedDict):
+    """The server is alive."""
+
+    status: Literal["ok"]
+    instance_id: Hex32
+    session_server_instance_id: Hex32
+
+
+class WireEngineStatus(TypedDict):
+    """One engine. `name` is its address or its kind. `detail` is a line for the operator, such as why it is not ready.
+    `num_running` counts this server's turns there, or is null if they are not counted."""
+
+    engine: str
+    name: str
+    state: EngineState
+    detail: str
+    num_running: Count | None
+
+
+class Readiness(TypedDict):
+    """The state of each engine; `ready` if one is usable."""
+
+    ready: bool
+    engines: Sequence[WireEngineStatus]
+
+
+class Model(TypedDict):
+    """A model in OpenAI's shape; `max_model_len` counts prompt and completion; null if the engine decides."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(TypedDict):
+    """The one model."""
+
+    object: Literal["list"]
+    data: Sequence[Model]
+
+
+class Tokens(TypedDict):
+    """A text as tokens."""
+
+    tokens: TokenIds
+    count: Count
+    max_model_len: int | None
+
+
+class Text(TypedDict):
+    """Tokens as text, control tokens included."""
+
+    prompt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +112,7 @@ class ControlRoutes:
     proxy_allow: tuple[str, ...]
     timeout_s: float
     openapi: bytes
+    refuse: Refuse
 
     def app(self) -> Starlette:
         """The Starlette application."""
@@ -72,6 +132,7 @@ class ControlRoutes:
         )
         app = Starlette(
             routes=[
+                Route("/", front_page, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/ready", self._ready, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
@@ -101,13 +162,13 @@ class ControlRoutes:
         return app
 
     async def _health(self, request: Request) -> Response:
-        return json_response(
-            {"status": "ok", "instance_id": self.instance_id, "session_server_instance_id": self.instance_id}
-        )
+        instance_id = self.instance_id
+        health: Health = {"status": "ok", "instance_id": instance_id, "session_server_instance_id": instance_id}
+        return json_response(health)
 
     async def _ready(self, request: Request) -> Response:
         ready = self.engine.health().state is EngineState.READY
-        engines = [
+        engines: list[WireEngineStatus] = [
             {
                 "engine": status.engine,
                 "name": status.name,
@@ -115,9 +176,10 @@ class ControlRoutes:
                 "detail": status.health.detail or status.note,
                 "num_running": status.num_running,
             }
-            for status in statuses_of(self.engine)
+            for status in self.engine.statuses()
         ]
-        return json_response({"ready": ready, "engines": engines}, status=200 if ready else 503)
+        readiness: Readiness = {"ready": ready, "engines": engines}
+        return json_response(readiness, status=200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
         # Writing it out takes milliseconds, and no session's state.
@@ -130,30 +192,33 @@ class ControlRoutes:
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:
             self.doorman.session_of(None, request.scope["headers"])  # 404 for a header that names none
-        model = {
+        model: Model = {
             "id": self.model,
             "object": "model",
             "created": self.started_at,
             "owned_by": "stenograph",
             "max_model_len": self.engine.capabilities.max_context_tokens,
         }
-        return json_response({"object": "list", "data": [model]})
+        models: ModelList = {"object": "list", "data": [model]}
+        return json_response(models)
 
     async def _tokenize(self, request: Request) -> Response:
         wire = await self._decoded(request, decode_tokenize)
         ids = await self.pool.run(lambda: self.tokenizer.encode(wire.prompt), num_bytes=len(wire.prompt))
         limit = self.engine.capabilities.max_context_tokens
-        return json_in_pieces(self.share, {"count": len(ids), "max_model_len": limit, "tokens": ids})
+        tokens: Tokens = {"count": len(ids), "max_model_len": limit, "tokens": ids}
+        return json_in_pieces(self.share, tokens)
 
     async def _detokenize(self, request: Request) -> Response:
         vocab_size = self.tokenizer.vocab_size
         ids = await self._decoded(request, lambda body: decode_detokenize(body, vocab_size=vocab_size))
         text = await self.pool.run(lambda: self.tokenizer.decode(ids), num_bytes=ids.itemsize * len(ids))
-        return json_in_pieces(self.share, {"prompt": text})
+        body: Text = {"prompt": text}
+        return json_in_pieces(self.share, body)
 
     async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """The request's body, decoded on a worker if it is large, one at a time."""
-        body = await read_body(
+        body = await read_json(
             request.scope, request.receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots
         )
         if len(body) < LARGE_BODY_BYTES:
@@ -170,12 +235,8 @@ class ControlRoutes:
 
     def _error_response(self, error: StenographError) -> Response:
         count_error(self.metrics, error)
-        return Response(
-            error_body(error),
-            status_code=error.status,
-            media_type="application/json",
-            headers=dict(error_headers(error)),
-        )
+        refusal = self.refuse(error)
+        return Response(refusal.content, status_code=refusal.status, headers=dict(refusal.headers))
 
     async def _answer_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, StenographError)
@@ -193,7 +254,7 @@ class ControlRoutes:
 
 
 def _methods_of(request: Request) -> set[str]:
-    """The methods of a path: Starlette's own `allow` has those of one route only. What is proxied counts where nothing
+    """The methods of a path: Starlette's own `allow` has those of one route only. Proxied routes count only if nothing
     else is there."""
     app: Starlette = request.app
     found = [r for r in app.routes if isinstance(r, Route) and r.path_regex.match(request.scope["path"])]

@@ -1,4 +1,4 @@
-"""What the server counts, in Prometheus' text format: implements `core.telemetry.Telemetry` for `GET /metrics`.
+"""The server's metrics in Prometheus' text format: implements `core.telemetry.Telemetry` for `GET /metrics`.
 
 Owns the counts of one app and the table of their names, `METRICS`, from which docs/metrics.md is checked. Knows
 neither sessions nor an engine: what is read at the time of a scrape comes through `bind`. There is no global state, so
@@ -23,12 +23,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from stenograph.core.errors import Limit, StenographError
-from stenograph.core.telemetry import SessionEnd, TurnEnd, TurnReport
+from stenograph.core.telemetry import GrammarStep, SessionEnd, TurnEnd, TurnReport
 from stenograph.core.types import Stage
 from stenograph.engine.base import EngineState, EngineStatus, Outcome
 
 BODY_BYTES = "body_bytes"
-"""The limit that is no `Limit`: a body with more bytes than the server takes is told so by 413."""
+"""The one limit that is not a `Limit`: the server refuses a body with more bytes with 413."""
 
 DRIFT_CLASSES = ("special_token_count", "special_token_type", "non_assistant_text", "assistant_text")
 
@@ -45,12 +45,14 @@ _TOKEN_BOUNDS_S = (
 )
 """Fine between 1 and 200 ms, where engines differ; above it are stalls."""
 
+_GRAMMAR_BOUNDS_S = (0.00001, 0.000025, 0.00005, *_STAGE_BOUNDS_S[:17])
+"""A mask is filled in some 0.1 ms, a grammar compiled in anything up to its deadline of 30 s."""
 
 ENGINE_LABEL = "engine"
 
 
 class MetricType(enum.StrEnum):
-    """Prometheus' word for how a metric behaves."""
+    """The type of a metric, in Prometheus' words."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -130,7 +132,7 @@ TURN_FAILURES = _counter(
 )
 UPSTREAM_INVALID = _counter(
     "stenograph_upstream_invalid_total",
-    "Turns whose engine answered with an invalid reply (502), by the law that it broke.",
+    "Turns whose engine sent an invalid reply (502), by the law that it broke.",
     label="law",
     is_open=True,
 )
@@ -139,7 +141,8 @@ TURNS_ABORTED = _counter(
 )
 STAGE = _histogram(
     "stenograph_stage_seconds",
-    "Time that a turn spent in a stage; render, queue and prefill are the parts of the time to the first token.",
+    "Time that a turn spent in a stage; render, tokenize, queue and prefill are the parts of the time to the first "
+    "token.",
     _STAGE_BOUNDS_S,
     label="stage",
     values=Stage,
@@ -153,97 +156,115 @@ TPOT = _histogram(
     _TOKEN_BOUNDS_S,
 )
 ITL = _histogram(
-    "stenograph_itl_seconds", "Time between two steps that drew tokens; streaming engines.", _TOKEN_BOUNDS_S
+    "stenograph_itl_seconds", "Time between two steps that sampled tokens; streaming engines.", _TOKEN_BOUNDS_S
+)
+GRAMMAR = _histogram(
+    "stenograph_grammar_seconds",
+    "Time the embedded engine spent on grammars: compiling one, filling a token's mask, accepting a token.",
+    _GRAMMAR_BOUNDS_S,
+    label="step",
+    values=GrammarStep,
 )
 PROMPT_TOKENS = _counter(
     "stenograph_prompt_tokens_total", "Prompt tokens of the turns that got a reply, cached ones included."
 )
-COMPLETION_TOKENS = _counter("stenograph_completion_tokens_total", "Tokens drawn, wasted ones included.")
+COMPLETION_TOKENS = _counter("stenograph_completion_tokens_total", "Sampled tokens, wasted ones included.")
 KEPT_TOKENS = _counter(
     "stenograph_kept_prompt_tokens_total",
-    "Prompt tokens that stood in the session's line before the turn, which an engine need not compute again.",
+    "Prompt tokens that were in the session's line before the turn; an engine need not compute them again.",
 )
 CACHED_TOKENS = _counter("stenograph_cached_tokens_total", "Prompt tokens that the engine did not compute again.")
 ABORTED_TOKENS = _counter(
     "stenograph_aborted_tokens_total", "Tokens of turns that the engine ended early, with finish reason abort."
 )
-WASTED_TOKENS = _counter(
-    "stenograph_wasted_tokens_total", "Tokens drawn for nobody: their turn failed or was abandoned."
+WASTED_TOKENS = _counter("stenograph_wasted_tokens_total", "Sampled tokens of turns that failed or were abandoned.")
+DISCARDED_TURNS = _counter(
+    "stenograph_discarded_turns_total", "Committed turns that a later turn of their session replaced."
+)
+DISCARDED_TOKENS = _counter(
+    "stenograph_discarded_tokens_total", "Sampled tokens of the committed turns that a later turn replaced."
 )
 ERRORS = _counter(
     "stenograph_errors_total",
-    "Error answers given to clients, by code.",
+    "Error responses sent to clients, by code.",
     label="code",
     values=sorted(_error_codes()),
     is_open=True,
 )
 LIMITS = _counter(
     "stenograph_limits_total",
-    "Requests refused by a limit, by which.",
+    "Requests refused by a limit, by limit.",
     label="limit",
     values=[*Limit, BODY_BYTES],
 )
 RETRIES = _counter(
     "stenograph_retries_total",
-    "Repeated requests that joined a running turn, or were given a finished one's reply again.",
+    "Repeated requests that joined a running turn or got a finished turn's reply again.",
     label="answer",
     values=["joined", "redelivered"],
 )
 SESSIONS_ENDED = _counter(
-    "stenograph_sessions_ended_total", "Sessions that are gone, by why.", label="end", values=SessionEnd
+    "stenograph_sessions_ended_total", "Sessions that ended, by reason.", label="end", values=SessionEnd
 )
 DRIFT = _counter(
     "stenograph_drift_total",
-    "Differences found between recorded tokens and their messages rendered anew, by class.",
+    "Differences between recorded tokens and a new render of their messages, by class.",
     label="class",
     values=DRIFT_CLASSES,
+)
+UNASKED_REPLAY = _counter(
+    "stenograph_unasked_replay_total",
+    "Replay payloads in replies to turns that did not request them; they are not recorded.",
+    label="payload",
+    values=["routed_experts", "indexer_topk"],
 )
 LOOP_LAG = _histogram(
     "stenograph_loop_lag_seconds", "How late the event loop's heartbeat, due every 10 ms, came.", _TOKEN_BOUNDS_S
 )
-SESSIONS = _gauge("stenograph_sessions", "Sessions held now, those that are being deleted included.")
-TURNS_IN_FLIGHT = _gauge("stenograph_turns_in_flight", "Turns that run now.")
+SESSIONS = _gauge("stenograph_sessions", "Sessions held now, including those being deleted.")
+TURNS_IN_FLIGHT = _gauge("stenograph_turns_in_flight", "Turns running now.")
 ENGINE_READY = _gauge("stenograph_engine_ready", "1 if the engine takes turns now, else 0.")
 ENGINE_UP = _of_engine("stenograph_engine_up", MetricType.GAUGE, "1 if this engine takes turns now, else 0.")
 ENGINE_RUNNING = _of_engine(
-    "stenograph_engine_turns_in_flight", MetricType.GAUGE, "Turns of this server that this engine runs now."
+    "stenograph_engine_turns_in_flight", MetricType.GAUGE, "This server's turns that the engine is running now."
 )
 ENGINE_REQUESTS = _of_engine(
     "stenograph_engine_requests_total",
     MetricType.COUNTER,
-    "Turns given to this engine of several, by how that ended; moved ones went on to another.",
+    "Turns given to this engine of a fleet, by how they ended; moved turns went on to another engine.",
     label="outcome",
     values=Outcome,
 )
 ENGINE_EXPECTED_CACHED = _of_engine(
     "stenograph_engine_expected_cached_tokens_total",
     MetricType.COUNTER,
-    "Prompt tokens that the session's last turn at this engine of several had left there.",
+    "Prompt tokens that the session's last turn had left in the cache of this engine of a fleet.",
 )
 ENGINE_CACHED = _of_engine(
     "stenograph_engine_cached_tokens_total",
     MetricType.COUNTER,
-    "Prompt tokens of the same turns that this engine of several did not compute again.",
+    "Prompt tokens of the same turns that this engine of a fleet did not compute again.",
 )
-BUILD_INFO = _gauge("stenograph_build_info", "Always 1; the label is the version that runs.", label="version")
+BUILD_INFO = _gauge("stenograph_build_info", "Always 1; the label is the running version.", label="version")
 
 METRICS: tuple[Metric, ...] = (
     *(TURNS, TURN_FAILURES, UPSTREAM_INVALID, TURNS_ABORTED),
-    *(STAGE, TTFT, TPOT, ITL),
+    *(STAGE, TTFT, TPOT, ITL, GRAMMAR),
     *(PROMPT_TOKENS, COMPLETION_TOKENS, KEPT_TOKENS, CACHED_TOKENS, ABORTED_TOKENS, WASTED_TOKENS),
-    *(ERRORS, LIMITS, RETRIES, SESSIONS_ENDED, DRIFT),
+    *(DISCARDED_TURNS, DISCARDED_TOKENS),
+    *(ERRORS, LIMITS, RETRIES, SESSIONS_ENDED, DRIFT, UNASKED_REPLAY),
     LOOP_LAG,
     *(SESSIONS, TURNS_IN_FLIGHT, ENGINE_READY),
     *(ENGINE_UP, ENGINE_RUNNING, ENGINE_REQUESTS, ENGINE_EXPECTED_CACHED, ENGINE_CACHED),
     BUILD_INFO,
 )
-"""Every metric, in the order in which it is shown."""
+"""Every metric, in the order of the exposition."""
 
 _Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 def _family_of_engines(metric: Metric, engines: Sequence[EngineStatus]) -> _Family:
-    """What is known of each engine. What only a fleet counts is not shown of an engine that is alone."""
+    """Collects the numbers of each engine. A single engine has no numbers that only a fleet counts."""
     kind = GaugeMetricFamily if metric.type is MetricType.GAUGE else CounterMetricFamily
     family = kind(metric.name, metric.help, labels=metric.labels)
     for engine in engines:
@@ -257,7 +278,7 @@ def _numbers_of(metric: Metric, engine: EngineStatus) -> Mapping[str, float]:
     if metric is ENGINE_UP:
         return {"": engine.health.state is EngineState.READY}
     if metric is ENGINE_RUNNING:
-        return {} if engine.num_running is None else {"": engine.num_running}
+        return {"": engine.num_running}
     counts = engine.counts
     if counts is None:
         return {}
@@ -290,7 +311,7 @@ class _Counter:
 
 
 class _Histogram:
-    """How many durations fell into each bucket, and their sum; one of each per label value, or a single one."""
+    """The number of durations in each bucket, and their sum; one of each per label value, or a single one."""
 
     __slots__ = ("_bounds", "_counts", "_les", "_metric", "_sums")
 
@@ -349,7 +370,7 @@ class Metrics(Collector):
         engine_ready: Callable[[], bool],
         engines: Callable[[], Sequence[EngineStatus]],
     ) -> None:
-        """Say where the gauges are read. Before this a scrape leaves them out: absent is not zero.
+        """Set the sources of the gauges. Before this a scrape leaves them out: absent is not zero.
 
         They are called at each scrape, on its thread, and must be quick and not raise.
         """
@@ -380,6 +401,10 @@ class Metrics(Collector):
         self._counters[KEPT_TOKENS].add(report.num_kept)
         self._counters[CACHED_TOKENS].add(report.num_cached)
         self._counters[WASTED_TOKENS].add(report.num_wasted)
+        for payload in report.unasked_replay:
+            self._counters[UNASKED_REPLAY].add(value=payload)
+        self._counters[DISCARDED_TURNS].add(report.num_discarded_turns)
+        self._counters[DISCARDED_TOKENS].add(report.num_discarded_tokens)
 
     def reply_delivered(self, reply_s: float) -> None:
         """Count the stage `reply` of a turn."""
@@ -390,7 +415,7 @@ class Metrics(Collector):
         self._counters[RETRIES].add(value="joined" if joined else "redelivered")
 
     def session_ended(self, end: SessionEnd) -> None:
-        """Count a session that is gone."""
+        """Count a session that ended."""
         self._counters[SESSIONS_ENDED].add(value=end)
 
     def error_sent(self, code: str) -> None:
@@ -404,6 +429,10 @@ class Metrics(Collector):
     def loop_lagged(self, lag_s: float) -> None:
         """Count one heartbeat of the event loop."""
         self._histograms[LOOP_LAG].observe((lag_s,))
+
+    def grammar_took(self, step: GrammarStep, durations_s: Iterable[float]) -> None:
+        """Count what the embedded engine did with grammars."""
+        self._histograms[GRAMMAR].observe(durations_s, step)
 
     def drift_found(self, counts: Mapping[str, int]) -> None:
         """Count differences, by drift class."""

@@ -1,6 +1,6 @@
-"""What goes to the engine as it comes, unrecorded: only the paths of an allow-list.
+"""Forwards the paths of an allow-list to the engine, unrecorded.
 
-An engine that is no server of its own has what this server can answer in its place, and nothing else.
+If the engine is not a server, this server answers the paths that it can, and refuses the others.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound, UpstreamTimeout
-from stenograph.engine.base import Engine, ForwardedAnswer, Forwards
+from stenograph.engine.base import Engine, ForwardedAnswer
 from stenograph.http.auth import Doorman
 from stenograph.http.wire import Client, ClientGone, header_bytes, read_body
 from stenograph.session.manager import SessionManager
@@ -22,10 +22,8 @@ OWN_PATHS = {
     "samples": ("POST",),
     "drift": ("GET", "HEAD"),
     "abort": ("POST",),
-    "v1/chat/completions": ("POST",),
-    "v1/completions": ("POST",),
 }
-"""Routes of a session that are ours: another method on them is 405, not a matter of the allow-list."""
+"""Routes of a session that this server owns: another method on them is 405, whatever the allow-list says."""
 
 _NOT_FORWARDED = frozenset(
     {
@@ -68,12 +66,12 @@ class ProxyRoute:
         return await self._pass_on(request, path, affinity_key=None if session is None else session.id)
 
     async def _pass_on(self, request: Request, path: str, *, affinity_key: str | None) -> Response:
-        """Raises Forbidden for what is not on the list, RouteNotFound for what this engine does not have."""
+        """Raises Forbidden for a path that is not on the list, RouteNotFound for one that this engine does not have."""
         if path not in self.allowed:
             raise Forbidden(
                 f"{path[:80]!r} is neither a route of this server nor passed on to the engine (--proxy-allow)."
             )
-        if not isinstance(self.engine, Forwards):
+        if not self.engine.forwards:
             endpoint = self.local.get(("GET" if request.method == "HEAD" else request.method, path))
             if endpoint is None:
                 if methods := {method for method, local in self.local if local == path}:
@@ -107,7 +105,7 @@ class ProxyRoute:
             forwarding.cancel()
 
         try:
-            async with Client(request.receive, on_gone=gone).watched():
+            with Client(request.scope, on_gone=gone):
                 await asyncio.wait({forwarding}, timeout=self.timeout_s)
             if not forwarding.done():
                 raise UpstreamTimeout(f"The engine did not answer within {self.timeout_s:g} s.")

@@ -1,39 +1,49 @@
-"""The routes of sessions but the chats: create, look at, sample, abort, delete. Starlette endpoints.
+"""The routes of sessions except the chats: create, read, sample, abort, delete. Starlette endpoints.
 
-What is large (records, samples, drift) is worked out on the CPU pool, from a snapshot that the loop takes: a committed
-node does not change. It is written out in pieces on the loop, which serves others between them.
+Large answers (records, samples, drift) are computed on the CPU pool, from a snapshot that the loop takes: a committed
+node does not change. The loop writes them out in pieces, and serves others between them.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypedDict, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.settings import HistoryKind
-from stenograph.export.arrow import MEDIA_TYPE, to_arrow
+from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.json_pieces import as_list
+from stenograph.core.json_types import Count, Hex32
+from stenograph.dialects.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
+from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.line_drift import line_drift
 from stenograph.export.lines import leaves, tree_metadata
-from stenograph.export.records import records, session_summary
+from stenograph.export.records import (
+    SessionMetadata,
+    SessionSummary,
+    SessionView,
+    discarded_json,
+    records,
+    session_summary,
+)
 from stenograph.export.replay import ReplayShape
 from stenograph.export.safetensors import to_safetensors
-from stenograph.export.samples import SampleSet, make_samples, to_json
+from stenograph.export.samples import EmptyReason, JsonSample, SampleSet, make_samples, to_json
 from stenograph.http.metrics import Metrics
-from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_body
+from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
-from stenograph.protocol.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
-from stenograph.render.drift import DriftReport, num_by_class
+from stenograph.render.drift import DriftFacts, DriftReport, num_by_class
 from stenograph.render.drift import to_json as drift_json
 from stenograph.render.renderer import Renderer
-from stenograph.session.history import Node, line_ids
 from stenograph.session.manager import SessionManager
-from stenograph.session.matching import MATCHERS, Matcher
 from stenograph.session.session import Session, SessionOptions
+from stenograph.trajectory.history import Discarded
+from stenograph.trajectory.matching import MATCHERS, Matcher
+from stenograph.trajectory.turn import Node, line_ids
 
 T = TypeVar("T")
 
@@ -47,14 +57,61 @@ _BYTES_PER_TOKEN = 8
 """About what a token's id and logprob cost to write out; only decides what is small enough for the loop."""
 
 _SENT_BYTES = 256 * 1024
-"""What is sent at once of bytes that are at hand."""
+"""Bytes that are sent at once, of an answer that is complete."""
+
+
+class OpenedSession(TypedDict):
+    """A new session. `base_url` is for an OpenAI client."""
+
+    session_id: Hex32
+    base_url: str
+
+
+class SessionPage(TypedDict):
+    """Sessions, oldest first. `next` is the `after` of the next page, or null at the end."""
+
+    sessions: Sequence[SessionSummary]
+    next: Hex32 | None
+
+
+class Aborted(TypedDict):
+    """The number of running turns that were asked to end."""
+
+    aborted: Count
+
+
+class DriftedLine(TypedDict):
+    """The drift of one line. `unrenderable` says why nothing was compared; `mismatches` is null then."""
+
+    leaf: Count
+    path_node_ids: Sequence[Count]
+    num_tokens: Count
+    counts: Mapping[str, Count]
+    unrenderable: str | None
+    mismatches: Sequence[DriftFacts] | None
+
+
+class DriftReports(TypedDict):
+    """The drift of each line."""
+
+    session_id: Hex32
+    lines: Sequence[DriftedLine]
+
+
+class JsonSamples(TypedDict):
+    """A session's samples; `empty_reason` is set only if there are none."""
+
+    samples: Sequence[JsonSample]
+    session_metadata: Mapping[str, object]
+    empty_reason: EmptyReason | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionDefaults:
-    """What a session is created with where its creator does not say."""
+    """The options of a session whose creator leaves them out."""
 
     history: HistoryKind
+    after_length: AfterLength
     matcher: Matcher
     matcher_name: str
     ttl_s: float | None
@@ -80,6 +137,7 @@ class SessionRoutes:
         options = SessionOptions(
             history=self.defaults.history if wire.history is None else HistoryKind(wire.history),
             matcher=self._matcher(wire.matcher),
+            after_length=self.defaults.after_length if wire.after_length is None else AfterLength(wire.after_length),
             metadata=wire.metadata or {},
             ttl_s=self.defaults.ttl_s if wire.ttl_s is None else wire.ttl_s,
             max_turns=wire.max_turns,
@@ -89,7 +147,8 @@ class SessionRoutes:
         )
         session = self.manager.create(options)
         base = str(request.base_url).rstrip("/")
-        return json_response({"session_id": session.id, "base_url": f"{base}/sessions/{session.id}/v1"})
+        opened: OpenedSession = {"session_id": session.id, "base_url": f"{base}/sessions/{session.id}/v1"}
+        return json_response(opened)
 
     async def list_sessions(self, request: Request) -> Response:
         """`GET /sessions?limit=&after=`."""
@@ -97,30 +156,33 @@ class SessionRoutes:
         limit = request.query_params.get("limit", "100")
         if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
             raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
-        page = self.manager.page(limit=int(limit) + 1, after=request.query_params.get("after"))
-        shown = page[: int(limit)]
-        more = shown[-1].id if len(page) > len(shown) else None
-        return json_in_pieces(self.share, {"sessions": [session_summary(session) for session in shown], "next": more})
+        found = self.manager.page(limit=int(limit) + 1, after=request.query_params.get("after"))
+        shown = found[: int(limit)]
+        more = shown[-1].id if len(found) > len(shown) else None
+        page: SessionPage = {"sessions": [session_summary(session) for session in shown], "next": more}
+        return json_in_pieces(self.share, page)
 
     async def get(self, request: Request) -> Response:
-        """`GET /sessions/{id}?records=full|delta`: the records of the latest line, and what a trainer wants beside."""
+        """`GET /sessions/{id}?records=full|delta`: the records of the latest line, and metadata for a trainer."""
         session = self._session(request)
         _check_query(request, "records")
         wanted = request.query_params.get("records", "full")
         if wanted not in ("full", "delta"):
             raise InvalidRequest(f"records must be 'full' or 'delta', got {wanted[:20]!r}.", param="/records")
         latest, nodes = session.history.latest, tuple(session.history.nodes)
+        discarded = session.history.discarded
 
-        def metadata_and_drift() -> tuple[dict[str, object], DriftReport | None]:
+        def metadata_and_drift() -> tuple[SessionMetadata, DriftReport | None]:
             report = None if latest is None else line_drift(latest, self.renderer)
-            return self._metadata(session.options, latest, nodes, report), report
+            return self._metadata(session.options, latest, nodes, report, discarded), report
 
         num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN
         metadata, report = await self.pool.run(metadata_and_drift, num_bytes=num_bytes)
         if latest is not None and report is not None:
             self._count_drift(session, {latest.id: report})
         shown = records([] if latest is None else latest.line(), delta=wanted == "delta")
-        return json_in_pieces(self.share, {"session_id": session.id, "records": shown, "metadata": metadata})
+        view: SessionView = {"session_id": session.id, "records": as_list(shown), "metadata": metadata}
+        return json_in_pieces(self.share, view)
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /sessions/{id}`."""
@@ -131,54 +193,50 @@ class SessionRoutes:
         """`POST /sessions/{id}/abort`."""
         session = self._session(request)
         await self._decoded(request, decode_nothing)
-        return json_response({"aborted": await self.manager.abort(session.id)})
+        aborted: Aborted = {"aborted": await self.manager.abort(session.id)}
+        return json_response(aborted)
 
     async def abort_all(self, request: Request) -> Response:
         """`POST /abort_request {"abort_all": true}`."""
         await self._decoded(request, decode_abort)
-        return json_response({"aborted": await self.manager.abort(None)})
+        aborted: Aborted = {"aborted": await self.manager.abort(None)}
+        return json_response(aborted)
 
     async def drift(self, request: Request) -> Response:
         """`GET /sessions/{id}/drift`: the report of each line."""
         session = self._session(request)
         reports = await self._drift_of(leaves(session.history.nodes))
         self._count_drift(session, {leaf.id: report for leaf, report in reports})
-        lines = (
-            {
-                "leaf": leaf.id,
-                "path_node_ids": [node.id for node in leaf.line()],
-                "num_tokens": leaf.num_tokens,
-                "counts": num_by_class(report),
-                "unrenderable": report.unrenderable,
-                "mismatches": drift_json(report),
-            }
-            for leaf, report in reports
-        )
-        return json_in_pieces(self.share, {"session_id": session.id, "lines": lines})
+        lines = as_list(_drifted_line(leaf, report) for leaf, report in reports)
+        body: DriftReports = {"session_id": session.id, "lines": lines}
+        return json_in_pieces(self.share, body)
 
     async def samples(self, request: Request) -> Response:
         """`POST /sessions/{id}/samples`."""
         self._session(request)  # 404 comes before a body that is wrong
         wire = await self._decoded(request, decode_samples)
         session = self._session(request)
-        nodes, latest = tuple(session.history.nodes), session.history.latest
+        nodes, latest, discarded = tuple(session.history.nodes), session.history.latest, session.history.discarded
         reports = await self._drift_of(leaves(nodes))
         self._count_drift(session, {leaf.id: report for leaf, report in reports})
         by_leaf = {leaf.id: report for leaf, report in reports}
         num_bytes = _BYTES_PER_TOKEN * sum(node.turn.num_tokens for node in nodes)
         made, metadata = await self.pool.run(
-            lambda: self._make_samples(nodes, latest, session.options, wire, by_leaf), num_bytes=num_bytes
+            lambda: self._make_samples(nodes, latest, session.options, wire, by_leaf, discarded), num_bytes=num_bytes
         )
         if wire.format == "json":
             token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
-            body = {
-                "samples": (to_json(sample, token_text=token_text) for sample in made.samples),
+            body: JsonSamples = {
+                "samples": as_list(to_json(sample, token_text=token_text) for sample in made.samples),
                 "session_metadata": metadata,
                 "empty_reason": made.empty_reason,
             }
             return json_in_pieces(self.share, body)
         if wire.format == "arrow":
-            messages = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+            try:
+                messages = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+            except ArrowMissing as error:
+                raise InvalidRequest(str(error), param="/format") from error
             return StreamingResponse(self._arrow_pieces(messages, num_bytes=num_bytes), media_type=MEDIA_TYPE)
         payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
         return in_pieces(self.share, payload, media_type="application/octet-stream")
@@ -199,7 +257,8 @@ class SessionRoutes:
         options: SessionOptions,
         wire: SamplesRequest,
         reports: Mapping[int, DriftReport],
-    ) -> tuple[SampleSet, dict[str, object]]:
+        discarded: Discarded,
+    ) -> tuple[SampleSet, SessionMetadata]:
         """The samples of a session, and its metadata. Touches no session: it runs on a worker."""
         told = {leaf_id: drift_json(report) for leaf_id, report in reports.items()}
         made = make_samples(
@@ -210,24 +269,31 @@ class SessionRoutes:
             replay_shape=self.replay_shape,
             metadata={**options.metadata, **(wire.metadata or {})},
             mismatches={leaf_id: mismatches for leaf_id, mismatches in told.items() if mismatches is not None},
+            discarded=discarded_json(discarded),
         )
-        return made, self._metadata(options, latest, nodes, None if latest is None else reports[latest.id])
+        report = None if latest is None else reports[latest.id]
+        return made, self._metadata(options, latest, nodes, report, discarded)
 
     def _metadata(
-        self, options: SessionOptions, latest: Node | None, nodes: Sequence[Node], report: DriftReport | None
-    ) -> dict[str, object]:
-        """What the server says of a session, over what its creator said: of the latest line, and of the whole tree."""
-        metadata: dict[str, object] = {
-            **options.metadata,
+        self,
+        options: SessionOptions,
+        latest: Node | None,
+        nodes: Sequence[Node],
+        report: DriftReport | None,
+        discarded: Discarded,
+    ) -> SessionMetadata:
+        """The session's own metadata, overridden by the server's keys for the latest line and for the whole tree."""
+        metadata: SessionMetadata = {
             "accumulated_token_ids": line_ids(latest),
             "max_trim_tokens": self.renderer.max_trim_tokens,
+            "discarded": discarded_json(discarded),
         }
         mismatches = [] if report is None else drift_json(report)
         if mismatches is not None:  # a line that the template cannot show was not compared
             metadata["tito_session_mismatch"] = mismatches
         if options.history is HistoryKind.TREE:
             metadata["tree"] = tree_metadata(nodes)
-        return metadata
+        return cast("SessionMetadata", {**options.metadata, **metadata})
 
     async def _drift_of(self, ends: Sequence[Node]) -> list[tuple[Node, DriftReport]]:
         """Each line's drift, one after the other: between two of them the worker is free for others."""
@@ -260,12 +326,23 @@ class SessionRoutes:
         return MATCHERS[name]
 
     async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
-        """The request's body, decoded on a worker if it is large: what is in it is looked through by Python."""
+        """The request's body, decoded on a worker if it is large, because Python checks every value in it."""
         limit = min(MAX_SESSION_BODY_BYTES, self.max_body_bytes)
-        body = await read_body(request.scope, request.receive, max_bytes=limit)
+        body = await read_json(request.scope, request.receive, max_bytes=limit)
         if len(body) < LARGE_BODY_BYTES:
             return decode(body)
         return await self.pool.run(lambda: decode(body), num_bytes=len(body))
+
+
+def _drifted_line(leaf: Node, report: DriftReport) -> DriftedLine:
+    return {
+        "leaf": leaf.id,
+        "path_node_ids": [node.id for node in leaf.line()],
+        "num_tokens": leaf.num_tokens,
+        "counts": {str(kind): num for kind, num in num_by_class(report).items()},
+        "unrenderable": report.unrenderable,
+        "mismatches": drift_json(report),
+    }
 
 
 def _check_query(request: Request, *known: str) -> None:

@@ -1,20 +1,27 @@
-"""What every route needs of a socket: a body within its limit, an answer, and word of a client that left."""
+"""Reads bodies within their limit, sends answers, and notices clients that left, for every route."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import Self
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from stenograph.core.errors import BodyTooLarge, InvalidRequest, LimitExceeded, StenographError, UpstreamRefused
+from stenograph.core.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    LimitExceeded,
+    StenographError,
+    UnsupportedMediaType,
+)
 from stenograph.core.json_pieces import joined, json_pieces
+from stenograph.dialects.base import Refusal
+from stenograph.http.delivery import has_left_of, when_gone_of
 from stenograph.http.metrics import Metrics
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.loop_share import LoopShare
-from stenograph.protocol.openai_errors import error_body, error_headers
 
 Headers = Iterable[tuple[str, str]]
 
@@ -25,6 +32,36 @@ WHOLE_PIECES = 2
 
 class ClientGone(Exception):
     """The client closed its connection before its request was whole; there is nobody to answer."""
+
+
+async def read_json(scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None) -> bytes:
+    """`read_body` for a route that takes JSON. Raises UnsupportedMediaType besides, for a body of another type."""
+    _check_type(dict(scope["headers"]))
+    return await read_body(scope, receive, max_bytes=max_bytes, body_slots=body_slots)
+
+
+def _check_type(headers: dict[bytes, bytes]) -> None:
+    """Raise UnsupportedMediaType for a body that says it is not JSON, or that a web page sends and that says nothing.
+
+    Of a body without a type a page can make a request that its browser does not ask us about first (a Blob); every
+    other client may leave it out.
+    """
+    given = headers.get(b"content-type")
+    if given == b"application/json" or not _has_body(headers):
+        return
+    if given is None and b"origin" not in headers:
+        return
+    media = (given or b"").partition(b";")[0].strip().lower()
+    if media != b"application/json" and not (media.startswith(b"application/") and media.endswith(b"+json")):
+        said = "has no content type" if given is None else f"is {media[:80].decode('latin-1')!r}"
+        raise UnsupportedMediaType(
+            f"The body {said}, but this route takes JSON: send the header 'content-type: application/json'"
+            " (with curl: -H 'content-type: application/json')."
+        )
+
+
+def _has_body(headers: dict[bytes, bytes]) -> bool:
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
 async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None) -> bytes:
@@ -39,7 +76,11 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, body_slot
     if body_slots is None or (announced.isdigit() and 0 < int(announced) < LARGE_BODY_BYTES):
         return await _gather(receive, max_bytes)
     async with body_slots.slot() as slot:
-        return await _gather(lambda: slot.piece(receive()), max_bytes)
+        return await _gather(lambda: slot.piece(receive(), _num_bytes), max_bytes)
+
+
+def _num_bytes(message: Message) -> int:
+    return len(message.get("body", b""))
 
 
 async def _gather(receive: Receive, max_bytes: int) -> bytes:
@@ -77,14 +118,11 @@ async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> 
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: StenographError) -> None:
-    """Send an error in OpenAI's shape; an engine's refusal as the engine wrote it."""
-    if isinstance(error, UpstreamRefused):
-        headers = [("content-type", error.content_type), *error.headers]
-        await send_whole(send, error.engine_status, error.body, headers)
-    else:
-        headers = [("content-type", "application/json"), *error_headers(error)]
-        await send_whole(send, error.status, error_body(error), headers)
+async def send_refusal(send: Send, refusal: Refusal, headers: Sequence[tuple[str, str]] = ()) -> None:
+    """Send an error as its dialect writes it, with these headers besides."""
+    ours = {name for name, _ in headers}
+    theirs = [pair for pair in refusal.headers if pair[0].lower() not in ours]
+    await send_whole(send, refusal.status, refusal.content, [*headers, *theirs])
 
 
 def json_response(value: object, *, status: int = 200) -> Response:
@@ -106,7 +144,7 @@ def json_in_pieces(share: LoopShare, value: object) -> Response:
 
 
 def count_error(metrics: Metrics, error: StenographError) -> None:
-    """Count an error that a client is told of, and the limit that it ran into."""
+    """Count an error that goes to a client, and the limit that caused it."""
     metrics.error_sent(error.code)
     if isinstance(error, LimitExceeded):
         metrics.limit_hit(error.limit)
@@ -115,42 +153,40 @@ def count_error(metrics: Metrics, error: StenographError) -> None:
 
 
 class Client:
-    """Whoever waits for an answer. `is_gone` turns true when it closes its connection."""
+    """The client that waits for an answer. `is_gone` turns true when it closes its connection."""
 
-    def __init__(self, receive: Receive, *, on_gone: Callable[[], None]) -> None:
+    def __init__(self, scope: Scope, *, on_gone: Callable[[], None]) -> None:
         self.is_gone = False
-        self._receive = receive
+        self._has_left = has_left_of(scope)
+        self._when_gone = when_gone_of(scope)
         self._on_gone = on_gone
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncGenerator[None]:
+    def __enter__(self) -> Self:
         """While inside, notice when the client leaves. Its body must have been read."""
-        watcher = asyncio.get_running_loop().create_task(self._watch(), name="watch-disconnect")
-        try:
-            yield
-        finally:
-            watcher.cancel()
-            await asyncio.wait({watcher})
+        self._when_gone(self._left)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._when_gone(None)
 
     async def finish(self, last_write: Awaitable[None]) -> bool:
-        """Make the last write of an answer; tell whether it was handed to a connection that was alive.
+        """Make the last write of an answer; tell whether its last byte left through a connection that was alive.
 
-        Word of a closed connection is one pass of the loop on its way; after that pass nothing comes between the
-        check and the write, unless the write has to wait for room, and then the word comes first.
+        Waits for that as long as the client reads slowly; one that reads nothing is the server's to close. Word of a
+        closed connection is one pass of the loop on its way; after that pass nothing comes between the check and the
+        write, unless the write has to wait for room, and then the word comes first.
         """
         await asyncio.sleep(0)
         gone_before = self.is_gone
         await last_write
-        return not (gone_before or self.is_gone)
+        return not (gone_before or self.is_gone) and await self._has_left()
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _left(self) -> None:
         self.is_gone = True
         self._on_gone()
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(
-        f"The body is larger than the {max_bytes} bytes that this route takes (--max-body-bytes, or less)."
+        f"The body is larger than {max_bytes} bytes, the most that this route accepts (--max-body-bytes, or less)."
     )

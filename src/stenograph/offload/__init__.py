@@ -1,1 +1,1 @@
-"""Where CPU work runs, so that the event loop never waits for it."""
+"""Runs CPU work, so that the event loop never waits for it."""

@@ -1,15 +1,15 @@
-"""Few bodies at a time: while some large ones flow and are decoded, the others wait in their sockets.
+"""Limits how many large bodies are read and decoded at a time; the others wait in their sockets.
 
-Under load the stall is not one slow decode, it is one pass of the loop that serves every ready connection. A slot is
-held around reading and decoding; whoever waits for one does not read, and flow control tells the other side to wait. A
-body that stops flowing gives its slot up until it flows again, so a peer that stalls holds up nobody. Of the large ones
-that are whole, one is decoded at a time; small ones are there with one read, and a few of them are served in one pass
-of the loop. Knows nothing of HTTP.
+Under load the stall is not one slow decode, but one event-loop iteration that serves every ready connection. A slot is
+held around reading and decoding; whoever waits for one does not read, and flow control makes the other side wait. A
+slot asks for a least rate: a slower body has none and needs none, because it costs the loop nothing; so a peer
+that stalls or drips delays no other. Of the large ones that are whole, one is decoded at a time; small ones arrive
+with one read, and a few of them are served in one iteration. Knows nothing of HTTP.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -21,36 +21,46 @@ LARGE_BODY_BYTES = 64 * 1024
 DEFAULT_BODY_SLOTS = 2
 
 STALL_S = 0.05
-"""A body that brings nothing for this long gives up its slot."""
+"""A body that brings less than the least rate for this long gives up its slot."""
+
+LEAST_BYTES_PER_S = 256 * 1024
+"""Slower bodies flow without a slot. A hundred of them together bring 25 MiB/s, a tenth of what one decoder takes."""
 
 SERVED_IN_A_PASS = 8
-"""Small bodies that are served in one pass of the loop: each takes about half a millisecond, to the next wait."""
+"""Small bodies that are served in one event-loop iteration: each takes about half a millisecond, to the next wait."""
 
 
 class BodySlots:
-    """At most `num_slots` bodies flow at a time, and one is decoded. First come, first served."""
+    """At most `num_slots` bodies flow fast at a time, and one is decoded. First come, first served."""
 
     def __init__(self, num_slots: int) -> None:
         self._free = asyncio.Semaphore(num_slots)
         self._decoder = asyncio.Semaphore(1)
         self._num_slots = num_slots
+        self.num_held = 0
+        """Slots that are held now; counted by them."""
         self._passes = _Passes(SERVED_IN_A_PASS)
 
+    def apart(self) -> "BodySlots":
+        """As many slots for bodies of another kind, which wait for none of these; small ones share its iterations."""
+        slots = BodySlots(self._num_slots)
+        slots._passes = self._passes
+        return slots
+
     def __repr__(self) -> str:
-        return f"<BodySlots {self._num_slots}, locked={self._free.locked()}>"
+        return f"<BodySlots {self._num_slots}, {self.num_held} held>"
 
     @asynccontextmanager
     async def slot(self) -> AsyncGenerator["Slot"]:
-        """Hold a slot for one body."""
-        slot = Slot(self._free)
-        await slot.take()
+        """A slot for one body: not held at first, and released at exit."""
+        slot = Slot(self, self._free)
         try:
             yield slot
         finally:
             slot.give_up()
 
     async def small(self) -> None:
-        """Wait for the pass of the loop in which this small body is served."""
+        """Wait for the event-loop iteration in which this small body is served."""
         await self._passes.enter()
 
     @asynccontextmanager
@@ -61,13 +71,13 @@ class BodySlots:
 
 
 class _Passes:
-    """So many are served in one pass of the loop, in the order in which they came. Nobody holds what could be lost."""
+    """Serves a few waiters in each event-loop iteration, in order of arrival. A waiter holds nothing that can leak."""
 
     def __init__(self, num_in_a_pass: int) -> None:
         self._num_in_a_pass = num_in_a_pass
         self._num_left = num_in_a_pass
         self._num_called = 0
-        """Of those who waited: they are served in the next pass, and whoever comes before that waits behind them."""
+        """Waiters that are served in the next iteration; later ones queue behind them."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_counting = False
 
@@ -98,30 +108,48 @@ class _Passes:
 
 
 class Slot:
-    """One body's place among those that flow."""
+    """One body's place among those that flow fast: held while it brings more than the least rate."""
 
-    def __init__(self, free: asyncio.Semaphore) -> None:
+    def __init__(self, owner: BodySlots, free: asyncio.Semaphore) -> None:
+        self._owner = owner
         self._free = free
         self._is_held = False
+        self._num_ahead = 0.0
+        """Bytes that it brought beyond the least rate; `STALL_S` at that rate takes all of them away."""
 
     async def take(self) -> None:
         """Wait for the slot. Does nothing if it is held."""
         if not self._is_held:
             await self._free.acquire()
             self._is_held = True
+            self._owner.num_held += 1
+            self._num_ahead = STALL_S * LEAST_BYTES_PER_S
 
     def give_up(self) -> None:
         """Let another body flow. Does nothing if the slot is not held."""
         if self._is_held:
             self._is_held = False
+            self._owner.num_held -= 1
             self._free.release()
 
-    async def piece(self, read: Awaitable[T]) -> T:
-        """Wait for the next piece of the body, without the slot if it is long in coming."""
-        stall = asyncio.get_running_loop().call_later(STALL_S, self.give_up)
+    async def piece(self, read: Awaitable[T], size: Callable[[T], int]) -> T:
+        """Wait for the next piece of the body, of `size(piece)` bytes, and for the slot if it comes fast.
+
+        While a piece is long in coming the slot is given up.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        stall = loop.call_later(self._num_ahead / LEAST_BYTES_PER_S, self.give_up) if self._is_held else None
         try:
             piece = await read
         finally:
-            stall.cancel()
-        await self.take()
+            if stall is not None:
+                stall.cancel()
+        num_ahead = max(0.0, self._num_ahead - (loop.time() - began) * LEAST_BYTES_PER_S)
+        if not num_ahead:
+            self.give_up()
+        most = STALL_S * LEAST_BYTES_PER_S
+        self._num_ahead = min(num_ahead + size(piece), most)
+        if num_ahead + size(piece) > most:
+            await self.take()
         return piece

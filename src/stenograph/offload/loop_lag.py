@@ -1,7 +1,7 @@
-"""How late the event loop is, always measured; and, where asked for, what held it.
+"""Measures how late the event loop is and, if configured, reports which callback held it.
 
-A heartbeat is due every `PERIOD_S`; how late it comes is what any callback had to wait. A watchdog thread looks at the
-loop's thread when the heartbeat is overdue and logs where it is: that names the callback that holds the loop.
+A heartbeat is due every `PERIOD_S`; its lateness is how long any callback had to wait. A watchdog thread logs
+the stack of the loop's thread when the heartbeat is overdue: that names the callback that holds the loop.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ class LoopLag:
         return f"<LoopLag {'running' if self._beat else 'stopped'}>"
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         if self._watchdog is not None:
             self._watchdog.start(threading.get_ident())
         self._schedule()
 
     def close(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         if self._beat is not None:
             self._beat.cancel()
             self._beat = None
@@ -83,7 +83,7 @@ class Watchdog:
         self._thread.start()
 
     def is_alive(self) -> None:
-        """The loop's own word; call it from the loop."""
+        """Record that the loop is alive; call it from the loop."""
         self._last_beat = _CLOCK.monotonic()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Work that holds the GIL wherever it runs, done on the loop: in pieces, between which the loop serves others.
+"""Runs work that holds the GIL on the event loop, in pieces, so that the loop serves others in between.
 
-A thread would not help: the loop would wait for the GIL at each of its own system calls (docs/performance.md). However
-many have pieces to do, one of them does one in each pass of the loop. Knows nothing of what the pieces are.
+A thread would not help: the loop would wait for the GIL at each of its own system calls (docs/performance.md). At most
+one piece runs in each event-loop iteration, however many callers have work. Knows nothing of what the pieces are.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ class LoopShare:
         return f"<LoopShare locked={self._turn.locked()}>"
 
     async def pieces(self, work: Iterator[T]) -> AsyncGenerator[T, None]:
-        """What `work` gives, each piece in a pass of the loop in which no other work was done here."""
+        """Yield the pieces of `work`, each made in an event-loop iteration of its own."""
         while True:
-            async with self._turn:  # over the pass: that nobody else begins in it is what it is for
+            async with self._turn:  # held over the iteration, so that no other piece runs in it
                 await asyncio.sleep(0)
                 try:
                     piece = next(work)

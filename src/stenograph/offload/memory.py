@@ -1,8 +1,8 @@
-"""What is done about memory by itself, and too much: free memory is kept, and kept memory is searched for cycles.
+"""Works against two automatisms: malloc keeps freed memory, and the garbage collector scans long-lived records.
 
 glibc keeps freed memory for later, and under many threads and sizes that is most of a long-lived server's: of 11.8 KiB
-per turn after 10,000 turns of 4 KiB, 1.7 were live (docs/LOG.md). The collector looks through all that is kept, again
-and again. Where there is no glibc, or no CPython, nothing is done.
+per turn after 10,000 turns of 4 KiB, 1.7 were live (docs/LOG.md). The garbage collector scans all that is kept,
+again and again. Without glibc, or without CPython, these functions do nothing.
 """
 
 import ctypes
@@ -28,7 +28,8 @@ def trim_memory() -> None:
     _TRIM()
 
 
-_CONTAINERS = frozenset({array, dict, list, tuple})
+_IS_PART: dict[type[object], bool] = dict.fromkeys((array, dict, list, tuple), True)
+"""Whether a type is part of records, for the types that were met."""
 
 
 def _find_untrack() -> Callable[[object], object]:
@@ -44,23 +45,23 @@ _UNTRACK = _find_untrack()
 
 
 def untrack(record: object) -> None:
-    """Take a record, which must be without cycles, out of what the collector of cycles looks through.
+    """Take a record, which must be without cycles, out of what the garbage collector scans.
 
     That stops the whole process for a microsecond per object: 160 ms where 10,000 turns are kept. A record is what is
     reached through containers and dataclasses; what was untracked before is not entered, so a new one costs the same
     whatever it hangs on. References are counted as ever, and free it. Source: CPython's C API, `PyObject_GC_UnTrack`.
     """
     if not gc.is_tracked(record):
-        return  # it may have no place in memory for what the collector knows of it
+        return  # it may have no header for the garbage collector
     found = [record]
     _UNTRACK(record)
     while found:
         parts: list[object] = gc.get_referents(found.pop())
         for one in parts:
-            if gc.is_tracked(one) and _is_of_a_record(type(one)):
+            kind = type(one)
+            is_part = _IS_PART.get(kind)
+            if is_part is None:
+                is_part = _IS_PART[kind] = is_dataclass(kind)
+            if is_part and gc.is_tracked(one):
                 _UNTRACK(one)
                 found.append(one)
-
-
-def _is_of_a_record(kind: type[object]) -> bool:
-    return kind in _CONTAINERS or is_dataclass(kind)

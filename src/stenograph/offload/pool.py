@@ -1,4 +1,4 @@
-"""The bounded pool of threads for CPU work that releases the GIL: tokenization, above all.
+"""The bounded pool of threads for CPU work that releases the GIL, tokenization above all.
 
 Owns its threads. Gives no order and no fairness beyond a queue. Only stateless work belongs here; session state
 changes on the loop.
@@ -41,9 +41,9 @@ class CpuPool:
 
 
 def _complete(work: Callable[[], T]) -> T:
-    """What `work` returns, which is whole: what is lazy would do its work later, on the loop.
+    """Run `work`, whose result must be whole: a lazy one would do its work later, on the loop.
 
-    Raises RuntimeError for StopIteration: no asyncio future takes it, and whoever waits for one would wait for ever.
+    Raises RuntimeError for StopIteration: no asyncio future accepts it, and its waiter would wait for ever.
     """
     try:
         result = work()

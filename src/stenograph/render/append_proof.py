@@ -1,7 +1,7 @@
-"""Whether a template is append-only: what it writes of a conversation stays as it is when the session appends to it.
+"""The proof that a template is append-only: what it writes of a conversation stays when the session appends to it.
 
-Owns the laws that a template must keep for a line's ids to stay what the template would write, and what is told where
-one is broken. The proof renders every kind of conversation that there is (`conversations`); it is as good as they are.
+Owns the laws that a template must keep for a line's ids to stay what the template would write, and the report of a
+broken one. The proof renders every kind of conversation that there is (`conversations`); it is as good as they are.
 """
 
 import enum
@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role
-from stenograph.render.conversations import Exchange, appended, exchanges, user
-from stenograph.render.families.family import Family
+from stenograph.render.conversations import ExampleExchange, appended, exchanges, user
+from stenograph.render.family import Family
 from stenograph.render.seal import Sealer
 from stenograph.render.writer import Writer
 
@@ -22,26 +23,26 @@ _LEAD_CHARS, _SHOWN_CHARS = 32, 120
 
 
 class Law(enum.StrEnum):
-    """What a template has to keep."""
+    """Laws that a template has to keep."""
 
     HISTORY = "history"
     """Messages that come later do not change how earlier ones are written."""
     PROMPT = "prompt"
     """A reply is later written after the prompt that it was asked for with."""
     SUFFIX = "suffix"
-    """What is written of new messages does not depend on what came before the last reply."""
+    """The text of new messages does not depend on what came before the last reply."""
 
 
 _BROKEN = {
-    Law.HISTORY: "when more is appended, it writes what came before otherwise",
-    Law.PROMPT: "it later writes the reply otherwise than it asked for it",
+    Law.HISTORY: "when messages are appended, it rewrites earlier ones",
+    Law.PROMPT: "it later writes the reply in another way than the prompt that asked for it",
     Law.SUFFIX: "what it appends depends on what came before the last reply",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """A law that is broken: in this conversation the template has to go on as `expected`, but it writes `actual`.
+    """A broken law: in this conversation the template has to go on as `expected`, but it writes `actual`.
 
     Both are cut around the first difference, at the character `at` of the conversation's text.
     """
@@ -56,13 +57,13 @@ class Rewrite:
     def __str__(self) -> str:
         return (
             f"{_BROKEN[self.law]}: {self.why}. In the conversation [{self.conversation}], at character {self.at},"
-            f" it would have to write {self.expected!r}, but writes {self.actual!r}"
+            f" it should write {self.expected!r}, but writes {self.actual!r}"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What was found. `refusal` is the template's word where it shows no plain conversation at all."""
+    """Result of the check. `refusal` is the template's word where it shows no plain conversation at all."""
 
     rewrites: tuple[Rewrite, ...]
     num_checked: int
@@ -78,7 +79,7 @@ class Proof:
     def why_not(self) -> str:
         """One sentence for a person; empty where it holds."""
         if self.refusal is not None:
-            return f"it shows no plain conversation: {self.refusal}"
+            return f"it cannot show a plain conversation: {self.refusal}"
         return f"it is not append-only: {self.rewrites[0]}." if self.rewrites else ""
 
 
@@ -118,7 +119,7 @@ class ProofCache:
             return
         raise UnrenderableMessage(
             f"With these chat_template_kwargs the model's chat template cannot be used: {proof.why_not}",
-            param="/chat_template_kwargs",
+            blame=Blame(RequestPart.TEMPLATE_KWARGS),
         )
 
 
@@ -128,7 +129,7 @@ def _spelled(kwargs: Mapping[str, object]) -> str:
 
 
 def prove(writer: Writer, family: Family, kwargs: Mapping[str, object]) -> Proof:
-    """Hold a template to the laws. `family` is one whose roles are known. Never raises for what a template does."""
+    """Check a template against the laws. `family`'s roles are known. Never raises for what a template does."""
     attempt = _Attempt(writer, family, kwargs)
     rewrites = tuple(islice(attempt.rewrites(), _MAX_REWRITES))
     return Proof(
@@ -163,15 +164,15 @@ class _Attempt:
                 self.num_refused += 1
 
     def refusal(self) -> str | None:
-        """Why the template cannot show a user, a reply and a user; None if it can."""
+        """The reason why the template cannot show a user, a reply and a user; None if it can."""
         reply = Message(role=Role.ASSISTANT, content="b")
         try:
-            self._text(Exchange(opening=(user("a"),), reply=reply, tools=()), (user("c"),))
+            self._text(ExampleExchange(opening=(user("a"),), reply=reply, tools=()), (user("c"),))
         except UnrenderableMessage as error:
             return str(error)
         return None
 
-    def _of_exchange(self, exchange: Exchange) -> Iterator[Rewrite]:
+    def _of_exchange(self, exchange: ExampleExchange) -> Iterator[Rewrite]:
         asked = self._writer.text(self._sealer, exchange.opening, exchange.tools, self._kwargs, prompt=True)
         if not self._may_answer(asked, exchange.reply):
             return
@@ -187,7 +188,7 @@ class _Attempt:
             except UnrenderableMessage:
                 self.num_refused += 1
 
-    def _of_appended(self, exchange: Exchange, before: str, new: Sequence[Message]) -> Iterator[Rewrite]:
+    def _of_appended(self, exchange: ExampleExchange, before: str, new: Sequence[Message]) -> Iterator[Rewrite]:
         after = self._text(exchange, new)
         self.num_checked += 1
         conversation = (*exchange.opening, exchange.reply, *new)
@@ -197,14 +198,14 @@ class _Attempt:
         # What a bridge makes of it (bridge_frame): the same messages after a history that stands for any.
         reply = Message(role=Role.ASSISTANT, content="a", tool_calls=exchange.reply.tool_calls)
         tools = () if self._family.tools_before_turns else exchange.tools
-        other = Exchange(opening=(user("u"),), reply=reply, tools=tools)
+        other = ExampleExchange(opening=(user("u"),), reply=reply, tools=tools)
         other_before, other_after = self._text(other, None), self._text(other, new)
         if not other_after.startswith(other_before):
             yield rewrite_of(Law.HISTORY, (*other.opening, reply, *new), other_before, other_after)
         elif before + other_after[len(other_before) :] != after:
             yield rewrite_of(Law.SUFFIX, conversation, before + other_after[len(other_before) :], after)
 
-    def _text(self, exchange: Exchange, new: Sequence[Message] | None) -> str:
+    def _text(self, exchange: ExampleExchange, new: Sequence[Message] | None) -> str:
         """Up to the reply, or with `new` up to the prompt after them."""
         messages = (*exchange.opening, exchange.reply, *(new or ()))
         return self._writer.text(self._sealer, messages, exchange.tools, self._kwargs, prompt=new is not None)
@@ -224,7 +225,7 @@ class _Attempt:
 
 
 def rewrite_of(law: Law, messages: Sequence[Message], expected: str, actual: str) -> Rewrite:
-    """What is told of two texts of which the second ought to go on as the first."""
+    """The difference of two texts of which the second ought to go on as the first."""
     shorter = min(len(expected), len(actual))
     at = next((i for i in range(shorter) if expected[i] != actual[i]), shorter)
     return Rewrite(
@@ -247,7 +248,7 @@ def _described(message: Message) -> str:
 
 
 def _why(messages: Sequence[Message], expected: str, actual: str) -> str:
-    """What of the messages has gone, where that is plain."""
+    """The part of the messages that is missing, where that is plain."""
     for message in messages:
         if message.reasoning and message.reasoning in expected and message.reasoning not in actual:
             return "it drops the reasoning of an earlier reply"

@@ -1,4 +1,4 @@
-"""What a bridge is made of beside its new messages: the same for every turn with the same tools and arguments.
+"""The frame of a bridge: what stands around its new messages, the same for all turns with the same tools and arguments.
 
 Owns which of it is kept, and for how long: `FrameCache` is bounded in entries and in the size of each. Knows nothing
 of lines, ids that are recorded, or families.
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.model.tokenizer import Tokenizer
 from stenograph.render.writer import Writer
 
 MAX_FRAMES = 64
@@ -24,8 +24,8 @@ _OPENING = Message(role=Role.USER, content="u")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a frame depends on. `kwargs_text` tells arguments apart that compare as equal: True, 1 and 1.0."""
+class FrameKey:
+    """All that a frame depends on. `kwargs_text` tells arguments apart that compare as equal: True, 1 and 1.0."""
 
     tools: tuple[Tool, ...]
     kwargs: Mapping[str, object] = field(compare=False)
@@ -46,10 +46,10 @@ class Frame:
     `closing` is what the template writes after an assistant's text: all that follows a mark put in its place.
     """
 
-    def __init__(self, tokenizer: Tokenizer, writer: Writer, setting: Setting, avoid: Iterable[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, writer: Writer, key: FrameKey, avoid: Iterable[str] = ()) -> None:
         self._writer = writer
-        self._setting = setting
-        self.sealer = writer.sealer((), setting.tools, setting.kwargs, avoid=avoid)
+        self._key = key
+        self.sealer = writer.sealer((), key.tools, key.kwargs, avoid=avoid)
         reply = Message(role=Role.ASSISTANT, content=self.sealer.mark)
         _, mark, self.closing = self._text([_OPENING, reply], prompt=False).rpartition(self.sealer.mark)
         if not mark:
@@ -58,7 +58,7 @@ class Frame:
         self._before_without_calls = self._before(())
 
     def new_text(self, calls: Sequence[ToolCall], new: Sequence[Message]) -> str | None:
-        """What the template appends for `new` and the prompt, after a reply with `calls`; sealed.
+        """The text that the template appends for `new` and the prompt, after a reply with `calls`; sealed.
 
         None where it rewrites what came before. Raises UnrenderableMessage: it refuses.
         """
@@ -73,7 +73,7 @@ class Frame:
         return [_OPENING, Message(role=Role.ASSISTANT, content="a", tool_calls=tuple(calls))]
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
-        return self._writer.text(self.sealer, messages, self._setting.tools, self._setting.kwargs, prompt=prompt)
+        return self._writer.text(self.sealer, messages, self._key.tools, self._key.kwargs, prompt=prompt)
 
 
 class FrameCache:
@@ -87,13 +87,13 @@ class FrameCache:
     def __repr__(self) -> str:
         return f"<FrameCache {self._cached.cache_info().currsize} of {MAX_FRAMES}>"
 
-    def get(self, setting: Setting) -> Frame:
+    def get(self, key: FrameKey) -> Frame:
         """The frame, as it was when it was made: a template may write the date. Raises UnrenderableMessage."""
-        return self._cached(setting) if setting.num_chars <= MAX_FRAME_CHARS else self.make(setting)
+        return self._cached(key) if key.num_chars <= MAX_FRAME_CHARS else self.make(key)
 
-    def make(self, setting: Setting, avoid: Iterable[str] = ()) -> Frame:
+    def make(self, key: FrameKey, avoid: Iterable[str] = ()) -> Frame:
         """A new frame, which is not kept."""
-        return Frame(self._tokenizer, self._writer, setting, avoid)
+        return Frame(self._tokenizer, self._writer, key, avoid)
 
     def clear(self) -> None:
         """Forget every frame."""

@@ -44,22 +44,22 @@ def call(number: int, arguments: str = ARGUMENTS) -> ToolCall:
 
 
 def user(text: str) -> Message:
-    """What a user says."""
+    """A user's message."""
     return Message(role=Role.USER, content=text)
 
 
 def said(text: str | None, *calls: ToolCall, reasoning: str | None = None) -> Message:
-    """What an assistant says."""
+    """An assistant's message."""
     return Message(role=Role.ASSISTANT, content=text, reasoning=reasoning, tool_calls=calls)
 
 
 def result(of: ToolCall, text: str) -> Message:
-    """What a tool gave back."""
+    """A tool's result."""
     return Message(role=Role.TOOL, content=text, tool_call_id=of.id, name=of.name)
 
 
 def openings(*, has_tools: bool) -> Iterator[tuple[Message, ...]]:
-    """What may come before a reply."""
+    """Messages that may come before a reply."""
     system = Message(role=Role.SYSTEM, content="Be brief, zq.")
     yield (user("What of zq?"),)
     yield (system, user(ODD_TEXT))
@@ -77,7 +77,7 @@ def openings(*, has_tools: bool) -> Iterator[tuple[Message, ...]]:
 
 
 def replies(*, has_tools: bool) -> Iterator[Message]:
-    """What a model may answer."""
+    """Replies that a model may give."""
     yield said("Reply zq.", reasoning="Thought\n\nof zq.")
     yield said("Reply zq.")
     yield said("")
@@ -88,7 +88,7 @@ def replies(*, has_tools: bool) -> Iterator[Message]:
 
 
 def appended(reply: Message) -> Iterator[tuple[Message, ...]]:
-    """What may come after a reply, before the next."""
+    """Messages that may come after a reply, before the next."""
     yield ()
     yield (user("More zq."),)
     if reply.tool_calls:
@@ -104,7 +104,7 @@ def appended(reply: Message) -> Iterator[tuple[Message, ...]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class ExampleExchange:
     """A conversation up to a reply, the reply, and the tools that there are."""
 
     opening: tuple[Message, ...]
@@ -112,9 +112,9 @@ class Exchange:
     tools: tuple[Tool, ...]
 
 
-def exchanges(*, has_tools: bool) -> Iterator[Exchange]:
+def exchanges(*, has_tools: bool) -> Iterator[ExampleExchange]:
     """Every opening with every reply; with tools, both with and without a list of them."""
     for tools in ((), (WEATHER,)) if has_tools else ((),):
         for opening in openings(has_tools=bool(tools)):
             for reply in replies(has_tools=bool(tools)):
-                yield Exchange(opening=opening, reply=reply, tools=tools)
+                yield ExampleExchange(opening=opening, reply=reply, tools=tools)

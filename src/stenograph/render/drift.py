@@ -5,16 +5,19 @@ may be called from any thread; renders a whole line, so it belongs on the pool. 
 """
 
 import enum
-import itertools
 from array import array
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from stenograph.core.errors import UnrenderableMessage
+from stenograph.core.json_types import Count
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import token_ids
+from stenograph.model.tokenizer import Tokenizer
 from stenograph.render.renderer import Renderer
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.reply.reply_syntax import ReasoningMarks
 
 _TAIL_TOKENS = 64
 """Ids of a line's end that are shown to a bridge; more than any family's closing has."""
@@ -25,7 +28,7 @@ _MAX_IDS = 12
 
 
 class DriftClass(enum.StrEnum):
-    """What kind of difference. The values are those of miles' `tito_session_mismatch`."""
+    """The kind of a difference. The values are those of miles' `tito_session_mismatch`."""
 
     SPECIAL_TOKEN_COUNT = "special_token_count"
     """There are more or fewer control tokens."""
@@ -38,7 +41,7 @@ class DriftClass(enum.StrEnum):
 
 
 FORBIDDEN = frozenset(DriftClass) - {DriftClass.ASSISTANT_TEXT}
-"""What only a bug, or a template that is not append-only, makes."""
+"""Classes that only a bug, or a template that is not append-only, can cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,18 @@ class Drift:
     detail: str
     start: int
     end: int
+
+
+class DriftFacts(TypedDict):
+    """One difference between a line and what the template makes of its messages."""
+
+    type: DriftClass
+    segment_index: Count
+    expected_text: str
+    actual_text: str
+    detail: str
+    start: Count
+    end: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +104,9 @@ def find_drift(
 
     `sampled_spans` are the sampled tokens, half-open over `ids`, ascending. Both sides are compared as they stand
     with the next turn opened: what the bridge would add to close the last reply is no drift, be it a newline or the
-    end token of a reply that was cut off. Raises ValueError for spans that are not in `ids`, and nothing for
-    messages: what the template refuses is an outcome.
+    end token of a reply that was cut off. A line ends with a reply, as committed lines do: of one that ends with a
+    question, a reply that reasons although its prompt closed the reasoning may count as forbidden. Raises ValueError
+    for spans that are not in `ids`, and nothing for messages: what the template refuses is an outcome.
     """
     is_sampled = _mask(len(ids), sampled_spans)
     try:
@@ -107,18 +123,21 @@ def find_drift(
         line=line,
         expected=expected,
         is_sampled=is_sampled[:num_kept].ljust(len(line), b"\0"),
+        replies_at=tuple(min(start, num_kept) for start, _ in sampled_spans),
         num_recorded=num_kept,
+        marks=renderer.family.syntax.reasoning,
+        reply_frame=tuple(renderer.tokenizer.added_tokens[token] for token in renderer.family.reply_frame),
     )
     return DriftReport(drifts=tuple(comparison.drifts()))
 
 
-def to_json(report: DriftReport) -> list[dict[str, object]] | None:
+def to_json(report: DriftReport) -> list[DriftFacts] | None:
     """The report as plain values: `[]` is clean, None is not compared."""
     if report.unrenderable is not None:
         return None
     return [
         {
-            "type": drift.type.value,
+            "type": drift.type,
             "segment_index": drift.segment_index,
             "expected_text": drift.expected_text,
             "actual_text": drift.actual_text,
@@ -131,19 +150,26 @@ def to_json(report: DriftReport) -> list[dict[str, object]] | None:
 
 
 def num_by_class(report: DriftReport) -> dict[DriftClass, int]:
-    """How many drifts of each class, those of which there are none included."""
+    """The number of drifts of each class, zeros included."""
     return {kind: sum(drift.type is kind for drift in report.drifts) for kind in DriftClass}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """Two id sequences that differ. `is_sampled` has a byte for each id of `line`, of which `num_recorded` are real."""
+    """Two id sequences that differ. `is_sampled` has a byte for each id of `line`, of which `num_recorded` are real.
+
+    `replies_at` is where each reply begins, those of which nothing is left too. `marks` stand around reasoning; a reply
+    may lack control tokens of the `reply_frame`.
+    """
 
     tokenizer: Tokenizer
     line: "array[int]"
     expected: "array[int]"
     is_sampled: bytes
+    replies_at: tuple[int, ...]
     num_recorded: int
+    marks: ReasoningMarks | None
+    reply_frame: tuple[int, ...]
 
     def drifts(self) -> list[Drift]:
         """All drifts in order; where the numbers of control tokens differ, that one alone: nothing else is aligned."""
@@ -152,25 +178,43 @@ class _Comparison:
             return [self._count_drift()]
         found: list[Drift | None] = []
         at, expected_at = 0, 0
-        for index, (end, expected_end) in enumerate([*pairs, (len(self.line), len(self.expected))]):
-            found.append(self._text_drift(2 * index, (at, end), (expected_at, expected_end)))
-            if index < len(pairs):
-                found.append(self._type_drift(2 * index + 1, end, expected_end))
-            at, expected_at = end + 1, expected_end + 1
+        segment = 0
+        for end, expected_end, control in [*pairs, (len(self.line), len(self.expected), -1)]:
+            found.append(self._text_drift(segment, (at, end), (expected_at, expected_end)))
+            if control >= 0:
+                found.append(self._type_drift(2 * control + 1, end, expected_end))
+            at, expected_at, segment = end + 1, expected_end + 1, 2 * control + 2
         return [drift for drift in found if drift is not None]
 
-    def _pairs(self) -> list[tuple[int, int]] | None:
-        """Positions of the control tokens that stand for each other, or None if their numbers differ.
+    def _pairs(self) -> list[tuple[int, int, int]] | None:
+        """Positions of the control tokens that stand for each other, and the number of each among the template's; None
+        if there are more or fewer than there may be.
 
         A sampled control token that the template has no place for is part of the reply's text, not of the frame.
         """
         line, expected = self._controls(self.line), self._controls(self.expected)
-        places = _placed(
-            [self.line[i] for i in line], [self.expected[i] for i in expected], [self.is_sampled[i] for i in line]
-        )
+        ids, expected_ids = [self.line[i] for i in line], [self.expected[i] for i in expected]
+        may_skip = [self.is_sampled[i] for i in line]
+        places = _placed(ids, expected_ids, may_skip)
+        if places is None and self.reply_frame:
+            may_lack = sum(1 << i for i, id_ in enumerate(expected_ids) if id_ in self.reply_frame)
+            places = _placed(ids, expected_ids, may_skip, may_lack=may_lack, in_reply=self._in_reply(line))
+            lacking = [id_ for id_, at in zip(expected_ids, places or (), strict=False) if at is None]
+            if lacking.count(self.reply_frame[0]) != lacking.count(self.reply_frame[-1]):
+                places = None  # whole messages may be lacking, not the end of one
         if places is not None:
-            return [(line[place], i) for place, i in zip(places, expected, strict=True)]
-        return list(zip(line, expected, strict=True)) if len(line) == len(expected) else None
+            return [(line[at], expected[i], i) for i, at in enumerate(places) if at is not None]
+        return list(zip(line, expected, range(len(line)), strict=True)) if len(line) == len(expected) else None
+
+    def _in_reply(self, controls: Sequence[int]) -> list[bool]:
+        """For each control token of the line, and for its end, whether a reply stands between it and the one before."""
+        found: list[bool] = []
+        before = -1
+        for at in [*controls, len(self.line)]:
+            begins = self._replies_before(at + 1) > self._replies_before(before + 1)
+            found.append(begins or any(self.is_sampled[max(before, 0) : at + 1]))
+            before = at
+        return found
 
     def _controls(self, ids: "array[int]") -> list[int]:
         return [position for position, id_ in enumerate(ids) if id_ in self.tokenizer.special_ids]
@@ -215,20 +259,21 @@ class _Comparison:
     def _keeps_frame(self, span: tuple[int, int], expected_text: str) -> bool:
         """Whether `expected_text` differs from the line's by replies only: all that was not sampled is in it, in order.
 
-        A reply of which nothing but its control token was sampled is an empty one before that token.
+        A reply of which nothing was sampled, or nothing but its control token, is an empty one. So is the text of one
+        that was cut off, or ended, after a control token of its own frame.
         """
         start, end = span
-        if not any(self.is_sampled[start : end + 1]):
+        is_in_reply = start > 0 and self.is_sampled[start - 1] and self.line[start - 1] in self.reply_frame[:-1]
+        if not is_in_reply and not any(self.is_sampled[start : end + 1]) and self._first_reply(span) is None:
             return False
-        runs = [[*run] for _, run in itertools.groupby(range(start, end), key=self.is_sampled.__getitem__)]
         at = 0
-        for run in runs:
-            if self.is_sampled[run[0]]:
-                continue
-            text = self.tokenizer.decode(self.line[run[0] : run[-1] + 1])
-            if run[0] == start:
+        for first, last in self._frame_runs(span):
+            text = self.tokenizer.decode(self.line[first:last])
+            if first == start:
+                if self._is_odd(span) and not expected_text.startswith(text):
+                    text = text.removesuffix(self._prompt())
                 found = 0 if expected_text.startswith(text) else -1
-            elif run[-1] == end - 1:
+            elif last == end:
                 found = len(expected_text) - len(text) if expected_text.endswith(text) else -1
             else:
                 found = expected_text.find(text, at)
@@ -237,19 +282,53 @@ class _Comparison:
             at = found + len(text)
         return True
 
+    def _frame_runs(self, span: tuple[int, int]) -> Iterator[tuple[int, int]]:
+        """Runs of ids in the span that were not sampled; an empty reply ends one and begins another."""
+        start, end = span
+        first = start
+        cuts = set(self.replies_at[self._replies_before(start) : self._replies_before(end + 1)])
+        for at in range(start, end + 1):
+            if at > first and (at == end or self.is_sampled[at] or at in cuts):
+                yield first, at
+                first = at
+            if at < end and self.is_sampled[at]:
+                first = at + 1
+
+    def _replies_before(self, position: int) -> int:
+        return bisect_left(self.replies_at, position)
+
+    def _first_reply(self, span: tuple[int, int]) -> int | None:
+        """Where the first reply of the span begins, if one does."""
+        number = self._replies_before(span[0])
+        at = self.replies_at[number] if number < len(self.replies_at) else span[1] + 1
+        return at if at <= span[1] else None
+
+    def _is_odd(self, span: tuple[int, int]) -> bool:
+        """Whether a marker of reasoning was sampled in the span: the template may move it, and rewrite its prompt."""
+        sampled = [self.line[at] for at in range(*span) if self.is_sampled[at]]
+        if self.marks is None or not sampled:
+            return False
+        text = self.tokenizer.decode(token_ids(sampled))
+        return self.marks.open in text or self.marks.close in text
+
+    def _prompt(self) -> str:
+        """The text that the template writes after a prompt's last control token, taken from the next turn's prompt."""
+        prompt_at = len(self.line)
+        while prompt_at > self.num_recorded and self.line[prompt_at - 1] not in self.tokenizer.special_ids:
+            prompt_at -= 1
+        return self.tokenizer.decode(self.line[prompt_at:])
+
     def _lacks_prompt(self, span: tuple[int, int], expected_text: str) -> bool:
         """Whether the first reply here, written by the template as it was sampled, stands after less than its prompt.
 
         The prompt is the one that opens the next turn, after its last control token. Without this, what a prompt lacks
         would pass for something that the template adds to the reply.
         """
-        prompt_at = len(self.line)
-        while prompt_at > self.num_recorded and self.line[prompt_at - 1] not in self.tokenizer.special_ids:
-            prompt_at -= 1
-        prompt = self.tokenizer.decode(self.line[prompt_at:])
-        first = self.is_sampled.index(1, span[0])
+        first = self._first_reply(span)
+        if first is None or any(self.is_sampled[span[0] : first]):
+            return False  # a reply that began before goes on here
         before, rest = (self.tokenizer.decode(self.line[slice(*part)]) for part in ((span[0], first), (first, span[1])))
-        return expected_text.endswith(rest) and not before.endswith(prompt)
+        return expected_text.endswith(rest) and not before.endswith(self._prompt())
 
     def _texts(self, span: tuple[int, int], expected_span: tuple[int, int], differs_at: int) -> tuple[str, str]:
         """Expected and actual text of the spans, cut around the first token that differs."""
@@ -304,34 +383,51 @@ def _opened(
     return line[:num_kept] + bridge.ids, num_kept
 
 
-def _placed(line: Sequence[int], expected: Sequence[int], may_skip: Sequence[int]) -> list[int] | None:
+def _placed(
+    line: Sequence[int],
+    expected: Sequence[int],
+    may_skip: Sequence[int],
+    *,
+    may_lack: int = 0,
+    in_reply: Sequence[bool] = (),
+) -> list[int | None] | None:
     """Where in `line` each of `expected` is found, if only ids that may be skipped are left over; the last such places.
 
-    Bit j of a state is set where the line so far can be read as the first j of `expected`.
+    Bit j of a state is set where the line so far can be read as the first j of `expected`. Where `in_reply`, the ids of
+    `expected` whose bit is set in `may_lack` may be lacking: their place is None.
     """
     if list(line) == list(expected):
         return list(range(len(line)))
     places: dict[int, int] = {}
     for position, id_ in enumerate(expected):
         places[id_] = places.get(id_, 0) | 1 << position
-    states = [1]
-    for id_, skip in zip(line, may_skip, strict=True):
+
+    def lacking(state: int, number: int) -> int:
+        while may_lack and in_reply[number] and (more := state | (state & may_lack) << 1) != state:
+            state = more
+        return state
+
+    read = [1]  # before anything is lacking
+    states = [lacking(1, 0)]
+    for number, (id_, skip) in enumerate(zip(line, may_skip, strict=True), start=1):
         state = states[-1]
-        states.append((state & places.get(id_, 0)) << 1 | (state if skip else 0))
+        read.append((state & places.get(id_, 0)) << 1 | (state if skip else 0))
+        states.append(lacking(read[-1], number))
     at = len(expected)
     if not states[-1] >> at & 1:
         return None
-    found: list[int] = []
-    for position in range(len(line) - 1, -1, -1):
-        if at and line[position] == expected[at - 1] and states[position] >> (at - 1) & 1:
+    found: list[int | None] = [None] * len(expected)
+    for position in range(len(line), -1, -1):
+        while not read[position] >> at & 1:
             at -= 1
-            found.append(position)
-    found.reverse()
+        if position and at and line[position - 1] == expected[at - 1] and states[position - 1] >> (at - 1) & 1:
+            at -= 1
+            found[at] = position - 1
     return found
 
 
 def _difference(a: "array[int]", b: "array[int]") -> tuple[int, int, int, int]:
-    """What is left of two sequences without what they begin and end with alike: [start, end) in each."""
+    """The differing middle of two sequences, without their common beginning and end: [start, end) in each."""
     shorter = min(len(a), len(b))
     start = next((i for i in range(shorter) if a[i] != b[i]), shorter)
     num_last = next((i for i in range(shorter - start) if a[-1 - i] != b[-1 - i]), shorter - start)

@@ -9,29 +9,32 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stenograph.core.chat import ParsedReply, ToolChoice
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.chat import ParsedReply, TextView, ToolChoice
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.core.types import Finish, Grammar, SamplingParams
+from stenograph.core.types import Finish, Grammar, PromptEnd, SamplingParams
+from stenograph.model.tokenizer import Span, Tokenizer
 from stenograph.render.append_proof import Proof, ProofCache
-from stenograph.render.bridge_frame import Frame, FrameCache, Setting
-from stenograph.render.families.family import Family
-from stenograph.render.parsers.reading import MessageParser, Part, Reading
-from stenograph.render.parsers.reply import ReplyParser
-from stenograph.render.shown import as_shown
-from stenograph.render.template import Template
-from stenograph.render.template_input import client_strings
-from stenograph.render.tokenizer import Span, Tokenizer
-from stenograph.render.tool_grammar import tool_grammar
+from stenograph.render.bridge_frame import Frame, FrameCache, FrameKey
+from stenograph.render.family import Family
+from stenograph.render.template.input import client_strings
+from stenograph.render.template.shown import as_shown
+from stenograph.render.template.template import Template
 from stenograph.render.writer import Writer
+from stenograph.reply.held import BeforeAnswer, forced_calls, open_reasoning
+from stenograph.reply.lark import marker
+from stenograph.reply.reading import MessageParser, Reading, ReplyPart
+from stenograph.reply.reply import ReplyParser
 
+DEFAULT_TEXT = TextView()
 PROMPT_END_TOKENS = 16
-"""Ids of a prompt's end that a parser is shown: more than any family's generation prompt has after its last turn."""
+"""Ids of a prompt's end that are looked at: more than any family's generation prompt has after its last turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bridge:
-    """What opens a turn: `ids` to append after the line's ids, of which the last `num_trimmed` are to be left out.
+    """The opening of a turn: `ids` to append after the line's ids, of which the last `num_trimmed` are left out.
 
     A trimmed id is a stop token that is another message's opener in this family: the template writes the opener of the
     message that really follows in its place.
@@ -61,25 +64,36 @@ class Renderer:
     def __repr__(self) -> str:
         return f"<Renderer {self.family.name}, {self.tokenizer!r}>"
 
-    def check_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, first: int = 0) -> None:
+    def check_messages(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        first: int = 0,
+        follows_call: bool = False,
+    ) -> None:
         """Raise UnrenderableMessage, with the pointer of what is to blame, for what the family has no frame for.
 
-        Messages before `first` have been checked before.
+        `first` messages come before them in the request. `follows_call`: there is a tool call in what comes before.
         """
         if tools and not self.family.shows_tools:
-            raise UnrenderableMessage("The model's chat template cannot show a tool list.", param="/tools")
-        was_call = any(message.tool_calls for message in messages[:first])
-        for i, message in enumerate(messages[first:], first):
+            raise UnrenderableMessage(
+                "The model's chat template cannot show a tool list.", blame=Blame(RequestPart.TOOLS)
+            )
+        was_call = follows_call
+        for i, message in enumerate(messages, first):
             if message.role not in self._roles:
                 reason = f"The model's chat template has no frame for the role {message.role.value!r}."
-                raise UnrenderableMessage(reason, param=f"/messages/{i}/role")
+                raise UnrenderableMessage(reason, blame=Blame(RequestPart.MESSAGES, i, ("role",)))
             if message.tool_calls and not self.family.shows_tools:
                 raise UnrenderableMessage(
-                    "The model's chat template cannot show tool calls.", param=f"/messages/{i}/tool_calls"
+                    "The model's chat template cannot show tool calls.",
+                    blame=Blame(RequestPart.MESSAGES, i, ("tool_calls",)),
                 )
             if message.role is Role.TOOL and not was_call:
                 raise UnrenderableMessage(
-                    "A tool message answers a tool call, but none comes before it.", param=f"/messages/{i}/role"
+                    "A tool message answers a tool call, but none comes before it.",
+                    blame=Blame(RequestPart.MESSAGES, i, ("role",)),
                 )
             was_call = was_call or bool(message.tool_calls)
 
@@ -87,15 +101,21 @@ class Renderer:
         """Ids [T] of a whole conversation with the prompt for the assistant's turn.
 
         Without a control token's spelling in a client's text, what the tokenizer makes of the template's text.
-        Raises UnrenderableMessage: the template refuses, with these arguments it is not append-only, or a text cannot
-        be encoded.
+        Raises UnrenderableMessage as `spans` does, and for a text that cannot be encoded.
+        """
+        return self.tokenizer.encode_spans(self.spans(messages, tools, kwargs))
+
+    def spans(self, messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object]) -> list[Span]:
+        """The text of a whole conversation with the prompt for the assistant's turn; what clients wrote is untrusted
+        where it spells a control token.
+
+        Raises UnrenderableMessage: the template refuses, or with these arguments it is not append-only.
         """
         self._check_tools(tools)
         if self.writer.read_by_template(kwargs):
             self._proofs.check(kwargs)
         sealer = self.writer.sealer(messages, tools, kwargs)
-        text = self.writer.text(sealer, messages, tools, kwargs, prompt=True)
-        return self.tokenizer.encode_spans(sealer.open(text))
+        return sealer.open(self.writer.text(sealer, messages, tools, kwargs, prompt=True))
 
     def is_known(self, kwargs: Mapping[str, object]) -> bool:
         """Whether it is known already if the template is append-only with these arguments: mostly it reads none."""
@@ -123,8 +143,8 @@ class Renderer:
         """
         self._check_tools(tools)
         self._check_late(new)
-        setting = Setting(tools=() if self.family.tools_before_turns else tuple(tools), kwargs=kwargs)
-        frame, text = self._new_text(setting, reply.tool_calls, new)
+        key = FrameKey(tools=() if self.family.tools_before_turns else tuple(tools), kwargs=kwargs)
+        frame, text = self._new_text(key, reply.tool_calls, new)
         closing = self._closing(frame, has_calls=bool(reply.tool_calls))
         ids = self.tokenizer.encode_spans([Span(text=closing, trusted=True), *frame.sealer.open(text)])
         closing_ids = frame.closing_ids if closing == frame.closing else self.tokenizer.encode(closing)
@@ -139,17 +159,20 @@ class Renderer:
         tools: Sequence[Tool],
         *,
         id_prefix: str = "",
-        prompt_ids: Sequence[int] = (),
+        prompt_end: PromptEnd = PromptEnd.SILENT,
+        text: TextView = DEFAULT_TEXT,
     ) -> MessageParser:
-        """A parser for one reply; its calls get the ids `call_{id_prefix}{n}`. Without tools calls are text.
+        """A parser for one reply to a prompt with this end; its calls get the ids `call_{id_prefix}{n}`.
 
-        `prompt_ids` are those that were answered, or the last of them: a prompt may have opened the reasoning.
+        Without tools calls are text.
         """
         reading = Reading(
             stop=params.stop,
+            min_tokens=params.min_tokens,
+            text=text,
             tools=tuple(tools),
             id_prefix=id_prefix,
-            prompt_end=self._prompt_end(prompt_ids),
+            prompt_end=prompt_end,
         )
         if self.family.make_parser is not None:
             return self.family.make_parser(self.tokenizer, reading)
@@ -163,10 +186,10 @@ class Renderer:
         tools: Sequence[Tool],
         *,
         id_prefix: str = "",
-        prompt_ids: Sequence[int] = (),
+        prompt_end: PromptEnd = PromptEnd.SILENT,
     ) -> ParsedReply:
         """A whole reply as a message: what `parser` makes of it, fed at once. Never raises."""
-        parser = self.parser(params, tools, id_prefix=id_prefix, prompt_ids=prompt_ids)
+        parser = self.parser(params, tools, id_prefix=id_prefix, prompt_end=prompt_end)
         parser.feed(ids)
         return parser.finish(finish)[1]
 
@@ -177,30 +200,40 @@ class Renderer:
         params: SamplingParams,
         tools: Sequence[Tool],
         *,
-        prompt_ids: Sequence[int] = (),
-    ) -> tuple[ParsedReply, tuple[Part, ...]]:
+        prompt_end: PromptEnd = PromptEnd.SILENT,
+    ) -> tuple[ParsedReply, tuple[ReplyPart, ...]]:
         """A whole reply as a message, and which of its ids are what: the parts together are all of them."""
-        parser = self.parser(params, tools, prompt_ids=prompt_ids)
+        parser = self.parser(params, tools, prompt_end=prompt_end)
         parser.feed(ids)
         return parser.finish(finish)[1], parser.parts()
 
     def tool_grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, *, prompt_ids: Sequence[int] = ()
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        parallel: bool,
+        *,
+        prompt_end: PromptEnd = PromptEnd.SILENT,
     ) -> Grammar | None:
-        """The grammar that makes the model call as `choice` says; None where it forces nothing.
+        """The grammar that makes the model call as `choice` says after a prompt with this end; None: it forces nothing.
 
-        `prompt_ids` are those that are to be answered, or the last of them, as for `parser`. Raises InvalidRequest: no
-        such tool, or parameters that are not the JSON Schema of an object.
+        Raises InvalidRequest: no such tool, or parameters that are not the JSON Schema of an object.
         """
-        prompt_end = self._prompt_end(prompt_ids)
-        added = self.tokenizer.added_tokens
-        family = self.family
-        return tool_grammar(
-            tools, choice, parallel, family.syntax, added, prompt_end=prompt_end, forced_calls=family.forced_calls
+        family, added = self.family, self.tokenizer.added_tokens
+        return forced_calls(
+            tools, choice, parallel, family.syntax, added, prompt_end=prompt_end, calls=family.forced_calls
         )
 
-    def _prompt_end(self, prompt_ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(prompt_ids[-PROMPT_END_TOKENS:])
+    def before_answer(self, prompt_end: PromptEnd) -> BeforeAnswer | None:
+        """The part before the answer to a prompt with this end; None where the reply is its answer."""
+        family, added = self.family, self.tokenizer.added_tokens
+        if family.before_answer is not None:
+            return family.before_answer(lambda text: marker(text, added))
+        return open_reasoning(family.syntax.reasoning, added, prompt_end)
+
+    def prompt_end(self, ids: Sequence[int]) -> PromptEnd:
+        """Whether a prompt opened the reasoning; of its ids the last ones will do."""
+        return self.family.syntax.prompt_end(self.tokenizer.decode(ids[-PROMPT_END_TOKENS:]))
 
     def _check_late(self, new: Sequence[Message]) -> None:
         for message in new:
@@ -208,14 +241,14 @@ class Renderer:
                 raise UnrenderableMessage(
                     f"The model's chat template moves {message.role.value} messages to the front, so none can follow a"
                     " reply in a session.",
-                    param="/messages",
+                    blame=Blame(RequestPart.MESSAGES),
                 )
 
     def closing(
         self, tools: Sequence[Tool], kwargs: Mapping[str, object] | None = None, *, has_calls: bool = False
     ) -> str:
-        """What the template writes after a reply to close its turn, seen with these tools and arguments."""
-        return self._closing(self._frames.get(Setting(tools=tuple(tools), kwargs=kwargs or {})), has_calls=has_calls)
+        """The text that the template writes after a reply to close its turn, with these tools and arguments."""
+        return self._closing(self._frames.get(FrameKey(tools=tuple(tools), kwargs=kwargs or {})), has_calls=has_calls)
 
     def _closing(self, frame: Frame, *, has_calls: bool) -> str:
         return self.family.call_closing or frame.closing if has_calls else frame.closing
@@ -225,7 +258,7 @@ class Renderer:
 
     @property
     def max_trim_tokens(self) -> int:
-        """How many of a line's last ids a bridge may leave out."""
+        """Number of a line's last ids that a bridge may leave out."""
         return 1 if self.family.opening_stops or self.family.reply_stops else 0
 
     def _is_exchanged(self, tail_ids: Sequence[int], closing_ids: Sequence[int]) -> bool:
@@ -240,17 +273,17 @@ class Renderer:
             return Bridge(ids=ids)
         return Bridge(ids=ids[1:]) if list(ids[:1]) == [tail_ids[-1]] else Bridge(ids=ids, num_trimmed=1)
 
-    def _new_text(self, setting: Setting, calls: Sequence[ToolCall], new: Sequence[Message]) -> tuple[Frame, str]:
+    def _new_text(self, key: FrameKey, calls: Sequence[ToolCall], new: Sequence[Message]) -> tuple[Frame, str]:
         """A frame, and what the template appends in it, sealed.
 
         A frame that is kept may not do: the new messages may have its mark, or it has the date of another day.
         """
         avoid = tuple(client_strings((Message(role=Role.ASSISTANT, tool_calls=tuple(calls)), *new), (), {}))
-        frame = self._frames.get(setting)
+        frame = self._frames.get(key)
         may_seal = frame.sealer.may_seal(avoid)
         if may_seal and (text := frame.new_text(calls, new)) is not None:
             return frame, text
-        frame = self._frames.make(setting, avoid)
+        frame = self._frames.make(key, avoid)
         text = frame.new_text(calls, new)
         if text is None:
             raise UnrenderableMessage(
@@ -262,7 +295,7 @@ class Renderer:
 
 
 def _overlap(tail_ids: Sequence[int], ids: Sequence[int], closing_ids: Sequence[int]) -> int:
-    """How many of the first ids the tail ends with already; no more than the closing ids that they begin with."""
+    """Number of first ids that the tail ends with already; no more than the closing ids that they begin with."""
     same = next((i for i, (a, b) in enumerate(zip(ids, closing_ids, strict=False)) if a != b), len(closing_ids))
     tail = list(tail_ids[-same:]) if same else []
     return next((k for k in range(min(same, len(tail)), 0, -1) if tail[-k:] == list(ids[:k])), 0)

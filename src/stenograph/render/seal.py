@@ -8,8 +8,9 @@ was sealed is untrusted text. Knows nothing of messages or templates.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import UnrenderableMessage
-from stenograph.render.tokenizer import Span, Tokenizer
+from stenograph.model.tokenizer import Span, Tokenizer
 
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Unicode reserves these for internal use: texts hardly ever have one, and never all."""
@@ -25,7 +26,9 @@ class Sealer:
         texts = list(texts)
         mark = next((char for char in _NONCHARACTERS if not any(char in text for text in texts)), None)
         if mark is None:
-            raise UnrenderableMessage("The messages use every noncharacter from U+FDD0 to U+FDEF.", param="/messages")
+            raise UnrenderableMessage(
+                "The messages use every noncharacter from U+FDD0 to U+FDEF.", blame=Blame(RequestPart.MESSAGES)
+            )
         self.mark = mark
         self._tokenizer = tokenizer
         self._is_open = is_open

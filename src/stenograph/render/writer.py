@@ -6,14 +6,15 @@ Knows nothing of ids.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.day import STRFTIME_NOW
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Tool
-from stenograph.render.day import STRFTIME_NOW
-from stenograph.render.families.family import Family
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.render.family import Family
 from stenograph.render.seal import Sealer
-from stenograph.render.template import Template
-from stenograph.render.template_input import client_strings, message_dict, tool_values
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.render.template.input import client_strings, message_dict, tool_values
+from stenograph.render.template.template import Template
 
 
 class Writer:
@@ -72,7 +73,7 @@ class Writer:
                 raise UnrenderableMessage(
                     f"The template argument {name!r} is always {value!r} here: with another value the model's chat"
                     " template rewrites earlier turns.",
-                    param=f"/chat_template_kwargs/{name}",
+                    blame=Blame(RequestPart.TEMPLATE_KWARGS, path=(name,)),
                 )
             arguments[name] = value
         dicts = [message_dict(message, sealer, self._form) for message in messages]

@@ -1,19 +1,21 @@
-"""How much a turn may draw: what its client asks, what the model's context leaves, what its session leaves. Pure."""
+"""The number of tokens that a turn may sample: of its client, of the model's context, of its session. Pure."""
 
+from stenograph.core.blame import Blame
 from stenograph.core.chat import Remaining, TurnRequest
 from stenograph.core.errors import ContextLengthExceeded, Limit, LimitExceeded
-from stenograph.core.settings import OverBudget
 from stenograph.core.types import Prompt
+from stenograph.session.settings import OverBudget
 
 
 def max_tokens(
-    request: TurnRequest, prompt: Prompt, remaining: Remaining, over_budget: OverBudget, *, prompt_param: str
+    request: TurnRequest, prompt: Prompt, remaining: Remaining, over_budget: OverBudget, *, part: Blame
 ) -> int | None:
-    """How many tokens the engine is to draw at most; None leaves it to the engine. `remaining` counts the prompt.
+    """The most tokens that the engine may sample; None leaves it to the engine. `remaining` counts the prompt, which
+    is the `part` of the request.
 
-    What the client did not ask for is what both leave. More than the context leaves is refused or taken as that much,
-    as the server is set; more than the session leaves always is taken as that much: whoever set that limit is not who
-    asks. Raises ContextLengthExceeded, or LimitExceeded if the session leaves nothing.
+    Without a `max_tokens`, it is what context and session both leave. A `max_tokens` above what the context leaves is
+    refused or clamped, as the server is set; one above what the session leaves is always clamped, since its limit is
+    not the caller's. Raises ContextLengthExceeded, or LimitExceeded if the session leaves nothing.
     """
     wanted, room = request.params.max_tokens, remaining.context_tokens
     if room is not None and (room < 1 or (over_budget is OverBudget.REFUSE and (wanted or 1) > room)):
@@ -21,8 +23,7 @@ def max_tokens(
             num_prompt_tokens=len(prompt.ids),
             max_tokens=wanted,
             max_context_tokens=room + len(prompt.ids),
-            prompt_param=prompt_param,
-            max_tokens_param=request.max_tokens_param,
+            prompt=part,
         )
     if remaining.session_tokens is not None and remaining.session_tokens < 1:
         raise LimitExceeded(

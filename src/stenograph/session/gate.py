@@ -1,4 +1,4 @@
-"""Who may run a turn on a session, and whether any still may. Owns that bit of state; every method is synchronous.
+"""The gate of a session: it decides who may run a turn, and whether anybody still may. All methods are synchronous.
 
 Laws: one lease at a time on a linear session, any number on a tree; whoever is refused holds nothing and so releases
 nothing; closing beats busy.
@@ -62,7 +62,7 @@ class Gate:
         if self._closing:
             raise SessionNotFound(self._session_id)
         if self._exclusive and self._leases:
-            raise SessionBusy
+            raise SessionBusy(self._session_id)
 
     def close(self) -> None:
         """Refuse every turn from now on. Those that run keep their leases until they end."""

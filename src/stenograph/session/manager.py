@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
 from stenograph.core.errors import (
     Draining,
-    InternalError,
     InvalidRequest,
     Limit,
     LimitExceeded,
@@ -22,24 +22,25 @@ from stenograph.core.errors import (
     StenographError,
     UpstreamInvalid,
 )
-from stenograph.core.settings import HistoryKind
+from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import FinishReason, RequestId, SessionId, Stage, StageTimes
 from stenograph.session.gate import Lease
-from stenograph.session.history import LinearHistory
-from stenograph.session.line_json import LineJson
-from stenograph.session.matching import StrictMatcher
+from stenograph.session.journal import STOPPED, log_session_end, log_turn_end
 from stenograph.session.opening import Ledger, openings
-from stenograph.session.recent import RecentRequest
+from stenograph.session.request import RequestRun, TurnOutcome
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.running import Turn, Watch
 from stenograph.session.session import Session, SessionOptions
-from stenograph.session.turn import RequestRun, TurnOutcome, TurnRun, TurnServices
+from stenograph.session.turn import TurnRun, TurnServices
+from stenograph.session.watch import Delivery, RequestTask, Watch
+from stenograph.trajectory.latest import LineJson, RecentRequest
+from stenograph.trajectory.linear import LinearHistory
+from stenograph.trajectory.matching import StrictMatcher
 
 log = logging.getLogger(__name__)
 
 HANG_UP_PASSES = 8
-"""Of the loop, until word of a closed connection has gone from its socket to the turn: two do in the tests."""
+"""Event-loop iterations until the turn learns of a closed connection: two are enough in the tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class SessionManager:
         self._limits = limits
         self._telemetry = telemetry or NoTelemetry()
         self._sessions: dict[SessionId, Session] = {}
-        self._turns: set[Turn] = set()
+        self._turns: set[RequestTask] = set()
         self._num_in_flight = 0
         self._held_tokens = 0
         self.num_forgotten = 0
@@ -141,16 +142,17 @@ class SessionManager:
         return len(expired)
 
     async def settle(self, session: Session | None) -> None:
-        """Wait for the turns that have been abandoned to end. They have been told to; this takes no engine's time.
+        """Wait for the abandoned turns to end. They have been cancelled; this takes no engine's time.
 
-        A client that hung up and came back may be here before the hang-up has been read from its old connection: then
-        the loop gets a few passes to read it, and the session is not called busy with what nobody waits for.
+        A client that disconnects and reconnects may be here before the disconnect has been read from its old
+        connection: a few event-loop iterations let it be read, and no abandoned turn makes the session busy.
         """
         if session is None:
             return
         for _ in range(HANG_UP_PASSES):
-            if session.gate.is_full and not any(turn.is_abandoned for turn in session.running):
-                await asyncio.sleep(0)
+            if not session.gate.is_full or any(turn.is_abandoned for turn in session.running):
+                break
+            await asyncio.sleep(0)
         while tasks := [turn.task for turn in session.running if turn.is_abandoned]:
             await asyncio.wait(tasks)
 
@@ -175,6 +177,7 @@ class SessionManager:
         *,
         started: StageTimes,
         identity: RequestIdentity | None = None,
+        client: str = "",
     ) -> Watch:
         """Admit a request, decode it and run its turns. `session` None serves it statelessly, unrecorded.
 
@@ -182,12 +185,13 @@ class SessionManager:
         its `identity`, watches that turn instead. Raises SessionNotFound before IdempotencyMismatch before
         SessionBusy before Draining and LimitExceeded before whatever `decode` raises; nothing is held then. The lease
         is given back when the task ends, however it ends. Where `started` says when admission ended, `is_new` was asked
-        then and what came after it was decoding.
+        then and what came after it was decoding. `client` is what the client calls itself, for the log.
         """
         if session is not None and not session.gate.is_closing and identity is not None:
             repeated = session.find_repeated(identity)
             if repeated is not None:
-                self._telemetry.retry_answered(joined=not repeated.task.done())
+                is_running = isinstance(repeated, RequestTask) and not repeated.task.done()
+                self._telemetry.retry_answered(joined=is_running)
                 return repeated.watch()
         lease = session.gate.lease() if session is not None else None
         try:
@@ -204,7 +208,7 @@ class SessionManager:
             if lease is not None:
                 lease.release()
             raise
-        return self._run(run, session, lease, identity).watch()
+        return self._run(run, session, lease, identity, client).watch()
 
     async def delete(self, session_id: str) -> None:
         """Close a session: refuse new turns at once, end the running ones at the engine, forget everything.
@@ -216,7 +220,7 @@ class SessionManager:
         session.gate.close()
         turns = session.running
         try:
-            # All are told before the first wait, so that each ends within its grace time whatever becomes of this one.
+            # All are aborted before the first wait, so that each ends within its grace time, even if this call fails.
             await asyncio.gather(*(turn.run.abort(unanswered=SessionNotFound(session.id)) for turn in turns))
             if turns:
                 await asyncio.wait([turn.task for turn in turns])
@@ -229,23 +233,34 @@ class SessionManager:
         return sum(await asyncio.gather(*(turn.run.abort() for turn in turns)))
 
     async def drain(self, *, timeout_s: float) -> None:
-        """Refuse new turns, let those that run end, and after `timeout_s` seconds abandon the rest."""
+        """Refuse new turns, let those that run end, and after `timeout_s` seconds end the rest as an abort does.
+
+        What they have sampled is returned and committed; one whose engine does not answer within the grace time fails
+        with Draining.
+        """
         self._draining = True
-        tasks = {turn.task for turn in self._turns}
-        if not tasks:
-            return
-        _, late = await asyncio.wait(tasks, timeout=timeout_s)
+        late = {turn for turn in self._turns if not turn.task.done()}
         if late:
-            log.warning("abandoning %d turns that did not end within %g s", len(late), timeout_s)
-            self.abandon_all()
-            await asyncio.wait(late)
+            await asyncio.wait({turn.task for turn in late}, timeout=timeout_s)
+        late = {turn for turn in late if not turn.task.done()}
+        if late:
+            log.warning("ending %d turns that did not end by themselves within %g s", len(late), timeout_s)
+            why = Draining("The engine did not end the turn before the server stopped; nothing of it was kept.")
+            await asyncio.gather(*(turn.run.abort(unanswered=why) for turn in late if not turn.run.is_timed_out))
+            await asyncio.wait({turn.task for turn in late})
+
+    def log_stopped(self) -> None:
+        """Log the end of each session that ends with the process."""
+        now = self._services.clock.wall()
+        for session in self._sessions.values():
+            log_session_end(session, STOPPED, age_s=now - session.created_at)
 
     def refuse_new(self) -> None:
         """Begin to drain: new turns and sessions get 503 from now on."""
         self._draining = True
 
     def abandon_all(self) -> None:
-        """Stop every turn at once; the watchers are told that the server is going down."""
+        """Stop every turn at once; the watchers get an error that the server is shutting down."""
         for turn in list(self._turns):
             why = "The turn was stopped because the server is shutting down; nothing of it was kept."
             turn.abandon(Draining(why, retry_after_s=5.0))
@@ -256,6 +271,7 @@ class SessionManager:
 
     def _forget(self, session: Session, end: SessionEnd) -> None:
         if self._sessions.pop(session.id, None) is not None:
+            log_session_end(session, end, age_s=self._services.clock.wall() - session.created_at)
             self._count_tokens(session, 0)
             self.num_forgotten += 1
             session.close()
@@ -266,17 +282,25 @@ class SessionManager:
         session.num_counted_tokens = num_tokens
 
     def _check_prompts(self, session: Session | None, request: TurnRequest) -> None:
-        """Raise InvalidRequest or LimitExceeded if there is no room for all turns of a request with several prompts."""
+        """Raise InvalidRequest for a prompt that its session cannot have, or LimitExceeded if not all turns
+        of a request with several prompts can run."""
+        if session is not None and isinstance(request, ChatRequest) and request.truncation is not None:
+            raise InvalidRequest(
+                "truncate_prompt_tokens is not for a chat on a session: a turn's prompt begins with all ids of the"
+                " turns before. Leave it out, or send the chat without a session.",
+                blame=Blame(RequestPart.TRUNCATION),
+            )
         if isinstance(request, ChatRequest) or (num := len(request.prompts)) == 1:
             return
         if num > self._limits.max_in_flight:
             raise InvalidRequest(
-                f"At most {self._limits.max_in_flight} prompts (--max-in-flight), got {num}.", param="/prompt"
+                f"At most {self._limits.max_in_flight} prompts (--max-in-flight), got {num}.",
+                blame=Blame(RequestPart.PROMPT),
             )
         if session is not None and session.options.history is HistoryKind.LINEAR:
             raise InvalidRequest(
                 "A linear session takes one prompt at a time; a session with history 'tree' takes several.",
-                param="/prompt",
+                blame=Blame(RequestPart.PROMPT),
             )
         self._check_room(num)
         if session is not None:
@@ -322,10 +346,12 @@ class SessionManager:
             share=services.share,
             capabilities=services.engine.capabilities,
             over_budget=services.over_budget,
+            tokenizer=services.tokenizer if session is None or isinstance(request, CompletionRequest) else None,
+            clock=services.clock,
             opened_at=session.created_at if session is not None else services.clock.wall(),
         )
         ids = [RequestId(uuid.uuid4().hex) for _ in opened]
-        reply_id = f"{'cmpl' if isinstance(request, CompletionRequest) else 'chatcmpl'}-{ids[0]}"
+        reply_id = request.spelling.id_prefix + ids[0]
         turns = [
             TurnRun(
                 request_id=request_id,
@@ -359,21 +385,28 @@ class SessionManager:
         return replace(request, template_kwargs=kwargs)
 
     def _run(
-        self, run: RequestRun, session: Session | None, lease: Lease | None, identity: RequestIdentity | None
-    ) -> Turn:
+        self,
+        run: RequestRun,
+        session: Session | None,
+        lease: Lease | None,
+        identity: RequestIdentity | None,
+        client: str,
+    ) -> RequestTask:
         """Start the task of a request. Its callback ends its life here: a coroutine that is cancelled before its first
         step runs no `finally`, a task's callback always runs."""
         task = asyncio.get_running_loop().create_task(run.run(), name=f"turn-{run.request_id}")
 
-        def delivered(turn: Turn) -> None:
-            for stages in (turn.stages for turn in run.turns):
+        request_id, all_stages = run.request_id, [turn.stages for turn in run.turns]
+
+        def delivered() -> None:  # is kept with the reply: it refers to no run and no task
+            for stages in all_stages:
                 stages.mark(Stage.REPLY, self._services.clock.monotonic())
                 if (reply_s := stages.span_s(Stage.COMMIT, Stage.REPLY)) is not None:
                     self._telemetry.reply_delivered(reply_s)
             if session is not None:
-                session.release_delivered(turn)
+                session.release_delivered(request_id)
 
-        turn = Turn(run, task, identity=identity, on_delivered=delivered)
+        turn = RequestTask(run, task, identity=identity, delivery=Delivery(delivered))
         self._turns.add(turn)
         self._num_in_flight += len(run.turns)
         if session is not None:
@@ -392,17 +425,20 @@ class SessionManager:
                     self._count_tokens(session, session.history.num_tokens)
             if lease is not None:
                 lease.release()
-            for report in reports:
+            error = None if task.cancelled() else task.exception()
+            for one, report in zip(run.turns, reports, strict=True):
                 self._telemetry.turn_ended(report)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                _log_failure(run, error)
+                log_turn_end(one, report, session=session, client=client, error=error)
+                error = None  # is logged once
+            if session is not None:
+                _log_discarded(session, run)
 
         task.add_done_callback(ended)
         return turn
 
 
 def _reports(run: RequestRun, task: "asyncio.Task[TurnOutcome]") -> list[TurnReport]:
-    """What is told of each turn of a request whose task has ended."""
+    """The report of each turn of a request whose task has ended."""
     return [_report(run, index, task) for index in range(len(run.turns))]
 
 
@@ -412,10 +448,11 @@ def _report(run: RequestRun, index: int, task: "asyncio.Task[TurnOutcome]") -> T
     report = TurnReport(
         end=TurnEnd.ABANDONED,
         stages_s=turn.stages.durations_s(),
-        num_completion=meter.num_drawn,
+        num_completion=meter.num_sampled,
         ttft_s=meter.ttft_s,
         tpot_s=meter.tpot_s,
         itl_s=meter.itl_s,
+        unasked_replay=meter.unasked_replay,
     )
     if task.cancelled():
         return report
@@ -433,13 +470,21 @@ def _report(run: RequestRun, index: int, task: "asyncio.Task[TurnOutcome]") -> T
         num_prompt=reply.usage.num_prompt,
         num_kept=reply.prompt.num_kept,
         num_cached=reply.usage.num_cached,
+        finish=reply.sampled.finish.reason.value,
+        num_discarded_turns=len(turn.discarded),
+        num_discarded_tokens=sum(len(gone.sampled.ids) for gone in turn.discarded),
     )
 
 
-def _log_failure(run: RequestRun, error: BaseException) -> None:
-    if isinstance(error, StenographError) and error.status < 500:
-        log.debug("%r refused: %s", run, error)
-    elif isinstance(error, StenographError) and not isinstance(error, InternalError):
-        log.warning("%r failed: %s: %s", run, error.code, error)
-    else:
-        log.error("%r failed on a bug of ours", run, exc_info=error)
+def _log_discarded(session: Session, run: RequestRun) -> None:
+    """Name each turn that the request's commit took out of its session: nothing that was sampled goes silently."""
+    for turn in run.turns:
+        for gone in turn.discarded:
+            log.warning(
+                "session %s: turn %s replaced turn %s, whose %d sampled tokens are discarded; a session with history"
+                " 'tree' keeps both",
+                session.id,
+                turn.request_id,
+                gone.request_id,
+                len(gone.sampled.ids),
+            )

@@ -1,66 +1,87 @@
-"""How a turn opens: where it attaches, and the ids of its prompt. One class for each thing that can be asked for.
+"""The opening of a turn: where it attaches, and the ids of its prompt. One class for a chat, one for a completion.
 
 `ChatOpening` has messages, which are matched with those of the history and rendered; `CompletionOpening` has a prompt,
 which is matched by its ids and goes to the engine as it is. Neither knows what becomes of the prompt.
 """
 
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from stenograph.core.chat import Asked, ChatRequest, CompletionRequest, ToolChoice, ToolMode
-from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.chat import Asked, ChatRequest, CompletionRequest, ToolChoice, ToolMode, Truncation
+from stenograph.core.clock import Clock
+from stenograph.core.day import Day
+from stenograph.core.errors import InvalidRequest, TruncatedGeneration, UnrenderableMessage
 from stenograph.core.ids_json import PIECE_IDS, encode_ids, join_ids, pieces_of
 from stenograph.core.messages import Message
-from stenograph.core.settings import OverBudget
-from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams
-from stenograph.engine.base import Capabilities
+from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams, token_ids
+from stenograph.engine.base import Capabilities, Engine
+from stenograph.model.tokenizer import Span
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
-from stenograph.render.day import Day
-from stenograph.render.parsers.harmony import HarmonyParser
-from stenograph.render.parsers.plain import PlainParser
-from stenograph.render.parsers.reading import Parser
-from stenograph.render.renderer import PROMPT_END_TOKENS, Bridge, Renderer
-from stenograph.session.history import Attachment, History, PromptContext, line_ids
-from stenograph.session.line_json import LineJson
-from stenograph.session.recent import RecentRequest
-from stenograph.session.reply_grammar import BeforeAnswer, harmony_frame, open_reasoning
+from stenograph.render.renderer import Bridge, Renderer
+from stenograph.reply.held import BeforeAnswer
+from stenograph.reply.plain import PlainParser
+from stenograph.reply.reading import Parser
+from stenograph.session.chunk_reader import READ_AT_ONCE
+from stenograph.session.settings import OverBudget
+from stenograph.trajectory.history import Attachment, History
+from stenograph.trajectory.latest import LineJson, RecentRequest
+from stenograph.trajectory.matching import num_compared
+from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, line_ids
 
 FRAME_BYTES = 32
-"""What a message costs that says nothing."""
+"""The cost of an empty message."""
 
 TAIL_TOKENS = 64
-"""How many of a line's last ids a bridge is shown: more than any template writes between two messages."""
+"""Number of a line's last ids that a bridge gets: more than any template writes between two messages."""
 
 
 PROOF_BYTES = 1 << 20
-"""As much as the proof costs that a template is append-only with arguments that are new: about 0.1 s."""
+"""Cost of the proof that a template is append-only with new arguments: about 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What a turn reads of its session, and is added to when it is committed."""
+    """The part of a session that a turn reads, and that a commit adds to."""
 
     history: History
     recent: RecentRequest
     line_json: LineJson
 
 
+class Tokenization:
+    """One turn's text to ids, on the engine's workers. `began_at` is when its text was there; None before."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self.began_at: float | None = None
+        self._engine = engine
+        self._clock = clock
+
+    async def ids(self, spans: Sequence[Span]) -> "array[int]":
+        """Ids [T], as our own tokenizer makes them. Raises as `Engine.tokenize` does."""
+        self.began_at = self._clock.monotonic()
+        return await self._engine.tokenize(spans)
+
+
 class Opening(Protocol):
-    """What of a turn depends on what was asked for. Used by one turn, its steps in this order."""
+    """The steps of a turn that depend on its request. Used by one turn, in this order."""
 
     asked: Asked
     tool_choice: ToolChoice
     parallel_tool_calls: bool
-    prompt_param: str
-    """The JSON pointer of what the prompt is made of."""
+    prompt_blame: Blame
+    """Its prompt, as a part of the request."""
 
     context: PromptContext
-    """What stands in the prompt beside the messages; settled by `position`."""
+    """Everything in the prompt beside the messages; settled by `position`."""
+
+    tokenization: Tokenization | None
+    """Makes ids of text where our own tokenizer does not do it."""
 
     async def position(self) -> Attachment:
         """Find where the turn attaches. Changes nothing. Raises CallerError."""
@@ -70,16 +91,16 @@ class Opening(Protocol):
         """The ids of the prompt. Raises CallerError or TokenizationFailed."""
         ...
 
-    def forced_grammar(self, prompt: Prompt) -> Grammar | None:
+    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         """The grammar that the request's tools force upon the reply, beside the one that it may ask for itself."""
         ...
 
     def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
-        """What comes before the answer, which alone is held to a grammar that the client asks for."""
+        """The part before the answer; a grammar that the client asks for constrains the answer alone."""
         ...
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
-        """What reads the reply."""
+        """The reader of the reply."""
         ...
 
 
@@ -87,7 +108,7 @@ class ChatOpening:
     """The next message of a conversation."""
 
     asked = Asked.CHAT
-    prompt_param = "/messages"
+    prompt_blame = Blame(RequestPart.PROMPT)
 
     def __init__(
         self,
@@ -98,8 +119,11 @@ class ChatOpening:
         pool: CpuPool,
         share: LoopShare,
         capabilities: Capabilities,
+        tokenization: Tokenization | None,
+        over_budget: OverBudget,
         opened_at: float,
     ) -> None:
+        self.tokenization = tokenization
         self.tool_choice = request.tool_choice
         self.parallel_tool_calls = request.parallel_tool_calls
         self.context = PromptContext(
@@ -113,19 +137,57 @@ class ChatOpening:
         self._pool = pool
         self._share = share
         self._capabilities = capabilities
+        self._over_budget = over_budget
 
     async def position(self) -> Attachment:
-        """Match the messages. Those that were read before, with the request before this one, are known good."""
+        """Match the messages. Only those that are new are checked, against the stored ones that they follow: a client
+        may have left out of its copy what they answer."""
         messages, context = self._request.messages, self.context
+        self._check_view()
         history = self._ledger.history
         before = self._ledger.recent.node_of(self._request)
+        # Calls that are spelled anew cost more than their length. A worker may read the history: on a line the lease
+        # keeps it as it is, and a tree only grows.
         num_known = 0 if before is None else before.num_messages - 1
-        self._renderer.check_messages(messages, context.tools, first=num_known)
-        attachment = None if before is None else history.position_after(before, messages, context)
-        attachment = attachment or history.position(messages, context)
-        if attachment.parent is not None and attachment.parent.turn.context.is_same(context):
-            self.context = attachment.parent.turn.context  # one object for all turns of a line
+        num_bytes = 0 if history.latest is None else num_compared(messages[num_known:])
+
+        def position() -> Attachment:
+            attachment = None if before is None else history.position_after(before, messages, context)
+            return attachment or history.position(messages, context)
+
+        attachment = await self._pool.run(position, num_bytes=num_bytes)
+        parent = attachment.parent
+        self._renderer.check_messages(
+            attachment.new_messages,
+            context.tools,
+            first=0 if parent is None else parent.num_messages,
+            follows_call=parent is not None and parent.has_calls,
+        )
+        if parent is not None and parent.turn.context.is_same(context):
+            self.context = parent.turn.context  # one object for all turns of a line
+        if parent is not None and parent.turn.status is TurnStatus.TRUNCATED:
+            await self._check_closable(parent)
         return attachment
+
+    async def _check_closable(self, cut: Node) -> None:
+        """Raise TruncatedGeneration if a reply was cut off where closing its turn does not make it whole.
+
+        Reads the reply once more, a piece at a time: an engine that writes replies does not report where it was cut.
+        """
+        turn = cut.turn
+        tools = () if turn.tool_choice.mode is ToolMode.NONE else turn.context.tools
+        end = self._renderer.prompt_end(turn.new_prompt_ids)
+        parser = self._renderer.parser(turn.params, tools, prompt_end=end)
+        starts = range(0, len(turn.sampled.ids), READ_AT_ONCE)
+        work = (parser.feed(turn.sampled.ids[start : start + READ_AT_ONCE]) for start in starts)
+        async for _ in self._share.pieces(work):
+            pass
+        if (inside := parser.ends_inside(turn.sampled.finish)) is not None:
+            raise TruncatedGeneration(
+                f"The turn to go on after was cut off by its token limit {inside}, which cannot be closed for the"
+                " model. Leave the reply out to generate it again, with a larger max_tokens.",
+                blame=Blame(RequestPart.MESSAGES, cut.num_messages - 1),
+            )
 
     async def render(self, attachment: Attachment) -> Prompt:
         """The line's ids, untouched, and the bridge; or the whole conversation at first."""
@@ -142,35 +204,64 @@ class ChatOpening:
             reply = parent.turn.reply.message
             work = lambda: renderer.bridge(kept[-TAIL_TOKENS:], reply, new, tools, kwargs)  # noqa: E731
         try:
-            bridge = await self._pool.run(work, num_bytes=num_bytes)
+            if parent is None and self.tokenization is not None:
+                spans = await self._pool.run(lambda: renderer.spans(new, tools, kwargs), num_bytes=num_bytes)
+                bridge = Bridge(ids=await self.tokenization.ids(spans))
+            else:
+                bridge = await self._pool.run(work, num_bytes=num_bytes)
         except RecursionError as error:
             raise UnrenderableMessage("A tool call's arguments are nested too deeply to be shown.") from error
+        if self._request.truncation is not None:  # there is no line: a session keeps its ids
+            return await self._truncated(bridge.ids)
         if bridge.num_trimmed:
             del kept[-bridge.num_trimmed :]
         at_hand = None if bridge.num_trimmed else self._ledger.line_json.of(parent)
+        ids = kept + bridge.ids
         return Prompt(
-            ids=kept + bridge.ids,
+            ids=ids,
+            end=renderer.prompt_end(ids),
             num_kept=len(kept),
             num_trimmed=bridge.num_trimmed,
             ids_json=await _ids_json(self._share, at_hand, kept, bridge.ids) if self._capabilities.takes_json else None,
         )
 
-    def forced_grammar(self, prompt: Prompt) -> Grammar | None:
-        request = self._request
-        return self._renderer.tool_grammar(
-            request.tools, request.tool_choice, request.parallel_tool_calls, prompt_ids=prompt.ids
+    async def _truncated(self, ids: "array[int]") -> Prompt:
+        """A prompt of its own, without the ids that the client wants left out."""
+        request, capabilities = self._request, self._capabilities
+        num_kept = _num_kept(request.truncation, request.params, capabilities, self._over_budget)
+        ids = _truncated(ids, request.truncation, num_kept)
+        ids_json = await _ids_json(self._share, None, token_ids(), ids) if capabilities.takes_json else None
+        return Prompt(ids=ids, end=self._renderer.prompt_end(ids), ids_json=ids_json)
+
+    def _check_view(self) -> None:
+        """Raise InvalidRequest for a message that could not be sent back."""
+        family = self._renderer.family
+        is_apart = self._request.text.separates_reasoning or self._capabilities.parses
+        if family.keeps_reasoning_apart and not is_apart:
+            raise InvalidRequest(
+                f"separate_reasoning must be true for {family.name}: its chat template refuses a message whose content"
+                " has the marks of its channels.",
+                blame=Blame(RequestPart.TEXT_VIEW, path=("separates_reasoning",)),
+            )
+
+    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
+        request, renderer = self._request, self._renderer
+        choice, tools, parallel = request.tool_choice, request.tools, request.parallel_tool_calls
+        if not choice.forces:
+            return None
+        return await self._pool.run(
+            lambda: renderer.tool_grammar(tools, choice, parallel, prompt_end=prompt.end),
+            num_bytes=self.context.num_bytes,
         )
 
     def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
-        tokenizer, family = self._renderer.tokenizer, self._renderer.family
-        if family.make_parser is HarmonyParser:
-            return harmony_frame(tokenizer.added_tokens)
-        prompt_end = tokenizer.decode(prompt.ids[-PROMPT_END_TOKENS:])
-        return open_reasoning(family.syntax.reasoning, tokenizer.added_tokens, prompt_end)
+        return self._renderer.before_answer(prompt.end)
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
         tools = () if self.tool_choice.mode is ToolMode.NONE else self._request.tools
-        return self._renderer.parser(params, tools, id_prefix=request_id[:12], prompt_ids=prompt.ids)
+        return self._renderer.parser(
+            params, tools, id_prefix=request_id[:12], prompt_end=prompt.end, text=self._request.text
+        )
 
 
 class CompletionOpening:
@@ -191,9 +282,11 @@ class CompletionOpening:
         pool: CpuPool,
         share: LoopShare,
         capabilities: Capabilities,
+        tokenization: Tokenization | None,
         over_budget: OverBudget,
     ) -> None:
-        self.prompt_param = request.prompt_param(index)
+        self.tokenization = tokenization
+        self.prompt_blame = Blame(RequestPart.PROMPT, index)
         self._request = request
         self._prompt = request.prompts[index]
         self._ledger = ledger
@@ -206,10 +299,11 @@ class CompletionOpening:
 
     async def position(self) -> Attachment:
         """Make ids of the prompt, and match them."""
-        num_kept = self._num_kept()
-        ids = self._truncated(await self._all_ids(), num_kept)
+        request = self._request
+        num_kept = _num_kept(request.truncation, request.params, self._capabilities, self._over_budget)
+        ids = _truncated(await self._all_ids(), self._request.truncation, num_kept)
         if not ids:
-            raise InvalidRequest("A prompt has at least one token.", param=self.prompt_param)
+            raise InvalidRequest("The prompt is empty: it must have at least one token.", blame=self.prompt_blame)
         self._ids = ids
         return self._ledger.history.position_ids(ids)
 
@@ -223,7 +317,7 @@ class CompletionOpening:
             ids_json = await _ids_json(self._share, self._ledger.line_json.of(parent), ids[:num_kept], ids[num_kept:])
         return Prompt(ids=ids, num_kept=num_kept, ids_json=ids_json)
 
-    def forced_grammar(self, prompt: Prompt) -> Grammar | None:
+    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         return None
 
     def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
@@ -234,8 +328,8 @@ class CompletionOpening:
         return PlainParser(
             self._renderer.tokenizer,
             stop=params.stop,
-            skips_special=request.skips_special,
-            keeps_stop=request.keeps_stop,
+            view=request.text,
+            min_tokens=params.min_tokens,
         )
 
     async def _all_ids(self) -> "array[int]":
@@ -244,46 +338,52 @@ class CompletionOpening:
         if isinstance(prompt, str):
             tokenizer = self._renderer.tokenizer
             try:
+                if self.tokenization is not None:
+                    return await self.tokenization.ids((Span(text=prompt, trusted=True),))
                 return await self._pool.run(lambda: tokenizer.encode(prompt), num_bytes=len(prompt))
             except UnrenderableMessage as error:
-                error.param = self.prompt_param
+                error.blame = self.prompt_blame
                 raise
         vocab_size = self._capabilities.vocab_size
         found = np.frombuffer(prompt, dtype=np.int32)
         if len(found) and not 0 <= found.min() <= found.max() < vocab_size:
             at = int(((found < 0) | (found >= vocab_size)).argmax())
             raise InvalidRequest(
-                f"{prompt[at]} is no token id of a vocabulary of {vocab_size}.", param=f"{self.prompt_param}/{at}"
+                f"{prompt[at]} is not a token id: the vocabulary has {vocab_size} ids.",
+                blame=replace(self.prompt_blame, path=(at,)),
             )
         return prompt
 
-    def _num_kept(self) -> int | None:
-        """How many ids may be kept of the prompt; None for all. Less than 1 if the context leaves it no room.
 
-        A `max_tokens` that fills the context by itself and is to be clamped counts as if it were absent: one token.
+def _num_kept(
+    truncation: Truncation | None, params: SamplingParams, capabilities: Capabilities, over_budget: OverBudget
+) -> int | None:
+    """Number of ids that may be kept of a prompt; None for all. Less than 1 if the context has none left for it.
 
-        Raises InvalidRequest if it is to be what the context leaves, and the engine does not tell its context.
-        """
-        truncation, limit = self._request.truncation, self._capabilities.max_context_tokens
-        if truncation is None or truncation.num_tokens is not None:
-            return None if truncation is None else truncation.num_tokens
-        if limit is None:
-            raise InvalidRequest(
-                f"truncate_prompt_tokens must be at least 1 here: -1 keeps what the context leaves, and the engine"
-                f" {self._capabilities.engine} does not tell how long its context is.",
-                param="/truncate_prompt_tokens",
-            )
-        wanted = self._request.params.max_tokens or 1
-        if wanted >= limit and self._over_budget is OverBudget.CLAMP:
-            wanted = 1  # it is taken as the room that there is, so it may be as little
-        return limit - wanted
+    A `max_tokens` that fills the context by itself and is to be clamped counts as if it were absent: one token.
 
-    def _truncated(self, ids: "array[int]", num_kept: int | None) -> "array[int]":
-        """What is kept of the prompt. One that has no room whatever is left out stays, to be refused as too long."""
-        truncation = self._request.truncation
-        if truncation is None or num_kept is None or not 0 < num_kept < len(ids):
-            return ids
-        return ids[-num_kept:] if truncation.keeps_end else ids[:num_kept]
+    Raises InvalidRequest if it is to be what the context leaves, and the engine does not report its context.
+    """
+    if truncation is None or truncation.num_tokens is not None:
+        return None if truncation is None else truncation.num_tokens
+    limit = capabilities.max_context_tokens
+    if limit is None:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be at least 1 here: -1 keeps what the context leaves, and the engine"
+            f" {capabilities.engine} does not report how long its context is.",
+            blame=Blame(RequestPart.TRUNCATION),
+        )
+    wanted = params.max_tokens or 1
+    if wanted >= limit and over_budget is OverBudget.CLAMP:
+        wanted = 1  # it is clamped to what the context leaves, so it may be as little
+    return limit - wanted
+
+
+def _truncated(ids: "array[int]", truncation: Truncation | None, num_kept: int | None) -> "array[int]":
+    """The ids that are kept of a prompt. One that cannot fit, however short, stays whole, to be refused as too long."""
+    if truncation is None or num_kept is None or not 0 < num_kept < len(ids):
+        return ids
+    return ids[-num_kept:] if truncation.keeps_end else ids[:num_kept]
 
 
 async def _ids_json(share: LoopShare, at_hand: bytes | None, kept: "array[int]", new: "array[int]") -> bytes:
@@ -310,10 +410,13 @@ def openings(
     share: LoopShare,
     capabilities: Capabilities,
     over_budget: OverBudget,
+    tokenizer: Engine | None,
+    clock: Clock,
     opened_at: float,
 ) -> list[Opening]:
-    """How each turn of a request opens: a chat's one, or one for each prompt of a completion.
+    """The opening of each turn of a request: a chat's one, or one for each prompt of a completion.
 
+    `tokenizer` makes ids of their text; None: `renderer` does, on `pool`.
     `opened_at`, in seconds of the epoch, is when the session began, or a request that has none.
     """
     if isinstance(request, ChatRequest):
@@ -325,6 +428,8 @@ def openings(
                 pool=pool,
                 share=share,
                 capabilities=capabilities,
+                tokenization=None if tokenizer is None else Tokenization(tokenizer, clock),
+                over_budget=over_budget,
                 opened_at=opened_at,
             )
         ]
@@ -337,6 +442,7 @@ def openings(
             pool=pool,
             share=share,
             capabilities=capabilities,
+            tokenization=None if tokenizer is None else Tokenization(tokenizer, clock),
             over_budget=over_budget,
         )
         for index in range(len(request.prompts))

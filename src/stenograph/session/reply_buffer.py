@@ -1,4 +1,4 @@
-"""What turns have produced, for any number of readers at any speed. Joins writers and readers without coupling them.
+"""A buffer of what turns have produced, for any number of readers at any speed. It couples no writer to a reader.
 
 A turn never waits for a reader. Pieces stay until the turn is dropped, because a retry that joins late reads from
 the beginning; they are merged when they are taken. Everything is on the loop.
@@ -18,7 +18,7 @@ class ReplyBuffer:
         self.deltas: list[ReplyDelta] = []
         self.chunks: list[Chunk] = []
         self.is_closed = False
-        self._readers: set[ReplyReader] = set()
+        self._readers: set[BufferReader] = set()
 
     def __repr__(self) -> str:
         return f"<ReplyBuffer {len(self.chunks)} chunks, {len(self._readers)} readers, closed={self.is_closed}>"
@@ -36,12 +36,12 @@ class ReplyBuffer:
         self.is_closed = True
         self._wake()
 
-    def add(self, reader: "ReplyReader") -> None:
-        """Wake a reader whenever there is more; a `ReplyReader` calls it."""
+    def add(self, reader: "BufferReader") -> None:
+        """Wake a reader whenever there is more; a `BufferReader` calls it."""
         self._readers.add(reader)
 
-    def remove(self, reader: "ReplyReader") -> None:
-        """Forget a reader; `ReplyReader.close` calls it."""
+    def remove(self, reader: "BufferReader") -> None:
+        """Forget a reader; `BufferReader.close` calls it."""
         self._readers.discard(reader)
 
     def _wake(self) -> None:
@@ -49,12 +49,12 @@ class ReplyBuffer:
             reader.changed.set()
 
 
-class ReplyReader:
+class BufferReader:
     """A place in each of a request's buffers, from their beginnings on. Close it."""
 
     def __init__(self, buffers: Sequence[ReplyBuffer]) -> None:
         self.changed = asyncio.Event()
-        self._places = [_Place(buffer, index) for index, buffer in enumerate(buffers)]
+        self._places = [_BufferPlace(buffer, index) for index, buffer in enumerate(buffers)]
         self._is_closed = False
         for buffer in buffers:
             buffer.add(self)
@@ -81,8 +81,8 @@ class ReplyReader:
         self.changed.set()
 
 
-class _Place:
-    """How far one buffer has been read."""
+class _BufferPlace:
+    """Place up to which one buffer has been read."""
 
     def __init__(self, buffer: ReplyBuffer, index: int) -> None:
         self.buffer = buffer

@@ -1,8 +1,8 @@
-"""When a request repeats another one. Pure.
+"""The identity of a request, by which another one is known to repeat it. Pure.
 
 A client that lost its connection asks again. It says so by `Idempotency-Key`, the same on each attempt, or, as the
-OpenAI and Anthropic SDKs do, by a retry count above 0 with the same body. Nothing else tells a retry from an agent
-that wants another reply to the same messages.
+OpenAI and Anthropic SDKs do, by a retry count above 0 with the same body. Nothing else distinguishes a retry from an
+agent that wants another reply to the same messages.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from stenograph.core.errors import IdempotencyMismatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestIdentity:
-    """What a request is known by: its route and bytes, the key that its client gave it, and whether it is a retry.
+    """Identity of a request: its route and bytes, the key that its client gave it, and whether it is a retry.
 
     Bodies are compared as bytes: they are at hand, and a comparison costs less than a hash.
     """

@@ -1,24 +1,25 @@
-"""One rollout: its history, its gate, the turns that run on it, and the replies that nobody has received yet."""
+"""One rollout: its history, its gate, the requests that run on it, and the replies that may be asked for again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stenograph.core.errors import Limit, LimitExceeded
-from stenograph.core.settings import HistoryKind
+from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.gate import Gate
-from stenograph.session.history import History, LinearHistory
-from stenograph.session.line_json import LineJson
-from stenograph.session.matching import HarnessMatcher, Matcher
-from stenograph.session.recent import RecentRequest
+from stenograph.session.kept import KeptReply
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.running import Turn
-from stenograph.session.tree import TreeHistory
+from stenograph.session.watch import RequestTask
+from stenograph.trajectory.history import History
+from stenograph.trajectory.latest import LineJson, RecentRequest
+from stenograph.trajectory.linear import LinearHistory
+from stenograph.trajectory.matching import HarnessMatcher, Matcher
+from stenograph.trajectory.tree import TreeHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """What a session is created with. None is no limit.
+    """Options that a session is created with. None is no limit.
 
     `max_turns` counts turns in the history and on their way there, `max_total_tokens` the tokens of all of them, each
     once. `ttl_s`: seconds without a chat after which the session is dropped.
@@ -26,6 +27,7 @@ class SessionOptions:
 
     history: HistoryKind = HistoryKind.LINEAR
     matcher: Matcher = field(default_factory=HarnessMatcher)
+    after_length: AfterLength = AfterLength.CLOSE
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     ttl_s: float | None = None
     max_turns: int | None = None
@@ -34,12 +36,16 @@ class SessionOptions:
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Kept:
-    """A committed turn whose reply may be asked for again, and how many turns had been started when it committed."""
+    """A reply that may be asked for again, and how many requests had been started when it was committed.
 
-    turn: Turn
+    `is_superseded`: another request with the same body was begun after it.
+    """
+
+    reply: KeptReply
     num_started: int
+    is_superseded: bool
 
 
 class Session:
@@ -50,23 +56,24 @@ class Session:
         self.options = options
         self.created_at = created_at
         is_tree = options.history is HistoryKind.TREE
-        self.history: History = TreeHistory(options.matcher) if is_tree else LinearHistory(options.matcher)
+        make = TreeHistory if is_tree else LinearHistory
+        self.history: History = make(options.matcher, after_length=options.after_length)
         self.line_json = LineJson()
         self.recent = RecentRequest()
         self.gate = Gate(session_id, exclusive=not is_tree)
-        self._running: dict[RequestId, Turn] = {}
+        self._running: dict[RequestId, RequestTask] = {}
         self._kept: dict[RequestId, _Kept] = {}
         self._last_chat = now
         self._num_started = 0
         self._looked_at: set[int] = set()
         self.num_counted_tokens = 0
-        """Of its tokens, how many the manager has counted among those that all sessions hold."""
+        """Number of its tokens that the manager has counted among those that all sessions hold."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id} {self.history!r} {self.gate!r}>"
 
     @property
-    def running(self) -> list[Turn]:
+    def running(self) -> list[RequestTask]:
         """The turns that run now."""
         return list(self._running.values())
 
@@ -76,7 +83,7 @@ class Session:
         return ttl_s is not None and not gate.is_busy and not gate.is_closing and now - self._last_chat >= ttl_s
 
     def check_limits(self, num_new: int = 1) -> None:
-        """Raise LimitExceeded if there is no room for more turns than those that are kept or may yet be."""
+        """Raise LimitExceeded if those that are kept, or may yet be, leave no place for more turns."""
         options, nodes = self.options, self.history.nodes
         # One whose task is done is a node by now, or never will be, though its lease ends a moment later.
         num_turns = len(nodes) + sum(len(turn.run.turns) for turn in self._running.values() if not turn.task.done())
@@ -107,40 +114,73 @@ class Session:
         self._looked_at.add(leaf_id)
         return is_first
 
-    def find_repeated(self, identity: RequestIdentity) -> Turn | None:
+    def find_repeated(self, identity: RequestIdentity) -> RequestTask | KeptReply | None:
         """The turn that a request asks for again: one that runs, or one whose reply is still kept for it.
 
         A kept reply that was delivered is given again only to the key it was asked for with: the same body without a
-        key may be an agent that wants another reply. Raises IdempotencyMismatch.
+        key may be an agent that wants another reply. If it has asked for that, whatever came of it, a retry without a
+        key is not of the turn before. Raises IdempotencyMismatch.
         """
         for turn in self._running.values():
             known = turn.identity
-            if known is not None and not turn.is_abandoned and known.is_repeated_by(identity):
+            if known is None or turn.is_abandoned or not known.is_repeated_by(identity):
+                continue
+            if not turn.is_superseded or identity.key is not None:
                 return turn
         for kept in self._kept.values():
-            turn, known = kept.turn, kept.turn.identity
-            if known is None or not known.is_repeated_by(identity):
+            reply = kept.reply
+            if not reply.identity.is_repeated_by(identity):
                 continue
-            if not turn.was_delivered or identity.key is not None:
-                return turn
+            if not (reply.delivery.is_done or kept.is_superseded) or identity.key is not None:
+                return reply
         return None
 
-    def began(self, turn: Turn) -> None:
-        """A turn runs."""
+    def began(self, turn: RequestTask) -> None:
+        """A turn runs. A retry by its body alone is of this one from now on, and of no earlier one with that body."""
+        for before in self._running.values():
+            before.is_superseded |= _are_alike(before.identity, turn.identity)
+        for kept in self._kept.values():
+            kept.is_superseded |= _are_alike(kept.reply.identity, turn.identity)
         self._num_started += 1
         turn.order = self._num_started
         self._running[turn.request_id] = turn
 
-    def ended(self, turn: Turn, *, now: float, committed: bool) -> None:
+    def ended(self, turn: RequestTask, *, now: float, committed: bool) -> None:
         """A turn is over. One that was committed is kept, and drops those that had been committed when it began."""
         del self._running[turn.request_id]
         self._last_chat = now
         if committed:
             self._kept = {id_: kept for id_, kept in self._kept.items() if kept.num_started >= turn.order}
-            self._kept[turn.request_id] = _Kept(turn=turn, num_started=self._num_started)
-            self.release_delivered(turn)
+            if (reply := _kept_reply(turn)) is not None:
+                kept = _Kept(reply=reply, num_started=self._num_started, is_superseded=turn.is_superseded)
+                self._kept[turn.request_id] = kept
+                self.release_delivered(turn.request_id)
 
-    def release_delivered(self, turn: Turn) -> None:
-        """Keep a delivered reply no longer, unless a key can still ask for it."""
-        if turn.was_delivered and (turn.identity is None or turn.identity.key is None):
-            self._kept.pop(turn.request_id, None)
+    def release_delivered(self, request_id: RequestId) -> None:
+        """Keep a reply no longer if it has been delivered, unless a key can still ask for it."""
+        kept = self._kept.get(request_id)
+        if kept is not None and kept.reply.delivery.is_done and kept.reply.identity.key is None:
+            del self._kept[request_id]
+
+
+def _kept_reply(task: RequestTask) -> KeptReply | None:
+    """The kept reply of a request that has committed; None if no other can be known to repeat it."""
+    if task.identity is None:
+        return None
+    return KeptReply(
+        request_id=task.request_id,
+        identity=task.identity,
+        reply_id=task.run.reply_id,
+        options=task.run.request.reply,
+        spelling=task.run.request.spelling,
+        outcome=task.task.result(),
+        budget=task.run.remaining,
+        delivery=task.delivery,
+    )
+
+
+def _are_alike(one: RequestIdentity | None, other: RequestIdentity | None) -> bool:
+    """Whether two requests say the same."""
+    if one is None or other is None:
+        return False
+    return one.route == other.route and one.body == other.body

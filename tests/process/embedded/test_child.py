@@ -19,15 +19,15 @@ from stenograph.embedded.wire import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
     Abort,
-    Drew,
     Event,
     Generate,
     LoadFailed,
     Ready,
+    Sampled,
     frame,
     read_frame,
 )
-from stenograph.testing.tiny_llama import write_tiny_folder
+from stenograph.testing.tiny.llama import write_tiny_folder
 
 OPTIONS = EmbeddedOptions(max_batch=4, kv_tokens=512)
 UNKNOWN = frame(Abort(request_id=RequestId("unknown")))
@@ -77,7 +77,7 @@ def obeyed(child: "subprocess.Popen[bytes]", command: bytes) -> None:
             os.sched_yield()
 
 
-def test_a_model_that_cannot_be_loaded_is_told_in_one_event_and_nothing_else(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_one_event_and_nothing_else(tmp_path: Path) -> None:
     model = tmp_path / "bad.gguf"
     model.write_bytes(b"x")
     command = [sys.executable, "-m", "stenograph.embedded.child", str(model), EmbeddedOptions().to_json()]
@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_loaded_is_told_in_one_event_and_nothing_else(tmp
     assert str(model) in event.message
 
 
-def test_what_is_not_the_models_fault_ends_it_with_a_traceback_and_no_dump(folder: Path) -> None:
+def test_an_internal_error_at_load_ends_the_process_with_a_traceback_and_no_dump(folder: Path) -> None:
     options = EmbeddedOptions(max_batch=300, step_tokens=300).to_json()
     command = [sys.executable, "-m", "stenograph.embedded.child", str(folder), options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
@@ -112,7 +112,7 @@ def test_what_is_not_the_models_fault_ends_it_with_a_traceback_and_no_dump(folde
         (GENERATE + GENERATE, "'r' already"),
     ],
 )
-def test_what_is_no_command_ends_it_at_once_and_says_why(folder: Path, written: bytes, named: str) -> None:
+def test_an_invalid_command_ends_the_process_at_once_with_a_reason(folder: Path, written: bytes, named: str) -> None:
     with begun(folder) as child:
         assert child.stdin is not None
         assert child.stderr is not None
@@ -129,20 +129,18 @@ def test_wherever_its_input_ends_it_ends_in_peace(folder: Path, written: bytes) 
         assert (child.returncode, told) == (0, b"")
 
 
-def test_an_abort_of_what_it_does_not_know_is_passed_over(folder: Path) -> None:
+def test_an_abort_of_an_unknown_request_is_ignored(folder: Path) -> None:
     with begun(folder) as child:
         assert child.stdin is not None
         child.stdin.write(UNKNOWN + GENERATE + UNKNOWN)
         child.stdin.flush()
         drawn = [event_of(child) for _ in range(250)]
-        assert all(isinstance(event, Drew) and event.request_id == "r" for event in drawn)
+        assert all(isinstance(event, Sampled) and event.request_id == "r" for event in drawn)
         child.communicate()
 
 
 @pytest.mark.parametrize("names", [("r",), ("r", "other")])
-def test_after_an_abort_at_most_the_step_under_way_draws_and_then_comes_the_end(
-    folder: Path, names: tuple[str, ...]
-) -> None:
+def test_after_an_abort_at_most_the_step_under_way_samples_a_token(folder: Path, names: tuple[str, ...]) -> None:
     params = SamplingParams(max_tokens=250, ignore_eos=True, num_top_logprobs=20)
     ids = token_ids([1, 5, 9]).tobytes()
     with begun(folder) as child:
@@ -161,15 +159,17 @@ def test_after_an_abort_at_most_the_step_under_way_draws_and_then_comes_the_end(
         while not (told := [event for event in (*before, *after) if is_end_of("r", event)]):
             after.append(event_of(child))
         (end,) = told
-        assert isinstance(end, Drew)
+        assert isinstance(end, Sampled)
         assert end.chunk.finish is not None
         assert (end.chunk.finish.reason, len(end.chunk.ids)) == (FinishReason.ABORT, 0)
-        assert sum(len(event.chunk.ids) for event in after if isinstance(event, Drew) and event.request_id == "r") <= 1
+        assert (
+            sum(len(event.chunk.ids) for event in after if isinstance(event, Sampled) and event.request_id == "r") <= 1
+        )
         child.stdin.close()
         left = io.BytesIO(child.stdout.read())
         later = [EVENTS.decode(payload) for payload in iter(lambda: read_frame(left), None)]
-        assert not any(isinstance(event, Drew) and event.request_id == "r" for event in later)
+        assert not any(isinstance(event, Sampled) and event.request_id == "r" for event in later)
 
 
 def is_end_of(name: str, event: Event) -> bool:
-    return isinstance(event, Drew) and event.request_id == name and event.chunk.finish is not None
+    return isinstance(event, Sampled) and event.request_id == name and event.chunk.finish is not None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import EngineUnavailable, InvalidRequest, StartupError, StenographError
 from stenograph.core.types import (
     Chunk,
@@ -28,10 +29,10 @@ from stenograph.core.types import (
 )
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import Generate, frame
-from stenograph.engine import local
+from stenograph.engine import embedded as local
 from stenograph.engine.base import EngineState, GenerateRequest
-from stenograph.engine.local import EmbeddedEngine
-from stenograph.testing.tiny_llama import write_tiny_folder
+from stenograph.engine.embedded import EmbeddedEngine
+from stenograph.testing.tiny.llama import write_tiny_folder
 
 OPTIONS = EmbeddedOptions(threads=1, max_batch=4, kv_tokens=2048)
 
@@ -103,13 +104,13 @@ async def test_an_abort_gives_the_partial_turn_and_a_close_stops_it(engine: Embe
 
 async def test_a_bad_request_ends_alone(engine: EmbeddedEngine) -> None:
     for name, ids in (("stop_token_ids", (5, 10**6)), ("logit_bias", ((5, 1.0), (10**6, 1.0)))):
-        with pytest.raises(InvalidRequest, match="1000000 is no token id of a vocabulary of 320") as caught:
+        with pytest.raises(InvalidRequest, match="1000000 is not a token id: the vocabulary has 320 ids") as caught:
             await collect(engine, request("bad", **{name: ids}))
-        assert caught.value.param == f"/{name}"
+        assert caught.value.blame == Blame(RequestPart.SAMPLING, path=(name,))
     assert engine.health().state is EngineState.READY
 
 
-async def test_an_id_is_free_as_soon_as_its_generation_is_closed_and_harms_nobody_where_it_is_not(
+async def test_an_id_is_free_as_soon_as_its_generation_is_closed(
     engine: EmbeddedEngine,
 ) -> None:
     whole = ids_of(await collect(engine, request("alone")))
@@ -206,7 +207,7 @@ async def test_whenever_the_process_is_killed_every_request_ends_with_an_answer_
     await engine.aclose()
 
 
-async def test_when_too_many_wait_the_next_are_told_when_to_come_again(folder: Path) -> None:
+async def test_requests_over_the_queues_capacity_are_refused_with_a_retry_time(folder: Path) -> None:
     engine = EmbeddedEngine(folder, replace(OPTIONS, max_batch=1, max_waiting=1))
     await engine.start()
     wanted = [request(f"r{index}", max_tokens=60) for index in range(4)]

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from stenograph.core.errors import StartupError
-from stenograph.core.settings import ForwardKind
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.engine.local import EmbeddedEngine
-from stenograph.testing.conformance import check_engine
-from stenograph.testing.engine_laws import LAST_LAWS, LAWS
-from stenograph.testing.tiny_llama import CONTEXT, write_tiny_folder
-from stenograph.testing.tiny_model import TinyModel
+from stenograph.embedded.settings import ForwardKind
+from stenograph.engine.embedded import EmbeddedEngine
+from stenograph.testing.suite.conformance import check_engine
+from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS
+from stenograph.testing.tiny.llama import CONTEXT, write_tiny_folder
+from stenograph.testing.tiny.model import TinyModel
 
 from .test_conformance import NOT_OFFERED, embedded
 
@@ -37,6 +37,6 @@ async def test_the_embedded_engine_on_torch_keeps_the_laws(device: str, tmp_path
 async def test_a_device_that_is_not_there_stops_the_start_with_one_line(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     engine = EmbeddedEngine(folder, EmbeddedOptions(forward=ForwardKind.TORCH, torch_device="cuda:99"))
-    with pytest.raises(StartupError, match=r"^torch_device is cuda:99, but torch .* sees \d+ GPUs$"):
+    with pytest.raises(StartupError, match=r"^--torch-device is cuda:99, but torch .* sees \d+ GPUs$"):
         await engine.start()
     await engine.aclose()

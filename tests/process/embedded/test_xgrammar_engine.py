@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from stenograph.core.errors import StartupError
-from stenograph.core.settings import GrammarBackendKind
 from stenograph.core.types import GrammarKind
 from stenograph.embedded.options import EmbeddedOptions
-from stenograph.engine.local import EmbeddedEngine
-from stenograph.testing.conformance import check_engine
-from stenograph.testing.engine_laws import LAST_LAWS, LAWS
-from stenograph.testing.tiny_llama import CONTEXT, write_tiny_folder
-from stenograph.testing.tiny_model import TinyModel
+from stenograph.embedded.settings import GrammarBackendKind
+from stenograph.engine.embedded import EmbeddedEngine
+from stenograph.testing.suite.conformance import check_engine
+from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS
+from stenograph.testing.tiny.llama import CONTEXT, write_tiny_folder
+from stenograph.testing.tiny.model import TinyModel
 
 from .test_conformance import NOT_OFFERED, embedded
 
@@ -49,6 +49,6 @@ async def test_where_xgrammar_is_not_installed_the_start_is_refused_with_the_com
     tmp_path: Path,
 ) -> None:
     engine = EmbeddedEngine(write_tiny_folder(tmp_path / "tiny"), OPTIONS)
-    with pytest.raises(StartupError, match=r"^grammar_backend is xgrammar, .* pip install 'stenograph\[xgrammar\]'$"):
+    with pytest.raises(StartupError, match=r"^--grammar-backend is xgrammar, .* pip install xgrammar$"):
         await engine.start()
     await engine.aclose()

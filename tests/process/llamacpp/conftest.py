@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stenograph.engine.http_engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.llamacpp import LlamaCpp
-from stenograph.engine.llamacpp_text import pieces_of
-from stenograph.testing.llamacpp_server import LlamaCppServer
-from stenograph.testing.tiny import tiny_tokenizer_json
-from stenograph.testing.tiny_llama import CONTEXT, VOCAB, write_tiny_folder, write_tiny_gguf
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.llamacpp.adapter import LlamaCpp
+from stenograph.engine.llamacpp.text import pieces_of
+from stenograph.testing.standins.llamacpp_server import LlamaCppServer
+from stenograph.testing.tiny.llama import CONTEXT, VOCAB, write_tiny_folder, write_tiny_gguf
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 Connect = Callable[..., AbstractAsyncContextManager[HttpEngine]]
 

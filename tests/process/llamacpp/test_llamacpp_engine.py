@@ -24,17 +24,17 @@ from stenograph.core.types import (
     SamplingParams,
     token_ids,
 )
+from stenograph.dialects.sse import EventReader
 from stenograph.engine.base import EngineState, GenerateRequest
-from stenograph.engine.http_engine import HttpEngine
-from stenograph.engine.llamacpp import LlamaCpp
-from stenograph.engine.llamacpp_text import pieces_of
-from stenograph.engine.llamacpp_wire import encode_request
+from stenograph.engine.http.engine import HttpEngine
+from stenograph.engine.llamacpp.adapter import LlamaCpp
+from stenograph.engine.llamacpp.text import pieces_of
+from stenograph.engine.llamacpp.wire import encode_request
 from stenograph.engine.validate import TurnCollector
-from stenograph.protocol.sse import EventReader
-from stenograph.testing.llamacpp_server import LlamaCppServer
-from stenograph.testing.tiny import tiny_tokenizer_json
-from stenograph.testing.tiny_llama import CONTEXT, VOCAB
-from stenograph.testing.tiny_model import TinyModel
+from stenograph.testing.standins.llamacpp_server import LlamaCppServer
+from stenograph.testing.tiny.llama import CONTEXT, VOCAB
+from stenograph.testing.tiny.model import TinyModel
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 PRECISION_NATS = 1e-4
 Connect = Callable[..., AbstractAsyncContextManager[HttpEngine]]

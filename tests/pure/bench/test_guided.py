@@ -2,28 +2,43 @@
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from stenograph.bench.artifact import Artifact, ScenarioResult
-from stenograph.bench.figures import LABELS
-from stenograph.bench.guided_figures import FREE, GUIDED, MAX_MESSAGES, Heard, Phase, guided_figures, over_free, raw_of
-from stenograph.bench.guided_grammar import (
+from stenograph.bench.guided.figures import (
+    FREE,
+    GUIDED,
+    MAX_MESSAGES,
+    OVER_FREE,
+    GuidedReply,
+    Phase,
+    guided_figures,
+    raw_of,
+)
+from stenograph.bench.guided.grammar import (
     PROFILE_SCHEMA,
-    Constraint,
+    CheckedGrammar,
     of_choices,
     of_ebnf,
     of_json_object,
     of_regex,
     of_schema,
 )
-from stenograph.bench.guided_prompts import built_in, read_prompts
-from stenograph.bench.guided_report import CSV_HEADER, append_csv, check_csv, guided_table, notes_of
+from stenograph.bench.guided.prompts import built_in, random_prompts, read_prompts, sharegpt_prompts
+from stenograph.bench.guided.report import CSV_ARGUMENTS, CSV_HEADER, append_csv, check_csv, guided_table, notes_of
+from stenograph.bench.kit.artifact import Artifact, ScenarioResult
+from stenograph.bench.kit.datasets import read_sharegpt
+from stenograph.bench.kit.figures import LABELS, ratios_between
+from stenograph.bench.kit.timed_reply import TimedReply
 from stenograph.core.messages import Role
-from stenograph.core.types import EngineTimes, FinishReason, GrammarKind
+from stenograph.core.types import EngineTimes, Finish, FinishReason, GrammarKind, token_ids
+from stenograph.http.app import make_renderer
+from stenograph.model.files import load_model_files
+from stenograph.render.renderer import Renderer
+from stenograph.testing.tiny.llama import write_tiny_folder
 
 PROFILE = {"name": "Ana", "age": 40, "city": "Lisbon", "is_remote": True, "level": "lead", "skills": ["care", "triage"]}
 
@@ -96,7 +111,7 @@ def test_the_built_in_schema_is_one_and_bounds_all_that_it_allows() -> None:
     ],
 )
 def test_a_check_tells_what_keeps_to_a_grammar_from_what_does_not(
-    constraint: Constraint, kept: str, broken: str
+    constraint: CheckedGrammar, kept: str, broken: str
 ) -> None:
     assert constraint.is_kept is not None
     assert (constraint.is_kept(kept), constraint.is_kept(broken)) == (True, False)
@@ -113,7 +128,7 @@ def test_what_no_second_parser_reads_is_not_called_checked() -> None:
     ("make", "source"),
     [(of_schema, "{"), (of_schema, "[]"), (of_schema, '{"type": "nothing"}')],
 )
-def test_what_is_no_schema_is_refused(make: Callable[[str], Constraint], source: str) -> None:
+def test_what_is_no_schema_is_refused(make: Callable[[str], CheckedGrammar], source: str) -> None:
     with pytest.raises(ValueError, match="JSON"):
         make(source)
 
@@ -124,24 +139,87 @@ def test_an_empty_choice_is_refused(choices: list[str]) -> None:
         of_choices(choices)
 
 
+# -- data sets
+
+
+def sharegpt(path: Path, *talks: list[tuple[str, str]]) -> Path:
+    rows = [{"id": "x", "conversations": [{"from": who, "value": text} for who, text in talk]} for talk in talks]
+    text = "\n".join(map(json.dumps, rows)) if path.suffix == ".jsonl" else json.dumps(rows)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["talks.json", "talks.jsonl"])
+def test_sharegpt_is_read_as_questions_and_their_answers(tmp_path: Path, name: str) -> None:
+    talks = (
+        [("system", "s"), ("human", "a "), ("gpt", "b"), ("user", "c"), ("human", "d"), ("gpt", "e")],
+        [("gpt", "nobody asked")],
+        [("human", "f")],
+    )
+    found = read_sharegpt(sharegpt(tmp_path / name, *talks))
+    assert [[(one.asked, one.answered) for one in exchanges] for exchanges in found] == [
+        [("a", "b"), ("c", ""), ("d", "e")],
+        [("f", "")],
+    ]
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '[{"a": 1}]', '[{"conversations": [{"from": "gpt", "value": "b"}]}]'])
+def test_a_file_that_is_not_sharegpts_names_itself(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "talks.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"talks\.json"):
+        read_sharegpt(path)
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    return make_renderer(load_model_files(write_tiny_folder(tmp_path_factory.mktemp("tiny"))), "auto")
+
+
+def test_prompts_of_sharegpt_are_first_questions_that_fit(tmp_path: Path, renderer: Renderer) -> None:
+    path = sharegpt(tmp_path / "t.json", [("human", "long " * 300)], [("human", "it"), ("gpt", "is")], [("human", "I")])
+    prompts = sharegpt_prompts(read_sharegpt(path), renderer, num=9, most_tokens=60)
+    assert [messages[0].content for messages in prompts.conversations] == ["it", "I"]
+    assert prompts.shortage == "9 prompts were asked for, there are 2"
+    with pytest.raises(ValueError, match="at most 3 tokens"):
+        sharegpt_prompts(read_sharegpt(path), renderer, num=9, most_tokens=3)
+
+
+def test_random_prompts_have_the_length_asked_for(renderer: Renderer) -> None:
+    prompts = random_prompts(renderer.tokenizer, num=5, num_tokens=30)
+    texts = [messages[0].content or "" for messages in prompts.conversations]
+    assert len(set(texts)) == 5
+    assert all(abs(len(renderer.tokenizer.encode(text)) - 30) <= 1 for text in texts)
+
+
 # -- figures
 
 
 def heard(
-    *, sent_s: float = 0.0, pieces_s: tuple[float, ...] = (1.0, 2.0, 4.0), text: str = "yes", **facts: object
-) -> Heard:
-    known = {
-        "prompt": 0, "sent_s": sent_s, "pieces_s": pieces_s, "end_s": pieces_s[-1] if pieces_s else sent_s,
-        "num_prompt": 10, "num_cached": 4, "num_completion": len(pieces_s), "finish": FinishReason.STOP, "text": text,
-        "times": EngineTimes(submitted=sent_s, admitted=sent_s + 0.25, first_token=sent_s + 1.0, finished=4.0),
-    }  # fmt: skip
-    return Heard(**{**known, **facts})  # type: ignore[arg-type]
+    *, pieces_s: Sequence[float] = (1.0, 2.0, 4.0), text: str = "yes", finish: FinishReason = FinishReason.STOP
+) -> GuidedReply:
+    reply = TimedReply(
+        sent_s=0.0,
+        pieces_s=list(pieces_s),
+        end_s=pieces_s[-1] if pieces_s else 0.0,
+        ids=token_ids(range(len(pieces_s))),
+        num_cached=4,
+        finish=Finish(reason=finish),
+        times=EngineTimes(submitted=0.0, admitted=0.25, first_token=1.0, finished=4.0),
+    )
+    return GuidedReply(prompt=0, num_prompt=10, text=text, reply=reply)
 
 
-def phase(*replies: Heard, mode: str = GUIDED) -> Phase:
-    found = Phase(mode=mode, num_asked=len(replies), heard=list(replies), num_drawn=20, seconds=4.0, engine_cpu_s=0.5)
+def phase(*replies: GuidedReply, mode: str = GUIDED) -> Phase:
+    found = Phase(mode=mode, num_asked=len(replies), heard=list(replies), num_sampled=20, seconds=4.0, engine_cpu_s=0.5)
     found.late_s = [0.001] * 99 + [0.05]
     return found
+
+
+def test_a_phase_has_its_time_its_token_totals_and_its_throughput() -> None:
+    figures = guided_figures(phase(heard(), heard(pieces_s=(1.0, 9.0))), None)
+    assert (figures["elapsed_s"], figures["prompt_tokens"], figures["completion_tokens"]) == (4.0, 20, 5)
+    assert figures["requests_per_s"] == 0.5
 
 
 def test_a_token_is_timed_from_the_first_piece_to_the_last() -> None:
@@ -203,8 +281,10 @@ def test_the_share_that_keeps_to_the_grammar_is_told_of_all_and_of_those_that_en
 
 
 def test_a_ratio_is_guided_over_free_and_of_nothing_there_is_none() -> None:
-    assert over_free({"tpot_p50_ms": 3.0}, {"tpot_p50_ms": 2.0, "itl_p50_ms": 1.0}) == {"tpot_p50_over_free": 1.5}
-    assert over_free({"tpot_p50_ms": 3.0}, {"tpot_p50_ms": 0.0}) == {}
+    assert ratios_between(OVER_FREE, {"tpot_p50_ms": 3.0}, {"tpot_p50_ms": 2.0, "itl_p50_ms": 1.0}) == {
+        "tpot_p50_over_free": 1.5
+    }
+    assert ratios_between(OVER_FREE, {"tpot_p50_ms": 3.0}, {"tpot_p50_ms": 0.0}) == {}
 
 
 # -- what is shown
@@ -213,8 +293,7 @@ def test_a_ratio_is_guided_over_free_and_of_nothing_there_is_none() -> None:
 def artifact(*tpots_ms: tuple[float, float]) -> Artifact:
     """A run of some rounds: TPOT guided and free."""
     found = Artifact(bench="guided", begun="2026-01-02T03:04:05+00:00", commit="c", dirty=False)
-    names = ("model", "grammar", "concurrency", "num_prompts", "max_tokens", "ignore_eos", "temperature", "seed")
-    found.arguments = {**dict.fromkeys((*names, "threads", "repeats"), 1), "grammar": 'regex a,"b"'}
+    found.arguments = {**dict.fromkeys(CSV_ARGUMENTS, 1), "grammar": 'regex a,"b"'}
     found.machine = {"idle_loop_late": {"p50_ms": 0.3, "p99_ms": 1.0, "max_ms": 2.0}}
     run = {"finish_reasons": {"stop": 2}, "messages": {"The grammar failed.": 1}}
     for index, mode in enumerate((GUIDED, FREE)):
@@ -245,19 +324,34 @@ def test_failures_and_finish_reasons_are_said() -> None:
     ]
 
 
-def test_each_run_is_a_row_under_one_header(tmp_path: Path) -> None:
+def test_each_mode_of_each_run_is_a_row_under_one_header(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     check_csv(path)
     for tpot in (2.0, 3.0):
         append_csv(path, artifact((tpot, 1.0)))
         check_csv(path)
     with path.open(newline="") as file:
-        first, second = csv.DictReader(file)
-    assert tuple(first) == CSV_HEADER
-    assert (first["guided_tpot_p50_ms"], second["guided_tpot_p50_ms"]) == ("2", "3")
-    assert first["grammar"] == 'regex a,"b"'
-    assert first["num_prompts_there"] == "8"
-    assert first["free_itl_p50_ms"] == ""
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == CSV_HEADER
+    assert [(row["mode"], row["round"], row["tpot_p50_ms"]) for row in rows] == [
+        (GUIDED, "median", "2"),
+        (FREE, "median", "1"),
+        (GUIDED, "median", "3"),
+        (FREE, "median", "1"),
+    ]
+    assert rows[0]["grammar"] == 'regex a,"b"'
+    assert rows[0]["num_prompts_there"] == "8"
+    assert rows[0]["itl_p50_ms"] == ""
+    means = {f"{latency}_{of}_ms" for latency in ("e2e", "ttft", "tpot", "itl") for of in ("mean", "p50", "p99")}
+    totals = {
+        "elapsed_s",
+        "prompt_tokens",
+        "completion_tokens",
+        "answered",
+        "requests_per_s",
+        "completion_tokens_per_s",
+    }
+    assert means | totals <= set(CSV_HEADER)
 
 
 def test_a_file_with_other_columns_is_refused_and_an_empty_one_gets_the_header(tmp_path: Path) -> None:

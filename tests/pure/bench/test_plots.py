@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stenograph.bench.artifact import Artifact, ScenarioResult
-from stenograph.bench.plots import PLOTS
+from stenograph.bench.kit.artifact import Artifact, ScenarioResult
+from stenograph.bench.kit.plots import PLOTS
 
 
 def result(name: str, at_once: int, *figures: dict[str, float], **fields: Any) -> ScenarioResult:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stenograph.bench.quantiles import latencies_of_due, quantile, summary_ms
+from stenograph.bench.kit.quantiles import latencies_of_due, quantile, summary_ms
 
 
 def test_a_quantile_is_the_smallest_value_that_covers_its_share() -> None:

@@ -6,8 +6,8 @@ from array import array
 import msgspec
 import pytest
 
-from stenograph.bench.conversation import Conversation, Messages, completion_parts
-from stenograph.bench.reply_shape import (
+from stenograph.bench.kit.conversation import Conversation, Messages, completion_parts
+from stenograph.bench.kit.reply_shape import (
     STOP_ID,
     ReplyShape,
     assistant_fragment,
@@ -15,12 +15,14 @@ from stenograph.bench.reply_shape import (
     reply_body,
     reply_content,
 )
-from stenograph.bench.scenarios import SCENARIOS, Scenario, scenarios_named
-from stenograph.bench.standin import CHAT_PATH, Answers, num_input_ids
+from stenograph.bench.kit.standin import CHAT_PATH, Answers, num_input_ids
+from stenograph.bench.responsiveness.scenarios import SCENARIOS, Scenario, scenarios_named
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.types import FinishReason
-from stenograph.engine.sglang_generate_wire import GenerateReading
-from stenograph.engine.sglang_wire import decode_reply
+from stenograph.engine.http.transport import HttpReply
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.chat_wire import decode_reply
+from stenograph.engine.sglang.generate_wire import SGLangGenerateReading
 
 
 def named(scenario: Scenario) -> str:
@@ -29,7 +31,7 @@ def named(scenario: Scenario) -> str:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=named)
 def test_a_scenarios_reply_keeps_every_law_of_the_wire(scenario: Scenario) -> None:
-    reply = decode_reply(reply_body(scenario.shape), vocab_size=scenario.shape.vocab_size)
+    reply = decode_reply(reply_body(scenario.shape), vocab_size=scenario.shape.vocab_size, replay=ReplayKind.ALL)
     assert len(reply.ids) == len(reply.logprobs) == scenario.shape.num_tokens
     assert reply.ids[-1] == STOP_ID
     assert reply.finish.reason is FinishReason.STOP
@@ -40,8 +42,9 @@ def test_a_scenarios_reply_keeps_every_law_of_the_wire(scenario: Scenario) -> No
 def test_the_native_reply_keeps_every_law_and_has_the_same_tokens() -> None:
     shape = ReplyShape(num_tokens=30)
     first, last = native_parts(shape)
-    reading = GenerateReading(vocab_size=shape.vocab_size, num_prompt=7)
-    chunks = reading.whole_body(first + b"%10d" % 7 + last)
+    reading = SGLangGenerateReading(request_id="bench-stand-in", vocab_size=shape.vocab_size, num_prompt=7)
+    body = first + b"%10d" % 7 + last
+    chunks = reading.whole(HttpReply(status=200, content_type="application/json", headers=(), body=body))
     chat = decode_reply(reply_body(shape), vocab_size=shape.vocab_size)
     assert [id_ for chunk in chunks for id_ in chunk.ids] == list(chat.ids)
     assert [logprob for chunk in chunks for logprob in chunk.logprobs] == list(chat.logprobs)
@@ -55,10 +58,9 @@ def test_a_completion_s_body_is_a_text_or_a_list_of_texts() -> None:
     assert [len(prompt) for prompt in two["prompt"]] == [40, 40]
 
 
-def test_pairs_are_taken_too_and_ids_stay_in_a_small_vocabulary() -> None:
-    shape = ReplyShape(num_tokens=500, pairs=True, vocab_size=300)
+def test_ids_stay_in_a_small_vocabulary() -> None:
+    shape = ReplyShape(num_tokens=500, vocab_size=300)
     assert max(decode_reply(reply_body(shape), vocab_size=300).ids) < 300
-    assert b",null]" not in reply_body(shape)
 
 
 def test_the_sizes_are_those_that_the_scenarios_say() -> None:
@@ -96,6 +98,18 @@ def test_the_stand_in_answers_chat_with_its_reply_and_unknown_paths_with_404() -
     assert b"content-length: %d" % len(body) in head
     assert b"".join(answers.answer(b"/health", b"")).startswith(b"HTTP/1.1 200")
     assert b"".join(answers.answer(b"/nowhere", b"")).startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, b"/generate"])
+def test_the_stand_in_answers_under_the_id_of_the_request(path: bytes) -> None:
+    asked = b'{"messages":[{"content":"\\"rid\\":\\"x\\""}],"rid":"mine-1","stream":false,"input_ids":[7,8]}'
+    head, _, body = b"".join(Answers(ReplyShape(num_tokens=3)).answer(path, asked)).partition(b"\r\n\r\n")
+    told = msgspec.json.decode(body)
+    assert b"content-length: %d" % len(body) in head
+    if path == CHAT_PATH:
+        assert (told["id"], told["choices"][0]["meta_info"]["id"]) == ("mine-1", "mine-1")
+    else:
+        assert told["meta_info"]["id"] == "mine-1"
 
 
 def test_a_clients_body_is_json_with_everything_so_far_and_a_new_message() -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from stenograph.bench.artifact import Artifact, BadArtifact, ScenarioResult, read_artifact, write_artifact
-from stenograph.bench.figures import LABELS, Goal, better, spread
-from stenograph.bench.report import errors_of, json_line, number, responsiveness_table
-from stenograph.bench.scenarios import SCENARIOS
+from stenograph.bench.kit.artifact import Artifact, BadArtifact, ScenarioResult, read_artifact, write_artifact
+from stenograph.bench.kit.figures import LABELS, NO_WORSE, Goal, better, spread
+from stenograph.bench.kit.report import errors_of, json_line, number
+from stenograph.bench.responsiveness.report import responsiveness_table
+from stenograph.bench.responsiveness.scenarios import SCENARIOS
 
 
 def result(*cpu: float, sessions: int = 64, **fields: object) -> ScenarioResult:
@@ -58,13 +59,35 @@ def test_the_json_line_names_what_was_missed_and_tells_levels_apart() -> None:
     assert line["missed"] == ["B@1.cpu_ms_per_chat", "B@1.chat_p99_over_p50", "B@64.chat_p99_over_p50"]
 
 
+def test_a_goal_against_a_server_before_is_a_ratio_of_rounds_and_is_shown_only_with_one() -> None:
+    alone = result(0.7, 0.6, 0.9)
+    assert "before" not in responsiveness_table(Artifact(bench="responsiveness", scenarios=[alone]))
+    both = result(0.5, 1.0, 0.75, before_goals=[("cpu_ms_per_chat", 0.53), ("chats_per_s", NO_WORSE)])
+    both.figures["before"] = [{"cpu_ms_per_chat": 2 * cpu, "chats_per_s": 101.0} for cpu in (0.5, 1.0, 0.9)]
+    artifact = Artifact(bench="responsiveness", scenarios=[both])
+    text = responsiveness_table(artifact)
+    assert row_of(text, LABELS["cpu_ms_per_chat"])[7:10] == ["0.500 (0.417 … 0.500)", "≤ 0.53 ×", "yes"]
+    assert row_of(text, LABELS["chats_per_s"])[7:10] == ["0.990", "no worse", "yes"]  # 1 % cannot be told from noise
+    line = json.loads(json_line(artifact))
+    assert line["over_before"]["B"]["cpu_ms_per_chat"] == [0.5, 0.4167, 0.5]
+    assert line["missed"] == ["B.chat_p99_over_p50"]
+
+
+def test_a_missed_ratio_and_a_figure_that_is_told_to_be_worse_are_said() -> None:
+    slow = result(1.0, 1.0, 1.0, before_goals=[("cpu_ms_per_chat", 0.53), ("chats_per_s", NO_WORSE)])
+    slow.figures["before"] = [{"cpu_ms_per_chat": 1.0, "chats_per_s": 120.0 + number} for number in range(3)]
+    artifact = Artifact(bench="responsiveness", scenarios=[slow])
+    assert row_of(responsiveness_table(artifact), LABELS["chats_per_s"])[8:10] == ["no worse", "NO"]
+    assert {"B.cpu_ms_per_chat/before", "B.chats_per_s/before"} <= set(json.loads(json_line(artifact))["missed"])
+
+
 def test_errors_are_told_with_the_first_body() -> None:
     run = {"step": "run", "errors": {"502 upstream_invalid": 7}, "first_error": "502 upstream_invalid: {…}"}
     artifact = Artifact(
         bench="responsiveness", scenarios=[result(1.0, raw={"server": [{"run": run, "stages_ms": {}}]})]
     )
     (line,) = errors_of(artifact)
-    assert line == "B server, run: {'502 upstream_invalid': 7}; the first: 502 upstream_invalid: {…}"
+    assert line == "ERRORS B server, run: {'502 upstream_invalid': 7}; the first: 502 upstream_invalid: {…}"
 
 
 def test_an_artifact_is_read_back_as_it_was_written(tmp_path: Path) -> None:
@@ -97,7 +120,7 @@ def test_a_goal_is_reached_from_its_own_side() -> None:
 
 def test_every_goal_is_a_figure_that_is_shown() -> None:
     for scenario in SCENARIOS:
-        for goal in scenario.goals:
+        for goal in (*scenario.goals, *scenario.before_goals):
             assert goal.figure in LABELS
             assert better(goal.figure).value[0] == ("h" if goal.shown.startswith("≥") else "l")
 

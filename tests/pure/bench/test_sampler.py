@@ -1,10 +1,10 @@
-"""Collapsed stacks, and what a function cost by itself and with what it called."""
+"""Collapsed stacks: how they are named, written and read."""
 
 import sys
 
 import pytest
 
-from stenograph.bench.sampler import by_function, collapsed, read_collapsed, stack_of
+from stenograph.bench.kit.sampler import collapsed, read_collapsed, stack_of
 
 
 def test_a_stack_is_named_from_the_outermost_function_to_the_innermost() -> None:
@@ -20,8 +20,3 @@ def test_stacks_survive_being_written_and_read() -> None:
     stacks = {("main", "work"): 0.25, ("main",): 0.5}
     assert collapsed(stacks) == "main 500000\nmain;work 250000\n"
     assert read_collapsed(collapsed(stacks)) == pytest.approx(stacks)
-
-
-def test_a_function_counts_once_a_stack_however_often_it_recurs() -> None:
-    rows = by_function({("main", "walk", "walk"): 2.0, ("main", "read"): 1.0})
-    assert rows == [("walk", 2.0, 2.0), ("read", 1.0, 1.0), ("main", 0.0, 3.0)]

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.bench.artifact import Artifact, ScenarioResult
-from stenograph.bench.figures import LABELS, Better, better
-from stenograph.bench.serving_figures import serving_figures, without_gaps
-from stenograph.bench.serving_load import ServingLoad, ServingPlan
-from stenograph.bench.serving_mix import MIXES, Line, Mix, SessionPlan, TurnPlan, arrivals_s, draw_sessions
-from stenograph.bench.serving_reply import ReplyReader
-from stenograph.bench.serving_report import serving_table
-from stenograph.bench.serving_target import ChatFailed, Heard
-from stenograph.protocol.openai_chat import decode_chat
+from stenograph.bench.kit.artifact import Artifact, ScenarioResult
+from stenograph.bench.kit.client import RequestFailed
+from stenograph.bench.kit.figures import LABELS, Better, better
+from stenograph.bench.serving.figures import kept_columns, serving_figures
+from stenograph.bench.serving.load import ServingLoad, ServingPlan
+from stenograph.bench.serving.mix import MIXES, ChatHistory, Mix, SessionPlan, TurnPlan, arrivals_s, sample_sessions
+from stenograph.bench.serving.reply import StreamedReply
+from stenograph.bench.serving.report import serving_table
+from stenograph.bench.serving.target import ServedReply
+from stenograph.dialects.openai.chat import decode_chat
 
 CHAT = MIXES["chat"]
 
@@ -28,14 +29,14 @@ CHAT = MIXES["chat"]
 
 @pytest.mark.parametrize("mix", MIXES.values(), ids=str)
 def test_the_same_seed_says_the_same_and_more_sessions_change_none_before(mix: Mix) -> None:
-    few, many = (draw_sessions(mix, num=num, seed=7) for num in (3, 12))
+    few, many = (sample_sessions(mix, num=num, seed=7) for num in (3, 12))
     assert many[:3] == few
-    assert draw_sessions(mix, num=3, seed=8) != few
+    assert sample_sessions(mix, num=3, seed=8) != few
 
 
 @pytest.mark.parametrize("mix", MIXES.values(), ids=str)
 def test_what_is_drawn_keeps_to_what_is_declared(mix: Mix) -> None:
-    sessions = draw_sessions(mix, num=200, seed=0)
+    sessions = sample_sessions(mix, num=200, seed=0)
     turns = [turn for session in sessions for turn in session.turns]
     later = [turn for session in sessions for turn in session.turns[1:]]
     assert len({session.system for session in sessions}) == 1
@@ -44,7 +45,7 @@ def test_what_is_drawn_keeps_to_what_is_declared(mix: Mix) -> None:
     assert sum(turn.is_tool for turn in later) / len(later) == pytest.approx(mix.tool_share, abs=0.1)
     assert not any(session.turns[0].is_tool for session in sessions)
     assert all(mix.turns.least <= len(session.turns) <= mix.turns.most for session in sessions)
-    assert all(turn.max_tokens <= 20 for s in draw_sessions(mix, num=9, seed=0, max_tokens=20) for turn in s.turns)
+    assert all(turn.max_tokens <= 20 for s in sample_sessions(mix, num=9, seed=0, max_tokens=20) for turn in s.turns)
 
 
 def test_arrivals_are_a_poisson_process_that_a_seed_repeats() -> None:
@@ -58,8 +59,8 @@ def test_arrivals_are_a_poisson_process_that_a_seed_repeats() -> None:
 
 
 def test_a_turn_that_was_cut_is_taken_back_and_the_next_stands_in_its_place() -> None:
-    plan = next(session for session in draw_sessions(CHAT, num=20, seed=0) if len(session.turns) > 3)
-    line = Line(CHAT, plan)
+    plan = next(session for session in sample_sessions(CHAT, num=20, seed=0) if len(session.turns) > 3)
+    line = ChatHistory(CHAT, plan)
     first, second, third, *_ = plan.turns
 
     def contents(turn: TurnPlan) -> list[str | None]:
@@ -100,7 +101,7 @@ STREAM = [
 
 
 def test_the_first_piece_is_the_first_that_says_something() -> None:
-    reader = ReplyReader()
+    reader = StreamedReply()
     for now, piece in enumerate(STREAM):
         reader.feed(piece, now)
     reader.end(9)
@@ -114,7 +115,7 @@ def test_the_first_piece_is_the_first_that_says_something() -> None:
 def test_a_stream_reads_the_same_however_it_is_cut(cuts: set[int], newline: bytes) -> None:
     whole = b"".join(STREAM).replace(b"\n", newline)
     bounds = [0, *sorted(cut for cut in cuts if cut < len(whole)), len(whole)]
-    reader = ReplyReader()
+    reader = StreamedReply()
     for now, (begin, end) in enumerate(itertools.pairwise(bounds)):
         reader.feed(whole[begin:end], now)
     reader.end(999)
@@ -124,7 +125,7 @@ def test_a_stream_reads_the_same_however_it_is_cut(cuts: set[int], newline: byte
 
 
 def test_reasoning_and_calls_are_something_to_read() -> None:
-    reader = ReplyReader()
+    reader = StreamedReply()
     reader.feed(event({"reasoning_content": "hm"}), 1)
     reader.feed(event({"tool_calls": [{"index": 0}]}), 2)
     reader.feed(event({}, "tool_calls") + DONE, 3)
@@ -133,7 +134,7 @@ def test_reasoning_and_calls_are_something_to_read() -> None:
 
 
 def test_a_body_that_is_no_stream_is_one_piece_at_its_end() -> None:
-    reader = ReplyReader()
+    reader = StreamedReply()
     body = {"choices": [{"message": {"content": "yes"}, "finish_reason": "length"}], "usage": {"prompt_tokens": 5}}
     whole = msgspec.json.encode(body)
     reader.feed(whole[:10], 1)
@@ -154,14 +155,14 @@ def test_a_body_that_is_no_stream_is_one_piece_at_its_end() -> None:
     ],
 )
 def test_a_reply_that_does_not_end_well_is_a_failure_with_a_name(pieces: list[bytes], kind: str) -> None:
-    reader = ReplyReader()
+    reader = StreamedReply()
 
     def read() -> None:
         for piece in pieces:
             reader.feed(piece, 1)
         reader.end(2)
 
-    with pytest.raises(ChatFailed) as found:
+    with pytest.raises(RequestFailed) as found:
         read()
     assert found.value.kind == kind
 
@@ -185,7 +186,7 @@ class ScriptedTarget:
         del mix, plan
         return ScriptedTalk(self, number)
 
-    async def collect(self, heard: list[Heard]) -> None:
+    async def collect(self, heard: list[ServedReply]) -> None:
         pass
 
     async def aclose(self) -> None:
@@ -201,7 +202,7 @@ class ScriptedTalk:
     def prepare(self, turn: TurnPlan) -> None:
         self.turn += 1
 
-    async def ask(self, turn: TurnPlan, due_s: float) -> Heard:
+    async def ask(self, turn: TurnPlan, due_s: float) -> ServedReply:
         target = self.target
         target.dues[self.number, self.turn] = due_s
         target.num_waiting += 1
@@ -212,8 +213,8 @@ class ScriptedTalk:
         await asyncio.sleep(0)
         target.num_waiting -= 1
         if self.number in target.failing:
-            raise ChatFailed("503 draining", "no more")
-        return Heard(
+            raise RequestFailed("503 draining", "no more")
+        return ServedReply(
             session=self.number, turn=self.turn, due_s=due_s, sent_s=due_s + 0.5, pieces_s=[due_s + 1, due_s + 2],
             end_s=due_s + 3, num_prompt=10, num_completion=2, num_cached=0, is_cut=False,
         )  # fmt: skip
@@ -227,7 +228,7 @@ def load_of(target: ScriptedTarget, **fields: object) -> ServingLoad:
     return ServingLoad(plan, target, note=lambda num, total: None)
 
 
-NUM_TURNS = [len(session.turns) for session in draw_sessions(CHAT, num=6, seed=0)]
+NUM_TURNS = [len(session.turns) for session in sample_sessions(CHAT, num=6, seed=0)]
 
 
 async def test_a_closed_loop_has_as_many_chats_under_way_as_it_has_clients() -> None:
@@ -334,11 +335,11 @@ def test_an_engine_that_gives_its_whole_reply_at_once_is_one_part() -> None:
 
 def test_where_nothing_was_answered_there_are_errors_and_no_averages() -> None:
     assert serving_figures({"seconds": 0.0}, {}, 7) == {"errors": 7}
-    assert without_gaps({}) == {}
+    assert kept_columns({}) == {}
 
 
 def test_an_artifact_keeps_each_request_but_not_each_gap() -> None:
-    kept = without_gaps(columns())
+    kept = kept_columns(columns())
     assert kept["longest_gap_ms"] == [18, 70, None]
     assert kept["tpot_ms"] == [10, 10, None]
     assert "gaps_ms" not in kept
@@ -349,7 +350,14 @@ def test_every_figure_can_be_shown_and_compared() -> None:
     figures = serving_figures({"seconds": 2.0}, columns(), 4)
     assert set(figures) <= set(LABELS)
     rising = {name for name in figures if better(name) is Better.HIGHER}
-    assert rising == {"chats_per_s", "prompt_tokens_per_s", "completion_tokens_per_s", "cached_share"}
+    assert rising == {
+        "chats_per_s",
+        "prompt_tokens",
+        "completion_tokens",
+        "prompt_tokens_per_s",
+        "completion_tokens_per_s",
+        "cached_share",
+    }
 
 
 def result(name: str, at_once: int, *, rate: float | None = None) -> ScenarioResult:

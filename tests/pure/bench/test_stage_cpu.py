@@ -4,8 +4,8 @@ import importlib
 
 import pytest
 
-from stenograph.bench.figures import LABELS
-from stenograph.bench.stage_cpu import BEGINS, REST, STAGES, figure_of, stage_cpu, stage_of
+from stenograph.bench.kit.figures import LABELS
+from stenograph.bench.kit.stage_cpu import BEGINS, REST, STAGES, figure_of, stage_cpu, stage_of
 
 TURN = "stenograph.http.turn_route.TurnRoute"
 
@@ -20,16 +20,19 @@ TURN = "stenograph.http.turn_route.TurnRoute"
                 f"{TURN}._admit",
                 "stenograph.session.manager.SessionManager.start",
                 f"{TURN}._admit.<locals>.<lambda>",
-                "stenograph.protocol.openai_chat.decode",
+                "stenograph.dialects.openai.chat.decode",
             ),
             "decode",
         ),
         (("stenograph.session.turn.TurnRun.open", "stenograph.render.renderer.Renderer.bridge"), "render"),
-        (("stenograph.engine.http_engine.HttpEngine._exchange", "aiohttp.client.ClientSession._request"), "engine"),
+        (("stenograph.engine.http.engine.HttpEngine._exchange", "aiohttp.client.ClientSession._request"), "engine"),
         (("asyncio.run", "aiohttp.client_proto.ResponseHandler.data_received"), "engine"),
-        (("stenograph.engine.http_engine.HttpEngine._whole", "stenograph.engine.sglang_wire.decode_reply"), "validate"),
-        (("stenograph.session.turn.TurnRun.draw", "stenograph.session.turn._ReplyReader.feed"), "validate"),
-        (("stenograph.session.turn.RequestRun._commit", "stenograph.offload.memory.untrack"), "commit"),
+        (
+            ("stenograph.engine.http.engine.HttpEngine._whole", "stenograph.engine.sglang.chat_wire.decode_reply"),
+            "validate",
+        ),
+        (("stenograph.session.turn.TurnRun.sample", "stenograph.session.chunk_reader.ChunkReader.feed"), "validate"),
+        (("stenograph.session.request.RequestRun._commit", "stenograph.offload.memory.untrack"), "commit"),
         ((f"{TURN}.handle", f"{TURN}._whole", "stenograph.http.wire.send_whole", "uvicorn.x.send"), "reply"),
         (("(other threads)",), "workers"),
         (("asyncio.run", "stenograph.http.control_routes.ControlRoutes._health"), REST),

@@ -1,21 +1,24 @@
 """`bench streaming`: its prompts, the clock of its submissions, and what its figures are made of."""
 
 import argparse
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stenograph.bench import streaming
-from stenograph.bench.artifact import Artifact, ScenarioResult
-from stenograph.bench.figures import LABELS, Better, better
-from stenograph.bench.streaming_figures import raw_of, streaming_figures
-from stenograph.bench.streaming_load import StreamingLoad, StreamingPlan, Variant
-from stenograph.bench.streaming_prompts import PromptKind, make_prompts
-from stenograph.bench.streaming_report import streaming_table
-from stenograph.render.tokenizer import Tokenizer
-from stenograph.testing.tiny import tiny_tokenizer_json
-from stenograph.testing.tiny_llama import write_tiny_folder
+from stenograph.bench.kit.artifact import Artifact, ScenarioResult
+from stenograph.bench.kit.figures import LABELS, Better, better
+from stenograph.bench.streaming import command as streaming
+from stenograph.bench.streaming.figures import raw_of, streaming_figures
+from stenograph.bench.streaming.load import StreamingLoad, StreamingPlan, Variant
+from stenograph.bench.streaming.prompts import PromptKind, make_prompts, prompts_of
+from stenograph.bench.streaming.report import streaming_table
+from stenograph.embedded.options import EmbeddedOptions
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.testing.tiny.llama import write_tiny_folder
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +40,12 @@ def plan(model: Path, **fields: Any) -> StreamingPlan:
         "submit_interval_ms": 0.0,
         "max_tokens": 3,
         "warm_up": 1,
-        "max_batch": 2,
-        "kv_tokens": 4096,
+        "engine": EmbeddedOptions(max_batch=2, kv_tokens=4096),
     }
     return StreamingPlan(**{**whole, **fields})
+
+
+ONE_AT_A_TIME = EmbeddedOptions(max_batch=1, kv_tokens=4096)
 
 
 # -- the prompts
@@ -89,7 +94,7 @@ def test_every_way_to_tokenize_gives_the_same_requests(model: Path, variant: Var
 
 
 def test_a_load_can_be_measured_again_and_finds_nothing_of_the_run_before(model: Path) -> None:
-    load = StreamingLoad(plan(model, prompts=PromptKind.SHARED, max_batch=1))
+    load = StreamingLoad(plan(model, prompts=PromptKind.SHARED, engine=ONE_AT_A_TIME))
     first, second = (load.measure(Variant(num_workers=1)) for _ in range(2))
     cached: list[list[int]] = [run["requests"]["num_cached"] for run in (first, second)]  # type: ignore[index]
     assert cached[0] == cached[1]
@@ -108,8 +113,35 @@ def test_arrivals_are_fixed_and_how_late_they_were_is_told(model: Path) -> None:
 def test_requests_that_fail_are_counted_and_the_first_failure_is_told(model: Path) -> None:
     run: dict[str, Any] = StreamingLoad(plan(model, prompt_tokens=300)).measure(Variant())  # the context has 256
     assert (run["num_ok"], run["errors"], run["requests"]) == (0, {"invalid_request": 5}, {})
-    assert "do not fit" in run["first_error"]
+    assert "exceed the engine's 256 tokens" in run["first_error"]
     assert len(run["add_ms"]) == 5
+
+
+def test_without_a_prefix_cache_nothing_is_found_again(model: Path) -> None:
+    engine = replace(ONE_AT_A_TIME, reuses_prefixes=False)
+    load = StreamingLoad(plan(model, prompts=PromptKind.SHARED, engine=engine))
+    run: dict[str, Any] = load.measure(Variant())
+    assert run["requests"]["num_cached"] == [0] * 5
+
+
+def test_prompts_of_one_text_are_that_text_and_unique_ones_have_their_number_before_it(
+    model: Path, tokenizer: Tokenizer
+) -> None:
+    shared = prompts_of("the user asks", tokenizer, PromptKind.SHARED, num=3)
+    unique = prompts_of("the user asks", tokenizer, PromptKind.UNIQUE, num=3)
+    assert [prompt.text for prompt in shared] == ["the user asks"] * 3
+    assert [prompt.text for prompt in unique] == [f"{number}. the user asks" for number in (1, 2, 3)]
+    assert all(prompt.ids == tokenizer.encode(prompt.text) for prompt in (*shared, *unique))
+    run: dict[str, Any] = StreamingLoad(plan(model, prompt="the user asks", max_prefills=1)).measure(Variant())
+    assert run["num_ok"] == 5
+
+
+def test_a_reply_may_end_at_the_eos_or_go_on(model: Path) -> None:
+    ignoring = StreamingLoad(plan(model, max_tokens=150))
+    stopping = StreamingLoad(plan(model, max_tokens=150, ignore_eos=False))
+    runs: list[dict[str, Any]] = [load.measure(Variant(is_pretok=True)) for load in (ignoring, stopping)]
+    assert runs[0]["requests"]["num_completion"] == [150] * 5
+    assert all(num <= 150 for num in runs[1]["requests"]["num_completion"])
 
 
 # -- the figures
@@ -133,6 +165,13 @@ def test_the_parts_of_ttft_are_means_that_add_up() -> None:
     parts = [figures[f"ttft_{part}_ms"] for part in ("tokenize", "queue", "prefill")]
     assert parts == [2.0, 20.0, 200.0]
     assert sum(parts) == figures["ttft_mean_ms"]
+
+
+def test_each_part_of_ttft_has_percentiles_and_token_totals_are_sums() -> None:
+    figures = streaming_figures(report())
+    assert [figures[f"ttft_queue_{q}_ms"] for q in ("p50", "p95", "p99")] == [10.0, 30.0, 30.0]
+    assert {f"ttft_{part}_{q}_ms" for part in ("tokenize", "prefill") for q in ("p50", "p95", "p99")} <= set(figures)
+    assert (figures["prompt_tokens"], figures["completion_tokens"]) == (400, 4)
 
 
 def test_throughput_counts_what_was_computed_by_wall_and_by_cpu() -> None:
@@ -214,14 +253,17 @@ def options(*arguments: str) -> argparse.Namespace:
         (("--tokenize-workers", "4,0,4"), "twice"),
         (("--tokenize-workers", ""), "nothing to measure"),
         (("--prompt-tokens", "250", "--max-tokens", "7"), "257 tokens"),
+        (("--prompt-repeats", "2"), "--prompt-repeats"),
+        (("--prompt-tokens", "9", "--prompt", "it"), "as it is"),
+        (("--torch-device", "cpu"), "--forward torch"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_runs(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...], wrong: str
+    model: Path, tmp_path: Path, given: tuple[str, ...], wrong: str
 ) -> None:
     out = tmp_path / "run.json"
     sizes = () if "--prompt-tokens" in given else ("--prompt-tokens", "20")
     arguments = [f"{given[0]}={given[1]}", *given[2:]]
-    assert streaming.run(options("--model", str(model), "--out", str(out), *sizes, *arguments)) == 2
-    assert wrong in capsys.readouterr().err
+    with pytest.raises(ValueError, match=re.escape(wrong)):
+        streaming.run(options("--model", str(model), "--out", str(out), *sizes, *arguments))
     assert not out.exists()

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from stenograph.bench.figures import Better
-from stenograph.bench.verdicts import Verdict, compare_values, rank_sum_p
+from stenograph.bench.kit.figures import Better
+from stenograph.bench.kit.verdicts import Verdict, change_cell, compare_values, rank_sum_p
 
 
 def verdict(first: list[float], second: list[float], better: Better = Better.LOWER) -> Verdict:
@@ -72,3 +72,10 @@ def test_no_arrangement_of_unchanged_repeats_is_called_a_change_more_often_than_
 def test_with_many_repeats_the_approximation_takes_over() -> None:
     assert rank_sum_p([float(i) for i in range(30)], [i + 0.5 for i in range(30)]) > 0.5
     assert rank_sum_p([float(i) for i in range(30)], [i + 100.0 for i in range(30)]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "cell"), [(-0.5, "-50.0%"), (0.03, "+3.0%"), (8.9, "+890.0%"), (9.0, "10 ×"), (1234.4, "1,235 ×")]
+)
+def test_a_change_is_a_percentage_and_from_tenfold_on_a_factor(change: float, cell: str) -> None:
+    assert change_cell(change) == cell

@@ -10,14 +10,14 @@ import pytest
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import Chunk, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
-from stenograph.embedded.grammar import GrammarCompiler
-from stenograph.embedded.numpy_forward import NumpyForward
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights, load_weights
+from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.times import Times
-from stenograph.embedded.weights import LlamaConfig, LlamaWeights, load_weights
-from stenograph.embedded.wire import Drew, Failed
-from stenograph.render.tokenizer import Tokenizer
-from stenograph.testing.tiny import tiny_tokenizer_json
-from stenograph.testing.tiny_llama import write_tiny_folder
+from stenograph.embedded.wire import Failed, Sampled
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.testing.tiny.llama import write_tiny_folder
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 Loaded = tuple[LlamaConfig, LlamaWeights]
 
@@ -74,7 +74,7 @@ class Bench:
         if failure is not None:
             self.failures[name] = failure
 
-    def take(self, events: list[Drew | Failed]) -> None:
+    def take(self, events: list[Sampled | Failed]) -> None:
         for event in events:
             if isinstance(event, Failed):
                 self.failures[event.request_id] = event

@@ -4,7 +4,7 @@ import threading
 from array import array
 from dataclasses import dataclass, field
 
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.model.tokenizer import Tokenizer
 
 
 @dataclass

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import strategies as st
 
 from stenograph.core.errors import StartupError
-from stenograph.core.settings import GrammarBackendKind
 from stenograph.core.types import Grammar, GrammarKind
-from stenograph.embedded.grammar import GrammarCompiler
-from stenograph.embedded.grammar_base import GrammarState
-from stenograph.embedded.grammar_xgrammar import XgrammarState
-from stenograph.render.tokenizer import Tokenizer
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.embedded.grammar.base import GrammarState
+from stenograph.embedded.grammar.cache import GrammarCompiler
+from stenograph.embedded.grammar.xgrammar import XgrammarState
+from stenograph.embedded.settings import GrammarBackendKind
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 EOS_ID = 2
 CLOSING = frozenset('"]}')

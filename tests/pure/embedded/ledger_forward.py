@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stenograph.embedded.forward import LogitsFor, Segment
-from stenograph.embedded.weights import F32Array, LlamaConfig
+from stenograph.embedded.forward.base import LogitsFor, Segment
+from stenograph.embedded.forward.weights import F32Array, LlamaConfig
 
 VOCAB, CONTEXT = 320, 96
 _CONFIG = LlamaConfig(

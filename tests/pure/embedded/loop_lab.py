@@ -7,25 +7,25 @@ from collections.abc import Callable, Sequence
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import Chunk, FinishReason, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
-from stenograph.embedded.grammar import GrammarCompiler
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights
+from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.loop import MAX_ARRIVING, EngineLoop
-from stenograph.embedded.numpy_forward import NumpyForward
 from stenograph.embedded.times import RequestTimes
 from stenograph.embedded.tokenize_workers import TextTokenizer
-from stenograph.embedded.weights import LlamaConfig, LlamaWeights
-from stenograph.embedded.wire import Drew, Failed
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.embedded.wire import Failed, Sampled
+from stenograph.model.tokenizer import Tokenizer
 
 
 class Listener:
     """Takes a loop's events and lets a test wait for them. `between` is called after each, on the loop's thread."""
 
     def __init__(self) -> None:
-        self.events: list[Drew | Failed] = []
+        self.events: list[Sampled | Failed] = []
         self.between: Callable[[], None] = lambda: None
         self._heard = threading.Condition()
 
-    def emit(self, events: Sequence[Drew | Failed]) -> None:
+    def emit(self, events: Sequence[Sampled | Failed]) -> None:
         assert events
         with self._heard:
             self.events += events
@@ -39,10 +39,10 @@ class Listener:
     def wait_for_ends(self, *ids: str) -> None:
         self.wait(lambda: all(self.finals(id_) for id_ in ids))
 
-    def finals(self, request_id: str) -> list[Drew | Failed]:
+    def finals(self, request_id: str) -> list[Sampled | Failed]:
         return [e for e in self.events if e.request_id == request_id and is_final(e)]
 
-    def end(self, request_id: str) -> Drew | Failed:
+    def end(self, request_id: str) -> Sampled | Failed:
         """The one final event, which is the last."""
         (final,) = self.finals(request_id)
         assert [event for event in self.events if event.request_id == request_id][-1] is final
@@ -55,22 +55,22 @@ class Listener:
 
     def reason(self, request_id: str) -> FinishReason:
         end = self.end(request_id)
-        assert isinstance(end, Drew)
+        assert isinstance(end, Sampled)
         assert end.chunk.finish is not None
         return end.chunk.finish.reason
 
     def chunks(self, request_id: str) -> list[Chunk]:
-        return [e.chunk for e in self.events if isinstance(e, Drew) and e.request_id == request_id]
+        return [e.chunk for e in self.events if isinstance(e, Sampled) and e.request_id == request_id]
 
     def ids(self, request_id: str) -> list[int]:
         return [id_ for chunk in self.chunks(request_id) for id_ in chunk.ids]
 
     def began(self) -> list[str]:
         """Requests in the order of their first tokens."""
-        return list(dict.fromkeys(e.request_id for e in self.events if isinstance(e, Drew) and e.chunk.ids))
+        return list(dict.fromkeys(e.request_id for e in self.events if isinstance(e, Sampled) and e.chunk.ids))
 
 
-def is_final(event: Drew | Failed) -> bool:
+def is_final(event: Sampled | Failed) -> bool:
     return isinstance(event, Failed) or event.chunk.finish is not None
 
 

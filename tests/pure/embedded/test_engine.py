@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, RequestId
-from stenograph.embedded.numpy_forward import NumpyForward
-from stenograph.embedded.teacher_forcing import line_logprobs
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.forward.teacher_forcing import line_logprobs
 from stenograph.embedded.wire import FailureKind
-from stenograph.render.tokenizer import Tokenizer
-from stenograph.testing import tiny_llama as tiny
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.testing.tiny import llama as tiny
 
 from .conftest import Bench, Loaded
 
@@ -33,7 +33,7 @@ def alone(benches: Benches, prompt: list[int], **params: object) -> tuple[list[i
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 5}, {"seed": 5, "top_p": 0.8, "top_k": 20}])
-def test_a_request_draws_the_same_whatever_else_is_in_the_batch(bench: Benches, params: dict[str, float]) -> None:
+def test_a_request_samples_the_same_tokens_alone_and_in_a_batch(bench: Benches, params: dict[str, float]) -> None:
     together = bench(max_batch=4, step_tokens=8)
     for index, prompt in enumerate(PROMPTS):
         together.add(f"r{index}", prompt, **params)
@@ -52,7 +52,7 @@ def test_a_teacher_forced_pass_gives_the_recorded_logprobs(bench: Benches, loade
         assert logprobs == pytest.approx(line_logprobs(scorer, [*prompt, *ids], len(prompt)), abs=1e-4)
 
 
-def test_a_next_turn_reuses_what_was_computed_and_draws_the_same(bench: Benches) -> None:
+def test_a_next_turn_reuses_computed_tokens_and_samples_the_same(bench: Benches) -> None:
     reusing = bench()
     reusing.add("first", PROMPTS[0], temperature=0.0)
     reusing.run()
@@ -81,6 +81,53 @@ def test_each_end_has_its_reason(bench: Benches, tokenizer: Tokenizer) -> None:
     assert runs.chunks["stop string"][-1].finish.matched == stop  # type: ignore[union-attr]
     assert tokenizer.decode(runs.ids("stop string")).find(stop) >= 0
     assert tokenizer.decode(runs.ids("stop string")[:-1]).find(stop) < 0
+
+
+def test_nothing_ends_a_request_before_its_least_number_of_tokens(bench: Benches, tokenizer: Tokenizer) -> None:
+    drawn, _ = alone(bench, PROMPTS[0], temperature=0.0, max_tokens=12)
+    text = tokenizer.decode(drawn)
+    runs = bench()
+    runs.add("stop id", PROMPTS[0], temperature=0.0, max_tokens=12, stop_token_ids=(drawn[0],), min_tokens=6)
+    again = text[len(tokenizer.decode(drawn[:1])) :][:2]
+    runs.add("stop string", PROMPTS[0], temperature=0.0, max_tokens=12, stop=(again,), min_tokens=6)
+    runs.run()
+    assert drawn[0] not in runs.ids("stop id")[:6]
+    assert len(runs.ids("stop id")) >= 6
+    num_first = next(num for num in range(1, 13) if again in tokenizer.decode(drawn[:num]))
+    assert num_first <= 6, "the string is there before it may end the request"
+    assert runs.ids("stop string")[:6] == drawn[:6]
+    assert len(runs.ids("stop string")) > 6
+
+
+def test_logprobs_before_the_least_number_are_of_the_distribution_without_the_stops(
+    bench: Benches, loaded: Loaded
+) -> None:
+    scorer = NumpyForward(*loaded, num_kv_tokens=tiny.CONTEXT)
+    stops = (7, 100, 240)
+    run = bench()
+    run.add("r", PROMPTS[0], seed=3, stop_token_ids=stops, ignore_eos=True, max_tokens=9, min_tokens=5)
+    run.run()
+    line = [*PROMPTS[0]]
+    for at, chunk in enumerate(run.chunks["r"]):
+        (id_,), (raw,), (sampling,) = chunk.ids, chunk.logprobs, chunk.sampling_logprobs or (0.0,)
+        stop_weight = sum(float(np.exp(line_logprobs(scorer, [*line, stop], len(line))[0])) for stop in stops)
+        kept = float(np.log1p(-stop_weight)) if at < 5 else 0.0
+        assert raw == pytest.approx(line_logprobs(scorer, [*line, id_], len(line))[0], abs=1e-4)
+        assert sampling == pytest.approx(raw - kept, abs=1e-4)
+        line.append(id_)
+
+
+def test_a_grammar_that_has_come_to_its_end_ends_a_request_before_its_least_number(
+    bench: Benches, tokenizer: Tokenizer
+) -> None:
+    run = bench()
+    grammar = Grammar(kind=GrammarKind.CHOICE, source='["ab"]')
+    run.add("r", PROMPTS[0], temperature=0.0, grammar=grammar, max_tokens=30, min_tokens=20)
+    run.run()
+    finish = run.chunks["r"][-1].finish
+    assert finish is not None
+    assert finish.reason is FinishReason.STOP
+    assert tokenizer.decode(run.ids("r"), skip_special=True) == "ab"
 
 
 def test_the_context_is_filled_and_no_further(bench: Benches) -> None:
@@ -118,7 +165,9 @@ def test_an_abort_ends_a_request_before_the_next_step_waiting_or_running(bench: 
         ([5], {"logit_bias": ((400, 1.0),)}),
     ],
 )
-def test_what_can_never_run_is_refused_at_once(bench: Benches, prompt: list[int], params: dict[str, object]) -> None:
+def test_a_request_that_can_never_run_is_refused_at_once(
+    bench: Benches, prompt: list[int], params: dict[str, object]
+) -> None:
     run = bench()
     run.add("r", prompt, **params)
     assert run.failures["r"].kind is FailureKind.INVALID_REQUEST
@@ -276,7 +325,7 @@ def test_under_overload_everyone_is_served_in_order_and_no_block_is_lost(bench: 
     assert run.core.pool.stats().num_held == 0
 
 
-def test_a_request_that_is_preempted_draws_what_it_would_have_drawn(bench: Benches) -> None:
+def test_a_preempted_request_samples_the_same_tokens(bench: Benches) -> None:
     alone_ids = [alone(bench, prompt, max_tokens=50, seed=4)[0] for prompt in PROMPTS]
     crowded = bench(kv_tokens=112, step_tokens=24)
     for index, prompt in enumerate(PROMPTS):
@@ -286,7 +335,7 @@ def test_a_request_that_is_preempted_draws_what_it_would_have_drawn(bench: Bench
     assert [crowded.ids(f"r{index}") for index in range(len(PROMPTS))] == alone_ids
 
 
-def test_without_reuse_nothing_is_found_and_the_same_is_drawn(bench: Benches) -> None:
+def test_without_reuse_no_prefix_is_found_and_the_same_tokens_are_sampled(bench: Benches) -> None:
     plain = bench(reuses_prefixes=False)
     plain.add("first", [5] * 40, temperature=0.0)
     plain.run()
@@ -296,7 +345,7 @@ def test_without_reuse_nothing_is_found_and_the_same_is_drawn(bench: Benches) ->
     assert plain.ids("second") == plain.ids("first")
 
 
-def test_when_too_many_wait_the_next_is_told_when_to_come_again(bench: Benches) -> None:
+def test_a_request_over_the_queues_capacity_is_refused_with_a_retry_time(bench: Benches) -> None:
     run = bench(max_batch=1, max_waiting=2)
     for index in range(4):
         run.add(f"r{index}", PROMPTS[0])

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from stenograph.core.types import FinishReason, Grammar, GrammarKind
-from stenograph.embedded.forward import Segment
-from stenograph.embedded.grammar import GrammarCompiler
-from stenograph.embedded.grammar_base import CompiledGrammar, GrammarState
-from stenograph.embedded.guide import Guide
-from stenograph.embedded.numpy_forward import NumpyForward
+from stenograph.embedded.forward.base import Segment
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.forward.weights import F32Array
+from stenograph.embedded.grammar.base import CompiledGrammar, GrammarState
+from stenograph.embedded.grammar.cache import GrammarCompiler
+from stenograph.embedded.grammar.guide import Guide
 from stenograph.embedded.sampler import Allowed
-from stenograph.embedded.weights import F32Array
 from stenograph.embedded.wire import FailureKind
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.model.tokenizer import Tokenizer
 
 from .conftest import Bench, Loaded
 
@@ -153,7 +153,7 @@ def test_the_next_mask_is_filled_while_the_model_computes(
     assert len(tokenizer.decode(run.ids("r"), skip_special=True)) == 8
 
 
-def test_a_request_whose_grammar_compiles_keeps_its_place_and_holds_up_nobody(
+def test_a_request_whose_grammar_compiles_keeps_its_place_and_delays_no_other(
     loaded: Loaded, tokenizer: Tokenizer, compiler: Callable[..., Compiler]
 ) -> None:
     grammars = compiler()
@@ -187,7 +187,7 @@ def test_a_dead_end_ends_its_request_alone(
 
 
 @pytest.mark.parametrize("at", ["compile", "start", "allowed", "accept"])
-def test_wherever_a_grammar_engine_fails_it_ends_that_request_alone_and_nobody_is_blamed(
+def test_a_failure_of_a_grammar_engine_ends_one_request_with_an_internal_error(
     loaded: Loaded, tokenizer: Tokenizer, at: str
 ) -> None:
     run = Bench(loaded, tokenizer, grammars=Broken(tokenizer, loaded[0].vocab_size, at))

@@ -17,13 +17,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stenograph.core.clock import SystemClock
 from stenograph.core.types import Chunk, FinishReason, Grammar, GrammarKind, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
-from stenograph.embedded.grammar import GrammarCompiler
-from stenograph.embedded.grammar_base import CompiledGrammar
+from stenograph.embedded.grammar.base import CompiledGrammar
+from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.sampler import log_softmax
 from stenograph.embedded.times import Times
-from stenograph.embedded.wire import Drew, Failed, FailureKind
-from stenograph.render.tokenizer import Tokenizer
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.embedded.wire import Failed, FailureKind, Sampled
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 from .ledger_forward import CONTEXT, VOCAB, LedgerForward, logits_of
 
@@ -84,7 +84,7 @@ class Asked:
     sampling_logprobs: list[float] = field(default_factory=list[float])
     end: Chunk | Failed | None = None
 
-    def take(self, event: Drew | Failed) -> None:
+    def take(self, event: Sampled | Failed) -> None:
         assert self.end is None, "something came after the end"
         if isinstance(event, Failed):
             self.end = event
@@ -225,7 +225,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.core.check()
         assert self.core.has_requests == bool(self.live)
 
-    def take(self, event: Drew | Failed) -> None:
+    def take(self, event: Sampled | Failed) -> None:
         """Hear an event; the last one of a request is held to what it gets alone."""
         asked = self.live[event.request_id]
         asked.take(event)
@@ -242,7 +242,7 @@ class EngineMachine(RuleBasedStateMachine):
         num_drawn = len(asked.drawn)
         assert asked.drawn == whole.drawn[:num_drawn]
         assert asked.sampling_logprobs == whole.sampling_logprobs[:num_drawn]
-        was_aborted = isinstance(event, Drew) and not event.chunk.ids
+        was_aborted = isinstance(event, Sampled) and not event.chunk.ids
         assert was_aborted or (asked.why, num_drawn) == (whole.why, len(whole.drawn))
 
     def teardown(self) -> None:

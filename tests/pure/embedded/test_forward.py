@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stenograph.embedded.forward import LogitsFor, Segment, Span
-from stenograph.embedded.numpy_forward import BLOCK_ROWS, FEW_ROWS, NumpyForward
+from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
+from stenograph.embedded.forward.numpy_forward import BLOCK_ROWS, FEW_ROWS, NumpyForward
+from stenograph.embedded.forward.teacher_forcing import CHUNK_TOKENS, line_logprobs
+from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.sampler import log_softmax
-from stenograph.embedded.teacher_forcing import CHUNK_TOKENS, line_logprobs
-from stenograph.embedded.weights import load_weights
-from stenograph.testing import tiny_llama as tiny
-from stenograph.testing.tiny_llama import tiny_tensors, write_tiny_gguf
+from stenograph.testing.tiny import llama as tiny
+from stenograph.testing.tiny.llama import tiny_tensors, write_tiny_gguf
 
 IDS = [1, 17, 240, 3, 99, 99, 310, 42, 7, 2, 1, 55]
 ROWS = 512
 """Of the tests' KV store."""
 
-Placed = list[Span]
+Placed = list[RowSpan]
 """The spans that hold a sequence's positions, in order."""
 
 
@@ -87,13 +87,13 @@ def forward(folder: Path) -> NumpyForward:
     return NumpyForward(*load_weights(folder), num_kv_tokens=ROWS)
 
 
-def first_rows(placed: Placed, num_tokens: int) -> tuple[Span, ...]:
+def first_rows(placed: Placed, num_tokens: int) -> tuple[RowSpan, ...]:
     """The spans of positions [0, num_tokens)."""
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     for span in placed:
         room = min(span.end - span.begin, num_tokens)
         if room:
-            spans.append(Span(span.begin, span.begin + room))
+            spans.append(RowSpan(span.begin, span.begin + room))
         num_tokens -= room
     return tuple(spans)
 
@@ -104,7 +104,7 @@ def segment(ids: Sequence[int], placed: Placed, start: int = 0, logits_for: Logi
 
 
 def all_logits(forward: NumpyForward, ids: Sequence[int], begin: int = 0) -> np.ndarray:
-    return forward.forward([segment(ids, [Span(begin, begin + len(ids))])])
+    return forward.forward([segment(ids, [RowSpan(begin, begin + len(ids))])])
 
 
 @st.composite
@@ -116,16 +116,16 @@ def placements(draw: st.DrawFn, nums_tokens: Sequence[int]) -> list[Placed]:
         for piece in itertools.pairwise([0, *sorted(draw(st.sets(st.integers(1, num_tokens)))), num_tokens])
         if piece[0] < piece[1]
     ]
-    placed: list[dict[int, Span]] = [{} for _ in nums_tokens]
+    placed: list[dict[int, RowSpan]] = [{} for _ in nums_tokens]
     row = 0
     for number, (start, end) in draw(st.permutations(pieces)):
         begin = row + draw(st.integers(1, 3))  # a gap: what lies side by side would be one span
         row = begin + end - start
-        placed[number][start] = Span(begin, row)
+        placed[number][start] = RowSpan(begin, row)
     return [[spans[start] for start in sorted(spans)] for spans in placed]
 
 
-def test_the_forward_is_the_written_out_one(forward: NumpyForward) -> None:
+def test_the_forward_equals_the_naive_reference(forward: NumpyForward) -> None:
     np.testing.assert_allclose(all_logits(forward, IDS), naive_logits(IDS), atol=2e-4)
 
 
@@ -145,7 +145,7 @@ def test_spans_cut_and_placed_anyhow_give_what_one_span_gives(forward: NumpyForw
 
 @settings(deadline=None)
 @given(data=st.data(), cuts=st.sets(st.integers(1, len(IDS) - 1)))
-def test_a_prompt_in_chunks_gives_what_it_gives_whole(
+def test_a_chunked_prompt_has_the_logits_of_the_whole_one(
     forward: NumpyForward, data: st.DataObject, cuts: set[int]
 ) -> None:
     (placed,) = data.draw(placements([len(IDS)]))
@@ -161,7 +161,7 @@ def test_a_prompt_in_chunks_gives_what_it_gives_whole(
     data=st.data(),
     prompts=st.lists(st.lists(st.integers(0, tiny.VOCAB - 1), min_size=2, max_size=9), min_size=1, max_size=5),
 )
-def test_a_batch_gives_every_sequence_what_it_gets_alone(
+def test_a_sequence_has_the_same_logits_alone_and_in_a_batch(
     forward: NumpyForward, data: st.DataObject, prompts: list[list[int]]
 ) -> None:
     """Prefills first, then one step in which some decode and others go on with their prompts."""
@@ -177,12 +177,12 @@ def test_a_batch_gives_every_sequence_what_it_gets_alone(
 
 
 @pytest.mark.parametrize("num_rows", [2, BLOCK_ROWS, BLOCK_ROWS + 1, FEW_ROWS, FEW_ROWS + 1])
-def test_many_rows_give_what_one_gives(forward: NumpyForward, num_rows: int) -> None:
+def test_a_product_of_many_rows_equals_the_products_of_each_row(forward: NumpyForward, num_rows: int) -> None:
     ids = [(7 * at) % tiny.VOCAB for at in range(FEW_ROWS + 1)]
-    one = [forward.forward([segment([id_], [Span(0, len(ids))], at)]) for at, id_ in enumerate(ids)]
+    one = [forward.forward([segment([id_], [RowSpan(0, len(ids))], at)]) for at, id_ in enumerate(ids)]
     edges = [*range(0, len(ids), num_rows), len(ids)]
     many = [
-        forward.forward([segment(ids[at:end], [Span(100, 100 + len(ids))], at)])
+        forward.forward([segment(ids[at:end], [RowSpan(100, 100 + len(ids))], at)])
         for at, end in itertools.pairwise(edges)
     ]
     np.testing.assert_allclose(np.concatenate(many), np.concatenate(one), atol=2e-5)
@@ -191,44 +191,46 @@ def test_many_rows_give_what_one_gives(forward: NumpyForward, num_rows: int) -> 
 def test_two_sequences_of_a_batch_read_the_same_prefix(forward: NumpyForward) -> None:
     prefix, tails = IDS[:6], [[5, 6], [200, 3, 77]]
     alone = np.concatenate([all_logits(forward, [*prefix, *tail], 100)[len(prefix) :] for tail in tails])
-    shared = Span(300, 306)
+    shared = RowSpan(300, 306)
     forward.forward([segment(prefix, [shared], logits_for=LogitsFor.NONE)])
-    batch = [segment(tail, [shared, Span(at, at + len(tail))], 6) for tail, at in zip(tails, (20, 10), strict=True)]
+    batch = [segment(tail, [shared, RowSpan(at, at + len(tail))], 6) for tail, at in zip(tails, (20, 10), strict=True)]
     np.testing.assert_allclose(forward.forward(batch), alone, atol=2e-5)
 
 
 def test_copied_rows_are_read_as_those_that_they_were_copied_from(forward: NumpyForward) -> None:
     wanted = all_logits(forward, IDS)
-    forward.forward([segment(IDS[:8], [Span(40, 48)], logits_for=LogitsFor.NONE)])
+    forward.forward([segment(IDS[:8], [RowSpan(40, 48)], logits_for=LogitsFor.NONE)])
     forward.copy_kv(43, 90, 5)
     # The copy alone is read: what it was copied from is overwritten.
-    forward.forward([segment([0] * 5, [Span(43, 48)], logits_for=LogitsFor.NONE)])
-    placed = [Span(40, 43), Span(90, 95), Span(200, 204)]
+    forward.forward([segment([0] * 5, [RowSpan(43, 48)], logits_for=LogitsFor.NONE)])
+    placed = [RowSpan(40, 43), RowSpan(90, 95), RowSpan(200, 204)]
     np.testing.assert_allclose(forward.forward([segment(IDS[8:], placed, 8)]), wanted[8:], atol=2e-5)
 
 
 def test_only_the_logits_that_are_asked_for_come_in_order(forward: NumpyForward) -> None:
     wanted = all_logits(forward, IDS, 400)
     batch = [
-        segment(IDS[:5], [Span(0, 5)], logits_for=LogitsFor.LAST),
-        segment(IDS, [Span(10, 22)], logits_for=LogitsFor.NONE),
-        segment(IDS[:3], [Span(30, 33)], logits_for=LogitsFor.ALL),
+        segment(IDS[:5], [RowSpan(0, 5)], logits_for=LogitsFor.LAST),
+        segment(IDS, [RowSpan(10, 22)], logits_for=LogitsFor.NONE),
+        segment(IDS[:3], [RowSpan(30, 33)], logits_for=LogitsFor.ALL),
     ]
     np.testing.assert_allclose(forward.forward(batch), wanted[[4, 0, 1, 2]], atol=2e-5)
     assert forward.forward(batch[1:2]).shape == (0, tiny.VOCAB)
 
 
-def test_a_context_that_the_store_has_no_room_for_takes_no_memory(folder: Path, forward: NumpyForward) -> None:
+def test_positions_beyond_the_stores_capacity_take_no_memory(folder: Path, forward: NumpyForward) -> None:
     config, weights = load_weights(folder)
     endless = NumpyForward(replace(config, max_context=2**45), weights, num_kv_tokens=len(IDS))
     np.testing.assert_array_equal(all_logits(endless, IDS), all_logits(forward, IDS))
     with pytest.raises(ValueError, match="the store 12"):
-        endless.forward([segment([1], [Span(0, len(IDS)), Span(0, 1)], len(IDS))])
+        endless.forward([segment([1], [RowSpan(0, len(IDS)), RowSpan(0, 1)], len(IDS))])
 
 
 @pytest.mark.parametrize("num_kv_tokens", [2**40, 2**70])
-def test_a_store_for_which_there_is_no_room_is_refused_with_its_size(folder: Path, num_kv_tokens: int) -> None:
-    with pytest.raises(ValueError, match=rf"^{num_kv_tokens} tokens of KV are [0-9.]+ GiB, more than there is$"):
+def test_a_store_larger_than_memory_is_refused_with_its_size(folder: Path, num_kv_tokens: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^{num_kv_tokens} tokens of KV are [0-9.]+ GiB, more than the memory available$"
+    ):
         NumpyForward(*load_weights(folder), num_kv_tokens=num_kv_tokens)
 
 
@@ -238,23 +240,23 @@ def test_a_store_for_no_tokens_is_refused(folder: Path, num_kv_tokens: int) -> N
         NumpyForward(*load_weights(folder), num_kv_tokens=num_kv_tokens)
 
 
-def test_what_does_not_exist_is_refused_before_anything_is_written(forward: NumpyForward) -> None:
+def test_an_id_position_or_row_out_of_range_is_refused_before_anything_is_written(forward: NumpyForward) -> None:
     before = all_logits(forward, IDS)
     for id_ in (-1, tiny.VOCAB):
         with pytest.raises(ValueError, match="ids must be from 0 to 319"):
-            forward.forward([segment([3, 4], [Span(0, 2)]), segment([5, id_], [Span(2, 4)])])
+            forward.forward([segment([3, 4], [RowSpan(0, 2)]), segment([5, id_], [RowSpan(2, 4)])])
     with pytest.raises(ValueError, match="the store 512"):
-        forward.forward([segment([1, 2], [Span(-1, 1)])])
+        forward.forward([segment([1, 2], [RowSpan(-1, 1)])])
     with pytest.raises(ValueError, match="at least one segment"):
         forward.forward([])
     with pytest.raises(ValueError, match="the store 512"):
-        forward.forward([segment([1, 2], [Span(ROWS - 1, ROWS + 1)])])
+        forward.forward([segment([1, 2], [RowSpan(ROWS - 1, ROWS + 1)])])
     with pytest.raises(ValueError, match="the context has 256"):
-        forward.forward([segment([1], [Span(0, 257)], 256)])
+        forward.forward([segment([1], [RowSpan(0, 257)], 256)])
     for source, target in ((ROWS - 4, 0), (0, ROWS - 4), (-1, 0)):
         with pytest.raises(ValueError, match="5 rows"):
             forward.copy_kv(source, target, 5)
-    again = segment(IDS[-1:], [Span(0, len(IDS))], len(IDS) - 1)
+    again = segment(IDS[-1:], [RowSpan(0, len(IDS))], len(IDS) - 1)
     np.testing.assert_allclose(forward.forward([again])[0], before[-1], rtol=0, atol=1e-5)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from stenograph.core.errors import StartupError
-from stenograph.core.settings import ForwardKind, TorchDtype
-from stenograph.embedded.forwards import load_forward
-from stenograph.embedded.numpy_forward import NumpyForward
-from stenograph.testing.tiny_llama import LAYERS
+from stenograph.embedded.forward.choice import load_forward
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.settings import ForwardKind, TorchDtype
+from stenograph.testing.tiny.llama import LAYERS
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -29,11 +29,11 @@ def test_torch_that_is_not_there_is_one_line_with_the_command_that_installs_it(t
         load_forward(
             tmp_path / "none", kind=ForwardKind.TORCH, device="auto", dtype=TorchDtype.FLOAT32, num_kv_tokens=64
         )
-    assert str(caught.value) == "forward is torch, which is not installed: pip install 'stenograph[torch]'"
+    assert str(caught.value) == "--forward is torch, but torch is not installed: pip install torch"
 
 
-def test_no_room_for_keys_and_values_is_one_line_that_names_the_model(folder: Path) -> None:
-    with pytest.raises(StartupError, match=rf"^{folder}: {2**50} tokens of KV are .* more than there is$"):
+def test_too_little_memory_for_the_kv_store_is_one_line_that_names_the_model(folder: Path) -> None:
+    with pytest.raises(StartupError, match=rf"^{folder}: {2**50} tokens of KV are .* more than the memory available$"):
         load_forward(folder, kind=ForwardKind.NUMPY, device="auto", dtype=TorchDtype.FLOAT32, num_kv_tokens=2**50)
 
 

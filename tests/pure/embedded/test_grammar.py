@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.settings import GrammarBackendKind
 from stenograph.core.types import Grammar, GrammarKind
-from stenograph.embedded.grammar import MAX_CACHED, MAX_CACHED_CHARS, GrammarCompiler
-from stenograph.embedded.grammar_base import BadGrammar
+from stenograph.embedded.grammar.base import BadGrammar
+from stenograph.embedded.grammar.cache import MAX_CACHED, MAX_CACHED_CHARS, GrammarCompiler
+from stenograph.embedded.settings import GrammarBackendKind
 
 from .grammar_walks import compiler, start, tokenizer, walk
 
@@ -79,8 +79,8 @@ def more_schemas(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
 
 
 REFUSED = {
-    GrammarBackendKind.LLGUIDANCE: "up to 9007199254740992 they are exact",
-    GrammarBackendKind.XGRAMMAR: "does not hold to maxLength, minLength here",
+    GrammarBackendKind.LLGUIDANCE: "integers above 9007199254740992 are not exact",
+    GrammarBackendKind.XGRAMMAR: "does not enforce maxLength, minLength here",
 }
 """What may be said of the schemas above."""
 
@@ -143,7 +143,7 @@ def test_each_of_many_choices_can_be_taken(backend: GrammarBackendKind) -> None:
 
 
 @BACKENDS
-def test_what_is_finished_stays_where_it_is(backend: GrammarBackendKind) -> None:
+def test_a_finished_grammar_is_not_advanced(backend: GrammarBackendKind) -> None:
     state = start(GrammarKind.REGEX, "ab", backend)
     a, b = tokenizer().encode_plain("a")[0], tokenizer().encode_plain("b")[0]
     assert not state.is_finished
@@ -175,7 +175,7 @@ def test_where_no_token_is_the_end_what_is_finished_says_so_and_no_mask_before_i
 
 
 @BACKENDS
-def test_what_no_mask_admits_is_an_error_of_its_request_alone(backend: GrammarBackendKind) -> None:
+def test_a_token_that_no_mask_admits_fails_its_request_alone(backend: GrammarBackendKind) -> None:
     state, other = (start(GrammarKind.REGEX, "ab", backend) for _ in range(2))
     with pytest.raises(BadGrammar) as raised:
         state.accept(tokenizer().encode_plain("b")[0])
@@ -218,7 +218,7 @@ def test_large_grammars_are_fewer() -> None:
     grammars.close()
 
 
-def test_one_is_told_when_a_grammar_is_there_also_when_it_was_before() -> None:
+def test_the_callback_runs_when_a_grammar_is_compiled_also_for_a_cached_one() -> None:
     told: list[int] = []
     grammar = Grammar(kind=GrammarKind.REGEX, source="told")
     compiler().compile(grammar, lambda: told.append(1)).result()

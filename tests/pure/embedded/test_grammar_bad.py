@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.types import Grammar, GrammarKind
-from stenograph.embedded.grammar import MAX_OVERDUE, CompilerBusy, GrammarCompiler
-from stenograph.embedded.grammar_base import BadGrammar
-from stenograph.embedded.llguidance_limits import MAX_INTERSECTED, MAX_PATTERN_PROPERTIES, MAX_SOURCE_CHARS
+from stenograph.embedded.grammar.base import BadGrammar
+from stenograph.embedded.grammar.cache import MAX_OVERDUE, CompilerBusy, GrammarCompiler
+from stenograph.embedded.grammar.llguidance_limits import MAX_INTERSECTED, MAX_PATTERN_PROPERTIES, MAX_SOURCE_CHARS
 
 from .grammar_walks import LIKE_SCHEMAS, start, steps, tokenizer
 
@@ -86,7 +86,7 @@ def test_any_text_is_a_grammar_or_is_refused_in_one_line(kind: GrammarKind, sour
         (GrammarKind.JSON_OBJECT, "anything"),
     ],
 )
-def test_what_cannot_be_is_refused(kind: GrammarKind, source: str) -> None:
+def test_an_impossible_grammar_is_refused(kind: GrammarKind, source: str) -> None:
     refuses(kind, source)
 
 
@@ -117,7 +117,7 @@ def test_a_long_chain_of_names_does_not_overflow_a_stack(kind: GrammarKind, sour
 @pytest.mark.parametrize("kind", [kind for kind in GrammarKind if kind is not GrammarKind.JSON_OBJECT])
 def test_a_grammar_that_is_too_long_is_not_even_read(kind: GrammarKind) -> None:
     most = MAX_SOURCE_CHARS[kind]
-    assert f"at most {most} are taken" in refuses(kind, "a" * (most + 1))
+    assert f"at most {most} are accepted" in refuses(kind, "a" * (most + 1))
 
 
 def test_patterns_are_intersected_only_a_few_at_a_time() -> None:

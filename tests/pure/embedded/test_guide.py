@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stenograph.core.types import GrammarKind
-from stenograph.embedded.grammar_base import BadGrammar, GrammarState
-from stenograph.embedded.guide import Guide
+from stenograph.embedded.grammar.base import BadGrammar, GrammarState
+from stenograph.embedded.grammar.guide import Guide
 from stenograph.embedded.sampler import Allowed
 
 from .grammar_walks import EOS_ID, start, steps
@@ -104,7 +104,7 @@ def test_a_mask_can_be_asked_for_twice(threads: ThreadPoolExecutor) -> None:
     assert state.done == ["fill"]
 
 
-def test_what_fails_in_accept_is_raised_from_the_next_mask_and_ever_after(threads: ThreadPoolExecutor) -> None:
+def test_a_failure_of_accept_is_raised_from_every_later_mask(threads: ThreadPoolExecutor) -> None:
     state = Counting(fails_at=1)
     guide = Guide(state, threads)
     for token_id in range(4):

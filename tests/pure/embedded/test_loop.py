@@ -10,9 +10,9 @@ import pytest
 
 from stenograph.core.errors import EngineUnavailable
 from stenograph.core.types import FinishReason, Grammar, GrammarKind, RequestId, SamplingParams
-from stenograph.embedded.weights import LlamaConfig, LlamaWeights
-from stenograph.embedded.wire import Drew, Failed, FailureKind
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights
+from stenograph.embedded.wire import Failed, FailureKind, Sampled
+from stenograph.model.tokenizer import Tokenizer
 
 from .gated_tokenizer import GatedTokenizer
 from .loop_lab import Lab
@@ -89,7 +89,7 @@ def test_submission_waits_neither_for_tokenizers_nor_for_a_step(lab: Labs, gated
     it.heard.wait_for_ends("ids", *(f"r{number}" for number in range(8)))
 
 
-def test_a_text_that_takes_long_holds_up_nobody_else(lab: Labs, gated: GatedTokenizer) -> None:
+def test_a_slow_text_delays_no_other_request(lab: Labs, gated: GatedTokenizer) -> None:
     gate = gated.hold("long")
     it = lab(encoder=gated, num_workers=2)
     it.start()
@@ -137,7 +137,7 @@ def test_an_id_of_a_request_that_runs_is_refused_and_free_again_when_it_has_ende
     it.heard.wait(lambda: len(it.heard.finals("r")) == 2)
 
 
-def test_more_than_may_arrive_are_refused_with_an_answer_and_room_comes_back(lab: Labs) -> None:
+def test_requests_over_capacity_are_refused_with_an_event_and_capacity_returns(lab: Labs) -> None:
     it = lab(max_arriving=2)
     for name in ("a", "b", "c"):
         it.add(name, [5, 6])
@@ -161,7 +161,7 @@ def test_a_tokenizer_that_fails_ends_that_request_alone(
     it = lab(encoder=gated, num_workers=num_workers)
     found = drawn(it, [*TEXTS, "\ud800"])
     failure = it.heard.failure("r3")
-    assert failure.kind is FailureKind.INTERNAL
+    assert failure.kind is FailureKind.TOKENIZATION
     assert "out of merges" in failure.message
     surrogate = it.heard.failure("r8")
     assert surrogate.kind is FailureKind.INVALID_REQUEST
@@ -246,7 +246,7 @@ def test_an_abort_that_comes_with_the_submission_ends_it_before_it_runs(lab: Lab
     assert it.heard.began() == []
 
 
-def test_an_abort_of_what_has_ended_or_never_was_does_nothing(lab: Labs) -> None:
+def test_an_abort_of_an_ended_or_unknown_request_does_nothing(lab: Labs) -> None:
     it = lab()
     it.loop.abort(RequestId("never"))
     it.start()
@@ -360,7 +360,7 @@ def test_whatever_threads_submit_and_abort_each_request_has_one_final_event(lab:
     assert not it.core.has_requests
 
 
-def _is_end(event: Drew | Failed) -> bool:
+def _is_end(event: Sampled | Failed) -> bool:
     return isinstance(event, Failed) or event.chunk.finish is not None
 
 
@@ -401,6 +401,6 @@ def test_books_that_do_not_balance_end_the_loop_once_it_is_idle(lab: Labs) -> No
             one.core.pool.extend(table, 1)
 
     one.heard.between = lose_a_block
-    with pytest.raises(AssertionError, match="held for nobody"):
+    with pytest.raises(AssertionError, match="no sequence runs"):
         one.loop.run(one.core)
     assert one.heard.reason("r") is FinishReason.LENGTH

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stenograph.embedded.numpy_forward import NumpyForward
-from stenograph.embedded.teacher_forcing import line_logprobs
-from stenograph.embedded.weights import load_weights
-from stenograph.render.model_files import load_model_files
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.forward.teacher_forcing import line_logprobs
+from stenograph.embedded.forward.weights import load_weights
+from stenograph.model.files import load_model_files
+from stenograph.model.tokenizer import Tokenizer
 
 from .conftest import Bench
 

@@ -9,7 +9,7 @@ from stenograph.core.types import SamplingParams
 from stenograph.embedded.sampler import (
     BadLogits,
     DeadEnd,
-    Sampler,
+    TokenSampler,
     highest_places,
     kept_places,
     log_softmax,
@@ -44,7 +44,7 @@ FEW_VALUES = st.lists(st.integers(-3, 3), min_size=1, max_size=30).map(lambda ro
 
 
 @given(FEW_VALUES, st.integers(0, 31), st.sampled_from([1.0, 0.97, 0.51, 0.13, 0.001]), st.sampled_from([0.0, 0.3]))
-def test_what_is_kept_is_what_sorting_keeps_the_first_of_equal_ones_too(
+def test_the_kept_tokens_are_those_of_a_full_sort_with_ties_in_order(
     row: np.ndarray, top_k: int, top_p: float, min_p: float
 ) -> None:
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
@@ -54,11 +54,11 @@ def test_what_is_kept_is_what_sorting_keeps_the_first_of_equal_ones_too(
 
 
 @given(FEW_VALUES, st.integers(1, 31))
-def test_the_highest_places_are_what_sorting_puts_first(row: np.ndarray, num: int) -> None:
+def test_the_highest_places_are_the_first_of_a_full_sort(row: np.ndarray, num: int) -> None:
     assert highest_places(row, num).tolist() == sorted(np.argsort(-row, kind="stable")[:num].tolist())
 
 
-def test_a_nucleus_of_a_whole_vocabulary_is_what_sorting_keeps() -> None:
+def test_a_nucleus_of_a_whole_vocabulary_is_that_of_a_full_sort() -> None:
     random = np.random.default_rng(0)
     for spread in (0.1, 1.0, 4.0):
         row = spread * random.standard_normal(50_000)
@@ -99,7 +99,7 @@ def test_a_draw_is_kept_and_carries_both_of_its_logprobs(
     row: np.ndarray, seed: int, temperature: float, top_p: float, top_k: int
 ) -> None:
     params = SamplingParams(seed=seed, temperature=temperature, top_p=top_p, top_k=top_k, num_top_logprobs=2)
-    drawn, again = (Sampler(params, [0]).draw(row, None) for _ in range(2))
+    drawn, again = (TokenSampler(params, [0]).sample(row, None) for _ in range(2))
     assert drawn == again
     exact = row.astype(np.float64)
     scores = by_sorting(exact / temperature, params)
@@ -112,15 +112,15 @@ def test_a_draw_is_kept_and_carries_both_of_its_logprobs(
 
 @given(ROWS, st.sampled_from([0.0, 1e-300, 1e-6]))
 def test_no_temperature_is_greedy_and_certain(row: np.ndarray, temperature: float) -> None:
-    drawn = Sampler(SamplingParams(temperature=temperature), [0]).draw(row, None)
+    drawn = TokenSampler(SamplingParams(temperature=temperature), [0]).sample(row, None)
     assert (drawn.id, drawn.sampling_logprob) == (int(np.argmax(row)), 0.0)
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_sampled_tokens_follow_the_distribution() -> None:
     probabilities = np.array([0.5, 0.3, 0.15, 0.05])
-    sampler = Sampler(SamplingParams(seed=1), [0])
+    sampler = TokenSampler(SamplingParams(seed=1), [0])
     row = np.log(probabilities).astype(np.float32)
-    counts = np.bincount([sampler.draw(row, None).id for _ in range(20_000)], minlength=4)
+    counts = np.bincount([sampler.sample(row, None).id for _ in range(20_000)], minlength=4)
     np.testing.assert_allclose(counts / 20_000, probabilities, atol=0.015)  # over four standard deviations
 
 
@@ -132,16 +132,16 @@ def test_penalties_and_bias_move_the_logits_as_they_say() -> None:
         ({"repetition_penalty": 1.2}, 1),
         ({}, 0),
     ):
-        sampler = Sampler(SamplingParams(temperature=0.0, **params), [2])  # type: ignore[arg-type]
-        assert [sampler.draw(row, None).id for _ in range(2)] == [0, second]
-    assert Sampler(SamplingParams(temperature=0.0, logit_bias=((2, 50.0),)), [0]).draw(row, None).id == 2
+        sampler = TokenSampler(SamplingParams(temperature=0.0, **params), [2])  # type: ignore[arg-type]
+        assert [sampler.sample(row, None).id for _ in range(2)] == [0, second]
+    assert TokenSampler(SamplingParams(temperature=0.0, logit_bias=((2, 50.0),)), [0]).sample(row, None).id == 2
 
 
-def test_only_what_is_allowed_is_drawn_and_nothing_allowed_is_a_dead_end() -> None:
+def test_only_allowed_tokens_are_sampled_and_no_allowed_token_is_a_dead_end() -> None:
     row = np.array([5.0, 1.0, 0.0], np.float32)
-    assert Sampler(SamplingParams(), [0]).draw(row, np.array([False, False, True])).id == 2
+    assert TokenSampler(SamplingParams(), [0]).sample(row, np.array([False, False, True])).id == 2
     with pytest.raises(DeadEnd):
-        Sampler(SamplingParams(), [0]).draw(row, np.zeros(3, np.bool_))
+        TokenSampler(SamplingParams(), [0]).sample(row, np.zeros(3, np.bool_))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -150,9 +150,9 @@ def test_logits_that_are_no_numbers_are_the_models_failure_also_where_the_gramma
     bad: float, allowed: np.ndarray | None
 ) -> None:
     with pytest.raises(BadLogits):
-        Sampler(SamplingParams(), [0]).draw(np.array([bad, 1.0, 0.0], np.float32), allowed)
+        TokenSampler(SamplingParams(), [0]).sample(np.array([bad, 1.0, 0.0], np.float32), allowed)
 
 
 def test_no_bias_that_a_caller_may_give_excludes_a_token() -> None:
-    only = Sampler(SamplingParams(logit_bias=((2, -100.0), (2, -100.0))), [0])
-    assert only.draw(np.array([5.0, 1.0, 0.0], np.float32), np.array([False, False, True])).id == 2
+    only = TokenSampler(SamplingParams(logit_bias=((2, -100.0), (2, -100.0))), [0])
+    assert only.sample(np.array([5.0, 1.0, 0.0], np.float32), np.array([False, False, True])).id == 2

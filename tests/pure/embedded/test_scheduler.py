@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stenograph.embedded.scheduler import Budget, Plan, Running, Waiting, plan
+from stenograph.embedded.scheduler import Budget, Running, StepPlan, Waiting, plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class State:
     def available_without(self, preempted: tuple[Running[int], ...]) -> int:
         return self.budget.available_blocks + sum(s.num_own_blocks for s in preempted)
 
-    def plan(self) -> Plan[int]:
+    def plan(self) -> StepPlan[int]:
         return plan(self.waiting, self.running, self.budget)
 
 
@@ -79,13 +79,13 @@ def states(draw: st.DrawFn) -> State:
     )
 
 
-def shares_of(planned: Plan[int]) -> dict[int, int]:
+def shares_of(planned: StepPlan[int]) -> dict[int, int]:
     shares = {share.key: share.num_tokens for share in planned.shares}
     assert len(shares) == len(planned.shares), "each has one share at most"
     return shares
 
 
-def split(state: State, planned: Plan[int]) -> tuple[tuple[Running[int], ...], tuple[Running[int], ...]]:
+def split(state: State, planned: StepPlan[int]) -> tuple[tuple[Running[int], ...], tuple[Running[int], ...]]:
     """The running sequences that stay, and those that go."""
     num_kept = len(state.running) - len(planned.preempted)
     return state.running[:num_kept], state.running[num_kept:]
@@ -197,7 +197,7 @@ def test_the_longest_prefix_that_fits_is_admitted_and_none_in_a_step_that_preemp
 
 
 @given(states())
-def test_of_those_that_wait_one_more_than_admitted_is_looked_at_and_none_where_there_is_no_room(state: State) -> None:
+def test_the_plan_reads_one_waiting_request_more_than_it_admits_and_none_without_capacity(state: State) -> None:
     looked_at: list[int] = []
 
     def waiting() -> Iterator[Waiting[int]]:
@@ -223,7 +223,7 @@ def test_something_happens_wherever_there_is_a_request_that_fits_alone(state: St
 
 
 @given(states())
-def test_blocks_that_suffice_for_all_preempt_nobody(state: State) -> None:
+def test_no_sequence_is_preempted_while_blocks_suffice(state: State) -> None:
     assume(state.needs_now(state.running) <= state.budget.available_blocks)
     assert state.plan().preempted == ()
 
@@ -249,7 +249,7 @@ def test_the_oldest_in_prefill_takes_the_blocks_of_younger_ones_that_decode() ->
     assert [(share.key, share.num_tokens) for share in planned.shares] == [("a", 4)]
 
 
-def test_a_younger_prefill_without_blocks_waits_and_disturbs_nobody() -> None:
+def test_a_younger_prefill_without_blocks_waits_and_disturbs_no_other() -> None:
     oldest = Running(key="a", num_tokens=3, num_filled=2, **RUNNING)
     prefill = Running(key="b", num_tokens=30, num_filled=4, **RUNNING)
     youngest = Running(key="c", num_tokens=2, num_filled=1, **RUNNING)
@@ -276,8 +276,31 @@ def test_a_request_is_admitted_to_what_the_step_has_left_and_the_rest_comes_late
 
 
 @pytest.mark.parametrize(
+    ("max_prefills", "admitted"), [(1, ()), (2, ("first",)), (3, ("first", "second")), (None, ("first", "second"))]
+)
+def test_a_step_computes_tokens_of_no_more_prompts_than_it_may(
+    max_prefills: int | None, admitted: tuple[str, ...]
+) -> None:
+    first = Waiting(key="first", num_tokens=2, num_cached=0, num_new_blocks=1)
+    second = Waiting(key="second", num_tokens=2, num_cached=0, num_new_blocks=1)
+    prefill = Running(key="prefill", num_tokens=5, num_filled=2, num_blocks=2, num_own_blocks=2)
+    decode = Running(key="decode", num_tokens=4, num_filled=3, num_blocks=1, num_own_blocks=1)
+    budget = Budget(available_blocks=9, step_tokens=9, max_batch=8, block_tokens=4, max_prefills=max_prefills)
+    planned = plan([first, second], [prefill, decode], budget)
+    assert planned.admitted == admitted
+    assert [share.key for share in planned.shares] == ["decode", "prefill", *admitted]
+
+
+def test_the_older_of_two_prompts_goes_on_where_a_step_computes_tokens_of_one() -> None:
+    prompts = [Running(key=key, num_tokens=9, num_filled=2, num_blocks=1, num_own_blocks=1) for key in ("old", "new")]
+    budget = Budget(available_blocks=9, step_tokens=30, max_batch=8, block_tokens=4, max_prefills=1)
+    assert [share.key for share in plan([], prompts, budget).shares] == ["old"]
+
+
+@pytest.mark.parametrize(
     "budget",
     [
+        {"step_tokens": 4, "max_batch": 2, "block_tokens": 16, "available_blocks": 1, "max_prefills": 0},
         {"step_tokens": 4, "max_batch": 4, "block_tokens": 16, "available_blocks": 1},
         {"step_tokens": 4, "max_batch": 0, "block_tokens": 16, "available_blocks": 1},
         {"step_tokens": 4, "max_batch": 2, "block_tokens": 0, "available_blocks": 1},
@@ -296,5 +319,5 @@ def test_a_state_that_cannot_be_is_refused() -> None:
         Running(key=0, num_tokens=4, num_filled=3, num_blocks=1, num_own_blocks=2)
     with pytest.raises(ValueError, match="cached"):
         Waiting(key=0, num_tokens=4, num_cached=4, num_new_blocks=1)
-    with pytest.raises(ValueError, match="nobody shares"):
+    with pytest.raises(ValueError, match="not shared"):
         Waiting(key=0, num_tokens=4, num_cached=3, num_new_blocks=0)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stenograph.embedded.block_pool import BlockPool, Match
-from stenograph.embedded.prefix_tree import BLOCK_TOKENS
-from stenograph.embedded.scheduler import Budget, Plan, Running, Waiting, plan
+from stenograph.embedded.kv.block_pool import BlockPool, Match
+from stenograph.embedded.kv.prefix_tree import BLOCK_TOKENS
+from stenograph.embedded.scheduler import Budget, Running, StepPlan, Waiting, plan
 
 
 class Table(Protocol):
@@ -182,7 +182,7 @@ class Simulation(Generic[AnyTable]):
                 num_new_blocks=num_blocks - match.num_shared_blocks,
             )
 
-    def _carry_out(self, planned: Plan[int]) -> None:
+    def _carry_out(self, planned: StepPlan[int]) -> None:
         for key in planned.preempted:
             self.pool.close(self._running.pop(key), self.requests[key].ids)
             insort(self._waiting, key)
@@ -249,7 +249,7 @@ def test_over_counted_blocks_everybody_ends_and_is_first_admitted_in_order(
 
 @settings(deadline=None)
 @given(loads(most_tokens=30), limits(st.integers(1, 8)))
-def test_over_counted_blocks_nobody_overtakes_an_older_one_of_its_own_size(
+def test_no_request_overtakes_an_older_one_of_its_own_size_when_blocks_are_short(
     requests: list[Request], limits: Limits
 ) -> None:
     simulate(requests, limits, CountedBlocks(limits.num_blocks(requests), limits.block_tokens))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.embedded.sequence import StopWatcher
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.model.tokenizer import Tokenizer
 
 TEXT = st.text(alphabet="abc", min_size=1, max_size=30)
 
@@ -41,4 +41,19 @@ def test_a_character_that_is_several_tokens_is_found_when_its_last_one_is_there(
         is_there = any(stop.encode() in seen for stop in stops)
         assert (watcher.push(id_) is not None) == is_there
         if is_there:
+            return
+
+
+@given(TEXT, st.lists(st.text(alphabet="abc", min_size=1, max_size=6), min_size=1, max_size=3), st.integers(0, 12))
+def test_a_stop_string_counts_only_with_a_token_after_the_least_number(
+    tokenizer: Tokenizer, text: str, stops: list[str], min_tokens: int
+) -> None:
+    watcher = StopWatcher(tuple(stops), tokenizer.text_stream(skip_special=True), min_tokens=min_tokens)
+    seen = ""
+    for num, id_ in enumerate(tokenizer.encode(text), start=1):
+        before, seen = seen, seen + tokenizer.decode([id_])
+        is_new = any(seen.find(stop, max(0, len(before) - len(stop) + 1)) >= 0 for stop in stops)
+        found = watcher.push(id_)
+        assert (found is not None) == (is_new and num > min_tokens)
+        if found is not None:
             return

@@ -8,14 +8,14 @@ import pytest
 
 from stenograph.core.errors import EngineUnavailable, TokenizationFailed, UnrenderableMessage
 from stenograph.embedded.tokenize_workers import Tokenized, TokenizeWorkers
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.model.tokenizer import Tokenizer
 
 from .gated_tokenizer import GatedTokenizer
 
 Answers = SimpleQueue[tuple[str, Tokenized]]
 
 
-def answering(answers: Answers, tokenizer: GatedTokenizer | Tokenizer, num_workers: int) -> TokenizeWorkers[str]:
+def answering(answers: Answers, tokenizer: GatedTokenizer | Tokenizer, num_workers: int) -> TokenizeWorkers[str, str]:
     return TokenizeWorkers(tokenizer, num_workers, lambda key, tokenized: answers.put((key, tokenized)))
 
 

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stenograph.core.errors import StartupError
-from stenograph.core.settings import ForwardKind, TorchDtype
-from stenograph.embedded.forward import Forward, LogitsFor, Segment, Span
-from stenograph.embedded.forwards import load_forward
-from stenograph.embedded.numpy_forward import NumpyForward
+from stenograph.embedded.forward.base import Forward, LogitsFor, RowSpan, Segment
+from stenograph.embedded.forward.choice import load_forward
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.forward.torch_forward import TorchForward
+from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.sampler import log_softmax
-from stenograph.embedded.torch_forward import TorchForward
-from stenograph.embedded.weights import load_weights
-from stenograph.render.model_files import load_model_files
-from stenograph.render.tokenizer import Tokenizer
-from stenograph.testing.tiny_llama import CONTEXT, VOCAB
+from stenograph.embedded.settings import ForwardKind, TorchDtype
+from stenograph.model.files import load_model_files
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.testing.tiny.llama import CONTEXT, VOCAB
 
 torch = pytest.importorskip("torch", reason="torch is an extra; scripts/test-torch runs these")
 
@@ -45,9 +45,9 @@ def forward(folder: Path, request: pytest.FixtureRequest) -> TorchForward:
     return TorchForward(*load_weights(folder), num_kv_tokens=ROWS, device=device, pads_decodes=pads_decodes)
 
 
-def spans_of(rows: Rows) -> tuple[Span, ...]:
+def spans_of(rows: Rows) -> tuple[RowSpan, ...]:
     edges = [0, *(at for at in range(1, len(rows)) if rows[at] != rows[at - 1] + 1), len(rows)]
-    return tuple(Span(rows[start], rows[end - 1] + 1) for start, end in itertools.pairwise(edges))
+    return tuple(RowSpan(rows[start], rows[end - 1] + 1) for start, end in itertools.pairwise(edges))
 
 
 def segment(ids: Sequence[int], rows: Rows, start: int = 0, logits_for: LogitsFor = LogitsFor.ALL) -> Segment:
@@ -132,7 +132,7 @@ def test_lines_cut_placed_batched_and_forked_anyhow_get_numpys_logits(
             open_lines.append(fork(parent, tail, store, data, forward))
 
 
-def test_decodes_of_very_different_lengths_get_what_they_get_alone(forward: TorchForward) -> None:
+def test_decodes_of_very_different_lengths_have_the_logits_that_each_has_alone(forward: TorchForward) -> None:
     lengths = [1, 2, 3, 63, 64, 65, 150]
     edges = list(itertools.accumulate([0, *lengths]))
     lines = [[(7 * at + begin) % VOCAB for at in range(end - begin)] for begin, end in itertools.pairwise(edges)]
@@ -157,7 +157,7 @@ def test_only_the_logits_that_are_asked_for_come_in_order(forward: TorchForward,
     assert forward.forward(batch[1:2]).shape == (0, VOCAB)
 
 
-def test_what_others_left_in_the_store_is_not_read(folder: Path, reference: NumpyForward) -> None:
+def test_rows_that_other_sequences_left_are_not_read(folder: Path, reference: NumpyForward) -> None:
     forward = TorchForward(*load_weights(folder), num_kv_tokens=64, device="cpu", pads_decodes=True)
     forward._kv.fill_(float("nan"))  # what memory that was never written to may hold
     lines = [list(range(10, 19)), list(range(30, 45))]
@@ -185,7 +185,7 @@ def test_bfloat16_is_the_same_model_less_exactly(device: str, folder: Path, refe
     assert np.abs(got - wanted).max() > ATOL  # or it was computed in float32
 
 
-def test_what_does_not_exist_is_refused_before_anything_is_written(forward: TorchForward) -> None:
+def test_an_id_position_or_row_out_of_range_is_refused_before_anything_is_written(forward: TorchForward) -> None:
     before = all_logits(forward, IDS)
     kept = segment([5], [*range(12), 12], 12)
     refused = [
@@ -207,12 +207,12 @@ def test_what_does_not_exist_is_refused_before_anything_is_written(forward: Torc
 
 
 def test_a_device_that_torch_does_not_see_is_one_line(folder: Path) -> None:
-    with pytest.raises(StartupError, match=r"^torch_device is cuda:99, but torch .* sees \d+ GPUs$"):
+    with pytest.raises(StartupError, match=r"^--torch-device is cuda:99, but torch .* sees \d+ GPUs$"):
         TorchForward(*load_weights(folder), num_kv_tokens=ROWS, device="cuda:99")
 
 
-def test_a_store_for_which_there_is_no_room_is_one_line(folder: Path) -> None:
-    with pytest.raises(StartupError, match=rf"^no room for {2**40} KV tokens and the model on cpu: .+$"):
+def test_a_store_larger_than_memory_is_one_line(folder: Path) -> None:
+    with pytest.raises(StartupError, match=rf"^{2**40} KV tokens and the model do not fit on cpu: .+$"):
         TorchForward(*load_weights(folder), num_kv_tokens=2**40, device="cpu")
 
 
@@ -231,7 +231,7 @@ PROMPT = (
 @pytest.mark.weights
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("device", DEVICES)
-def test_smollm2_draws_the_same_64_tokens_with_the_same_logprobs(device: str, smollm2_path: Path) -> None:
+def test_smollm2_samples_the_same_64_tokens_with_the_same_logprobs(device: str, smollm2_path: Path) -> None:
     prompt = Tokenizer(load_model_files(smollm2_path).tokenizer_json).encode(PROMPT).tolist()
 
     def greedy(kind: ForwardKind) -> tuple[list[int], list[float]]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stenograph.core.errors import StartupError
-from stenograph.embedded.weights import load_weights
-from stenograph.testing.tiny_llama import write_tiny_folder, write_tiny_gguf
+from stenograph.embedded.forward.weights import load_weights
+from stenograph.testing.tiny.llama import write_tiny_folder, write_tiny_gguf
 
 
 def damage_config(folder: Path) -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.types import Grammar, GrammarKind, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.llamacpp import LlamaCpp, LlamaCppReading
-from stenograph.engine.llamacpp_schema import MAX_SCHEMA_BYTES, schema_as_sent
-from stenograph.engine.llamacpp_text import Pieces, is_json
-from stenograph.engine.transport import HttpReply
+from stenograph.engine.http.transport import HttpReply
+from stenograph.engine.llamacpp.adapter import LlamaCpp, LlamaCppReading
+from stenograph.engine.llamacpp.schema import MAX_SCHEMA_BYTES, schema_as_sent
+from stenograph.engine.llamacpp.text import Pieces, is_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.engine.placement import LOAD_FACTOR, Candidate, choose, cost_of, load_bound
-from stenograph.engine.trust import FIRST_PAUSE_S, LONGEST_PAUSE_S, Trust
+from stenograph.engine.fleet.placement import LOAD_FACTOR, Candidate, choose, cost_of, load_bound
+from stenograph.engine.fleet.trust import FIRST_PAUSE_S, LONGEST_PAUSE_S, Trust
 
 NAMES = [f"http://engine-{number}:30000" for number in range(6)]
 

@@ -4,12 +4,14 @@ import base64
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -17,7 +19,6 @@ from stenograph.core.errors import (
     UpstreamInvalid,
     UpstreamRefused,
 )
-from stenograph.core.settings import ReplayKind
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -33,19 +34,25 @@ from stenograph.core.types import (
     token_ids,
 )
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.sglang_generate_wire import (
-    GenerateReading,
+from stenograph.engine.http.transport import HttpReply
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.generate_wire import (
+    SGLangGenerateReading,
     context_exceeded,
     context_of_models,
     context_of_server,
     encode_generate,
 )
 from stenograph.engine.validate import TurnCollector
-from stenograph.testing.sglang_parts import Sampled, finish_reason, generate_part
+from stenograph.testing.standins.sglang_parts import SampledReply, finish_reason, generate_part
 
 VOCAB = 1000
 EXPERTS = base64.b64encode(bytes(24)).decode()
 STOP = {"type": "stop", "matched": 7}
+
+
+def ok(value: Any) -> HttpReply:
+    return HttpReply(status=200, content_type="application/json", headers=(), body=dumped(value))
 
 
 def dumped(value: Any) -> bytes:
@@ -67,8 +74,8 @@ def part(ids: Sequence[int] = (5, 6, 7), **changes: Any) -> dict[str, Any]:
     return {"text": "Grüße", "output_ids": list(ids), "meta_info": meta}
 
 
-def reading() -> GenerateReading:
-    return GenerateReading(vocab_size=VOCAB, num_prompt=4)
+def reading() -> SGLangGenerateReading:
+    return SGLangGenerateReading(request_id="r", vocab_size=VOCAB, num_prompt=4, replay=ReplayKind.ALL)
 
 
 def read(*parts: Any) -> list[Chunk]:
@@ -111,7 +118,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_whole_reply_is_one_chunk() -> None:
-    (chunk,) = reading().whole_body(dumped(part(routed_experts=EXPERTS, output_top_logprobs=[[[-0.5, 5]], None, []])))
+    (chunk,) = reading().whole(ok(part(routed_experts=EXPERTS, output_top_logprobs=[[[-0.5, 5]], None, []])))
     assert (list(chunk.ids), list(chunk.logprobs)) == ([5, 6, 7], [-0.5, -1.0, -1.5])
     assert chunk.finish == Finish(reason=FinishReason.STOP, matched=7)
     assert (chunk.num_cached_tokens, chunk.weight_version, chunk.reply) == (2, "v1", None)
@@ -133,6 +140,8 @@ LIES: list[tuple[str, str, Any]] = [
     *[("shape", META, lie) for lie in ([], "x", 1)],
     *[("ids_agree", "output_ids", lie) for lie in ([], [5], [5, 6], [5, 6, 8], [5, 6, 7, 7], "x", [-1], [1.0], {})],
     *[("shape", f"{META}.cached_tokens", lie) for lie in (-1, "1", 1.5, True)],
+    *[("request_agrees", f"{META}.id", lie) for lie in (None, ..., "", "r2", "xr", "R")],
+    *[("shape", f"{META}.id", lie) for lie in (1, [], {})],
     *[("shape", f"{META}.weight_version", lie) for lie in (True, 1.5, [], {})],
     *[("finish_reason", f"{META}.finish_reason", lie) for lie in ({"type": "x"}, {}, {"type": 1}, 1, "eos", [])],
     *[("prompt_agrees", f"{META}.prompt_tokens", lie) for lie in (0, 3, 10**30)],
@@ -185,7 +194,7 @@ def test_deep_nesting_is_an_answer_not_a_crash(opener: bytes) -> None:
 def test_a_whole_reply_has_a_finish_reason_and_a_token() -> None:
     for lie in (None, ...):
         with pytest.raises(UpstreamInvalid) as caught:
-            reading().whole_body(dumped(changed(f"{META}.finish_reason", lie)))
+            reading().whole(ok(changed(f"{META}.finish_reason", lie)))
         assert caught.value.law == "finish_reason"
     assert law_of(part(())) == "has_tokens"
 
@@ -195,7 +204,7 @@ def test_an_aborted_reply_may_have_no_token_and_no_list(rows: Any) -> None:
     whole = part((), finish_reason={"type": "abort", "message": "Aborted"}, output_token_logprobs=rows)
     if rows is ...:
         del whole["meta_info"]["output_token_logprobs"]
-    (chunk,) = reading().whole_body(dumped(whole))
+    (chunk,) = reading().whole(ok(whole))
     assert (list(chunk.ids), chunk.finish) == ([], Finish(reason=FinishReason.ABORT))
 
 
@@ -223,7 +232,7 @@ def test_output_ids_may_be_left_out() -> None:
 def test_spans_of_versions_become_chunks_of_their_own() -> None:
     spans = [{"version": 1, "start": 0, "end": 2}, {"version": "b", "start": 2, "end": 3}]
     whole = part(weight_versions=spans, output_top_logprobs=[[[-1, 1]], [[-1, 2]], [[-1, 3]]])
-    first, second = reading().whole_body(dumped(whole))
+    first, second = reading().whole(ok(whole))
     assert (list(first.ids), first.weight_version, first.finish) == ([5, 6], "1", None)
     assert (list(second.ids), second.weight_version) == ([7], "b")
     assert second.top_logprobs == ((TopLogprob(id=3, logprob=-1.0),),)
@@ -242,8 +251,8 @@ def test_without_spans_each_part_of_a_stream_has_the_version_of_its_time() -> No
 # -- streams
 
 
-def sampled(ids: Sequence[int], versions: Sequence[str] = (), num_top: int = 0) -> Sampled:
-    return Sampled(
+def sampled(ids: Sequence[int], versions: Sequence[str] = (), num_top: int = 0) -> SampledReply:
+    return SampledReply(
         rid="r",
         ids=ids,
         logprobs=[-(at % 7) / 8 for at in range(len(ids))],
@@ -257,7 +266,9 @@ def sampled(ids: Sequence[int], versions: Sequence[str] = (), num_top: int = 0) 
     )
 
 
-def stream(of: Sampled, cuts: Sequence[int], *, incremental: bool, has_spans: bool = False) -> list[dict[str, Any]]:
+def stream(
+    of: SampledReply, cuts: Sequence[int], *, incremental: bool, has_spans: bool = False
+) -> list[dict[str, Any]]:
     """The parts of a stream that has sent so many tokens at each cut."""
     parts: list[dict[str, Any]] = []
     for before, now in zip((0, *cuts), (*cuts, len(of.ids)), strict=True):
@@ -415,7 +426,7 @@ def check_any(*bodies: bytes) -> None:
     assert all(map(math.isfinite, got.logprobs))
     rows = last.get("output_token_logprobs") or []
     assert [row[1] for row in rows] == list(got.ids)[len(got.ids) - len(rows) :]
-    assert [row[0] for row in rows] == list(got.logprobs)[len(got.ids) - len(rows) :]
+    assert [min(row[0], 0.0) for row in rows] == list(got.logprobs)[len(got.ids) - len(rows) :]
 
 
 VALID = dumped(part(routed_experts=EXPERTS))
@@ -518,6 +529,14 @@ ALWAYS = {
 def test_a_plain_request_has_these_fields_and_no_other() -> None:
     assert sent(request()) == ALWAYS
     assert sent(request(streams=True)) == {**ALWAYS, "stream": True}
+
+
+def test_a_least_number_of_tokens_and_a_priority_are_sent() -> None:
+    sampling = {**SAMPLING, "min_new_tokens": 4}
+    assert sent(replace(request(min_tokens=4), priority=0)) == {**ALWAYS, "priority": 0, "sampling_params": sampling}
+    with pytest.raises(InvalidRequest) as caught:
+        sent(request(min_tokens=4, stop=("x",)))
+    assert caught.value.blame == Blame(RequestPart.SAMPLING, path=("min_tokens",))
 
 
 def test_ids_that_are_at_hand_as_text_are_sent_as_they_are() -> None:

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
-from stenograph.core.errors import InvalidRequest, UpstreamInvalid
+from stenograph.core.chat import ChatRequest, ReplyOptions, TextView, ToolChoice, ToolMode
+from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.core.settings import ReplayKind
 from stenograph.core.types import (
     Finish,
     FinishReason,
@@ -28,8 +27,10 @@ from stenograph.core.types import (
     TopLogprob,
     token_ids,
 )
+from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.sglang_wire import SGLangReply, cut_replay, decode_reply, encode_request
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.chat_wire import SGLangReply, cut_replay, decode_reply, encode_request
 
 VOCAB = 1000
 EXPERTS = base64.b64encode(bytes(24)).decode()
@@ -54,7 +55,7 @@ def reply(**changes: Any) -> dict[str, Any]:
         "tool_calls": [{"id": "c0", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{ }"}}],
     }
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls", "matched_stop": None, "meta_info": meta}
-    return {"id": "chat-1", "object": "chat.completion", "created": 1.0, "model": "m", "choices": [choice], "usage": {}}
+    return {"id": "r", "object": "chat.completion", "created": 1.0, "model": "m", "choices": [choice], "usage": {}}
 
 
 def dumped(value: Any) -> bytes:
@@ -62,7 +63,8 @@ def dumped(value: Any) -> bytes:
 
 
 def decoded(value: Any) -> SGLangReply:
-    return decode_reply(value if isinstance(value, bytes) else dumped(value), vocab_size=VOCAB)
+    body = value if isinstance(value, bytes) else dumped(value)
+    return decode_reply(body, vocab_size=VOCAB, request_id="r", replay=ReplayKind.ALL)
 
 
 def law_of(value: Any) -> str:
@@ -98,7 +100,7 @@ def test_a_valid_reply_is_read_whole() -> None:
         reasoning="hm",
         tool_calls=(ToolCall(id="c0", name="f", arguments="{ }"),),
     )
-    assert (got.id, got.num_cached_tokens, got.weight_version, got.top_logprobs) == ("chat-1", 2, "v1", None)
+    assert (got.id, got.num_cached_tokens, got.weight_version, got.top_logprobs) == ("r", 2, "v1", None)
     assert got.replay is not None
     assert (got.replay.routed_experts, got.replay.indexer_topk) == (EXPERTS, None)
 
@@ -118,6 +120,9 @@ LIES: list[tuple[str, str, Any]] = [
     *[("shape", "choices.0.message", lie) for lie in (None, [], "x", ...)],
     *[("shape", "choices.0.message.reasoning_content", lie) for lie in (1, [], {})],
     *[("shape", "id", lie) for lie in (None, 1, ...)],
+    *[("request_agrees", "id", lie) for lie in ("", "r2", "R", "xr", "r\n")],
+    *[("request_agrees", f"{META}.id", lie) for lie in ("", "r2", "xr")],
+    *[("shape", f"{META}.id", lie) for lie in (1, [], {})],
     *[("shape", f"{META}.cached_tokens", lie) for lie in (-1, "1", 1.5, True)],
     *[("shape", f"{META}.weight_version", lie) for lie in (True, 1.5, [], {})],
     *[("finish_reason", "choices.0.finish_reason", lie) for lie in ("content_filter", "", "STOP", 1, {}, "length")],
@@ -163,6 +168,28 @@ def test_what_is_no_json_is_named_so(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"null", b"[]", b"1", b'"x"', b"{}", b'{"id": "x"}'])
 def test_json_of_another_shape_is_refused(body: bytes) -> None:
     assert law_of(body) in ("shape", "one_choice")
+
+
+def test_a_reply_that_is_of_another_request_is_never_taken() -> None:
+    body = dumped(reply())
+    with pytest.raises(UpstreamInvalid) as caught:
+        decode_reply(body, vocab_size=VOCAB, request_id="q")
+    assert caught.value.law == "request_agrees"
+    without = reply()
+    del without["choices"][0]["meta_info"]["id"]
+    assert decoded(without).id == "r", "one of the two ids is enough"
+
+
+@pytest.mark.parametrize("asked", ReplayKind)
+def test_only_what_was_asked_for_is_kept_and_looked_at(asked: ReplayKind) -> None:
+    """What was not is not even of the right size."""
+    told = {"routed_experts": EXPERTS, "indexer_topk": EXPERTS}
+    wanted = {name for name in told if asked in (name, ReplayKind.ALL)}
+    body = dumped(reply(**{name: value if name in wanted else "=" for name, value in told.items()}))
+    got = decode_reply(body, vocab_size=VOCAB, request_id="r", replay=asked)
+    kept = {} if got.replay is None else {name: getattr(got.replay, name) for name in told}
+    assert {name for name, value in kept.items() if value is not None} == wanted
+    assert set(got.unasked_replay) == set(told) - wanted
 
 
 def test_bytes_after_the_reply_are_refused() -> None:
@@ -283,7 +310,7 @@ def check_any(body: bytes) -> None:
     rows = choice["meta_info"].get("output_token_logprobs") or []
     assert list(got.ids) == [row[1] for row in rows]
     assert all(type(row[1]) is int and 0 <= row[1] < VOCAB for row in rows)
-    assert list(got.logprobs) == [row[0] for row in rows]
+    assert list(got.logprobs) == [min(row[0], 0.0) for row in rows]
     assert all(map(math.isfinite, got.logprobs))
     assert len(got.ids) == choice["meta_info"]["completion_tokens"]
     assert got.message.content == choice["message"]["content"]
@@ -393,6 +420,11 @@ def test_only_the_replay_payload_is_cut(which: str, is_outside: bool, value: Any
 # -- the request
 
 
+def pointer_of(error: StenographError) -> str | None:
+    """What the error blames, as OpenAI's chats point at it."""
+    return None if error.blame is None else OpenAISpelling(prompt="messages").pointer(error.blame)
+
+
 def request(chat: ChatRequest | None = None, ids: tuple[int, ...] = (1, 2, 3), **params: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id=RequestId("r-1"),
@@ -432,6 +464,36 @@ NO_MESSAGES = [{"role": "user", "content": ""}]
 
 def test_a_plain_request_has_these_fields_and_no_other() -> None:
     assert sent(request(CHAT)) == {**ALWAYS, "messages": NO_MESSAGES}
+
+
+def test_how_the_text_is_shown_is_asked_for_where_the_engine_writes_it() -> None:
+    view = TextView(skips_special=False, separates_reasoning=False)
+    fields = ("skip_special_tokens", "spaces_between_special_tokens", "separate_reasoning")
+    asked = {**ALWAYS, "messages": NO_MESSAGES, **dict.fromkeys(fields, False)}
+    assert sent(request(replace(CHAT, text=view))) == asked
+
+
+def test_a_least_number_of_tokens_and_a_priority_are_sent() -> None:
+    of = replace(request(CHAT, min_tokens=4), priority=-2)
+    assert sent(of) == {**ALWAYS, "messages": NO_MESSAGES, "min_tokens": 4, "priority": -2}
+
+
+@pytest.mark.parametrize(
+    ("change", "params", "param"),
+    [
+        ({"text": TextView(keeps_stop=True)}, {}, "/include_stop_str_in_output"),
+        ({"reply": ReplyOptions(logprobs=True, tokens_as_ids=True)}, {}, "/return_tokens_as_token_ids"),
+        ({}, {"min_tokens": 2, "stop": ("x",)}, "/min_tokens"),
+    ],
+)
+def test_what_a_reply_that_goes_out_unchanged_cannot_show_is_refused(
+    change: dict[str, Any], params: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="SGLang") as caught:
+        sent(request(replace(CHAT, **change), **params))
+    assert pointer_of(caught.value) == param
+    streamed = ReplyOptions(logprobs=True, tokens_as_ids=True, stream=True)  # which we write
+    assert sent(request(replace(CHAT, reply=streamed))) == {**ALWAYS, "messages": NO_MESSAGES}
 
 
 def test_messages_go_along_with_tools_alone_and_as_they_were_spelled() -> None:

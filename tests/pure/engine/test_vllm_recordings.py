@@ -13,12 +13,12 @@ import pytest
 
 from stenograph.core.errors import UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import Chunk, Finish, FinishReason, SampledTurn, WeightSpan
+from stenograph.dialects.sse import EventReader
 from stenograph.engine.validate import TurnCollector
-from stenograph.engine.vllm_reply import Expected, ReplyReader
-from stenograph.engine.vllm_request import Route
-from stenograph.engine.vllm_scores import decode_scores
-from stenograph.engine.vllm_wire import decode_models
-from stenograph.protocol.sse import EventReader
+from stenograph.engine.vllm.reply import Expected, VLLMReader
+from stenograph.engine.vllm.request import VLLMRoute
+from stenograph.engine.vllm.scores import decode_scores
+from stenograph.engine.vllm.wire import decode_models
 
 FOLDER = Path(__file__).parents[2] / "service" / "recordings" / "vllm"
 VOCAB, EOS = 49152, 2
@@ -30,20 +30,20 @@ def recordings(name: str) -> dict[str, dict[str, Any]]:
 
 
 BY_HAND = recordings("engine-0.32")
-DIALECT = {route: recordings(f"dialect-{route.name.lower()}") for route in Route}
+DIALECT = {route: recordings(f"dialect-{route.name.lower()}") for route in VLLMRoute}
 
 
 def chunks_of(recording: dict[str, Any], request_id: str, num_top: int = 0) -> list[Chunk]:
     """A recorded reply as the chunks that are read from it."""
     expected = Expected(
         request_id=request_id,
-        route=Route(recording["path"]),
+        route=VLLMRoute(recording["path"]),
         vocab_size=VOCAB,
         num_prompt=recording["num_prompt"] or 0,
         num_top_logprobs=num_top,
         eos_ids=frozenset({EOS}),
     )
-    reader, body = ReplyReader(expected), recording["body"].encode()
+    reader, body = VLLMReader(expected), recording["body"].encode()
     if not body.startswith(b"data: "):
         return [reader.whole(body)]
     events = [data for data in EventReader(max_bytes=2**20).feed(body) if data != b"[DONE]"]
@@ -169,25 +169,25 @@ ENDS = {
 }
 
 
-def recorded_turn(route: Route, name: str) -> SampledTurn:
+def recorded_turn(route: VLLMRoute, name: str) -> SampledTurn:
     recording = DIALECT[route][name]
     return turn_of(chunks_of(recording, recording["request_id"], recording["num_top"]))
 
 
 @pytest.mark.parametrize(("route", "name"), GENERATIONS, ids=str)
-def test_a_reply_to_the_dialect_is_read(route: Route, name: str) -> None:
+def test_a_reply_to_the_dialect_is_read(route: VLLMRoute, name: str) -> None:
     turn = recorded_turn(route, name)
     kind = name.rpartition(" ")[0]
     if not kind.startswith("guided"):
         assert turn.finish == ENDS[kind]
     assert bool(turn.ids) == (kind != "aborted before its first token")
-    if route is Route.GENERATE and turn.ids:
+    if route is VLLMRoute.GENERATE and turn.ids:
         assert turn.weights == (WeightSpan(version="default", start=0, end=len(turn.ids)),)
 
 
-@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize("route", VLLMRoute)
 @pytest.mark.parametrize("kind", [kind for kind in ENDS if not kind.startswith("aborted")])
-def test_a_turn_streamed_is_the_turn_at_once(route: Route, kind: str) -> None:
+def test_a_turn_streamed_is_the_turn_at_once(route: VLLMRoute, kind: str) -> None:
     streamed, whole = recorded_turn(route, f"{kind} streamed"), recorded_turn(route, f"{kind} whole")
     assert (streamed.ids, streamed.finish, streamed.weights) == (whole.ids, whole.finish, whole.weights)
     assert list(streamed.logprobs) == pytest.approx(list(whole.logprobs), abs=1e-4)
@@ -197,7 +197,7 @@ def test_a_turn_streamed_is_the_turn_at_once(route: Route, kind: str) -> None:
 
 
 def test_the_alternatives_of_an_unlikely_token_are_the_best_ones() -> None:
-    for route in Route:
+    for route in VLLMRoute:
         turn = recorded_turn(route, "two alternatives, drawn at a high temperature whole")
         assert turn.top_logprobs is not None
         assert [len(row) for row in turn.top_logprobs] == [2, 2, 2, 2]
@@ -206,7 +206,7 @@ def test_the_alternatives_of_an_unlikely_token_are_the_best_ones() -> None:
 
 
 @pytest.mark.parametrize(("route", "name"), [(r, n) for r, n in GENERATIONS if n.endswith("streamed")], ids=str)
-def test_a_stream_that_is_cut_at_any_byte_has_no_end_and_nothing_that_is_wrong(route: Route, name: str) -> None:
+def test_a_stream_that_is_cut_at_any_byte_has_no_end_and_nothing_that_is_wrong(route: VLLMRoute, name: str) -> None:
     """Fed byte by byte: what was read by then is what a stream that ends there would give."""
     recording = DIALECT[route][name]
     whole = chunks_of(recording, recording["request_id"], recording["num_top"])
@@ -218,7 +218,7 @@ def test_a_stream_that_is_cut_at_any_byte_has_no_end_and_nothing_that_is_wrong(r
         num_top_logprobs=recording["num_top"],
         eos_ids=frozenset({EOS}),
     )
-    reader, events, read = ReplyReader(expected), EventReader(max_bytes=2**20), list[Chunk]()
+    reader, events, read = VLLMReader(expected), EventReader(max_bytes=2**20), list[Chunk]()
     body = recording["body"].encode()
     usage_at = body.rindex(b"data: {")
     for at in range(len(body)):
@@ -231,8 +231,8 @@ def test_a_stream_that_is_cut_at_any_byte_has_no_end_and_nothing_that_is_wrong(r
     assert read == whole
 
 
-@pytest.mark.parametrize("route", Route)
-def test_what_a_reply_at_once_begins_with_is_refused_at_every_byte(route: Route) -> None:
+@pytest.mark.parametrize("route", VLLMRoute)
+def test_what_a_reply_at_once_begins_with_is_refused_at_every_byte(route: VLLMRoute) -> None:
     recording = DIALECT[route]["stop string within a token whole"]
     for end in range(len(recording["body"])):
         cut = {**recording, "body": recording["body"][:end]}
@@ -240,16 +240,23 @@ def test_what_a_reply_at_once_begins_with_is_refused_at_every_byte(route: Route)
             chunks_of(cut, recording["request_id"])
 
 
-@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize("route", VLLMRoute)
 @pytest.mark.parametrize("kind", ["json_object", "json_schema", "regex", "choice", "lark", "ebnf"])
-def test_scores_of_what_a_grammar_forced_are_the_model_s(route: Route, kind: str) -> None:
+def test_scores_of_what_a_grammar_forced_are_the_model_s(route: VLLMRoute, kind: str) -> None:
     drawn = recorded_turn(route, f"guided by {kind} whole")
     recording = DIALECT[route][f"scores of guided by {kind}"]
     assert recording["ids"] == list(drawn.ids)
-    scores = decode_scores(recording["body"].encode(), drawn.ids, num_prompt=recording["num_prompt"], num_top=0)
+    scores = decode_scores(
+        recording["body"].encode(),
+        drawn.ids,
+        request_id=json.loads(recording["request"])["request_id"],
+        route=route,
+        num_prompt=recording["num_prompt"],
+        num_top=0,
+    )
     assert len(scores.logprobs) == len(drawn.ids)
     assert sum(scores.logprobs) < sum(drawn.logprobs) - 1, "what the grammar rules out had a part of the whole"
-    assert scores.version == ("default" if route is Route.GENERATE else None)
+    assert scores.version == ("default" if route is VLLMRoute.GENERATE else None)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +264,7 @@ def test_scores_of_what_a_grammar_forced_are_the_model_s(route: Route, kind: str
     [(route, name) for route, listed in DIALECT.items() for name in listed if name.startswith("refused")],
     ids=str,
 )
-def test_a_refusal_is_one_with_its_own_status_also_in_a_stream(route: Route, name: str) -> None:
+def test_a_refusal_is_one_with_its_own_status_also_in_a_stream(route: VLLMRoute, name: str) -> None:
     recording = DIALECT[route][name]
     if recording["status"] != 200:
         assert recording["status"] == json.loads(recording["body"])["error"]["code"] == 400

@@ -30,16 +30,21 @@ from stenograph.core.types import (
     token_ids,
 )
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.vllm_reply import Expected, ReplyReader, int32_of_npy
-from stenograph.engine.vllm_request import Route, abort_ids, encode_abort, encode_request
-from stenograph.engine.vllm_scores import decode_scores, encode_scoring
-from stenograph.engine.vllm_wire import decode_models
+from stenograph.engine.vllm.reply import Expected, VLLMReader, int32_of_npy
+from stenograph.engine.vllm.request import VLLMRoute, abort_ids, encode_abort, encode_request
+from stenograph.engine.vllm.scores import decode_scores, encode_scoring
+from stenograph.engine.vllm.wire import decode_models
 
 VOCAB = 1000
 EXPECTED = Expected(
-    request_id="r-1", route=Route.GENERATE, vocab_size=VOCAB, num_prompt=4, eos_ids=frozenset({7}), num_top_logprobs=0
+    request_id="r-1",
+    route=VLLMRoute.GENERATE,
+    vocab_size=VOCAB,
+    num_prompt=4,
+    eos_ids=frozenset({7}),
+    num_top_logprobs=0,
 )
-COMPLETION = replace(EXPECTED, route=Route.COMPLETIONS)
+COMPLETION = replace(EXPECTED, route=VLLMRoute.COMPLETIONS)
 USAGE = {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}}
 
 
@@ -83,11 +88,11 @@ Whole = Callable[..., dict[str, Any]]
 
 
 def read(body: Any, expected: Expected = EXPECTED) -> Chunk:
-    return ReplyReader(expected).whole(body if isinstance(body, bytes) else dumped(body))
+    return VLLMReader(expected).whole(body if isinstance(body, bytes) else dumped(body))
 
 
 def streamed(events: Sequence[Any], expected: Expected = EXPECTED) -> list[Chunk]:
-    reader = ReplyReader(expected)
+    reader = VLLMReader(expected)
     chunks = (reader.event(event if isinstance(event, bytes) else dumped(event)) for event in events)
     return [chunk for chunk in chunks if chunk is not None]
 
@@ -197,7 +202,7 @@ GENERATE_LIES: list[tuple[str, str, Any]] = [
     ("logprob_is_told", f"{ROW}.logprob", -9999.0),
     *[("has_logprobs", f"{CHOICE}.logprobs.content", lie) for lie in (None, ..., "x")],
     ("count_agrees", f"{CHOICE}.logprobs.content", []),
-    *[("request_agrees", "request_id", lie) for lie in (None, ..., "", "generate-tokens-r-2")],
+    *[("request_agrees", "request_id", lie) for lie in (None, ..., "", "generate-tokens-r-2", "x-r-1", "1r-1")],
     *[
         ("weight_spans", f"{CHOICE}.weight_versions", [{"version": "a", "start": start, "end": end}])
         for start, end in ((0, 2), (1, 3), (0, 4), (0, 10**30), (-1, 3))
@@ -211,7 +216,7 @@ COMPLETION_LIES: list[tuple[str, str, Any]] = [
     *[("logprob_is_finite", f"{CHOICE}.logprobs.token_logprobs.1", lie) for lie in (True, None, "1", 10**400)],
     ("logprob_is_told", f"{CHOICE}.logprobs.token_logprobs.1", -9999.0),
     *[("count_agrees", f"{CHOICE}.logprobs.{name}", []) for name in ("tokens", "token_logprobs")],
-    *[("request_agrees", "id", lie) for lie in (None, ..., "cmpl-r-2")],
+    *[("request_agrees", "id", lie) for lie in (None, ..., "cmpl-r-2", "x-r-1", "generate-tokens-r-1")],
 ]
 
 
@@ -270,7 +275,7 @@ def test_every_beginning_of_a_reply_is_refused(whole: Whole, expected: Expected)
 @BOTH
 @given(body=st.one_of(st.binary(), st.recursive(st.none() | st.text(), st.lists).map(dumped)))
 def test_any_bytes_are_a_reply_or_refused(whole: Whole, expected: Expected, body: bytes) -> None:
-    for read_it in (ReplyReader(expected).whole, ReplyReader(expected).event):
+    for read_it in (VLLMReader(expected).whole, VLLMReader(expected).event):
         with contextlib.suppress(UpstreamInvalid, UpstreamRefused):
             read_it(body)
 
@@ -438,18 +443,23 @@ def test_routed_experts_of_another_shape_are_refused(lie: str) -> None:
 
 def scored(rows: Sequence[Any], **choice: Any) -> dict[str, Any]:
     spans = [{"version": "v1", "start": 0, "end": 1}]
-    return {"choices": [{"index": 0, "weight_versions": spans, **choice}], "prompt_logprobs": rows}
+    return {
+        "request_id": "r-scores",
+        "choices": [{"index": 0, "weight_versions": spans, **choice}],
+        "prompt_logprobs": rows,
+    }
 
 
+ASKED: dict[str, Any] = {"request_id": "r-scores", "route": VLLMRoute.GENERATE, "num_prompt": 2}
 ROWS = [None, {"2": {"logprob": -1.0}}, {"5": {"logprob": -0.25}}, {"6": {"logprob": -3.0}, "1": {"logprob": -0.1}}]
 
 
 def test_scores_are_those_of_the_drawn_tokens_and_the_best_beside_them() -> None:
-    scores = decode_scores(dumped(scored(ROWS)), [5, 6], num_prompt=2, num_top=1)
+    scores = decode_scores(dumped(scored(ROWS)), [5, 6], **ASKED, num_top=1)
     assert (list(scores.logprobs), scores.version) == ([-0.25, -3.0], "v1")
     assert scores.top_logprobs == ((TopLogprob(id=5, logprob=-0.25),), (TopLogprob(id=1, logprob=-0.1),))
-    in_choice = {"choices": [{"index": 0, "prompt_logprobs": ROWS}]}
-    scores = decode_scores(dumped(in_choice), [5, 6], num_prompt=2, num_top=0)
+    in_choice = {"request_id": "generate-tokens-r-scores", "choices": [{"index": 0, "prompt_logprobs": ROWS}]}
+    scores = decode_scores(dumped(in_choice), [5, 6], **ASKED, num_top=0)
     assert (list(scores.logprobs), scores.version, scores.top_logprobs) == ([-0.25, -3.0], None, None)
 
 
@@ -463,11 +473,12 @@ def test_scores_are_those_of_the_drawn_tokens_and_the_best_beside_them() -> None
         *[("logprob_is_finite", scored([*ROWS[:3], {"6": {"logprob": lie}}])) for lie in (None, "x", True)],
         ("one_choice", {"choices": []}),
         ("shape", {}),
+        *[("request_agrees", {**scored(ROWS), "request_id": lie}) for lie in (None, "", "r", "x-r-scores")],
     ],
 )
 def test_scores_that_lie_are_refused_by_their_law(law: str, body: Any) -> None:
     with pytest.raises(UpstreamInvalid) as caught:
-        decode_scores(dumped(body), [5, 6], num_prompt=2, num_top=1)
+        decode_scores(dumped(body), [5, 6], **ASKED, num_top=1)
     assert caught.value.law == law
 
 
@@ -479,7 +490,7 @@ def request(**params: Any) -> GenerateRequest:
     return GenerateRequest(request_id=RequestId("r-1"), prompt=prompt, params=SamplingParams(**params))
 
 
-def encoded(of: GenerateRequest, route: Route = Route.GENERATE, *, streams: bool = False) -> dict[str, Any]:
+def encoded(of: GenerateRequest, route: VLLMRoute = VLLMRoute.GENERATE, *, streams: bool = False) -> dict[str, Any]:
     body = encode_request(of, route=route, model="m", streams=streams)
     assert b"[1, 2,3]" in body, "the ids are as they were given"
     decoded: dict[str, Any] = json.loads(body)
@@ -497,6 +508,7 @@ NAMED = {
     "ignore_eos": True,
     "seed": 3,
     "max_tokens": 9,
+    "min_tokens": 2,
     "stop": ["x"],
     "stop_token_ids": [4],
 }
@@ -507,13 +519,19 @@ def test_every_parameter_is_sent_by_name_on_both_routes() -> None:
     asked = encoded(request(**params))
     sampling = {**NAMED, "logprobs": 0, "logit_bias": {"5": 2.0}}
     assert asked == {"model": "m", "request_id": "r-1", "token_ids": [1, 2, 3], "sampling_params": sampling}
-    asked = encoded(request(**params), Route.COMPLETIONS)
+    asked = encoded(request(**params), VLLMRoute.COMPLETIONS)
     flags = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     assert asked == {"model": "m", "request_id": "r-1", "prompt": [1, 2, 3], **flags, **sampling}
 
 
-@pytest.mark.parametrize("route", Route)
-def test_a_stream_is_asked_for_with_its_usage(route: Route) -> None:
+@pytest.mark.parametrize("route", VLLMRoute)
+def test_a_priority_is_sent(route: VLLMRoute) -> None:
+    assert encoded(replace(request(), priority=-3), route)["priority"] == -3
+    assert "priority" not in encoded(request(), route)
+
+
+@pytest.mark.parametrize("route", VLLMRoute)
+def test_a_stream_is_asked_for_with_its_usage(route: VLLMRoute) -> None:
     asked = encoded(request(), route, streams=True)
     assert (asked["stream"], asked["stream_options"]) == (True, {"include_usage": True})
 
@@ -530,7 +548,7 @@ def test_one_alternative_more_than_wanted_is_asked_for_as_far_as_vllm_gives_them
     ]
 
 
-@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize("route", VLLMRoute)
 @pytest.mark.parametrize(
     ("kind", "source", "member"),
     [
@@ -543,12 +561,12 @@ def test_one_alternative_more_than_wanted_is_asked_for_as_far_as_vllm_gives_them
     ],
 )
 def test_a_grammar_is_sent_under_the_name_that_vllm_reads(
-    route: Route, kind: GrammarKind, source: str, member: dict[str, Any]
+    route: VLLMRoute, kind: GrammarKind, source: str, member: dict[str, Any]
 ) -> None:
     asked = encoded(request(grammar=Grammar(kind=kind, source=source)), route)
-    sampling = asked["sampling_params"] if route is Route.GENERATE else asked
+    sampling = asked["sampling_params"] if route is VLLMRoute.GENERATE else asked
     assert sampling["structured_outputs"] == member
-    assert asked.get("reasoning_ended") is (True if route is Route.GENERATE else None)
+    assert asked.get("reasoning_ended") is (True if route is VLLMRoute.GENERATE else None)
 
 
 @pytest.mark.parametrize(
@@ -560,16 +578,16 @@ def test_a_grammar_that_vllm_would_take_for_another_is_refused(kind: GrammarKind
 
 
 def test_an_abort_names_the_request_as_vllm_does() -> None:
-    assert json.loads(encode_abort("r", Route.GENERATE)) == {"request_ids": ["generate-tokens-r"]}
-    assert abort_ids("r", Route.COMPLETIONS) == ("cmpl-r-0", "cmpl-r")
+    assert json.loads(encode_abort("r", VLLMRoute.GENERATE)) == {"request_ids": ["generate-tokens-r"]}
+    assert abort_ids("r", VLLMRoute.COMPLETIONS) == ("cmpl-r-0", "cmpl-r")
 
 
-@pytest.mark.parametrize("route", Route)
-def test_scores_are_asked_for_with_the_drawn_ids_at_the_prompt_s_end(route: Route) -> None:
+@pytest.mark.parametrize("route", VLLMRoute)
+def test_scores_are_asked_for_with_the_drawn_ids_at_the_prompt_s_end(route: VLLMRoute) -> None:
     asked = json.loads(encode_scoring(request(num_top_logprobs=2), token_ids([8, 9]), route=route, model="m"))
     own = {"temperature": 0, "max_tokens": 1, "prompt_logprobs": 2}
     both = {"model": "m", "request_id": "r-1-scores"}
-    if route is Route.GENERATE:
+    if route is VLLMRoute.GENERATE:
         assert asked == {**both, "sampling_params": own, "token_ids": [1, 2, 3, 8, 9]}
     else:
         assert asked == {**both, **own, "prompt": [1, 2, 3, 8, 9]}

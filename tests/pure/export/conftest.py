@@ -10,7 +10,7 @@ import pytest
 from stenograph.core.chat import ParsedReply
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, Replay, RequestId, SampledTurn, WeightSpan, token_ids
-from stenograph.session.history import CommittedTurn, Node, PromptContext, TurnStatus
+from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus
 
 Drawn = Sequence[tuple[int, float]]
 

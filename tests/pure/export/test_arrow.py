@@ -22,7 +22,7 @@ def read(messages: Iterable[memoryview]) -> pa.Table:
         return reader.read_all()
 
 
-def test_every_row_is_what_json_says(new_session: NewSession, replay_text: ReplayText) -> None:
+def test_every_row_equals_the_sample_in_json(new_session: NewSession, replay_text: ReplayText) -> None:
     session = new_session()
     session.add(
         None, [1, 2], [(10, -0.5), (90, -1.5)], sampling=[-0.25, -1.0], versions=[("a", 0, 2)],

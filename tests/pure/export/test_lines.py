@@ -82,7 +82,7 @@ def test_a_snapshot_does_not_see_children_committed_after_it(new_session: NewSes
     ("num_drawn", "trimmed", "max_trim", "message"),
     [
         (2, 2, 1, r"Turn 1 of its line \(node 1\): it trims 2 tokens .*max_trim_tokens is 1"),
-        (1, 2, 9, r"Turn 1 of its line \(node 1\): it trims 2 tokens, but the turn before it drew 1"),
+        (1, 2, 9, r"Turn 1 of its line \(node 1\): it trims 2 tokens, but the turn before it sampled 1"),
         (1, -1, 9, r"it trims -1 tokens"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_turn_that_trims_too_much_is_refused_with_the_numbers(
 
 def test_a_first_turn_has_nothing_to_trim(new_session: NewSession) -> None:
     leaf = new_session().add(None, [1], [(10, -1.0)], trimmed=1)
-    with pytest.raises(SamplesInconsistent, match=r"Turn 0 .*trims 1 tokens, but the turn before it drew 0"):
+    with pytest.raises(SamplesInconsistent, match=r"Turn 0 .*trims 1 tokens, but the turn before it sampled 0"):
         whole_line(leaf, max_trim_tokens=1)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from stenograph.core.json_pieces import json_pieces
 from stenograph.export.records import records
-from stenograph.session.history import Node, line_ids
+from stenograph.trajectory.turn import Node, line_ids
 
 NewSession = Callable[[], Any]
 

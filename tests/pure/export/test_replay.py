@@ -13,7 +13,7 @@ from stenograph.core.json_pieces import json_pieces
 from stenograph.core.types import FinishReason
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import Sample, make_samples, to_json
-from stenograph.session.history import TurnStatus
+from stenograph.trajectory.turn import TurnStatus
 
 NewSession = Callable[[], Any]
 ReplayText = Callable[[int], str]
@@ -116,19 +116,19 @@ def test_experts_that_do_not_fit_are_refused_with_the_numbers(
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_a_line_that_is_told_in_part_is_refused_and_names_the_silent_turn(
+def test_a_line_with_replay_data_in_some_turns_only_is_refused_and_names_the_turn(
     new_session: NewSession, replay_text: ReplayText, silent: int
 ) -> None:
     session = new_session()
     root = session.add(None, [1, 2], ONE, experts=None if silent == 0 else replay_text(12))
     session.add(root, [3], ONE, experts=None if silent == 1 else replay_text(24))
-    with pytest.raises(SamplesInconsistent, match=rf"\(node {silent}\): there are no routed experts"):
+    with pytest.raises(SamplesInconsistent, match=rf"\(node {silent}\): it has no routed experts"):
         samples_of(session)
     if silent == 1:
         assert len(samples_of(session, max_seq_len=3)) == 1  # the silent turn is not in the sample
 
 
-def test_a_last_turn_that_was_aborted_before_it_drew_anything_is_left_off_where_the_others_have_experts(
+def test_a_last_turn_aborted_without_tokens_is_left_off_where_the_others_have_experts(
     new_session: NewSession, replay_text: ReplayText
 ) -> None:
     session = new_session()

@@ -13,7 +13,7 @@ from stenograph.core.json_pieces import json_pieces
 from stenograph.core.types import FinishReason
 from stenograph.export.lines import kept_leaves
 from stenograph.export.samples import EmptyReason, Sample, SampleSet, make_samples, to_json
-from stenograph.session.history import TurnStatus, line_ids
+from stenograph.trajectory.turn import TurnStatus, line_ids
 
 NewSession = Callable[[], Any]
 
@@ -50,6 +50,7 @@ def test_a_worked_example(new_session: NewSession) -> None:
             "metadata": {
                 "k": 1,
                 "leaf": {"node_id": 1, "parent": 0, "path_node_ids": [0, 1], "response_id": "chatcmpl-1"},
+                "truncated_turns": 0,
             },
         }
     ]
@@ -118,7 +119,7 @@ def test_max_seq_len_cuts_at_the_last_sampled_token_that_fits(
     assert sample.response == f"{len(tokens) - 3} ids"
 
 
-def test_a_turn_that_drew_nothing_but_a_replaced_opener_does_not_end_a_cut_sample(new_session: NewSession) -> None:
+def test_a_turn_with_only_a_replaced_opener_does_not_end_a_cut_sample(new_session: NewSession) -> None:
     session = new_session()
     root = session.add(None, [1], [(10, -1.0)])
     node = session.add(root, [2], [(90, -1.0)])
@@ -222,16 +223,17 @@ def test_an_engine_that_does_not_tell_sampling_logprobs_leaves_none(new_session:
     assert sample.sampling_log_probs is None
 
 
-def test_a_client_cannot_set_what_the_server_says_of_a_sample(new_session: NewSession) -> None:
+def test_a_client_cannot_set_the_servers_own_metadata_of_a_sample(new_session: NewSession) -> None:
     session = new_session()
     first = session.add(None, [1], [(10, -1.0)])
     session.add(None, [2], [(11, -1.0)])
-    spoofed = {"leaf": "x", "tito_session_mismatch": "x", "accumulated_token_ids": "x", "mine": 1}
+    names = ("leaf", "truncated_turns", "tito_session_mismatch", "accumulated_token_ids")
+    spoofed = {**dict.fromkeys(names, "x"), "mine": 1}
     drift = [{"type": "assistant_text", "position": 0}]
     told, untold = make(session, metadata=spoofed, mismatches={first.id: drift}).samples
     leaf = {"node_id": 0, "parent": None, "path_node_ids": [0], "response_id": ""}
-    assert told.metadata == {"mine": 1, "leaf": leaf, "tito_session_mismatch": drift}
-    assert set(untold.metadata) == {"mine", "leaf"}
+    assert told.metadata == {"mine": 1, "leaf": leaf, "truncated_turns": 0, "tito_session_mismatch": drift}
+    assert set(untold.metadata) == {"mine", "leaf", "truncated_turns"}
     assert set(spoofed.values()) == {"x", 1}
 
 

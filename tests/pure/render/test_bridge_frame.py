@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.render.bridge_frame import MAX_FRAME_CHARS, MAX_FRAMES, FrameCache, Setting
-from stenograph.render.families import Family
+from stenograph.families import Family
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.render.bridge_frame import MAX_FRAME_CHARS, MAX_FRAMES, FrameCache, FrameKey
 from stenograph.render.renderer import Bridge, Renderer
-from stenograph.render.template import ChatTemplate
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.render.template.template import ChatTemplate
 from stenograph.render.writer import Writer
 
 SHOWING = Family(name="showing", summary="a template of these tests", roles=frozenset(Role), shows_tools=True)
@@ -105,11 +105,11 @@ def test_threads_that_share_a_renderer_bridge_as_one_alone(tokenizer: Tokenizer)
 def test_few_frames_are_kept_and_no_large_one(tokenizer: Tokenizer) -> None:
     template = ChatTemplate(TEMPLATE, None, None, strftime_now=Calendar())
     cache = FrameCache(tokenizer, Writer(tokenizer, template, SHOWING))
-    large = Setting(tools=(), kwargs={"flag": "x" * MAX_FRAME_CHARS})
+    large = FrameKey(tools=(), kwargs={"flag": "x" * MAX_FRAME_CHARS})
     assert cache.get(large) is not cache.get(large)
     assert repr(cache) == f"<FrameCache 0 of {MAX_FRAMES}>"
     for n in range(MAX_FRAMES + 9):
-        setting = Setting(tools=(), kwargs={"flag": n})
+        setting = FrameKey(tools=(), kwargs={"flag": n})
         assert cache.get(setting) is cache.get(setting)
     assert repr(cache) == f"<FrameCache {MAX_FRAMES} of {MAX_FRAMES}>"
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, SamplingParams
+from stenograph.families import family_for
+from stenograph.model.files import load_model_files
+from stenograph.model.tokenizer import Tokenizer
 from stenograph.render.drift import Drift, DriftClass, DriftReport, find_drift, num_by_class, to_json
-from stenograph.render.families import family_for
-from stenograph.render.families.family import Family
-from stenograph.render.model_files import load_model_files
+from stenograph.render.family import Family
 from stenograph.render.renderer import Renderer
-from stenograph.render.template import ChatTemplate
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.render.template.template import ChatTemplate
 
 TOOL = Tool(
     name="w",
@@ -404,6 +404,42 @@ def test_a_stop_token_that_opens_the_next_message_is_no_drift(renderer: Renderer
     line.ask(user("c")).answer(said("user"), end=stop)
     assert line.report() == DriftReport()
     assert line.replaced(line.spans[0][1] - 1, 1).report().is_forbidden
+
+
+REASONING = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% set c = m.content or '' %}<|im_end|>"
+    "{% if '</think>' in c %}{{ c.split('</think>')[0] }}</think>{{ c.split('</think>')[-1] }}"
+    "{% else %}{{ '</think>' if off is defined else '<think></think>' }}{{ c }}{% endif %}"
+    "{% else %}<|im_start|>{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_end|>{{ '</think>' if off is defined else '<think>' }}{% endif %}"
+)
+"""As GLM-4.7's: no turn is closed, and the prompt opens the reasoning, or closes it."""
+
+
+@pytest.mark.parametrize("end", ["<|im_start|>", None], ids=["nothing but the stop token", "nothing at all"])
+def test_an_empty_reply_in_reasoning_that_the_prompt_opened_is_assistant_text(
+    renderer: Renderer, end: str | None
+) -> None:
+    line = Line(other(renderer, REASONING, opening_stops=("<|im_start|>",))).ask(user("a")).answer(said(""), end=end)
+    drift = line.only()
+    assert (drift.type, drift.start, drift.end) == (DriftClass.ASSISTANT_TEXT, line.spans[0][0], line.spans[0][0])
+    again = line.ask(user("b")).answer(said(""), end=end)
+    assert [drift.type for drift in again.report().drifts] == [DriftClass.ASSISTANT_TEXT] * 2
+    for start, _ in again.spans:
+        assert again.replaced(start - 1, 1).report().is_forbidden  # a prompt that lacks its end
+        assert again.replaced(start - 1, 0, *renderer.tokenizer.encode("y")).report().is_forbidden
+
+
+def test_reasoning_after_a_prompt_that_closed_it_is_assistant_text(renderer: Renderer) -> None:
+    line = Line(other(renderer, REASONING, opening_stops=("<|im_start|>",)), off=True).ask(user("a"))
+    line.answer(said("hello"), end="<|im_start|>").ask(user("b"))
+    assert line.report().is_clean
+    thought = "<think>user</think>name"
+    line.answer(said(thought), end="<|im_start|>").ask(user("c")).answer(said("x"), end="<|im_start|>")
+    assert line.only().type is DriftClass.ASSISTANT_TEXT
+    start = line.spans[1][0]
+    for at, num, ids in ((start - 1, 1, []), (start - 1, 1, renderer.tokenizer.encode("y"))):
+        assert line.replaced(at, num, *ids).report().is_forbidden
 
 
 def test_what_the_template_refuses_is_an_outcome(renderer: Renderer) -> None:

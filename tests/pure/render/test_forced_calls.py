@@ -21,14 +21,14 @@ from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Message, Tool
 from stenograph.core.types import Finish, FinishReason, Grammar
-from stenograph.embedded.grammar_llguidance import LlguidanceBackend
-from stenograph.render.families import FAMILIES, family_named
-from stenograph.render.families.family import Family
-from stenograph.render.parsers.reading import Reading
-from stenograph.render.parsers.reply import ReplyParser
-from stenograph.render.tokenizer import Tokenizer
-from stenograph.render.tool_grammar import tool_grammar
-from stenograph.testing.tiny import tiny_tokenizer_json
+from stenograph.embedded.grammar.llguidance import LlguidanceBackend
+from stenograph.families import FAMILIES, family_named
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.render.family import Family
+from stenograph.reply.held import forced_calls
+from stenograph.reply.reading import Reading
+from stenograph.reply.reply import ReplyParser
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 END_ID = 2
 NUM_WALKS, MAX_TOKENS, PATIENCE_TOKENS = 10, 600, 80
@@ -125,7 +125,7 @@ def impatience(num_tokens: int) -> float:
 
 
 def read(family: Family, made: Tokenizer, ids: list[int], prompt: Prompt) -> Message:
-    parser = ReplyParser(made, family.syntax, Reading(tools=TOOLS, prompt_end=prompt.end))
+    parser = ReplyParser(made, family.syntax, Reading(tools=TOOLS, prompt_end=family.syntax.prompt_end(prompt.end)))
     parser.feed(ids)
     parsed = parser.finish(Finish(reason=FinishReason.STOP))[1]
     assert not parsed.faults, made.decode(ids)
@@ -166,7 +166,9 @@ def test_all_that_the_grammar_admits_is_read_as_reasoning_and_calls(
 def forced(family: Family, made: Tokenizer, prompt: Prompt, parallel: bool) -> Grammar:
     choice = ToolChoice(mode=ToolMode.REQUIRED)
     try:
-        grammar = tool_grammar(TOOLS, choice, parallel, family.syntax, made.added_tokens, prompt_end=prompt.end)
+        grammar = forced_calls(
+            TOOLS, choice, parallel, family.syntax, made.added_tokens, prompt_end=family.syntax.prompt_end(prompt.end)
+        )
     except InvalidRequest as error:
         pytest.skip(str(error))
     assert grammar is not None

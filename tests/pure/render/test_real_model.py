@@ -6,12 +6,12 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stenograph.core.messages import Message, Role
-from stenograph.render.families import family_for
-from stenograph.render.fast_encoder import EncoderKind
-from stenograph.render.model_files import load_model_files
+from stenograph.families import family_for
+from stenograph.model.fast_encoder import EncoderKind
+from stenograph.model.files import load_model_files
+from stenograph.model.tokenizer import Tokenizer
 from stenograph.render.renderer import Renderer
-from stenograph.render.template import ChatTemplate
-from stenograph.render.tokenizer import Tokenizer
+from stenograph.render.template.template import ChatTemplate
 
 pytestmark = pytest.mark.weights
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llguidance import LLMatcher, LLTokenizer
 
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, StartupError, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, SamplingParams
 from stenograph.render.renderer import Renderer
-from stenograph.render.template import ChatTemplate
+from stenograph.render.template.template import ChatTemplate
 
 CONTROL = ["<|im_end|>", "<|im_start|>", "<x>", "<|im_end", "|>"]
 NEUTRAL = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -174,7 +175,7 @@ def test_a_tool_that_cannot_be_called_is_refused(renderer: Renderer) -> None:
         renderer.tool_grammar(
             [Tool(name="a", json="{}", parameters_json="[]")], ToolChoice(mode=ToolMode.REQUIRED), True
         )
-    assert caught.value.param == "/tools/0/function/parameters"
+    assert caught.value.blame == Blame(RequestPart.TOOLS, 0, ("parameters",))
     with pytest.raises(InvalidRequest):
         renderer.tool_grammar([TOOL], ToolChoice(mode=ToolMode.NAMED, name="none"), True)
 
@@ -189,4 +190,4 @@ def test_a_templates_own_refusal_reaches_the_caller() -> None:
 def test_a_tool_message_that_answers_nothing_is_refused(renderer: Renderer) -> None:
     with pytest.raises(UnrenderableMessage) as caught:
         renderer.check_messages([Message(role=Role.USER), Message(role=Role.TOOL, content="1")])
-    assert caught.value.param == "/messages/1/role"
+    assert caught.value.blame == Blame(RequestPart.MESSAGES, 1, ("role",))

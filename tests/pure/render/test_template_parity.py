@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stenograph.core.errors import UnrenderableMessage
-from stenograph.render.families.smollm2 import DEFAULT_SYSTEM, chatml_template
-from stenograph.render.template import ChatTemplate
+from stenograph.families.smollm2 import DEFAULT_SYSTEM, chatml_template
+from stenograph.render.template.template import ChatTemplate
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     ["<b>&'\"</b>", "{{ x }}", "{% if %}", "<|im_end|>", "\r\n", " \n", "\x00", "\u2028", "é𝄞"]

@@ -24,7 +24,7 @@ class GateMachine(RuleBasedStateMachine):
             with pytest.raises(SessionNotFound):
                 self.gate.lease()
         elif self.held is not None:
-            with pytest.raises(SessionBusy):
+            with pytest.raises(SessionBusy, match="Session s is generating another turn"):
                 self.gate.lease()
         else:
             self.held = self.gate.lease()

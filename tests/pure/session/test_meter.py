@@ -6,13 +6,13 @@ from stenograph.session.meter import TurnMeter
 def meter_of(*steps: tuple[int, float]) -> TurnMeter:
     meter = TurnMeter(started=10.0)
     for num_tokens, now in steps:
-        meter.drew(num_tokens, now)
+        meter.sampled(num_tokens, now)
     return meter
 
 
 def test_steps_make_a_time_to_the_first_token_gaps_and_a_mean() -> None:
     meter = meter_of((1, 11.0), (1, 11.5), (0, 11.75), (2, 12.5))
-    assert (meter.ttft_s, meter.itl_s, meter.tpot_s, meter.num_drawn) == (1.0, (0.5, 1.0), 0.5, 4)
+    assert (meter.ttft_s, meter.itl_s, meter.tpot_s, meter.num_sampled) == (1.0, (0.5, 1.0), 0.5, 4)
 
 
 def test_a_reply_that_came_at_once_says_nothing_of_its_first_token() -> None:

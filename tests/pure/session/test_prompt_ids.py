@@ -7,23 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked, ParsedReply
 from stenograph.core.errors import HistoryMismatch, StenographError, TruncatedGeneration
+from stenograph.core.history_kinds import AfterLength
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, token_ids
-from stenograph.session.history import (
-    Attachment,
-    CommittedTurn,
-    History,
-    LinearHistory,
-    Node,
-    PromptContext,
-    TurnStatus,
-    line_ids,
-    num_common,
-)
-from stenograph.session.matching import HarnessMatcher
-from stenograph.session.tree import TreeHistory
+from stenograph.trajectory.history import Attachment, History, num_common
+from stenograph.trajectory.linear import LinearHistory
+from stenograph.trajectory.matching import HarnessMatcher
+from stenograph.trajectory.tree import TreeHistory
+from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
 
 USER = Message(role=Role.USER, content="u")
 
@@ -100,12 +94,12 @@ def test_the_tree_finds_what_a_look_at_every_line_finds(data: st.DataObject) -> 
     error: type[StenographError] | None = None
     if expected is not None and expected.num_tokens == len(ids):
         error = HistoryMismatch
-    elif expected is not None and expected.turn.status is not TurnStatus.COMPLETED:
+    elif expected is not None and expected.turn.status is TurnStatus.ABORTED:
         error = TruncatedGeneration
     if error is not None:
         with pytest.raises(error) as caught:
             tree.position_ids(token_ids(ids))
-        assert caught.value.param == "/prompt"
+        assert caught.value.blame == Blame(RequestPart.PROMPT)
     else:
         at = tree.position_ids(token_ids(ids))
         assert at.parent is expected
@@ -135,8 +129,18 @@ def test_a_line_is_continued_or_loses_its_last_turn_and_no_more(
         assert [line_ids(node).tolist() for node in history.nodes] == lines[1:]
 
 
-def test_what_was_cut_off_cannot_be_continued_but_asked_for_again() -> None:
+def test_what_its_token_limit_cut_off_is_continued() -> None:
     for history in (LinearHistory(HarnessMatcher()), TreeHistory(HarnessMatcher())):
+        cut = complete(history, [1], [2], FinishReason.LENGTH)
+        assert history.position_ids(token_ids([1, 2, 3])).parent is cut
+
+
+def test_what_was_aborted_or_cut_off_where_refused_cannot_be_continued_but_asked_for_again() -> None:
+    refuse = AfterLength.REFUSE
+    for history in (
+        LinearHistory(HarnessMatcher(), after_length=refuse),
+        TreeHistory(HarnessMatcher(), after_length=refuse),
+    ):
         first = complete(history, [1], [2])
         for reason in (FinishReason.LENGTH, FinishReason.ABORT):
             complete(history, [1, 2, 3], [4], reason)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stenograph.core.chat import ReplyDelta, StreamPiece, ToolCallDelta
 from stenograph.core.types import Chunk
-from stenograph.session.reply_buffer import ReplyBuffer, ReplyReader
+from stenograph.session.reply_buffer import BufferReader, ReplyBuffer
 
 CALLS = st.builds(ToolCallDelta, index=st.integers(0, 2), arguments=st.text("{}a", max_size=3))
 DELTAS = st.builds(
@@ -39,7 +39,7 @@ def test_every_reader_gets_exactly_what_was_written_to_each_buffer(
         readers: list[asyncio.Task[list[StreamPiece]]] = []
 
         async def read_all(gaps: list[int]) -> list[StreamPiece]:
-            reader = ReplyReader(buffers)
+            reader = BufferReader(buffers)
             pieces: list[StreamPiece] = []
             while (new := await reader.take()) is not None:
                 assert new
@@ -75,7 +75,7 @@ def test_every_reader_gets_exactly_what_was_written_to_each_buffer(
 
 async def test_a_call_that_came_in_pieces_is_taken_as_one_with_the_id_and_name_of_its_first() -> None:
     buffer = ReplyBuffer()
-    reader = ReplyReader([buffer])
+    reader = BufferReader([buffer])
     buffer.push(ReplyDelta(tool_calls=(ToolCallDelta(index=1, id="b", name="g"),)))
     buffer.push(ReplyDelta(tool_calls=(ToolCallDelta(index=0, id="a", name="f", arguments='{"x"'),)))
     buffer.push(
@@ -92,7 +92,7 @@ async def test_a_call_that_came_in_pieces_is_taken_as_one_with_the_id_and_name_o
 
 async def test_a_reader_that_is_closed_while_it_waits_is_told_that_there_is_no_more() -> None:
     buffer = ReplyBuffer()
-    reader, other = ReplyReader([buffer]), ReplyReader([buffer])
+    reader, other = BufferReader([buffer]), BufferReader([buffer])
     waiting = asyncio.ensure_future(reader.take())
     await asyncio.sleep(0)
     reader.close()
@@ -107,7 +107,7 @@ async def test_a_reader_that_is_closed_while_it_waits_is_told_that_there_is_no_m
 
 async def test_what_brings_nothing_wakes_nobody_with_an_empty_piece() -> None:
     buffer = ReplyBuffer()
-    reader = ReplyReader([buffer])
+    reader = BufferReader([buffer])
     waiting = asyncio.ensure_future(reader.take())
     await asyncio.sleep(0)
     buffer.push(ReplyDelta(), Chunk(ids=(), logprobs=()))

@@ -1,0 +1,1 @@
+"""Benchmarks of the repository itself; not installed. scripts/bench runs them."""

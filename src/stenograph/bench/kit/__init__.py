@@ -1,0 +1,1 @@
+"""The parts that benchmarks share: child processes, loads, figures, reports."""

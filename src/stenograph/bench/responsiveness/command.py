@@ -1,0 +1,152 @@
+"""`stenograph bench responsiveness`: does the server answer at once while it carries large and many chats?
+
+For each scenario and repeat: the load straight at the engine stand-in (where there is one), then through the server,
+and through one of another checkout or with other flags where that was asked for, each with a probe of `/health` beside
+it. Owns the run's options and order; what a measurement is, is in measure.py.
+"""
+
+import argparse
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from stenograph.bench.kit.artifact import Measurement, ScenarioResult, write_artifact
+from stenograph.bench.kit.conversation import Messages
+from stenograph.bench.kit.figures import Figures
+from stenograph.bench.kit.machine import checkout
+from stenograph.bench.kit.options import add_artifact, add_model, add_plot, check_plot, count, share
+from stenograph.bench.kit.reply_shape import ReplyShape
+from stenograph.bench.kit.report import errors_of
+from stenograph.bench.kit.runner import begin_artifact, cached_model, in_turn, say, show
+from stenograph.bench.kit.servers import Checkout
+from stenograph.bench.responsiveness.measure import (
+    DIRECT_LEAST_S,
+    ServerCommand,
+    measure_beside_idle,
+    measure_direct,
+    measure_server,
+    tokens_per_byte,
+)
+from stenograph.bench.responsiveness.report import responsiveness_table
+from stenograph.bench.responsiveness.scenarios import Scenario, scenarios_named
+from stenograph.model.files import load_model_files
+
+SAMPLE_BYTES = 50_000
+"""Bytes of text in which the tokens per byte are counted."""
+SHOWN = {"server": "through the server", "before": "through the server before"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsivenessRun:
+    """The servers of a run by name (`server`, and `before`), and how often."""
+
+    commands: dict[str, ServerCommand]
+    vocab_size: int
+    repeats: int
+    direct_s: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    add = parser.add_argument
+    add("--scenario", default="all", metavar="A,B,…|all", help="which loads to run. Default: all.")
+    add("--scale", type=share, default=1.0, help="the share of each load's chats. Default: 1.")
+    add_artifact(parser, "responsiveness", repeats=3)
+    add("--levels", metavar="1,8,64", help="run each scenario once for each number of sessions")
+    add_model(parser)
+    add("--server-flags", default="", metavar="FLAGS", help="more flags of `serve`: --server-flags='--x 1'")
+    add("--before", type=Path, metavar="DIR", help="measure the server of this checkout too, in turn with ours")
+    add("--before-flags", metavar="FLAGS", help="flags of that server; without --before, of a second one of ours")
+    add_plot(parser, "latency against load")
+    add("--profile", type=Path, metavar="FILE", help="where the last server's CPU went, as collapsed stacks")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and write down; returns the exit code. A goal that is missed is no failure of the benchmark."""
+    scenarios = list(_asked_scenarios(options))
+    check_plot(options)
+    asked = _prepare(options)
+    artifact = begin_artifact("responsiveness", options)
+    if options.before is not None:
+        artifact.arguments |= {f"before_{name}": value for name, value in checkout(options.before).items()}
+    for scenario in scenarios:
+        artifact.scenarios.append(_measure_scenario(scenario, asked))
+        write_artifact(options.out, artifact)  # what is measured is kept, whatever happens to the rest
+    part = "" if options.scale == 1 else f"The goals are for whole loads; this was a share of {options.scale:g}."
+    return show(artifact, options, responsiveness_table(artifact), *errors_of(artifact), part)
+
+
+def _asked_scenarios(options: argparse.Namespace) -> Iterator[Scenario]:
+    for scenario in scenarios_named(options.scenario):
+        scaled = scenario.scaled(options.scale)
+        if options.levels is None:
+            yield scaled
+        else:
+            yield from (replace(scaled, sessions=count(level)) for level in options.levels.split(","))
+
+
+def _prepare(options: argparse.Namespace) -> ResponsivenessRun:
+    before = None if options.before is None else Checkout(options.before.absolute())
+    path = cached_model(options.model)
+    profile = None if options.profile is None else str(options.profile.absolute())
+    command = ServerCommand(model=str(path), flags=tuple(shlex.split(options.server_flags)), profile=profile)
+    commands = {"server": command}
+    if before is not None or options.before_flags is not None:
+        flags = options.server_flags if options.before_flags is None else options.before_flags
+        commands["before"] = replace(command, flags=tuple(shlex.split(flags)), profile=None, checkout=before)
+    return ResponsivenessRun(
+        commands=commands,
+        vocab_size=load_model_files(path).vocab_size,
+        repeats=options.repeats,
+        direct_s=DIRECT_LEAST_S * options.scale,
+    )
+
+
+def _measure_scenario(scenario: Scenario, run: ResponsivenessRun) -> ScenarioResult:
+    shape = msgspec.structs.replace(scenario.shape, vocab_size=run.vocab_size)
+    message_bytes = scenario.message_bytes
+    if scenario.message_tokens:
+        sample = next(Messages(num_bytes=SAMPLE_BYTES, num_messages=1).texts(1))
+        message_bytes = round(scenario.message_tokens / tokens_per_byte(run.commands["server"], shape, sample))
+    result = ScenarioResult(
+        name=scenario.name,
+        title=scenario.title,
+        sessions=scenario.sessions,
+        turns=scenario.turns,
+        message_bytes=message_bytes,
+        goals=[(goal.figure, goal.value) for goal in scenario.goals],
+        before_goals=[(goal.figure, goal.value) for goal in scenario.before_goals if "before" in run.commands],
+    )
+    for number in range(run.repeats):
+        ceiling: Figures = {}
+        if not scenario.guided_tokens:
+            _note(scenario, run, number, "straight at the engine")
+            direct = measure_direct(scenario, shape, message_bytes=message_bytes, least_s=run.direct_s)
+            result.keep("direct", direct)
+            ceiling = direct.figures
+        for target in in_turn(list(run.commands), number):
+            _note(scenario, run, number, SHOWN[target])
+            measured = _measure_target(scenario, shape, run.commands[target], message_bytes, number)
+            if ceiling.get("chats_per_s"):
+                measured.figures["share_of_direct"] = measured.figures["chats_per_s"] / ceiling["chats_per_s"]
+            result.keep(target, measured)
+    return result
+
+
+def _measure_target(
+    scenario: Scenario, shape: ReplyShape, command: ServerCommand, message_bytes: int, number: int
+) -> Measurement:
+    if scenario.idle_sessions:
+        return measure_beside_idle(scenario, shape, command, message_bytes=message_bytes, number=number)
+    return measure_server(scenario, shape, command, message_bytes=message_bytes)
+
+
+def _note(scenario: Scenario, run: ResponsivenessRun, number: int, what: str) -> None:
+    num_chats = scenario.sessions * scenario.turns
+    say(
+        f"{scenario.name}: {scenario.title}; {num_chats} chats, {scenario.sessions} at once;"
+        f" {number + 1} of {run.repeats}, {what}"
+    )

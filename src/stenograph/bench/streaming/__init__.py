@@ -1,0 +1,1 @@
+"""stenograph bench streaming."""

@@ -1,0 +1,156 @@
+"""Writes the log to stderr, as text or as one JSON object a line, on a thread of its own.
+
+Logging only puts a line into a queue, because a pipe that is not read must not block the event loop. A full queue
+drops lines, and reports later how many. Knows nothing of what is logged.
+"""
+
+# ruff: noqa: RUF009  (`setting` makes dataclass fields)
+
+import contextlib
+import copy
+import enum
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from stenograph.core.log_line import LogLine
+from stenograph.core.settings import choice, setting
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 10_000
+"""The most lines that wait to be written."""
+CLOSE_GRACE_S = 1.0
+"""Seconds that the end of the process waits for the last lines to be written."""
+
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class LogLevel(enum.StrEnum):
+    """Levels of the log."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(enum.StrEnum):
+    """Formats of the log's lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """Settings of the log."""
+
+    log_level: LogLevel = setting(LogLevel.INFO, choice(LogLevel), "Lowest level that is logged.")
+    log_format: LogFormat = setting(
+        LogFormat.TEXT, choice(LogFormat), "Format of the log: text for people, or a JSON object a line."
+    )
+
+
+class JsonFormatter(logging.Formatter):
+    """A line as a JSON object: `time`, `level`, `logger`, `event`; then a `LogLine`'s facts, or `message`; `traceback`
+    where there is one. docs/operations.md lists the keys."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = record.msg if isinstance(record.msg, LogLine) else None
+        fields: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": "message" if line is None else line.event,
+        }
+        fields |= {"message": record.getMessage()} if line is None else line.fields()
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields)  # ASCII: no text of a client's has to be UTF-8
+
+
+class LogWriter(logging.Handler):
+    """Takes lines on any thread, and writes them on its own to the file descriptor `fd`, until it is closed."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self._waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self._num_dropped = 0
+        self._thread = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._waiting.qsize() >= MAX_WAITING:
+            self._num_dropped += 1
+            return
+        if record.args:  # what it is made of may change until it is written
+            record = copy.copy(record)
+            record.msg, record.args = record.getMessage(), None
+        self._waiting.put(record)
+
+    def close(self) -> None:
+        """Write the waiting lines, for at most `CLOSE_GRACE_S`."""
+        if self._thread.is_alive():
+            self._waiting.put(None)
+            self._thread.join(CLOSE_GRACE_S)
+        super().close()
+
+    def _write_all(self) -> None:
+        while (record := self._waiting.get()) is not None:
+            self._write(record)
+            if self._num_dropped and self._waiting.empty():
+                num, self._num_dropped = self._num_dropped, 0
+                message = f"{num} log lines were dropped, because the log was not read fast enough"
+                self._write(logging.LogRecord(__name__, logging.WARNING, "", 0, message, None, None))
+
+    def _write(self, record: logging.LogRecord) -> None:
+        # Not by sys.stderr: a thread that is stopped within it would hold its lock at the end of the process.
+        try:
+            left = self.format(record).encode(errors="backslashreplace") + b"\n"
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError:
+            pass  # closed: there is nowhere to report it
+        except Exception:  # noqa: BLE001 - one bad line must not end the log
+            self.handleError(record)
+
+
+class LogProgress:
+    """Long work as lines of the log, for one that is read by machines: at the start, every 20 %, and at the end."""
+
+    def __init__(self) -> None:
+        self._said: tuple[str, int] = ("", -1)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        fifths = min(5, 5 * done // max(1, total))
+        if what != self._said[0] or fifths > self._said[1]:
+            log.info("%s: %d %%", what, 20 * fifths)
+            self._said = (what, fifths)
+
+
+@contextlib.contextmanager
+def logging_to_stderr(settings: LogSettings) -> Generator[None]:
+    """While inside, what is logged goes to stderr, as the settings say; without one it goes nowhere."""
+    if sys.stderr is None:
+        yield
+        return
+    writer = LogWriter(sys.stderr.fileno())
+    is_json = settings.log_format is LogFormat.JSON
+    writer.setFormatter(JsonFormatter() if is_json else logging.Formatter(TEXT_FORMAT))
+    root = logging.getLogger()
+    root.setLevel(str(settings.log_level).upper())
+    root.addHandler(writer)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and stop lines say nothing that ours do not
+    try:
+        yield
+    finally:
+        root.removeHandler(writer)
+        writer.close()

@@ -1,0 +1,69 @@
+"""Refuses settings that do not fit each other: one that the engine has no use for, or that needs another. Pure."""
+
+from stenograph.core.errors import StartupError
+from stenograph.core.settings import Switch
+from stenograph.dialects.settings import ReplyMode
+from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype
+from stenograph.engine.settings import EngineKind, ReplayKind
+from stenograph.http.settings import Settings
+
+
+def check_together(settings: Settings) -> None:
+    """Raise StartupError for settings that do not fit each other."""
+    _check_embedded(settings)
+    is_embedded = settings.engine is EngineKind.EMBEDDED
+    if not is_embedded and not settings.engine_url:
+        raise StartupError(f"--engine {settings.engine} needs the address of its server: give --engine-url")
+    if is_embedded and settings.engine_url:
+        raise StartupError(
+            "--engine-url is set, but --engine is embedded, which has no address: say which engine it is,"
+            " for instance --engine sglang"
+        )
+    if is_embedded and settings.replay is not ReplayKind.NONE:
+        raise StartupError("--replay is set, but the embedded engine has no experts to replay")
+    if is_embedded and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but the embedded engine writes no replies: set --engine too")
+    if settings.engine is EngineKind.LLAMACPP and settings.replay is not ReplayKind.NONE:
+        raise StartupError("--replay is set, but llama.cpp does not report its experts")
+    if settings.engine is EngineKind.LLAMACPP and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but llama.cpp writes no replies here")
+    if settings.engine is EngineKind.VLLM and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        raise StartupError(f"--replay is {settings.replay}, but vLLM reports routed_experts alone")
+    if settings.engine is EngineKind.VLLM and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but vLLM writes no replies here")
+    if settings.engine is EngineKind.SGLANG_GENERATE and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but SGLang's own route writes no replies")
+    if settings.engine is EngineKind.LMDEPLOY and settings.replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        raise StartupError(f"--replay is {settings.replay}, but LMDeploy reports routed_experts alone")
+    if settings.engine is EngineKind.LMDEPLOY and settings.reply is not ReplyMode.PASSTHROUGH:
+        raise StartupError(f"--reply is {settings.reply}, but LMDeploy writes no replies here")
+
+
+def _check_embedded(settings: Settings) -> None:
+    """Raise StartupError for the embedded engine's settings that do not fit each other, or are of no use."""
+    is_embedded = settings.engine is EngineKind.EMBEDDED
+    if settings.step_tokens <= settings.max_batch:
+        raise StartupError(
+            f"--step-tokens is {settings.step_tokens}, but must be above --max-batch, {settings.max_batch}: raise it"
+        )
+    if not is_embedded and settings.prefix_reuse is Switch.OFF:
+        raise StartupError(f"--prefix-reuse is off, but --engine is {settings.engine}: only the embedded one has it")
+    if not is_embedded and settings.grammar_backend is not GrammarBackendKind.LLGUIDANCE:
+        raise StartupError(f"--grammar-backend is set, but --engine is {settings.engine}: only the embedded one has it")
+    if not is_embedded and settings.tokenize_workers:
+        raise StartupError(
+            f"--tokenize-workers is {settings.tokenize_workers}, but --engine is {settings.engine}: only the embedded"
+            " one has them"
+        )
+    if not is_embedded and settings.forward is not ForwardKind.NUMPY:
+        raise StartupError(
+            f"--forward is {settings.forward}, but --engine is {settings.engine}: only the embedded one has it"
+        )
+    if settings.forward is not ForwardKind.TORCH and settings.torch_device != "auto":
+        raise StartupError(
+            f"--torch-device is {settings.torch_device}, but --forward is {settings.forward}: set --forward torch"
+        )
+    if settings.forward is not ForwardKind.TORCH and settings.torch_dtype is not TorchDtype.FLOAT32:
+        raise StartupError(
+            f"--torch-dtype is {settings.torch_dtype}, but --forward is {settings.forward}: set --forward torch"
+        )

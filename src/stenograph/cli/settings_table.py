@@ -1,0 +1,106 @@
+"""The table of all settings: each room's own rows, in the order of docs/settings.md and of `serve --help`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stenograph.cli.logs import LogSettings
+from stenograph.cli.settings_checks import check_together
+from stenograph.core.settings import Setting, SettingsTable, rows_of
+from stenograph.http.settings import Settings
+from stenograph.model.settings import default_cache_dir
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandSettings(Settings, LogSettings):
+    """A command's settings: a server's, and those of its log. Made by `load_settings`, or by hand in tests."""
+
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "server": (
+        "host",
+        "port",
+    ),
+    "model": (
+        "model",
+        "family",
+        "chat_template_kwargs",
+        "allow_special_in_text",
+    ),
+    "engine": (
+        "engine",
+        "engine_url",
+        "connect_timeout",
+        "max_reply_bytes",
+        "replay",
+        "reply",
+    ),
+    "embedded engine": (
+        "engine_threads",
+        "max_batch",
+        "kv_tokens",
+        "step_tokens",
+        "prefix_reuse",
+        "forward",
+        "torch_device",
+        "torch_dtype",
+        "grammar_backend",
+        "tokenize_workers",
+    ),
+    "CPU work": (
+        "cpu_workers",
+        "body_slots",
+        "loop_watchdog",
+    ),
+    "sessions": (
+        "history",
+        "after_length",
+        "matcher",
+    ),
+    "limits and deadlines": (
+        "max_sessions",
+        "max_in_flight",
+        "max_held_tokens",
+        "max_nodes",
+        "session_ttl",
+        "max_body_bytes",
+        "header_timeout",
+        "body_timeout",
+        "request_timeout",
+        "abort_grace",
+        "drain_timeout",
+    ),
+    "requests": (
+        "unknown_fields",
+        "over_budget",
+        "proxy_allow",
+    ),
+    "security": (
+        "api_key",
+        "allow_host",
+        "allow_origin",
+    ),
+    "logs": (
+        "log_level",
+        "log_format",
+    ),
+    "files": ("cache_dir",),
+}
+"""The groups of `serve --help`, and the settings of each, by name."""
+
+_ROWS = rows_of(CommandSettings)
+
+SETTINGS: tuple[Setting, ...] = tuple(_ROWS[name] for names in SECTIONS.values() for name in names)
+"""The table: every setting, in the order of the docs."""
+
+_TABLE = SettingsTable(CommandSettings, SETTINGS, check=check_together)
+
+
+def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> CommandSettings:
+    """Read the settings as `SettingsTable.load` does; the cache folder where none is set is the environment's."""
+    return _TABLE.load(flags, environ, file, defaults={"cache_dir": default_cache_dir(environ)})
+
+
+def kubernetes_variables(environ: Mapping[str, str]) -> list[str]:
+    """The variables that Kubernetes set for a Service, not a person for this server: they are no settings."""
+    return _TABLE.kubernetes_variables(environ)

@@ -1,0 +1,61 @@
+"""A line of the log that is made of named fields, such as the end of a turn. Pure.
+
+It is formatted when it is written, not when it is logged: the writer asks for its text or its fields.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stenograph.core.types import Stage
+
+LogValue = str | int | float | None
+
+MAX_TEXT_CHARS = 300
+"""Longest text of one value; an error may quote a whole reply."""
+
+_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
+"""Text that needs no quotes: visible ASCII without quote, equals sign and backslash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """An `event`, and its facts in an order that is always the same. None is a fact that is not there.
+
+    `stages_s` are seconds by stage; they are written in milliseconds, as `stages_ms`. None: it has none.
+
+    Its text is `event key=value …`: without the facts that are not there, with quotes and escapes as in JSON where a
+    value has blanks or anything but visible ASCII in it, so that no text can begin another line.
+    """
+
+    event: str
+    facts: Mapping[str, LogValue]
+    stages_s: Mapping[Stage, float] | None = None
+
+    def __str__(self) -> str:
+        shown = [self.event]
+        shown += [f"{name}={_text(value)}" for name, value in self.facts.items() if value is not None]
+        if self.stages_s:
+            shown.append("stages_ms=" + ",".join(f"{stage}:{1e3 * time:.3f}" for stage, time in self.stages_s.items()))
+        return " ".join(shown)
+
+    def fields(self) -> dict[str, object]:
+        """The facts for a structured log, text cut as in `str`."""
+        shown: dict[str, object] = {
+            name: _cut(value) if isinstance(value, str) else value for name, value in self.facts.items()
+        }
+        if self.stages_s is not None:
+            shown["stages_ms"] = {stage.value: round(1e3 * time, 3) for stage, time in self.stages_s.items()}
+        return shown
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT_CHARS else f"{text[: MAX_TEXT_CHARS - 1]}…"
+
+
+def _text(value: LogValue) -> str:
+    if isinstance(value, str):
+        text = _cut(value)
+        return text if _PLAIN.fullmatch(text) else json.dumps(text)
+    return str(value)

@@ -1,0 +1,114 @@
+"""The interface of a dialect: all that stands between the bytes of one kind of client and the values of core. Pure.
+
+A dialect owns its paths, its decoding, the ids of its replies, whole replies, streams with their framing, and errors.
+It knows no socket and no session: a route reads and writes for it, and gives it what the session knows.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stenograph.core.chat import ChatReply, KnownMessages, ReplyOptions, Spelling, StreamPiece, TurnRequest
+from stenograph.core.errors import StenographError
+
+Headers = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A request as it came. `at` has the named groups of its path, and `known` is what need not be read again."""
+
+    body: bytes
+    at: Mapping[str, str] = field(default_factory=dict[str, str])
+    known: KnownMessages | None = None
+
+
+Decoded = tuple[TurnRequest, bytes]
+"""A request, and as JSON what of it is kept in the record: `path`, `model`, `recorded` and `sent`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A whole reply as it goes out, with the headers that are its own, the content type among them.
+
+    Content that may be large comes in pieces, between which the loop serves others.
+    """
+
+    content: bytes | Iterator[bytes]
+    headers: Headers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """An error as it goes out before anything else was sent."""
+
+    status: int
+    content: bytes
+    headers: Headers
+
+
+Refuse = Callable[[StenographError], Refusal]
+"""Writes the error of a request that no dialect has read."""
+
+
+class StreamWriter(Protocol):
+    """Writes one streamed reply. `prompts` are the ids of the request's prompts.
+
+    What may be large comes in pieces, between which the loop serves others; they are all taken before the next call.
+    """
+
+    @property
+    def headers(self) -> Headers:
+        """The answer's headers, the content type among them."""
+        ...
+
+    def start(self, prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
+        """The events that come first."""
+        ...
+
+    def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
+        """The events for what is new; nothing if a client would see nothing of it."""
+        ...
+
+    def end(self, replies: Sequence[ChatReply]) -> bytes | Iterator[bytes]:
+        """The events that come last, the terminal one included."""
+        ...
+
+    def failed(self, error: StenographError) -> bytes:
+        """The last bytes instead of `end`: the error, and nothing that says the reply is whole."""
+        ...
+
+
+class Dialect(Protocol):
+    """One kind of request on one server, from its bytes to its reply's."""
+
+    @property
+    def name(self) -> str:
+        """The dialect of its requests' spelling."""
+        ...
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """Regular expressions of the paths that it takes by POST, each also below `/sessions/{id}`."""
+        ...
+
+    def decode(self, incoming: Incoming) -> Decoded:
+        """Read a request. Raises CallerError, with `param` where a field is at fault."""
+        ...
+
+    def steps(self, incoming: Incoming) -> "Iterator[Decoded | None] | None":
+        """The same in steps for the loop: what they do holds the GIL. None where a worker does as well."""
+        ...
+
+    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply]) -> Body:
+        """A reply that is not streamed."""
+        ...
+
+    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> StreamWriter:
+        """The writer of a streamed reply to a request of this spelling."""
+        ...
+
+    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+        """An error; `spelling` is that of the request, None where none was read."""
+        ...

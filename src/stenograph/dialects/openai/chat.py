@@ -1,0 +1,405 @@
+"""OpenAI chat completions, requests: bytes to `ChatRequest`. Pure.
+
+Every field is honoured, recorded or refused (chat_fields.py); nothing is accepted and ignored. Whoever is to blame is
+named by a JSON pointer. Replies are chat_reply.py's.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from stenograph.core.chat import ChatRequest, KnownMessages, ToolChoice, ToolMode
+from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
+from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.text_print import TextPrint
+from stenograph.dialects.json_errors import decode_part, nearest, shown
+from stenograph.dialects.openai.chat_fields import (
+    CHAT_FIELDS,
+    TextPart,
+    WireChatRequest,
+    WireMessage,
+    WireNamedChoice,
+    WireTool,
+    names_in_messages,
+)
+from stenograph.dialects.openai.sampling import (
+    decode_fields,
+    is_given,
+    other_names,
+    reply_options,
+    sampling_params,
+    sent_sampling,
+    text_view,
+    truncation,
+    unknown_type,
+)
+from stenograph.dialects.openai.spelling import OpenAISpelling
+from stenograph.dialects.settings import UnknownFields
+from stenograph.dialects.template_kwargs import check_depth, check_template_kwargs
+
+_REQUEST = msgspec.json.Decoder(WireChatRequest)
+_MESSAGES = msgspec.json.Decoder(list[WireMessage])
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+_LIST = msgspec.json.Decoder(list[Raw])
+_JSON_SPACES = (b" ", b"\t", b"\r", b"\n")
+_ROLES = {str(role): role for role in Role}
+
+MAX_MESSAGES = 32768
+"""A decoder and a template hold the GIL for what they are given at once, so a conversation has a limit."""
+
+MAX_REST_BYTES = 2 * 2**20
+"""Size limit of a request without its messages. Tools and arguments become objects, are looked into and rendered."""
+
+MAX_PARTS = 32768
+"""Most parts of one message's content, or tool calls in it: one decoder's call makes them all."""
+
+MAX_ARGUMENTS_CHARS = 2 * 2**20
+"""Longest arguments of one tool call: they become objects at once, to render and compare. A model writes no more."""
+
+_MESSAGES_AT_ONCE = 1024
+_BYTES_AT_ONCE = 2**20
+_SMALL_BYTES = 64 * 1024
+
+
+def decode_chat(
+    body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE, known: KnownMessages | None = None
+) -> ChatRequest:
+    """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer.
+
+    Messages that the body begins with and that are `known` are not read again.
+    """
+    if known is not None and (place := _after_known(body, known)) is not None:
+        short = b"%b[%b" % (body[: known.list_start], body[place:])
+        try:
+            read = _read(short, unknown_fields)
+        except CallerError:
+            return decode_chat(body, unknown_fields=unknown_fields)  # which says where in the whole body it is
+        whole = read._replace(messages=(*known.of_line(), *read.messages))
+        if read.list_start == known.list_start and read.messages and len(whole.messages) <= MAX_MESSAGES:
+            return _request(whole, body=body, end=read.list_end - known.list_start - 1 + place, known=known)
+    read = _read(body, unknown_fields)
+    if not read.messages:
+        raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
+    return _request(read, body=body, end=read.list_end, known=None)
+
+
+def _after_known(body: bytes, known: KnownMessages) -> int | None:
+    """Start of the first unknown message in the body; None if it does not begin with what is known."""
+    end = known.text_print.length
+    while body[end : end + 1] in _JSON_SPACES:
+        end += 1
+    return end + 1 if body[end : end + 1] == b"," and known.text_print.begins(body) else None
+
+
+class _Read(NamedTuple):
+    """A body that was read. `list_start` and `list_end` are where the brackets around its messages are."""
+
+    wire: WireChatRequest
+    messages: tuple[Message, ...]
+    list_start: int
+    list_end: int
+    recorded: dict[str, str]
+
+
+def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
+    _check_rest(body)
+    try:
+        wire, recorded = decode_fields(body, _REQUEST, CHAT_FIELDS, unknown_fields)
+        found = enumerate(_wire_messages(wire.messages))
+        messages = tuple(_message(message, f"/messages/{index}") for index, message in found)
+    except InvalidRequest as error:
+        _blame_type(body, error)
+        raise
+    raw = wire.messages
+    start = _address(raw) - _address(body)
+    if not 0 <= start < len(body):  # it was read from a copy without fields that we do not know
+        raw = _ONLY_MESSAGES.decode(body).messages
+        start = _address(raw) - _address(body)
+    end = start + len(memoryview(raw)) - 1
+    return _Read(wire=wire, messages=messages, list_start=start, list_end=end, recorded=recorded)
+
+
+def _address(buffer: "bytes | Raw") -> int:
+    """Address of its bytes in memory: a part that is left undecoded lies within what it was decoded from."""
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None) -> ChatRequest:
+    """The request; the closing bracket of its list of messages is at `end` of the body."""
+    wire, view = read.wire, memoryview(body)
+    messages_json = view[read.list_start : end + 1]
+    while body[end - 1 : end] in _JSON_SPACES:
+        end -= 1
+    tools = tuple(_tool(tool, index) for index, tool in enumerate(wire.tools or ()))
+    max_tokens_name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
+    params, constraint = sampling_params(
+        wire,
+        max_tokens=_max_tokens(wire),
+        max_tokens_name=max_tokens_name,
+        num_top_logprobs=_num_top_logprobs(wire),
+        top_logprobs_name="top_logprobs",
+    )
+    before = TextPrint() if known is None else known.text_print
+    return ChatRequest(
+        messages=read.messages,
+        messages_json=messages_json,
+        text_print=before.then(view[before.length : end]),
+        list_start=read.list_start,
+        known=known,
+        model=wire.model,
+        tools=tools,
+        tool_choice=_tool_choice(wire.tool_choice, tools),
+        parallel_tool_calls=wire.parallel_tool_calls is not False,
+        params=params,
+        spelling=OpenAISpelling(max_tokens=max_tokens_name, grammar=constraint.param, other_names=other_names(wire)),
+        template_kwargs=_template_kwargs(wire),
+        truncation=truncation(wire),
+        priority=wire.priority,
+        text=text_view(wire, separates_reasoning=wire.separate_reasoning is not False),
+        reply=reply_options(wire, logprobs=bool(wire.logprobs)),
+        recorded=read.recorded,
+        sent=sent_sampling(wire),
+    )
+
+
+class _OnlyMessages(msgspec.Struct):
+    """A body's messages; nothing else is looked into."""
+
+    messages: Raw
+
+
+_ONLY_MESSAGES = msgspec.json.Decoder(_OnlyMessages)
+
+
+def _check_rest(body: bytes) -> None:
+    """Raise InvalidRequest, before anything is made of it, for a body with more beside its messages than it may have.
+
+    A body of another shape is for the decoder to refuse.
+    """
+    if len(body) <= MAX_REST_BYTES:
+        return
+    try:
+        num_bytes = len(body) - len(memoryview(_ONLY_MESSAGES.decode(body).messages))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if num_bytes > MAX_REST_BYTES:
+        raise InvalidRequest(f"Beside its messages, the request has {num_bytes} bytes; at most {MAX_REST_BYTES}.")
+
+
+def _wire_messages(text: Raw) -> Iterator[WireMessage]:
+    """Decode a list of messages, a large one some at a time: a decoder holds the GIL. Raises as `decode_chat`."""
+    if len(memoryview(text)) < _SMALL_BYTES:
+        yield from decode_part(text, _MESSAGES, at="/messages", known=names_in_messages)
+        return
+    raws = decode_part(text, _LIST, at="/messages")
+    if len(raws) > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"A conversation has at most {MAX_MESSAGES} messages, this one {len(raws)}.", param="/messages"
+        )
+    for start, end in _portions(raws):
+        for index in range(start, end):
+            _check_parts(raws[index], f"/messages/{index}")
+        some = b"[" + b",".join(raws[start:end]) + b"]"
+        yield from decode_part(some, _MESSAGES, at="/messages", known=names_in_messages, first=start)
+
+
+def _portions(raws: list[Raw]) -> Iterator[tuple[int, int]]:
+    """Stretches [start, end) of so many messages as are decoded at once; one that is long by itself is alone."""
+    start = num_bytes = 0
+    for index, raw in enumerate(raws):
+        size = len(memoryview(raw))
+        if index > start and (index - start >= _MESSAGES_AT_ONCE or num_bytes + size > _BYTES_AT_ONCE):
+            yield start, index
+            start, num_bytes = index, 0
+        num_bytes += size
+    yield start, len(raws)
+
+
+class _Lists(msgspec.Struct):
+    """The lists of a message, which have as many objects as a client likes."""
+
+    content: Raw = Raw(b"null")
+    tool_calls: Raw = Raw(b"null")
+
+
+_LISTS = msgspec.json.Decoder(_Lists)
+
+
+def _check_parts(raw: Raw, at: str) -> None:
+    """Raise InvalidRequest, before they are made, for a message with more parts or calls than it may have.
+
+    A message of another shape is for the decoder to refuse.
+    """
+    if len(memoryview(raw)) <= MAX_PARTS or bytes(raw).count(b"{") <= MAX_PARTS:  # mostly it is one long text
+        return
+    try:
+        lists = _LISTS.decode(raw)
+        for name, value in (("content", lists.content), ("tool_calls", lists.tool_calls)):
+            num = len(_LIST.decode(value)) if bytes(memoryview(value)[:1]) == b"[" else 0
+            if num > MAX_PARTS:
+                what = "content parts" if name == "content" else "tool calls"
+                raise InvalidRequest(f"A message has at most {MAX_PARTS} {what}, this one {num}.", param=f"{at}/{name}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+
+
+def _blame_type(body: bytes, error: InvalidRequest) -> None:
+    """Raise UnrenderableMessage if what the error points into is of a type that cannot be shown: that comes first.
+
+    Such parts and tools have fields of their own, which are not what is wrong with them.
+    """
+    steps: tuple[str, ...]
+    match (error.param or "").split("/")[1:]:
+        case ["tools", index, *_]:
+            steps, known, what = ("tools", index), "function", "tool"
+        case ["messages", index, "content", part, *_]:
+            steps, known, what = ("messages", index, "content", part), "text", "content part"
+        case ["messages", index, "tool_calls", call, *_]:
+            steps, known, what = ("messages", index, "tool_calls", call), "function", "tool call"
+        case _:
+            return
+    value: bytes | Raw = body
+    try:
+        for step in steps:
+            value = _LIST.decode(value)[int(step)] if step.isdigit() else _OBJECT.decode(value)[step]
+        kind: object = msgspec.json.decode(_OBJECT.decode(value)["type"])
+    except (KeyError, IndexError, msgspec.DecodeError):  # it has no type: that is not what is wrong
+        return
+    if isinstance(kind, str) and kind != known:
+        raise UnrenderableMessage(
+            f"A {what} of type {shown(kind)} cannot be shown to the model; only {known}s can.",
+            param="/" + "/".join((*steps, "type")),
+        ) from error
+
+
+def _message(wire: WireMessage, at: str) -> Message:
+    role = _ROLES.get(wire.role)
+    if role is None:
+        raise InvalidRequest(
+            f"Unknown role {shown(wire.role)}; known are {', '.join(_ROLES)}.{nearest(wire.role, _ROLES)}",
+            param=f"{at}/role",
+        )
+    if role is not Role.ASSISTANT:
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(wire, name):
+                raise InvalidRequest(f"A {role} message cannot have {name}.", param=f"{at}/{name}")
+    if role is Role.TOOL and not wire.tool_call_id:
+        raise InvalidRequest("A tool message needs the tool_call_id that it answers.", param=f"{at}/tool_call_id")
+    if role is not Role.TOOL and wire.tool_call_id:
+        raise InvalidRequest(f"A {role} message cannot have a tool_call_id.", param=f"{at}/tool_call_id")
+    if isinstance(wire.images, Raw) and bytes(wire.images).strip() not in (b"[]", b"null"):
+        raise UnrenderableMessage("Images cannot be shown to the model; only text can.", param=f"{at}/images")
+    if wire.reasoning and wire.reasoning_content and wire.reasoning != wire.reasoning_content:
+        raise InvalidRequest("reasoning and reasoning_content disagree; send one.", param=f"{at}/reasoning")
+    content = _content(wire.content, f"{at}/content")
+    if content is None and role is not Role.ASSISTANT:
+        raise InvalidRequest(f"A {role} message needs content.", param=f"{at}/content")
+    for index, call in enumerate(wire.tool_calls or ()):
+        if call.type != "function":
+            raise UnrenderableMessage(
+                f"A tool call of type {shown(call.type)} cannot be shown to the model.",
+                param=f"{at}/tool_calls/{index}/type",
+            )
+        if len(call.function.arguments) > MAX_ARGUMENTS_CHARS:
+            num = len(call.function.arguments)
+            raise InvalidRequest(
+                f"A tool call's arguments have at most {MAX_ARGUMENTS_CHARS} characters, these {num}.",
+                param=f"{at}/tool_calls/{index}/function/arguments",
+            )
+    return Message(
+        role=role,
+        content=content,
+        reasoning=(wire.reasoning_content or wire.reasoning or None) if role is Role.ASSISTANT else None,
+        tool_calls=tuple(
+            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in wire.tool_calls or ()
+        ),
+        tool_call_id=wire.tool_call_id or None,
+        name=wire.name,
+    )
+
+
+def _content(content: str | list[TextPart] | None, at: str) -> str | None:
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        if part.type != "text":
+            raise UnrenderableMessage(
+                f"A content part of type {shown(part.type)} cannot be shown to the model; only text can.",
+                param=f"{at}/{index}/type",
+            )
+        if part.text is None:
+            raise InvalidRequest("A text part needs its text.", param=f"{at}/{index}/text")
+        for name in ("image_url", "input_audio", "file"):
+            if is_given(getattr(part, name)):
+                raise InvalidRequest(f"A text part cannot have {name}.", param=f"{at}/{index}/{name}")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _tool(wire: WireTool, index: int) -> Tool:
+    at = f"/tools/{index}"
+    if wire.type != "function":
+        raise UnrenderableMessage(
+            f"A tool of type {shown(wire.type)} cannot be shown to the model; only functions can.", param=f"{at}/type"
+        )
+    if wire.function is None:
+        raise InvalidRequest("A tool of type 'function' needs its function.", param=f"{at}/function")
+    check_depth(wire.function.parameters, at=f"{at}/function/parameters")
+    function: dict[str, object] = {"name": wire.function.name}
+    if wire.function.description is not None:
+        function["description"] = wire.function.description
+    if wire.function.parameters is not None:
+        function["parameters"] = wire.function.parameters
+    if wire.function.strict is not None:
+        function["strict"] = wire.function.strict
+    return Tool(
+        name=wire.function.name,
+        json=msgspec.json.encode({"type": "function", "function": function}).decode(),
+        parameters_json=msgspec.json.encode(wire.function.parameters or {"type": "object"}).decode(),
+    )
+
+
+def _tool_choice(wire: str | WireNamedChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    at = "/tool_choice"
+    if isinstance(wire, WireNamedChoice):
+        if wire.type != "function":
+            raise unknown_type("tool_choice", wire.type)
+        if wire.function.name not in {tool.name for tool in tools}:
+            raise InvalidRequest(
+                f"tool_choice names a tool that is not in tools: {shown(wire.function.name)}.",
+                param=f"{at}/function/name",
+            )
+        return ToolChoice(mode=ToolMode.NAMED, name=wire.function.name)
+    if wire is None:
+        return ToolChoice()
+    if wire not in ("auto", "none", "required"):
+        raise InvalidRequest(f"tool_choice must be auto, none, required or a function, got {shown(wire)}.", param=at)
+    if wire == "required" and not tools:
+        raise InvalidRequest("tool_choice 'required' needs tools.", param=at)
+    return ToolChoice(mode=ToolMode(wire))
+
+
+def _max_tokens(wire: WireChatRequest) -> int | None:
+    if wire.max_tokens is not None and wire.max_completion_tokens not in (None, wire.max_tokens):
+        raise InvalidRequest("max_tokens and max_completion_tokens disagree; send one.", param="/max_completion_tokens")
+    return wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens
+
+
+def _num_top_logprobs(wire: WireChatRequest) -> int:
+    if wire.top_logprobs and not wire.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true.", param="/top_logprobs")
+    return wire.top_logprobs or 0
+
+
+def _template_kwargs(wire: WireChatRequest) -> Mapping[str, object]:
+    kwargs = dict(wire.chat_template_kwargs or {})
+    check_template_kwargs(kwargs, at="/chat_template_kwargs")
+    if wire.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", wire.reasoning_effort)
+    return kwargs

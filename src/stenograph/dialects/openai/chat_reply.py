@@ -1,0 +1,363 @@
+"""OpenAI chat completions, replies: `ChatReply` and stream pieces to bytes. Pure.
+
+The ids and logprobs of a reply are in vLLM's places: `prompt_token_ids` at the top, `token_ids` in the choice.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, repeat
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+import msgspec
+from msgspec import Meta
+
+from stenograph.core.chat import ChatReply, ReplyDelta, ReplyOptions, Spelling, StreamPiece, ToolCallDelta
+from stenograph.core.errors import StenographError
+from stenograph.core.json_pieces import as_chunked_list, json_pieces
+from stenograph.core.json_types import Count, Logprob, TokenIds
+from stenograph.core.messages import Message, Role
+from stenograph.core.types import Chunk, FinishReason
+from stenograph.dialects.openai.errors import error_body
+from stenograph.dialects.openai.reply_parts import (
+    FINISHES,
+    Drawn,
+    ReplyUsage,
+    TokenText,
+    reply_text,
+    token_name,
+    usage_body,
+    whole_or_pieces,
+)
+from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, data_event, data_event_pieces
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+ROWS_AT_ONCE = 512
+"""Tokens whose log-probabilities are written at once: 5 µs each."""
+
+ReplyFinish = Literal["stop", "length", "abort", "tool_calls"]
+
+
+class RepliedFunction(TypedDict):
+    """The called function; `arguments` is JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class RepliedToolCall(TypedDict):
+    """A tool call."""
+
+    id: str
+    type: Literal["function"]
+    function: RepliedFunction
+
+
+class RepliedMessage(TypedDict):
+    """A message as OpenAI writes it."""
+
+    role: Role
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[Sequence[RepliedToolCall]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+
+
+class TokenLogprob(TypedDict):
+    """A token's logprob in nats; `bytes` is null if the token alone is not UTF-8."""
+
+    token: str
+    logprob: Logprob
+    bytes: Sequence[Annotated[int, Meta(ge=0, le=255)]] | None
+
+
+class SampledLogprob(TokenLogprob):
+    """The sampled token, and the requested alternatives."""
+
+    top_logprobs: Sequence[TokenLogprob]
+
+
+class ReplyLogprobs(TypedDict):
+    """A logprob for each sampled token."""
+
+    content: Sequence[SampledLogprob]
+
+
+class ReplyChoice(TypedDict):
+    """The reply. `stop_reason` is the token id or string that ended it; `token_ids` with `return_token_ids`."""
+
+    index: Literal[0]
+    message: RepliedMessage
+    logprobs: ReplyLogprobs | None
+    finish_reason: ReplyFinish
+    stop_reason: int | str | None
+    token_ids: NotRequired[TokenIds]
+
+
+class ChatCompletion(TypedDict):
+    """A reply. `prompt_token_ids` with `return_token_ids`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: Annotated[Sequence[ReplyChoice], Meta(min_length=1, max_length=1)]
+    usage: ReplyUsage
+    prompt_token_ids: NotRequired[TokenIds]
+
+
+class FunctionDelta(TypedDict):
+    """A piece of a call; `name` comes with the first."""
+
+    arguments: str
+    name: NotRequired[str]
+
+
+class ToolCallPiece(TypedDict):
+    """A piece of the tool call number `index`; `id` and `type` come with the first."""
+
+    index: Count
+    function: FunctionDelta
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+
+
+class MessageDelta(TypedDict):
+    """The part of the message that an event adds."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[Sequence[ToolCallPiece]]
+
+
+class ChunkChoice(TypedDict):
+    """The part of the reply in one event; `stop_reason` comes with the finish."""
+
+    index: Literal[0]
+    delta: MessageDelta
+    logprobs: ReplyLogprobs | None
+    finish_reason: ReplyFinish | None
+    stop_reason: NotRequired[int | str | None]
+    token_ids: NotRequired[TokenIds]
+
+
+class ChatCompletionChunk(TypedDict):
+    """The data of one event. The usage, if requested, comes last, without a choice."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: Annotated[Sequence[ChunkChoice], Meta(max_length=1)]
+    usage: NotRequired[ReplyUsage]
+    prompt_token_ids: NotRequired[TokenIds]
+
+
+def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText) -> bytes | Iterator[bytes]:
+    """The body of a reply that is not streamed; in pieces if it is long."""
+    choice: ReplyChoice = {
+        "index": 0,
+        "message": message_body(reply.parsed.message),
+        "logprobs": {"content": as_chunked_list(_rows(reply.sampled, token_text, options))}
+        if options.logprobs
+        else None,
+        "finish_reason": finish_of(reply.sampled.finish.reason, reply.parsed.message),
+        "stop_reason": reply.sampled.finish.matched,
+    }
+    body: ChatCompletion = {
+        "id": reply.id,
+        "object": "chat.completion",
+        "created": reply.created,
+        "model": reply.model,
+        "choices": [choice],
+        "usage": usage_body([reply.usage]),
+    }
+    if options.return_token_ids:
+        choice["token_ids"] = reply.sampled.ids
+        body["prompt_token_ids"] = reply.prompt.ids
+    return reply_text(body, num_ids=len(reply.sampled.ids) + options.return_token_ids * len(reply.prompt.ids))
+
+
+def with_token_ids(body: bytes, reply: ChatReply) -> bytes:
+    """An engine's own reply with the ids in vLLM's places, for a client that asks for them: `prompt_token_ids` at the
+    top, `token_ids` in the choice. Every other value is spelled as it came. `body` is a reply with one choice."""
+    whole = _OBJECT.decode(body)
+    (choice,) = _LIST.decode(whole["choices"])
+    members = {**_OBJECT.decode(choice), "token_ids": _raw_ids(reply.sampled.ids)}
+    whole["choices"] = msgspec.Raw(msgspec.json.encode([members]))
+    whole["prompt_token_ids"] = _raw_ids(reply.prompt.ids)
+    return msgspec.json.encode(whole)
+
+
+def _raw_ids(ids: "array[int]") -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(ids.tolist()))
+
+
+class StreamEncoder:
+    """Writes one streamed reply: `start`, any number of `pieces`, then `end` after the commit, or nothing.
+
+    A chat has one prompt and one reply.
+    """
+
+    headers = EVENT_STREAM_HEADERS
+
+    def __init__(
+        self,
+        *,
+        reply_id: str,
+        created: int,
+        model: str,
+        options: ReplyOptions,
+        token_text: TokenText,
+        spelling: Spelling | None = None,
+    ) -> None:
+        self._empty: ChatCompletionChunk = {
+            "id": reply_id,
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": model,
+            "choices": [],
+        }
+        self._options = options
+        self._token_text = token_text
+        self._spelling = spelling
+
+    def start(self, prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
+        """The first event: the role, and the prompt's ids if they were asked for; in pieces if they are many."""
+        delta: MessageDelta = {"role": "assistant", "content": ""}
+        choice: ChunkChoice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        body = self._empty.copy()
+        body["choices"] = [choice]
+        if not self._options.return_token_ids:
+            return data_event(msgspec.json.encode(body))
+        body["prompt_token_ids"] = prompts[0]
+        return whole_or_pieces(data_event_pieces(json_pieces(body)), num_ids=len(prompts[0]))
+
+    def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
+        """Everything that each piece holds, in one event; nothing if the client would see nothing new.
+
+        Log-probabilities of many tokens come as several events, between which the loop serves others.
+        """
+        if not self._options.logprobs:
+            return b"".join(map(self._piece, pieces))
+        cut = [part for piece in pieces for part in _parts(piece)]
+        events = map(self._piece, cut)
+        return b"".join(events) if len(cut) == len(pieces) else events
+
+    def _piece(self, piece: StreamPiece) -> bytes:
+        if not piece.delta and not (piece.chunks and (self._options.logprobs or self._options.return_token_ids)):
+            return b""
+        choice: ChunkChoice = {"index": 0, "delta": _delta(piece.delta), "logprobs": None, "finish_reason": None}
+        if self._options.logprobs and piece.chunks:
+            rows = chain.from_iterable(_rows(chunk, self._token_text, self._options) for chunk in piece.chunks)
+            choice["logprobs"] = {"content": list(chain.from_iterable(rows))}
+        if self._options.return_token_ids and piece.chunks:
+            choice["token_ids"] = [id_ for chunk in piece.chunks for id_ in chunk.ids]
+        body = self._empty.copy()
+        body["choices"] = [choice]
+        return data_event(msgspec.json.encode(body))
+
+    def end(self, replies: Sequence[ChatReply]) -> bytes:
+        """The finish reason, the usage if it was asked for, and the terminal event. Send only after the commit."""
+        (reply,) = replies
+        choice: ChunkChoice = {
+            "index": 0,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": finish_of(reply.sampled.finish.reason, reply.parsed.message),
+            "stop_reason": reply.sampled.finish.matched,
+        }
+        chunk = self._empty.copy()
+        chunk["choices"] = [choice]
+        body = data_event(msgspec.json.encode(chunk))
+        if self._options.include_usage:
+            last = self._empty.copy()
+            last["usage"] = usage_body([reply.usage])
+            body += data_event(msgspec.json.encode(last))
+        return body + DONE
+
+    def failed(self, error: StenographError) -> bytes:
+        """The error as an event, and no `[DONE]`."""
+        return data_event(error_body(error, self._spelling))
+
+
+def _parts(piece: StreamPiece) -> list[StreamPiece]:
+    """A piece as several, of chunks that have at most about ROWS_AT_ONCE tokens together: the first has the text."""
+    parts: list[list[Chunk]] = [[]]
+    num_tokens = 0
+    for chunk in piece.chunks:
+        if parts[-1] and num_tokens + len(chunk.ids) > ROWS_AT_ONCE:
+            parts.append([])
+            num_tokens = 0
+        parts[-1].append(chunk)
+        num_tokens += len(chunk.ids)
+    deltas = chain((piece.delta,), repeat(ReplyDelta()))
+    return [replace(piece, delta=delta, chunks=tuple(part)) for part, delta in zip(parts, deltas, strict=False)]
+
+
+def _delta(delta: ReplyDelta) -> MessageDelta:
+    body: MessageDelta = {}
+    if delta.content:
+        body["content"] = delta.content
+    if delta.reasoning:
+        body["reasoning_content"] = delta.reasoning
+    if delta.tool_calls:
+        body["tool_calls"] = list(map(_call_piece, delta.tool_calls))
+    return body
+
+
+def _call_piece(call: ToolCallDelta) -> ToolCallPiece:
+    function: FunctionDelta = {"arguments": call.arguments}
+    if call.name is not None:
+        function = {"name": call.name, "arguments": call.arguments}
+    if call.id is None:
+        return {"index": call.index, "function": function}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def message_body(message: Message) -> RepliedMessage:
+    """A message as OpenAI writes it; what only a request's messages have is left out."""
+    body: RepliedMessage = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        body["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return body
+
+
+def finish_of(reason: FinishReason, message: Message) -> ReplyFinish:
+    """The finish of a reply to a chat, in OpenAI's words."""
+    return "tool_calls" if reason is FinishReason.STOP and message.tool_calls else FINISHES[reason]
+
+
+def _rows(drawn: Drawn, token_text: TokenText, options: ReplyOptions) -> Iterator[list[SampledLogprob]]:
+    """A row for each token, as many at once as have about ROWS_AT_ONCE tokens with their alternatives."""
+    as_id = options.tokens_as_ids
+    tops = drawn.top_logprobs or ((),) * len(drawn.ids)
+    num_rows = max(1, ROWS_AT_ONCE // (1 + max(map(len, tops), default=0)))
+    for start in range(0, len(drawn.ids), num_rows):
+        part = slice(start, start + num_rows)
+        yield [
+            {
+                **_token(id_, logprob, token_text, as_id=as_id),
+                "top_logprobs": [_token(top.id, top.logprob, token_text, as_id=as_id) for top in row],
+            }
+            for id_, logprob, row in zip(drawn.ids[part], drawn.logprobs[part], tops[part], strict=True)
+        ]
+
+
+def _token(id_: int, logprob: float, token_text: TokenText, *, as_id: bool) -> TokenLogprob:
+    """The bytes are the token's own, whatever it is called."""
+    text = token_text(id_)
+    return {
+        "token": token_name(id_, token_text, as_id=as_id),
+        "logprob": logprob,
+        "bytes": None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode()),
+    }

@@ -1,0 +1,219 @@
+"""OpenAI completions, replies: a `ChatReply` for each prompt, and stream pieces, to bytes. Pure.
+
+The ids of a reply are in vLLM's places: `prompt_token_ids` and `token_ids` in each choice.
+"""
+
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Literal, NotRequired, TypedDict
+
+import msgspec
+
+from stenograph.core.chat import ChatReply, ReplyOptions, Spelling, StreamPiece
+from stenograph.core.errors import StenographError
+from stenograph.core.json_pieces import json_pieces
+from stenograph.core.json_types import Count, Logprob, TokenIds
+from stenograph.dialects.openai.errors import error_body
+from stenograph.dialects.openai.reply_parts import (
+    FINISHES,
+    Drawn,
+    ReplyUsage,
+    TextFinish,
+    TokenText,
+    reply_text,
+    token_name,
+    usage_body,
+    whole_or_pieces,
+)
+from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, data_event, data_event_pieces
+
+
+class LegacyLogprobs(TypedDict):
+    """OpenAI's lists: a token's text, its logprob, the alternatives by their texts, and where its text begins."""
+
+    tokens: Sequence[str]
+    token_logprobs: Sequence[Logprob]
+    top_logprobs: Sequence[Mapping[str, Logprob]]
+    text_offset: Sequence[Count]
+
+
+class TextChoice(TypedDict):
+    """The continuation of the prompt number `index`, or in a stream what an event adds to it. The ids come with
+    `return_token_ids`: those of the prompt with a choice's first event."""
+
+    index: Count
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: TextFinish | None
+    stop_reason: int | str | None
+    prompt_token_ids: NotRequired[TokenIds]
+    token_ids: NotRequired[TokenIds]
+
+
+class TextCompletion(TypedDict):
+    """A reply to a completions request, or the data of one event. In a stream the usage, if requested, comes last,
+    without a choice."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: Sequence[TextChoice]
+    usage: NotRequired[ReplyUsage]
+
+
+def encode_completion(
+    reply_id: str, replies: Sequence[ChatReply], options: ReplyOptions, token_text: TokenText
+) -> bytes | Iterator[bytes]:
+    """The body of a reply that is not streamed, a choice for each prompt; in pieces if it is long."""
+    choices: list[TextChoice] = []
+    for index, reply in enumerate(replies):
+        logprobs = _logprobs((reply.sampled,), token_text, options, start=0)[0] if options.logprobs else None
+        choice = _choice(index, reply.parsed.message.content or "", logprobs)
+        _finish(choice, reply)
+        if options.return_token_ids:
+            choice["prompt_token_ids"] = reply.prompt.ids
+            choice["token_ids"] = reply.sampled.ids
+        choices.append(choice)
+    body: TextCompletion = {
+        "id": reply_id,
+        "object": "text_completion",
+        "created": replies[0].created,
+        "model": replies[0].model,
+        "choices": choices,
+        "usage": usage_body([reply.usage for reply in replies]),
+    }
+    num_ids = sum(len(reply.sampled.ids) + options.return_token_ids * len(reply.prompt.ids) for reply in replies)
+    return reply_text(body, num_ids=num_ids)
+
+
+class CompletionStreamEncoder:
+    """Writes one streamed reply: any number of `pieces`, then `end` after the commit, or nothing.
+
+    `prompts` are the ids of all prompts.
+    """
+
+    headers = EVENT_STREAM_HEADERS
+
+    def __init__(
+        self,
+        *,
+        reply_id: str,
+        created: int,
+        model: str,
+        options: ReplyOptions,
+        token_text: TokenText,
+        spelling: Spelling | None = None,
+    ) -> None:
+        self._empty: TextCompletion = {
+            "id": reply_id,
+            "object": "text_completion",
+            "created": created,
+            "model": model,
+            "choices": [],
+        }
+        self._options = options
+        self._token_text = token_text
+        self._spelling = spelling
+        self._offsets: dict[int, int] = {}
+
+    def start(self, prompts: Sequence["array[int]"]) -> bytes:
+        """Nothing: the first event of each choice comes with its first piece."""
+        return b""
+
+    def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
+        """An event for each piece in which the client sees something new; in pieces if many ids are in them."""
+        events = chain.from_iterable(self._piece(piece, prompts[piece.index]) for piece in pieces)
+        return whole_or_pieces(events, num_ids=self._num_first({piece.index for piece in pieces}, prompts))
+
+    def end(self, replies: Sequence[ChatReply]) -> bytes | Iterator[bytes]:
+        """The finish of each choice, the usage if it was asked for, and the terminal event. Only after the commit."""
+        prompts = [reply.prompt.ids for reply in replies]
+        return whole_or_pieces(self._end(replies), num_ids=self._num_first(range(len(replies)), prompts))
+
+    def failed(self, error: StenographError) -> bytes:
+        """The error as an event, and no `[DONE]`."""
+        return data_event(error_body(error, self._spelling))
+
+    def _end(self, replies: Sequence[ChatReply]) -> Iterator[bytes]:
+        for index, reply in enumerate(replies):
+            choice = _choice(index, "", None)
+            _finish(choice, reply)
+            self._begin(choice, reply.prompt.ids)
+            yield from self._event(choice)
+        if self._options.include_usage:
+            last = self._empty.copy()
+            last["usage"] = usage_body([reply.usage for reply in replies])
+            yield data_event(msgspec.json.encode(last))
+        yield DONE
+
+    def _piece(self, piece: StreamPiece, prompt_ids: "array[int]") -> Iterator[bytes]:
+        index = piece.index
+        returns_ids = bool(self._options.return_token_ids and piece.chunks)
+        if not piece.delta.content and not returns_ids and not (self._options.logprobs and piece.chunks):
+            return
+        choice = _choice(index, piece.delta.content, None)
+        self._begin(choice, prompt_ids)
+        if self._options.logprobs and piece.chunks:
+            choice["logprobs"], self._offsets[index] = _logprobs(
+                piece.chunks, self._token_text, self._options, start=self._offsets[index]
+            )
+        if returns_ids:
+            choice["token_ids"] = [id_ for chunk in piece.chunks for id_ in chunk.ids]
+        yield from self._event(choice)
+
+    def _begin(self, choice: TextChoice, prompt_ids: "array[int]") -> None:
+        """Add what only a choice's first event has."""
+        is_first = choice["index"] not in self._offsets
+        self._offsets.setdefault(choice["index"], 0)
+        if is_first and self._options.return_token_ids:
+            choice["prompt_token_ids"] = prompt_ids
+
+    def _num_first(self, indices: Collection[int], prompts: Sequence["array[int]"]) -> int:
+        """Number of ids in the first events of these choices that are yet to be written."""
+        if not self._options.return_token_ids:
+            return 0
+        return sum(len(prompts[index]) for index in indices if index not in self._offsets)
+
+    def _event(self, choice: TextChoice) -> Iterator[bytes]:
+        body = self._empty.copy()
+        body["choices"] = [choice]
+        if "prompt_token_ids" in choice:
+            return data_event_pieces(json_pieces(body))
+        return iter((data_event(msgspec.json.encode(body)),))
+
+
+def _choice(index: int, text: str, logprobs: LegacyLogprobs | None) -> TextChoice:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, "stop_reason": None}
+
+
+def _finish(choice: TextChoice, reply: ChatReply) -> None:
+    choice["finish_reason"] = FINISHES[reply.sampled.finish.reason]
+    choice["stop_reason"] = reply.sampled.finish.matched
+
+
+def _logprobs(
+    drawn: Sequence[Drawn], token_text: TokenText, options: ReplyOptions, *, start: int
+) -> tuple[LegacyLogprobs, int]:
+    """OpenAI's lists, and where the next token's text begins. Offsets count the tokens' own texts, from `start` on.
+
+    Alternatives go by their texts; of several with one text the sampled token counts, else the likeliest.
+    """
+    tokens: list[str] = []
+    logprobs: list[float] = []
+    tops: list[dict[str, float]] = []
+    offsets: list[int] = []
+    for some in drawn:
+        rows = some.top_logprobs or ((),) * len(some.ids)
+        for id_, logprob, row in zip(some.ids, some.logprobs, rows, strict=True):
+            text, name = token_text(id_), token_name(id_, token_text, as_id=options.tokens_as_ids)
+            top = {name: logprob}
+            for other in row:
+                top.setdefault(token_name(other.id, token_text, as_id=options.tokens_as_ids), other.logprob)
+            tokens.append(name)
+            logprobs.append(logprob)
+            tops.append(top)
+            offsets.append(start)
+            start += len(text)
+    return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}, start

@@ -1,0 +1,105 @@
+"""OpenAI's chats and completions as dialects. Pure.
+
+A chat's reply that the engine wrote goes out as it came.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
+from stenograph.core.errors import StenographError
+from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
+from stenograph.dialects.openai.chat import decode_chat
+from stenograph.dialects.openai.chat_reply import StreamEncoder, encode_reply, with_token_ids
+from stenograph.dialects.openai.completions import completion_steps, decode_completion
+from stenograph.dialects.openai.completions_reply import CompletionStreamEncoder, encode_completion
+from stenograph.dialects.openai.errors import refusal
+from stenograph.dialects.openai.reply_parts import TokenText
+from stenograph.dialects.openai.sampling import request_json
+from stenograph.dialects.openai.spelling import CHAT, COMPLETIONS
+from stenograph.dialects.settings import UnknownFields
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatDialect:
+    """OpenAI's chats, for one server."""
+
+    token_text: TokenText
+    model: str
+    unknown_fields: UnknownFields
+    name: str = CHAT
+    paths: tuple[str, ...] = (CHAT_PATH,)
+
+    def decode(self, incoming: Incoming) -> Decoded:
+        request = decode_chat(incoming.body, unknown_fields=self.unknown_fields, known=incoming.known)
+        return request, request_json(CHAT_PATH, request.model, request.recorded, request.sent)
+
+    def steps(self, incoming: Incoming) -> None:
+        return None
+
+    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply]) -> Body:
+        (reply,) = replies
+        written = reply.written
+        if written is None:
+            content = encode_reply(reply, options, self.token_text)
+            return Body(content=content, headers=[("content-type", "application/json")])
+        if options.return_token_ids:
+            written = written.with_body(with_token_ids(written.body, reply))
+        return Body(content=written.body, headers=[("content-type", written.content_type), *written.headers])
+
+    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> StreamEncoder:
+        return StreamEncoder(
+            reply_id=reply_id,
+            created=created,
+            model=self.model,
+            options=options,
+            token_text=self.token_text,
+            spelling=spelling,
+        )
+
+    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+        return refusal(error, spelling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionDialect:
+    """OpenAI's completions, for one server."""
+
+    token_text: TokenText
+    model: str
+    unknown_fields: UnknownFields
+    name: str = COMPLETIONS
+    paths: tuple[str, ...] = (COMPLETIONS_PATH,)
+
+    def decode(self, incoming: Incoming) -> Decoded:
+        request = decode_completion(incoming.body, unknown_fields=self.unknown_fields)
+        return request, request_json(COMPLETIONS_PATH, request.model, request.recorded, request.sent)
+
+    def steps(self, incoming: Incoming) -> Iterator[Decoded | None]:
+        for request in completion_steps(incoming.body, unknown_fields=self.unknown_fields):
+            if request is None:
+                yield None
+            else:
+                yield request, request_json(COMPLETIONS_PATH, request.model, request.recorded, request.sent)
+
+    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply]) -> Body:
+        content = encode_completion(reply_id, replies, options, self.token_text)
+        return Body(content=content, headers=[("content-type", "application/json")])
+
+    def stream(
+        self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling
+    ) -> CompletionStreamEncoder:
+        return CompletionStreamEncoder(
+            reply_id=reply_id,
+            created=created,
+            model=self.model,
+            options=options,
+            token_text=self.token_text,
+            spelling=spelling,
+        )
+
+    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+        return refusal(error, spelling)

@@ -1,0 +1,81 @@
+"""Common parts of the replies of OpenAI's chat and completions routes. Pure."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, Protocol, TypedDict
+
+from stenograph.core.json_pieces import PIECE_VALUES, joined, json_pieces, json_whole
+from stenograph.core.json_types import Count
+from stenograph.core.types import FinishReason, TopLogprob, Usage
+
+TokenText = Callable[[int], str]
+"""One token as text, for a person; bytes that are no UTF-8 by themselves are U+FFFD."""
+
+
+TextFinish = Literal["stop", "length", "abort"]
+
+FINISHES: Mapping[FinishReason, TextFinish] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+}
+
+
+class PromptDetails(TypedDict):
+    """Prompt tokens that the engine had cached."""
+
+    cached_tokens: Count
+
+
+class CompletionDetails(TypedDict):
+    """Completion tokens that are reasoning."""
+
+    reasoning_tokens: Count
+
+
+class ReplyUsage(TypedDict):
+    """Tokens of a turn."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+def token_name(id_: int, token_text: TokenText, *, as_id: bool) -> str:
+    """A token's name in a reply's logprobs: its text, or its id as vLLM writes it when asked for ids."""
+    return f"token_id:{id_}" if as_id else token_text(id_)
+
+
+class Drawn(Protocol):
+    """Source of written logprobs: a chunk or a whole turn."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def top_logprobs(self) -> tuple[tuple[TopLogprob, ...], ...] | None: ...
+
+
+def reply_text(body: Mapping[str, object], *, num_ids: int) -> bytes | Iterator[bytes]:
+    """A reply's body as JSON, in pieces if so many ids are in it. Arrays are lists."""
+    return joined(json_pieces(body)) if num_ids > PIECE_VALUES else json_whole(body)
+
+
+def whole_or_pieces(fragments: Iterator[bytes], *, num_ids: int) -> bytes | Iterator[bytes]:
+    """The bytes to send: made now, or, if so many ids are in them, a piece at a time as they are taken."""
+    return joined(fragments) if num_ids > PIECE_VALUES else b"".join(fragments)
+
+
+def usage_body(usages: Sequence[Usage]) -> ReplyUsage:
+    """The tokens of a reply's turns."""
+    num_prompt = sum(usage.num_prompt for usage in usages)
+    num_completion = sum(usage.num_completion for usage in usages)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached for usage in usages)},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.num_reasoning for usage in usages)},
+    }

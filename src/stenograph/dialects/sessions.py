@@ -1,0 +1,165 @@
+"""The session routes' bodies: what opens a session, what asks for samples. Pure.
+
+Replies are dictionaries that the routes encode; the shapes of a session and its records are the miles session server's,
+with more in them (docs/http-api.md).
+"""
+
+from array import array
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from stenograph.core.errors import InvalidRequest
+from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.types import token_ids
+from stenograph.dialects.json_errors import decode_json, decode_part, shown
+from stenograph.dialects.template_kwargs import TemplateKwargs, check_depth, check_template_kwargs
+
+SAMPLE_FORMATS = ("safetensors", "json", "arrow")
+
+
+class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
+    """Options of a new session. `null` means absent."""
+
+    history: Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in HistoryKind]})] | None = None
+    matcher: str | None = None
+    after_length: Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in AfterLength]})] | None = None
+    metadata: dict[str, object] | None = None
+    ttl_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86400)] | None = None
+    max_turns: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    max_total_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+
+
+class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Options of the samples. `null` means absent. `token_texts` needs `format` `json`; `arrow` needs pyarrow."""
+
+    max_seq_len: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    metadata: dict[str, object] | None = None
+    format: Annotated[str, Meta(extra_json_schema={"enum": list(SAMPLE_FORMATS)})] | None = None
+    token_texts: bool | None = None
+
+
+class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A request to end every running turn."""
+
+    abort_all: Annotated[bool, Meta(extra_json_schema={"const": True})]
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a route that takes no fields."""
+
+
+class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
+    """A text; the spellings of control tokens in it are recognized."""
+
+    prompt: str
+    model: str | None = None
+
+
+TokenIdInt = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+    """Token ids of the model."""
+
+    tokens: msgspec.Raw  # read in pieces
+    model: str | None = None
+
+
+_CREATE = msgspec.json.Decoder(CreateSession)
+_SAMPLES = msgspec.json.Decoder(SamplesRequest)
+_ABORT = msgspec.json.Decoder(AbortRequest)
+_NOTHING = msgspec.json.Decoder(Nothing)
+_TOKENIZE = msgspec.json.Decoder(Tokenize)
+_DETOKENIZE = msgspec.json.Decoder(Detokenize)
+_IDS: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(list[TokenIdInt])
+
+_IDS_BYTES = 64 * 1024
+"""Text of ids that is decoded at once, in half a millisecond."""
+
+MAX_METADATA_BYTES = 64 * 1024
+"""Metadata stands in every sample and in every listing."""
+
+
+def _check_metadata(metadata: dict[str, object] | None) -> None:
+    check_depth(metadata, at="/metadata")
+    if metadata and (size := len(msgspec.json.encode(metadata))) > MAX_METADATA_BYTES:
+        raise InvalidRequest(f"metadata has {size} bytes as JSON; at most {MAX_METADATA_BYTES}.", param="/metadata")
+
+
+def decode_create(body: bytes) -> CreateSession:
+    """Read the optional body of `POST /sessions`. Raises InvalidJson or InvalidRequest."""
+    wire = decode_json(body, _CREATE, known=CreateSession.__struct_fields__) if body.strip() else CreateSession()
+    if wire.history is not None and wire.history not in tuple(HistoryKind):
+        raise InvalidRequest(f"history must be 'linear' or 'tree', got {shown(wire.history)}.", param="/history")
+    if wire.after_length is not None and wire.after_length not in tuple(AfterLength):
+        raise InvalidRequest(
+            f"after_length must be 'close' or 'refuse', got {shown(wire.after_length)}.", param="/after_length"
+        )
+    check_template_kwargs(wire.chat_template_kwargs or {}, at="/chat_template_kwargs")
+    _check_metadata(wire.metadata)
+    return wire
+
+
+def decode_samples(body: bytes) -> SamplesRequest:
+    """Read the optional body of the samples route. Raises InvalidJson or InvalidRequest."""
+    wire = decode_json(body, _SAMPLES, known=SamplesRequest.__struct_fields__) if body.strip() else SamplesRequest()
+    if wire.format is not None and wire.format not in SAMPLE_FORMATS:
+        raise InvalidRequest(
+            f"format must be one of {', '.join(SAMPLE_FORMATS)}, got {shown(wire.format)}.", param="/format"
+        )
+    if wire.token_texts and wire.format != "json":
+        raise InvalidRequest("token_texts needs format 'json'.", param="/token_texts")
+    _check_metadata(wire.metadata)
+    return wire
+
+
+def decode_abort(body: bytes) -> AbortRequest:
+    """Read the body of `POST /abort_request`. Raises InvalidJson or InvalidRequest."""
+    wire = decode_json(body, _ABORT)
+    if not wire.abort_all:
+        raise InvalidRequest(
+            "abort_all must be true here; POST /sessions/{id}/abort ends one session's turn.", param="/abort_all"
+        )
+    return wire
+
+
+def decode_nothing(body: bytes) -> None:
+    """Read the body of a route that takes no fields: nothing, or `{}`. Raises InvalidJson or InvalidRequest."""
+    if body.strip():
+        decode_json(body, _NOTHING)
+
+
+def decode_tokenize(body: bytes) -> Tokenize:
+    """Read the body of `POST /tokenize`. Raises InvalidJson or InvalidRequest."""
+    return decode_json(body, _TOKENIZE)
+
+
+def decode_detokenize(body: bytes, *, vocab_size: int) -> "array[int]":
+    """The ids in the body of `POST /detokenize`. Raises InvalidJson or InvalidRequest."""
+    ids = _ids(bytes(decode_json(body, _DETOKENIZE).tokens))
+    if ids and np.frombuffer(ids, dtype=ids.typecode).max() >= vocab_size:
+        raise InvalidRequest(f"Not all are token ids: the vocabulary has {vocab_size} ids.", param="/tokens")
+    return ids
+
+
+def _ids(text: bytes) -> "array[int]":
+    """A JSON list of ids, decoded in pieces, because a decoder holds the GIL; as a whole if that is not what it is."""
+    text = text.strip()
+    ids = token_ids()
+    start, end = 1, len(text) - 1
+    try:
+        while start < end and text.startswith(b"["):
+            comma = text.find(b",", start + _IDS_BYTES, end)
+            stop = end if comma < 0 else comma
+            ids.extend(_IDS.decode(b"[" + text[start:stop] + b"]"))
+            start = stop + 1
+    except msgspec.DecodeError:
+        start = 1
+    if start > 1:
+        return ids
+    whole = decode_part(text, _IDS, at="/tokens")
+    return token_ids(whole)

@@ -1,0 +1,36 @@
+"""The settings of dialects: which request fields are taken, and how much of an engine's reply is passed on."""
+
+# ruff: noqa: RUF009  (`setting` and `computed` make dataclass fields)
+
+import enum
+from dataclasses import dataclass
+
+from stenograph.core.settings import choice, setting
+
+
+class ReplyMode(enum.StrEnum):
+    """Parts that a client gets of a reply that the engine wrote: all, or all but the training-only payloads."""
+
+    PASSTHROUGH = "passthrough"
+    LEAN = "lean"
+
+
+class UnknownFields(enum.StrEnum):
+    """Treatment of a request field that no dialect knows."""
+
+    REFUSE = "refuse"
+    RECORD = "record"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialectSettings:
+    """Settings for reading requests and writing replies."""
+
+    reply: ReplyMode = setting(
+        ReplyMode.PASSTHROUGH,
+        choice(ReplyMode),
+        "Give clients an engine's reply whole, or without routed_experts and indexer_topk.",
+    )
+    unknown_fields: UnknownFields = setting(
+        UnknownFields.REFUSE, choice(UnknownFields), "Refuse a request's unknown fields, or only record them."
+    )

@@ -1,0 +1,47 @@
+"""Arguments that a client may give a chat template, in any dialect. Pure."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta
+
+from stenograph.core.errors import InvalidRequest
+
+RESERVED = ("messages", "tools", "add_generation_prompt", "strftime_now")
+"""Arguments that the server alone gives."""
+
+TemplateKwargs = Annotated[
+    dict[str, object],
+    Meta(
+        description="Arguments of the chat template, except those that the server alone sets.",
+        extra_json_schema={"propertyNames": {"not": {"enum": list(RESERVED)}}},
+    ),
+]
+"""`chat_template_kwargs` of a request. `check_template_kwargs` checks it after decoding."""
+
+MAX_DEPTH = 64
+"""Deepest nesting of a JSON value from a client: deeper than any schema that people write, far from any stack's end."""
+
+
+def check_template_kwargs(kwargs: Mapping[str, object], *, at: str) -> None:
+    """Raise InvalidRequest for an argument that the server alone gives, or one that nests too deeply."""
+    for name in RESERVED:
+        if name in kwargs:
+            raise InvalidRequest(f"The server sets {name!r}; leave it out.", param=f"{at}/{name}")
+    check_depth(kwargs, at=at)
+
+
+def check_depth(value: object, *, at: str) -> None:
+    """Raise InvalidRequest if a decoded JSON value nests deeper than MAX_DEPTH."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise InvalidRequest(f"The value is nested deeper than {MAX_DEPTH} levels.", param=at)
+
+
+def _inside(value: object) -> list[object]:
+    if isinstance(value, Mapping):
+        return list(value.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]

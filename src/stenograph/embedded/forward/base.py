@@ -1,0 +1,91 @@
+"""The interface of a forward pass: the seam between the engine's bookkeeping and its arithmetic.
+
+The block pool says in which rows of the KV store a sequence's positions lie, the forward owns the store and computes.
+So NumPy and torch can each keep keys and values where they compute, and no bookkeeping knows an array.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stenograph.embedded.forward.weights import F32Array, LlamaConfig
+
+
+class LogitsFor(enum.Enum):
+    """The tokens of a segment that get logits: each costs a product with the whole vocabulary."""
+
+    NONE = enum.auto()
+    LAST = enum.auto()
+    ALL = enum.auto()
+
+
+class RowSpan(NamedTuple):
+    """Rows [begin, end) of the KV store."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Tokens [n] of one sequence, at its positions [start, start + n).
+
+    `spans` hold positions [0, start + n) in order, none is empty, and no two that lie side by side are apart: what is
+    contiguous in the store is one span. The forward writes the keys and values of the last n positions, which no other
+    segment may read or write, and reads all; the rows of earlier positions may be shared.
+    """
+
+    ids: NDArray[np.intc]
+    start: int
+    spans: tuple[RowSpan, ...]
+    logits_for: LogitsFor = LogitsFor.LAST
+
+    def __post_init__(self) -> None:
+        if not len(self.ids):
+            raise ValueError("a segment has at least one token")
+        rows = sum(span.end - span.begin for span in self.spans)
+        if rows != self.start + len(self.ids):
+            raise ValueError(f"{rows} rows for {self.start} + {len(self.ids)} positions")
+
+
+def logit_rows(segments: Sequence[Segment]) -> NDArray[np.int64]:
+    """The rows of a batch that get logits, in order; a batch is the segments' tokens one after another."""
+    rows: list[int] = []
+    end = 0
+    for segment in segments:
+        start, end = end, end + len(segment.ids)
+        if segment.logits_for is LogitsFor.ALL:
+            rows.extend(range(start, end))
+        elif segment.logits_for is LogitsFor.LAST:
+            rows.append(end - 1)
+    return np.asarray(rows, np.int64)
+
+
+class Forward(Protocol):
+    """A model with its keys and values."""
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The model's sizes."""
+        ...
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Rows of the KV store: positions of all sequences together."""
+        ...
+
+    def forward(self, segments: Sequence[Segment]) -> F32Array:
+        """Logits [rows, vocab], float32: the rows that the segments ask for, in order. Writes the new tokens' KV.
+
+        Raises ValueError, before it writes anything, for no segment, and for an id, a position or a row out of range.
+        The engine never passes one (`EngineCore.add` refuses such a prompt); a caller that scores recorded ids may.
+        """
+        ...
+
+    def copy_kv(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy rows [source, source + num_tokens) of the store to [target, …); they do not overlap."""
+        ...

@@ -1,0 +1,244 @@
+"""The forward pass of a Llama model over a ragged batch, in NumPy.
+
+Owns the arithmetic, and the store of keys and values. Tokens of several sequences lie one after another, so that every
+matrix is multiplied once per step; only attention is done sequence by sequence, each over its segment's rows.
+Knows no requests, no blocks, no sampling, no time.
+"""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stenograph.embedded.forward.base import Segment, logit_rows
+from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights
+
+
+class NumpyForward:
+    """A model's weights, and its keys and values [layers, 2, K, num_kv_tokens, D]. A `Forward`; one thread's."""
+
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, num_kv_tokens: int) -> None:
+        """Raises ValueError for more tokens than fit into memory. Rows that no token was written to take no memory."""
+        self._config = config
+        self._weights = weights
+        self._num_kv_tokens = num_kv_tokens
+        self._kv = _zeroed_pages((config.num_layers, 2, config.num_kv_heads, num_kv_tokens, config.head_dim))
+        self._max_positions = min(config.max_context, num_kv_tokens)  # each has a row: of no more are angles kept
+        angles = np.arange(self._max_positions, dtype=np.float64)[:, None] * weights.inv_freq
+        self._cos = np.cos(angles).astype(np.float32)[:, None, :]  # [context, 1, D/2]
+        self._sin = np.sin(angles).astype(np.float32)[:, None, :]
+
+    def __repr__(self) -> str:
+        config = self._config
+        return (
+            f"<NumpyForward {config.num_layers} layers, hidden {config.hidden}, vocab {config.vocab_size}, "
+            f"{self.num_kv_tokens} KV tokens>"
+        )
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The model's sizes."""
+        return self._config
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Rows of the KV store: positions of all sequences together."""
+        return self._num_kv_tokens
+
+    def copy_kv(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy rows [source, source + num_tokens) of the store to [target, …); they do not overlap."""
+        if min(source, target, num_tokens) < 0 or max(source, target) + num_tokens > self.num_kv_tokens:
+            raise ValueError(f"{num_tokens} rows at {source} and {target} of {self.num_kv_tokens}")
+        self._kv[:, :, :, target : target + num_tokens] = self._kv[:, :, :, source : source + num_tokens]
+
+    def forward(self, segments: Sequence[Segment]) -> F32Array:
+        """Logits [rows, vocab], float32: the rows that the segments ask for, in order. Writes the new tokens' KV.
+
+        Raises ValueError as every `Forward` does. An id below 0 above all: NumPy would read it from the end.
+        """
+        places = self._places(segments)
+        ids = np.concatenate([segment.ids for segment in segments])
+        if not 0 <= ids.min() <= ids.max() < self._config.vocab_size:
+            raise ValueError(f"ids must be from 0 to {self._config.vocab_size - 1}")
+        positions = np.concatenate([np.arange(s.start, s.start + len(s.ids)) for s in segments])
+        cos, sin = self._cos[positions], self._sin[positions]
+        hidden = self._weights.embed[ids]
+        for layer, kv in zip(self._weights.layers, self._kv, strict=True):
+            hidden += self._attention(layer, kv, self._norm(hidden, layer.attn_norm), places, cos, sin)
+            hidden += self._mlp(layer, self._norm(hidden, layer.ffn_norm))
+        return _linear(self._norm(hidden[logit_rows(segments)], self._weights.final_norm), self._weights.head)
+
+    def _places(self, segments: Sequence[Segment]) -> list["_SegmentPlace"]:
+        if not segments:
+            raise ValueError("a batch has at least one segment")
+        places: list[_SegmentPlace] = []
+        num_rows = 0
+        for segment in segments:
+            total = segment.start + len(segment.ids)
+            spans = segment.spans
+            are_rows = min(span.begin for span in spans) >= 0 and max(span.end for span in spans) <= self.num_kv_tokens
+            if total > self._max_positions or not are_rows:
+                raise ValueError(
+                    f"{total} positions in {spans}: the context has {self._config.max_context}, "
+                    f"the store {self.num_kv_tokens}"
+                )
+            places.append(_place(segment, num_rows))
+            num_rows += len(segment.ids)
+        return places
+
+    def _norm(self, hidden: F32Array, weight: F32Array) -> F32Array:
+        mean_square = np.vecdot(hidden, hidden) / np.float32(hidden.shape[1])
+        scaled: F32Array = hidden / np.sqrt(mean_square + np.float32(self._config.rms_eps))[:, None]
+        scaled *= weight
+        return scaled
+
+    def _attention(
+        self,
+        layer: LayerWeights,
+        kv: F32Array,
+        hidden: F32Array,
+        places: list["_SegmentPlace"],
+        cos: F32Array,
+        sin: F32Array,
+    ) -> F32Array:
+        num_q, num_kv, dim = self._config.num_heads, self._config.num_kv_heads, self._config.head_dim
+        qkv = _linear(hidden, layer.qkv).reshape(len(hidden), num_q + 2 * num_kv, dim)
+        _rotate(qkv[:, : num_q + num_kv], cos, sin)
+        qkv[:, :num_q] *= np.float32(dim**-0.5)
+        mixed = np.empty((len(hidden), num_q * dim), np.float32)
+        for place in places:
+            _attend(qkv, kv, place, num_q, num_kv, mixed)
+        return _linear(mixed, layer.out)
+
+    def _mlp(self, layer: LayerWeights, hidden: F32Array) -> F32Array:
+        gate_up = _linear(hidden, layer.gate_up)
+        gate, up = gate_up[:, : self._config.ffn], gate_up[:, self._config.ffn :]
+        with np.errstate(over="ignore"):  # exp of a large number is inf, and x / inf is the 0 that silu wants
+            denominator = -gate
+            np.exp(denominator, out=denominator)
+            denominator += 1
+            up *= gate
+            up /= denominator
+        return _linear(up, layer.down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SegmentPlace:
+    """Place of a segment, the same in all layers.
+
+    `batch` are its tokens' rows in the batch. `reads` pairs positions [0, total) with rows of the store, a span a pair;
+    `writes` pairs rows of the batch with rows of the store. `future` [n, n] is -inf where a new token would see a later
+    one; None for one token.
+    """
+
+    batch: slice
+    total: int
+    reads: tuple[tuple[slice, slice], ...]
+    writes: tuple[tuple[slice, slice], ...]
+    future: F32Array | None
+
+
+def _place(segment: Segment, first_row: int) -> _SegmentPlace:
+    num_new = len(segment.ids)
+    reads: list[tuple[slice, slice]] = []
+    writes: list[tuple[slice, slice]] = []
+    position = 0
+    for span in segment.spans:
+        end = position + span.end - span.begin
+        reads.append((slice(position, end), slice(span.begin, span.end)))
+        if end > segment.start:
+            new = max(position, segment.start)
+            rows = slice(first_row + new - segment.start, first_row + end - segment.start)
+            writes.append((rows, slice(span.begin + new - position, span.end)))
+        position = end
+    return _SegmentPlace(
+        batch=slice(first_row, first_row + num_new),
+        total=position,
+        reads=tuple(reads),
+        writes=tuple(writes),
+        future=np.triu(np.full((num_new, num_new), -np.inf, np.float32), 1) if num_new > 1 else None,
+    )
+
+
+def _attend(qkv: F32Array, kv: F32Array, place: _SegmentPlace, num_q: int, num_kv: int, out: F32Array) -> None:
+    """Causal attention of a segment's n tokens over S positions, in one layer [2, K, rows, D] of the store.
+
+    Writes their keys and values, then `out` [batch, H D]. Spans are read where they lie: each has its columns of the
+    scores, softmax goes over all of them.
+    """
+    for batch, rows in place.writes:
+        kv[0, :, rows] = qkv[batch, num_q : num_q + num_kv].swapaxes(0, 1)
+        kv[1, :, rows] = qkv[batch, num_q + num_kv :].swapaxes(0, 1)
+    new = qkv[place.batch, :num_q]
+    num_new, _, dim = new.shape
+    group = num_q // num_kv
+    queries = new.reshape(num_new, num_kv, group, dim).transpose(1, 2, 0, 3).reshape(num_kv, group * num_new, dim)
+    scores = np.empty((num_kv, group * num_new, place.total), np.float32)
+    for positions, rows in place.reads:
+        _dots(queries, kv[0, :, rows], scores[:, :, positions])
+    if place.future is not None:
+        scores.reshape(num_kv, group, num_new, place.total)[..., -num_new:] += place.future
+    scores -= scores.max(axis=2, keepdims=True)
+    np.exp(scores, out=scores)
+    first, *others = (scores[:, :, positions] @ kv[1, :, rows] for positions, rows in place.reads)
+    mixed = sum(others, start=first)
+    mixed /= scores.sum(axis=2, keepdims=True)
+    mixed = mixed.reshape(num_kv, group, num_new, dim).transpose(2, 0, 1, 3)
+    out[place.batch].reshape(num_new, num_kv, group, dim)[...] = mixed
+
+
+def _rotate(heads: F32Array, cos: F32Array, sin: F32Array) -> None:
+    """Rope in place, rotate-half. `heads` [T, heads, D]; `cos`, `sin` [T, 1, D/2]."""
+    half = heads.shape[2] // 2
+    first, second = heads[..., :half], heads[..., half:]
+    rotated = first * cos - second * sin
+    second *= cos
+    second += first * sin
+    first[...] = rotated
+
+
+BLOCK_ROWS, FEW_ROWS = 24, 64
+"""Up to so many rows a product is computed in blocks, then as its transpose, then as it is (measured: docs/LOG.md)."""
+BLOCK = 32
+"""Columns of a block: so few that BLAS multiplies the matrix where it lies, instead of copying it into its layout."""
+
+
+def _linear(x: F32Array, weight: F32Array) -> F32Array:
+    """x @ weight.T: [T, in] and [out, in] to [T, out]."""
+    product = np.empty((len(x), len(weight)), np.float32)
+    if BLOCK_ROWS < len(x) <= FEW_ROWS:
+        product[...] = (weight @ x.T).T
+    else:
+        _dots(x, weight, product)
+    return product
+
+
+def _dots(x: F32Array, others: F32Array, out: F32Array) -> None:
+    """out[..., t, o] = x[..., t, :] · others[..., o, :], in blocks of `others` where `x` has a few rows."""
+    *outer, num_others, dim = others.shape
+    num_blocks = num_others // BLOCK if 1 < x.shape[-2] <= BLOCK_ROWS else 0
+    rest = num_blocks * BLOCK
+    if num_blocks:
+        blocks = others[..., :rest, :].reshape(*outer, num_blocks, BLOCK, dim).swapaxes(-1, -2)
+        columns = out[..., :rest].reshape(*out.shape[:-1], num_blocks, BLOCK).swapaxes(-2, -3)
+        np.matmul(x[..., None, :, :], blocks, out=columns)
+    if rest < num_others:
+        np.matmul(x, others[..., rest:, :].swapaxes(-1, -2), out=out[..., rest:])
+
+
+def _zeroed_pages(shape: tuple[int, ...]) -> F32Array:
+    """Zeros of which only written pages take memory.
+
+    Not `np.zeros`, which asks for pages of 2 MiB: the first tokens of SmolLM2 took 750 MB, here 24 (docs/LOG.md).
+    """
+    size = int(np.prod(shape, dtype=object)) * np.dtype(np.float32).itemsize
+    if size <= 0:
+        raise ValueError(f"a KV store needs at least one token, got {shape[3]}")
+    try:
+        pages = mmap.mmap(-1, size)
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"{shape[3]} tokens of KV are {size / 2**30:.1f} GiB, more than the memory available"
+        ) from error
+    return np.frombuffer(pages, np.float32).reshape(shape)

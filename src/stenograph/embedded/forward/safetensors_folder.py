@@ -1,0 +1,93 @@
+"""Tensors of a Hugging Face folder, by name, as float32.
+
+Owns the safetensors layout (8 bytes little-endian header length, JSON header, data) because bfloat16, which most
+published weights have, has no numpy type and is widened here. Knows no architecture.
+"""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stenograph.core.errors import StartupError
+from stenograph.model.shards import SHARD_INDEX, weight_files
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit (safetensors README)."""
+
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class SafetensorsFolder:
+    """All tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` names."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the headers. Raises StartupError naming the file at fault."""
+        self._entries: dict[str, tuple[Path, int, _Entry]] = {}
+        for path in _files(folder):
+            self._read_header(path)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all tensors."""
+        return frozenset(self._entries)
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """A tensor, widened to float32, in its stored shape. Raises StartupError; KeyError for an unknown name."""
+        path, base, entry = self._entries[name]
+        if entry.dtype not in _ITEM_BYTES:
+            known = ", ".join(_ITEM_BYTES)
+            raise StartupError(f"{path}: tensor {name} is {entry.dtype}; supported are {known}")
+        start, end = entry.data_offsets
+        if min(entry.shape, default=0) < 0 or end - start != int(np.prod(entry.shape)) * _ITEM_BYTES[entry.dtype]:
+            raise StartupError(f"{path}: tensor {name} has {end - start} bytes, which is not its shape {entry.shape}")
+        with path.open("rb") as file:
+            file.seek(base + start)
+            data = file.read(end - start)
+        if len(data) != end - start:
+            raise StartupError(f"{path}: is cut short inside tensor {name}")
+        return _widen(data, entry.dtype).reshape(entry.shape)
+
+    def _read_header(self, path: Path) -> None:
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+                    raise StartupError(f"{path}: is cut short, or not a safetensors file")
+                header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+            header.pop("__metadata__", None)
+            entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+        except FileNotFoundError as error:
+            raise StartupError(f"{path}: there is no such file") from error
+        except (OSError, msgspec.DecodeError) as error:
+            raise StartupError(f"{path}: cannot be read as safetensors: {error}") from error
+        for name, entry in entries.items():
+            start, end = entry.data_offsets
+            if not 0 <= start <= end <= size - 8 - length:
+                raise StartupError(f"{path}: is cut short: tensor {name} ends after the file does")
+            self._entries[name] = (path, 8 + length, entry)
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / SHARD_INDEX
+    try:
+        names = weight_files(folder)
+    except (OSError, msgspec.DecodeError) as error:
+        raise StartupError(f"{index}: cannot be read: {error}") from error
+    if any(Path(name).name != name for name in names):
+        raise StartupError(f"{index}: names a shard outside of the folder")
+    return [folder / name for name in names]
+
+
+def _widen(data: bytes, dtype: str) -> NDArray[np.float32]:
+    if dtype == "BF16":
+        return (np.frombuffer(data, np.dtype("<u2")).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.frombuffer(data, np.dtype("<f4" if dtype == "F32" else "<f2")).astype(np.float32)

@@ -1,0 +1,30 @@
+"""Teacher-forced logprobs of recorded ids, against which an engine's own logprobs are checked."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stenograph.embedded.forward.base import Forward, LogitsFor, RowSpan, Segment
+from stenograph.embedded.sampler import log_softmax
+
+CHUNK_TOKENS = 128
+"""Tokens whose logits are held at once."""
+
+
+def line_logprobs(model: Forward, ids: Sequence[int], num_given: int) -> list[float]:
+    """ln p of `ids[num_given:]` in nats, each after all before it; `num_given` is at least 1.
+
+    Overwrites rows [0, len(ids)) of the model's store: give it a model that no engine uses.
+    """
+    if num_given < 1:
+        raise ValueError("the first token comes after nothing, and has no probability")
+    line = np.array(ids, np.intc)
+    logprobs: list[float] = []
+    for start in range(0, len(line), CHUNK_TOKENS):
+        end = min(start + CHUNK_TOKENS, len(line))
+        wanted = LogitsFor.ALL if end >= num_given else LogitsFor.NONE
+        chunk = Segment(ids=line[start:end], start=start, spans=(RowSpan(0, end),), logits_for=wanted)
+        for at, row in enumerate(model.forward([chunk]), start=start + 1):
+            if num_given <= at < len(line):
+                logprobs.append(float(log_softmax(row.astype(np.float64))[line[at]]))
+    return logprobs

@@ -1,0 +1,304 @@
+"""The forward pass of a Llama model over a ragged batch, in torch: on a GPU, or on the CPU for comparison.
+
+Owns the weights and the KV store on their device. Needs torch, which is larger than all else together and so an extra
+(`pip install -e '.[torch]'`); it is imported when the first TorchForward is made. Knows no requests, no
+sampling, no time.
+"""
+
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stenograph.core.errors import StartupError
+from stenograph.embedded.forward.base import RowSpan, Segment, logit_rows
+from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights
+from stenograph.embedded.settings import TorchDtype
+
+Tensor: TypeAlias = Any
+"""torch.Tensor; types are checked where there is no torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """LayerWeights on the device."""
+
+    attn_norm: Tensor
+    qkv: Tensor
+    out: Tensor
+    ffn_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decodes:
+    """Sequences [B] with one new token each. A mask [B, 1, 1, L] is added to the scores of their positions [B, L]."""
+
+    tokens: Tensor
+    rows: RowSpan | Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """One sequence with n new tokens and positions [1, S]. A mask [n, S] is added to scores; None: it begins here."""
+
+    tokens: slice
+    rows: RowSpan | Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Inputs of all layers of one forward: of the new tokens [T], their angles [T, 1, D / 2] and their rows [T]."""
+
+    cos: Tensor
+    sin: Tensor
+    rows: Tensor
+    decodes: tuple[_Decodes, ...]
+    chunks: tuple[_Chunk, ...]
+
+
+class TorchForward:
+    """A model with its keys and values, on one device.
+
+    `device` is `auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`. `pads_decodes` says whether the
+    attention of decoding sequences is done together; None: on a GPU, where each call costs a launch. On the CPU the
+    copies of keys that this takes cost more (measured: docs/LOG.md, 2026-11-21).
+    Raises StartupError: no torch, no such device, too little memory; ValueError for a store of no tokens. One thread's.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: LlamaWeights,
+        *,
+        num_kv_tokens: int,
+        device: str = "auto",
+        dtype: TorchDtype = TorchDtype.FLOAT32,
+        pads_decodes: bool | None = None,
+    ) -> None:
+        if num_kv_tokens < 1:
+            raise ValueError(f"a KV store needs at least one token, got {num_kv_tokens}")
+        self.config = config
+        self.num_kv_tokens = num_kv_tokens
+        self._torch = import_torch()
+        self._functional = self._torch.nn.functional
+        self._device = _device(self._torch, device)
+        self._dtype = getattr(self._torch, dtype)
+        self._pads_decodes = self._device.type == "cuda" if pads_decodes is None else pads_decodes
+        try:
+            self._place(weights)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise StartupError(
+                f"{num_kv_tokens} KV tokens and the model do not fit on {self._device}: {reason}"
+            ) from error
+
+    @property
+    def device(self) -> str:
+        """The device that computes, as torch names it: `auto` is resolved."""
+        return str(self._device)
+
+    def __repr__(self) -> str:
+        config = self.config
+        sizes = f"{config.num_layers} layers, hidden {config.hidden}, vocab {config.vocab_size}"
+        return f"<TorchForward {sizes}, {self.num_kv_tokens} KV tokens of {self._dtype} on {self._device}>"
+
+    def forward(self, segments: Sequence[Segment]) -> F32Array:
+        """Logits [rows, vocab], float32: the rows that the segments ask for, in order. Writes the new tokens' KV.
+
+        Raises ValueError, before anything is written, for an id, a position or a row out of range: on a GPU
+        that would end the process.
+        """
+        if not segments:
+            raise ValueError("a batch has at least one segment")
+        ids = np.concatenate([segment.ids for segment in segments]).astype(np.int64)
+        self._check(ids, segments)
+        with self._torch.inference_mode():
+            hidden = self._embed[self._on_device(ids)]
+            batch = self._batch(segments)
+            for index, layer in enumerate(self._layers):
+                hidden += self._attention(layer, self._kv[index], self._norm(hidden, layer.attn_norm), batch)
+                hidden += self._mlp(layer, self._norm(hidden, layer.ffn_norm))
+            hidden = self._norm(hidden[self._on_device(logit_rows(segments))], self._final_norm)
+            logits = self._functional.linear(hidden, self._head)
+            result: F32Array = logits.float().cpu().numpy()
+            return result
+
+    def copy_kv(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy rows [source, source + num_tokens) of the store to [target, …); they do not overlap."""
+        if min(source, target, num_tokens) < 0 or max(source, target) + num_tokens > self.num_kv_tokens:
+            raise ValueError(f"{num_tokens} rows at {source} and {target} of {self.num_kv_tokens}")
+        with self._torch.inference_mode():
+            self._kv[:, :, target : target + num_tokens] = self._kv[:, :, source : source + num_tokens]
+
+    # -- once
+
+    def _place(self, weights: LlamaWeights) -> None:
+        """Put the weights, the angles and an empty store on the device."""
+        config, torch = self.config, self._torch
+        self._embed = self._weight(weights.embed)
+        self._head = self._embed if weights.head is weights.embed else self._weight(weights.head)
+        self._final_norm = self._weight(weights.final_norm)
+        self._layers = tuple(self._layer(layer) for layer in weights.layers)
+        angles = np.arange(config.max_context, dtype=np.float64)[:, None] * weights.inv_freq
+        self._cos = self._on_device(np.cos(angles).astype(np.float32)[:, None, :])
+        self._sin = self._on_device(np.sin(angles).astype(np.float32)[:, None, :])
+        shape = (config.num_layers, 2, self.num_kv_tokens, config.num_kv_heads, config.head_dim)
+        self._kv = torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def _layer(self, layer: LayerWeights) -> _Layer:
+        return _Layer(
+            attn_norm=self._weight(layer.attn_norm),
+            qkv=self._weight(layer.qkv),
+            out=self._weight(layer.out),
+            ffn_norm=self._weight(layer.ffn_norm),
+            gate_up=self._weight(layer.gate_up),
+            down=self._weight(layer.down),
+        )
+
+    def _weight(self, array: F32Array) -> Tensor:
+        return self._on_device(array).to(self._dtype)
+
+    def _on_device(self, array: NDArray[Any]) -> Tensor:
+        """The array on the device; on the CPU its own memory, but for one that must not be written to."""
+        owned = array if array.flags.writeable else array.copy()
+        return self._torch.from_numpy(owned).to(self._device)
+
+    # -- for each batch
+
+    def _check(self, ids: NDArray[np.int64], segments: Sequence[Segment]) -> None:
+        if not 0 <= ids.min() <= ids.max() < self.config.vocab_size:
+            raise ValueError(f"ids must be from 0 to {self.config.vocab_size - 1}")
+        if max(segment.start + len(segment.ids) for segment in segments) > self.config.max_context:
+            raise ValueError(f"a sequence has more positions than {self.config.max_context}")
+        spans = [span for segment in segments for span in segment.spans]
+        if not all(0 <= span.begin < span.end <= self.num_kv_tokens for span in spans):
+            raise ValueError(f"a span is not among {self.num_kv_tokens} rows")
+
+    def _batch(self, segments: Sequence[Segment]) -> _Batch:
+        num_tokens = [len(segment.ids) for segment in segments]
+        firsts = np.cumsum([0, *num_tokens[:-1]])
+        positions = np.concatenate([np.arange(len(s.ids)) + s.start for s in segments])
+        where = self._on_device(positions)
+        placed = list(zip(firsts.tolist(), segments, strict=True))
+        groups = self._grouped([(first, segment) for first, segment in placed if len(segment.ids) == 1])
+        return _Batch(
+            cos=self._cos[where],
+            sin=self._sin[where],
+            rows=self._on_device(np.concatenate([_rows(s.spans)[s.start :] for s in segments])),
+            decodes=tuple(map(self._decodes, groups)),
+            chunks=tuple(self._chunk(first, segment) for first, segment in placed if len(segment.ids) > 1),
+        )
+
+    def _grouped(self, decodes: list[tuple[int, Segment]]) -> Iterable[list[tuple[int, Segment]]]:
+        """Whose attention is done together: lengths within a factor of two, so that less than half is padding."""
+        if not self._pads_decodes:
+            return [[decode] for decode in decodes]
+        groups: dict[int, list[tuple[int, Segment]]] = {}
+        for first, segment in decodes:
+            groups.setdefault((segment.start + 1).bit_length(), []).append((first, segment))
+        return groups.values()
+
+    def _decodes(self, group: list[tuple[int, Segment]]) -> _Decodes:
+        tokens = self._on_device(np.array([first for first, _ in group], np.int64))
+        if len(group) == 1:
+            return _Decodes(tokens=tokens, rows=self._positions(group[0][1].spans), mask=None)
+        lengths = np.array([segment.start + 1 for _, segment in group], np.int64)
+        longest = int(lengths.max())
+        rows = np.empty((len(group), longest), np.int64)
+        for row, (_, segment) in zip(rows, group, strict=True):
+            row[: segment.start + 1] = _rows(segment.spans)
+            row[segment.start + 1 :] = segment.spans[0].begin  # a row of its own: what others left could be NaN
+        return _Decodes(tokens=tokens, rows=self._on_device(rows), mask=self._padding_mask(lengths, longest))
+
+    def _padding_mask(self, lengths: NDArray[np.int64], longest: int) -> Tensor | None:
+        if lengths.min() == longest:
+            return None
+        padding = self._torch.arange(longest, device=self._device) >= self._on_device(lengths)[:, None]
+        mask = self._torch.zeros(padding.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(padding, float("-inf"))[:, None, None]
+
+    def _chunk(self, first: int, segment: Segment) -> _Chunk:
+        num_new = len(segment.ids)
+        tokens, rows = slice(first, first + num_new), self._positions(segment.spans)
+        if not segment.start:
+            return _Chunk(tokens=tokens, rows=rows, mask=None)
+        shape = (num_new, segment.start + num_new)
+        future = self._torch.full(shape, float("-inf"), dtype=self._dtype, device=self._device)
+        return _Chunk(tokens=tokens, rows=rows, mask=future.triu(segment.start + 1))
+
+    def _positions(self, spans: tuple[RowSpan, ...]) -> RowSpan | Tensor:
+        return spans[0] if len(spans) == 1 else self._on_device(_rows(spans)[None])
+
+    # -- for each layer
+
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return self._functional.rms_norm(hidden, weight.shape, weight, self.config.rms_eps)
+
+    def _attention(self, layer: _Layer, kv: Tensor, hidden: Tensor, batch: _Batch) -> Tensor:
+        config, attend = self.config, self._functional.scaled_dot_product_attention
+        num_q, num_kv, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        group = num_q // num_kv
+        qkv = self._functional.linear(hidden, layer.qkv).view(len(hidden), num_q + 2 * num_kv, dim)
+        rotated = self._rotated(qkv[:, : num_q + num_kv], batch)
+        keys, values = kv
+        keys.index_copy_(0, batch.rows, rotated[:, num_q:])
+        values.index_copy_(0, batch.rows, qkv[:, num_q + num_kv :])
+        queries = rotated[:, :num_q].unflatten(1, (num_kv, group))  # [T, K, G, D]
+        mixed = self._torch.empty_like(queries)
+        for decodes in batch.decodes:  # the heads of a group are each other's rows: they read the same keys
+            old_keys, old_values = (_read(half, decodes.rows).transpose(1, 2) for half in (keys, values))
+            asked = queries[decodes.tokens]
+            mixed[decodes.tokens] = attend(asked, old_keys, old_values, attn_mask=decodes.mask)
+        for chunk in batch.chunks:
+            old_keys, old_values = (  # [K, G, S, D] without a copy: each KV head stands for its group
+                _read(half, chunk.rows)[0].transpose(0, 1)[:, None].expand(-1, group, -1, -1) for half in (keys, values)
+            )
+            asked = queries[chunk.tokens].permute(1, 2, 0, 3)
+            seen = attend(asked, old_keys, old_values, attn_mask=chunk.mask, is_causal=chunk.mask is None)
+            mixed[chunk.tokens] = seen.permute(2, 0, 1, 3)
+        return self._functional.linear(mixed.view(len(hidden), num_q * dim), layer.out)
+
+    def _rotated(self, heads: Tensor, batch: _Batch) -> Tensor:
+        """Rope, rotate-half, in float32. `heads` [T, heads, D]."""
+        first, second = heads.chunk(2, dim=2)
+        halves = (first * batch.cos - second * batch.sin, second * batch.cos + first * batch.sin)
+        return self._torch.cat(halves, dim=2).to(self._dtype)
+
+    def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
+        gate, up = self._functional.linear(hidden, layer.gate_up).chunk(2, dim=1)
+        return self._functional.linear(self._functional.silu(gate) * up, layer.down)
+
+
+def import_torch() -> Any:
+    """The module `torch`. Raises StartupError, one line, where there is none that can be imported."""
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        raise StartupError("--forward is torch, but torch is not installed: pip install torch") from error
+    except (ImportError, OSError) as error:  # a library that it needs is missing
+        raise StartupError(f"--forward is torch, but it cannot be imported: {' '.join(str(error).split())}") from error
+
+
+def _device(torch: Any, name: str) -> Any:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= (num_gpus := torch.cuda.device_count()):
+        raise StartupError(f"--torch-device is {name}, but torch {torch.__version__} sees {num_gpus} GPUs")
+    return device
+
+
+def _read(half: Tensor, rows: RowSpan | Tensor) -> Tensor:
+    """Keys or values [B, L, K, D] of rows [B, L]; those of a span [1, L, K, D] are not copied."""
+    return half[None, rows.begin : rows.end] if isinstance(rows, RowSpan) else half[rows]
+
+
+def _rows(spans: Iterable[RowSpan]) -> NDArray[np.int64]:
+    return np.concatenate([np.arange(span.begin, span.end, dtype=np.int64) for span in spans])

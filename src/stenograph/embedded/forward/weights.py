@@ -1,0 +1,313 @@
+"""A Llama model's weights in the layout that the forward reads, and the two file formats they come from.
+
+Owns names, shapes and row orders of GGUF (`llama`) and Hugging Face folders (`LlamaForCausalLM`). Everything becomes
+float32; matrices are [out, in], C-contiguous; q, k, v are one matrix, so are gate and up. q and k rows are in
+Hugging Face's order (rotate-half rope): GGUF's, which are permuted for interleaved rope, are put back.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stenograph.core.errors import StartupError
+from stenograph.embedded.forward.gguf_tensors import GgufTensors
+from stenograph.embedded.forward.safetensors_folder import SafetensorsFolder
+
+F32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3Rope:
+    """Llama 3's stretching of low rope frequencies. Source: Hugging Face's `rope_type: llama3`."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """The sizes of a Llama model."""
+
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab_size: int
+    rope_theta: float
+    rope_scaling: Llama3Rope | None = None
+    rms_eps: float
+    tied_embeddings: bool
+    max_context: int
+
+    def __post_init__(self) -> None:
+        sizes = (self.num_layers, self.hidden, self.num_heads, self.num_kv_heads, self.head_dim, self.ffn)
+        if min(*sizes, self.vocab_size, self.max_context) < 1:
+            raise ValueError("every size must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads")
+        if self.head_dim % 2:
+            raise ValueError(f"the head dimension must be even, got {self.head_dim}")
+        if not (self.rms_eps > 0 and self.rope_theta > 0):
+            raise ValueError("rms_eps and rope_theta must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer. `qkv` [(H + 2 K) D, hidden], `out` [hidden, H D], `gate_up` [2 ffn, hidden], `down` [hidden, ffn]."""
+
+    attn_norm: F32Array
+    qkv: F32Array
+    out: F32Array
+    ffn_norm: F32Array
+    gate_up: F32Array
+    down: F32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaWeights:
+    """All weights. `embed` and `head` [vocab, hidden] (one array where tied); `inv_freq` [D / 2], radians a token."""
+
+    embed: F32Array
+    layers: tuple[LayerWeights, ...]
+    final_norm: F32Array
+    head: F32Array
+    inv_freq: NDArray[np.float64]
+
+
+class _Source(Protocol):
+    @property
+    def names(self) -> frozenset[str]: ...
+    def tensor(self, name: str) -> F32Array: ...
+
+
+_GGUF_NAMES = {
+    "embed": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "head": "output.weight",
+    "attn_norm": "blk.{}.attn_norm.weight",
+    "q": "blk.{}.attn_q.weight",
+    "k": "blk.{}.attn_k.weight",
+    "v": "blk.{}.attn_v.weight",
+    "o": "blk.{}.attn_output.weight",
+    "ffn_norm": "blk.{}.ffn_norm.weight",
+    "gate": "blk.{}.ffn_gate.weight",
+    "up": "blk.{}.ffn_up.weight",
+    "down": "blk.{}.ffn_down.weight",
+}
+_HF_NAMES = {
+    "embed": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "head": "lm_head.weight",
+    "attn_norm": "model.layers.{}.input_layernorm.weight",
+    "q": "model.layers.{}.self_attn.q_proj.weight",
+    "k": "model.layers.{}.self_attn.k_proj.weight",
+    "v": "model.layers.{}.self_attn.v_proj.weight",
+    "o": "model.layers.{}.self_attn.o_proj.weight",
+    "ffn_norm": "model.layers.{}.post_attention_layernorm.weight",
+    "gate": "model.layers.{}.mlp.gate_proj.weight",
+    "up": "model.layers.{}.mlp.up_proj.weight",
+    "down": "model.layers.{}.mlp.down_proj.weight",
+}
+
+
+def load_weights(path: Path) -> tuple[LlamaConfig, LlamaWeights]:
+    """Read a GGUF file or a folder with config.json and safetensors.
+
+    Raises StartupError, one line with the file's name: no such file, cut short, another architecture, a tensor that
+    is missing, has another shape or a type we cannot read, or a bias.
+    """
+    try:
+        if path.is_dir():
+            return _load_folder(path)
+        return _load_gguf(path)
+    except ValueError as error:
+        raise StartupError(f"{path}: {error}") from error
+    except OSError as error:
+        raise StartupError(f"{path}: cannot be read: {error}") from error
+
+
+# -- GGUF
+
+
+def _load_gguf(path: Path) -> tuple[LlamaConfig, LlamaWeights]:
+    source = GgufTensors(path)
+    architecture = source.field("general.architecture")
+    if architecture != "llama":
+        raise ValueError(f"its architecture is {str(architecture)[:40]!r}; only llama is supported")
+    scaling = source.field("llama.rope.scaling.type")
+    if scaling not in (None, "none"):
+        raise ValueError(f"its rope scaling is {str(scaling)[:40]!r}, which is not supported")
+    if source.field("llama.expert_count") not in (None, 0):
+        raise ValueError("it is a mixture of experts; only dense models are supported")
+    embed = source.shape("token_embd.weight")
+    hidden, heads = _int(source.fields, "llama.embedding_length"), _int(source.fields, "llama.attention.head_count")
+    rope_dim = source.field("llama.rope.dimension_count")
+    head_dim = source.field("llama.attention.key_length") or hidden // max(1, heads)
+    if rope_dim not in (None, head_dim):
+        raise ValueError(f"rope covers {rope_dim} of {head_dim} dimensions; only full rope is supported")
+    kv_key = "llama.attention.head_count_kv"
+    config = LlamaConfig(
+        num_layers=_int(source.fields, "llama.block_count"),
+        hidden=hidden,
+        num_heads=heads,
+        num_kv_heads=_int(source.fields, kv_key) if kv_key in source.fields else heads,
+        head_dim=_int({"head_dim": head_dim}, "head_dim"),
+        ffn=_int(source.fields, "llama.feed_forward_length"),
+        vocab_size=embed[0],
+        rope_theta=_float(source.fields, "llama.rope.freq_base", 10_000.0),
+        rms_eps=_float(source.fields, "llama.attention.layer_norm_rms_epsilon", None),
+        tied_embeddings="output.weight" not in source.names,
+        max_context=_int(source.fields, "llama.context_length"),
+    )
+    inv_freq = _inv_freq(config)
+    if "rope_freqs.weight" in source.names:
+        inv_freq = inv_freq / _shaped(source, "rope_freqs.weight", (config.head_dim // 2,))
+    return config, _assemble(config, source, _GGUF_NAMES, inv_freq, permuted=True)
+
+
+# -- Hugging Face
+
+
+def _load_folder(folder: Path) -> tuple[LlamaConfig, LlamaWeights]:
+    try:
+        raw = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, object])
+    except FileNotFoundError as error:
+        raise StartupError(f"{folder / 'config.json'}: there is no such file") from error
+    except msgspec.DecodeError as error:
+        raise StartupError(f"{folder / 'config.json'}: is not a JSON object: {error}") from error
+    if (architectures := raw.get("architectures")) != ["LlamaForCausalLM"]:
+        raise ValueError(f"its architectures are {str(architectures)[:60]}; only LlamaForCausalLM is supported")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"its hidden_act is {str(raw['hidden_act'])[:40]!r}; only silu is supported")
+    hidden, heads = _int(raw, "hidden_size"), _int(raw, "num_attention_heads")
+    rope = _rope_section(raw)
+    config = LlamaConfig(
+        num_layers=_int(raw, "num_hidden_layers"),
+        hidden=hidden,
+        num_heads=heads,
+        num_kv_heads=heads if raw.get("num_key_value_heads") is None else _int(raw, "num_key_value_heads"),
+        head_dim=hidden // max(1, heads) if raw.get("head_dim") is None else _int(raw, "head_dim"),
+        ffn=_int(raw, "intermediate_size"),
+        vocab_size=_int(raw, "vocab_size"),
+        rope_theta=_float({**raw, **rope}, "rope_theta", 10_000.0),
+        rope_scaling=_rope_scaling(rope),
+        rms_eps=_float(raw, "rms_norm_eps", 1e-6),
+        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        max_context=_int(raw, "max_position_embeddings"),
+    )
+    return config, _assemble(config, SafetensorsFolder(folder), _HF_NAMES, _inv_freq(config), permuted=False)
+
+
+def _rope_section(raw: Mapping[str, object]) -> dict[str, object]:
+    """`rope_scaling`, or what newer configs call `rope_parameters`."""
+    section: object = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(section, dict):
+        raise ValueError("rope_scaling must be an object")
+    return cast("dict[str, object]", section)
+
+
+def _rope_scaling(section: Mapping[str, object]) -> Llama3Rope | None:
+    kind = section.get("rope_type", section.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"its rope scaling is {str(kind)[:40]!r}; supported are default and llama3")
+    return Llama3Rope(
+        factor=_float(section, "factor", None),
+        low_freq_factor=_float(section, "low_freq_factor", None),
+        high_freq_factor=_float(section, "high_freq_factor", None),
+        original_max_context=_int(section, "original_max_position_embeddings"),
+    )
+
+
+# -- both
+
+
+def _inv_freq(config: LlamaConfig) -> NDArray[np.float64]:
+    """Rope frequencies [D / 2], float64, with llama3's stretching applied."""
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    inv_freq = np.asarray(config.rope_theta**-exponents, dtype=np.float64)
+    if (scaling := config.rope_scaling) is None:
+        return inv_freq
+    wavelengths = 2 * math.pi / inv_freq
+    turns = scaling.original_max_context / wavelengths
+    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = np.clip(smooth, 0.0, 1.0)
+    return np.asarray((1 - smooth) * inv_freq / scaling.factor + smooth * inv_freq, dtype=np.float64)
+
+
+def _assemble(
+    config: LlamaConfig, source: _Source, names: Mapping[str, str], inv_freq: NDArray[np.float64], *, permuted: bool
+) -> LlamaWeights:
+    if biases := sorted(name for name in source.names if name.endswith(".bias")):
+        raise ValueError(f"tensor {biases[0]} is a bias, which this architecture does not have")
+    embed = _shaped(source, names["embed"], (config.vocab_size, config.hidden))
+    head = embed if config.tied_embeddings else _shaped(source, names["head"], embed.shape)
+    return LlamaWeights(
+        embed=embed,
+        layers=tuple(_layer(config, source, names, index, permuted=permuted) for index in range(config.num_layers)),
+        final_norm=_shaped(source, names["norm"], (config.hidden,)),
+        head=head,
+        inv_freq=inv_freq,
+    )
+
+
+def _layer(
+    config: LlamaConfig, source: _Source, names: Mapping[str, str], index: int, *, permuted: bool
+) -> LayerWeights:
+    hidden, ffn = config.hidden, config.ffn
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def get(name: str, *shape: int) -> F32Array:
+        return _shaped(source, names[name].format(index), shape)
+
+    q, k = get("q", q_rows, hidden), get("k", kv_rows, hidden)
+    if permuted:
+        q, k = _unpermuted(q, config.num_heads), _unpermuted(k, config.num_kv_heads)
+    return LayerWeights(
+        attn_norm=get("attn_norm", hidden),
+        qkv=np.concatenate((q, k, get("v", kv_rows, hidden))),
+        out=get("o", hidden, q_rows),
+        ffn_norm=get("ffn_norm", hidden),
+        gate_up=np.concatenate((get("gate", ffn, hidden), get("up", ffn, hidden))),
+        down=get("down", hidden, ffn),
+    )
+
+
+def _unpermuted(rows: F32Array, num_heads: int) -> F32Array:
+    """Rows of a GGUF q or k matrix in Hugging Face's order: the inverse of llama.cpp's `LlamaModel.permute`."""
+    num_rows, width = rows.shape
+    return rows.reshape(num_heads, num_rows // num_heads // 2, 2, width).swapaxes(1, 2).reshape(num_rows, width)
+
+
+def _shaped(source: _Source, name: str, shape: tuple[int, ...]) -> F32Array:
+    if name not in source.names:
+        raise ValueError(f"tensor {name} is missing")
+    tensor = source.tensor(name)
+    if tensor.shape != shape:
+        raise ValueError(f"tensor {name} has shape {tensor.shape}, expected {shape}")
+    return np.ascontiguousarray(tensor, dtype=np.float32)
+
+
+def _int(values: Mapping[str, object], key: str) -> int:
+    value = values.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+        raise ValueError(f"{key} must be a positive integer, got {str(value)[:40]!r}")
+    return value
+
+
+def _float(values: Mapping[str, object], key: str, default: float | None) -> float:
+    value = values.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{key} must be a number, got {str(value)[:40]!r}")
+    return float(value)

@@ -1,0 +1,1 @@
+"""Guided decoding: grammars compiled, and one request's way through its grammar."""

@@ -1,0 +1,368 @@
+"""The embedded engine as an `Engine`: owns its process, speaks wire.py to it, and starts it again when it dies.
+
+Two tasks, both owned here and ended by `aclose`: one reads the process's events, one supervises (starts, waits for the
+end, starts again after a pause). A generation's chunks wait in a queue of its own, which max_tokens bounds. Text
+becomes ids there too, on `tokenize_workers` threads, for whoever asks (`tokenize`).
+
+The process knows a generation by a name that no other ever has: one that its caller has left may run on for a step, and
+neither its last words nor its end are those of a later one under the same request id.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import sys
+from array import array
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stenograph.core.errors import (
+    EngineUnavailable,
+    InvalidRequest,
+    StartupError,
+    StenographError,
+    TokenizationFailed,
+    UnexpectedFailure,
+)
+from stenograph.core.telemetry import GrammarStep
+from stenograph.core.types import Chunk, GrammarKind, RequestId
+from stenograph.embedded.options import EmbeddedOptions
+from stenograph.embedded.wire import (
+    EVENTS,
+    LENGTH_BYTES,
+    Abort,
+    Event,
+    Failed,
+    FailureKind,
+    Generate,
+    GrammarTook,
+    LoadFailed,
+    Piece,
+    Ready,
+    Sampled,
+    TokenizedText,
+    TokenizeText,
+    frame,
+)
+from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
+from stenograph.model.tokenizer import Span, why_not_encoded
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 30.0
+STOP_GRACE_S = 5.0
+
+Answer = Chunk | StenographError
+
+
+class EmbeddedEngine(Engine):
+    """The engine in a child process."""
+
+    def __init__(self, model: Path, options: EmbeddedOptions) -> None:
+        self._model = model
+        self._options = options
+        self._capabilities: Capabilities | None = None
+        self._health = EngineHealth(state=EngineState.STARTING, detail="loading the model")
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._names: dict[RequestId, RequestId] = {}  # of generations that somebody waits for, in the process
+        self._numbers = itertools.count(1)
+        self._answers: dict[RequestId, asyncio.Queue[Answer]] = {}  # by name, as is what follows
+        self._texts: dict[RequestId, asyncio.Future[array[int]]] = {}
+        self._report_grammar_times: Callable[[GrammarStep, Sequence[float]], None] | None = None
+        self._in_process: set[RequestId] = set()
+        self._started: asyncio.Future[None] | None = None
+        self._refusal: str | None = None  # of the process that runs now, or ran last: why it cannot load its model
+        self._pause_s = FIRST_PAUSE_S
+        self._stop = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedEngine {self._health.state} {len(self._answers)} running, {len(self._texts)} texts>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        assert self._capabilities is not None, "capabilities are known once start has returned"
+        return self._capabilities
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that runs now, or ran last."""
+        assert self._process is not None, "there is a process once start has been called"
+        return self._process.pid
+
+    @property
+    def num_running(self) -> int:
+        """Generations that the process has not ended yet, those that nobody waits for any more included."""
+        return len(self._in_process)
+
+    @property
+    def tokenizes(self) -> bool:
+        return self._options.tokenize_workers > 0
+
+    def report_grammar_times(self, report: Callable[[GrammarStep, Sequence[float]], None]) -> None:
+        self._report_grammar_times = report
+
+    def health(self) -> EngineHealth:
+        return self._health
+
+    async def start(self) -> None:
+        """Start the process and wait until its model is loaded. Raises StartupError."""
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        self._supervisor = loop.create_task(self._supervise(self._started), name="embedded-engine")
+        await self._started
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        self._check_ready()
+        if request.request_id in self._names:
+            raise ValueError(f"there is a generation {request.request_id!r} already")
+        name = RequestId(f"{request.request_id}#{next(self._numbers)}")
+        command = _command(request, name)
+        answers = self._answers[name] = asyncio.Queue()
+        self._names[request.request_id] = name
+        self._in_process.add(name)
+        self._send(command)
+        ended = False
+        try:
+            while not ended:
+                answer = await answers.get()
+                ended = isinstance(answer, StenographError) or answer.finish is not None
+                if isinstance(answer, StenographError):
+                    raise answer
+                yield answer
+        finally:
+            del self._answers[name], self._names[request.request_id]
+            if not ended:
+                self._send(frame(Abort(request_id=name)))
+
+    async def tokenize(self, spans: Sequence[Span]) -> "array[int]":
+        self._check_ready()
+        name = RequestId(f"text#{next(self._numbers)}")
+        pieces = tuple(Piece(text=span.text, trusted=span.trusted) for span in spans)
+        try:
+            command = frame(TokenizeText(request_id=name, pieces=pieces))
+        except UnicodeEncodeError as error:
+            raise why_not_encoded("".join(span.text for span in spans)) from error
+        ids: asyncio.Future[array[int]] = asyncio.get_running_loop().create_future()
+        self._texts[name] = ids
+        self._send(command)
+        try:
+            return await ids
+        finally:
+            del self._texts[name]
+            if ids.cancelled():
+                self._send(frame(Abort(request_id=name)))
+
+    async def abort(self, request_id: RequestId) -> bool:
+        name = self._names.get(request_id)
+        if name is not None:
+            self._send(frame(Abort(request_id=name)))
+        return name is not None
+
+    async def aclose(self) -> None:
+        """End the process: by closing its input, which it takes as its end, and after a while by force."""
+        self._stop.set()
+        self._health = EngineHealth(state=EngineState.STOPPED, detail="stopped")
+        process, supervisor = self._process, self._supervisor
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+        if supervisor is None:
+            return
+        done, _ = await asyncio.wait({supervisor}, timeout=STOP_GRACE_S)
+        if not done:
+            supervisor.cancel()
+            await asyncio.wait({supervisor})
+
+    # -- the process
+
+    async def _supervise(self, started: "asyncio.Future[None]") -> None:
+        """Run the process again and again until `aclose`; the first load's failure ends it all."""
+        try:
+            while not self._stop.is_set():
+                ended = await self._run_once(started)
+                if self._stop.is_set() or started.exception() is not None:
+                    return
+                self._go_down(ended)
+                self._fail_all()
+                log.error("%s; starting it again in %g s", self._health.detail, self._pause_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), self._pause_s)
+                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        except OSError as error:  # the process cannot even be started
+            self._go_down(f"cannot start its process: {error}")
+            log.error("the embedded engine is down for good: %s", self._health.detail)
+        finally:
+            self._fail_all()
+            if not started.done():
+                started.set_exception(StartupError("the embedded engine was stopped before its model was loaded"))
+
+    async def _run_once(self, started: "asyncio.Future[None]") -> str:
+        """One life of the process; returns why it ended, in its own words if it had any."""
+        self._refusal = None
+        environment = {
+            **os.environ,
+            **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(self._options.threads)),
+        }
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "stenograph.embedded.child", str(self._model), self._options.to_json(),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+            start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains first
+        )  # fmt: skip
+        try:
+            await self._read_events(process, started)
+        finally:
+            code = await _end_of(process)
+        if not started.done():
+            detail = f"the embedded engine {_death(code)} while it loaded {self._model}"
+            self._go_down(detail)
+            started.set_exception(StartupError(detail))
+        return self._refusal or f"the embedded engine's process {_death(code)}"
+
+    async def _read_events(self, process: asyncio.subprocess.Process, started: "asyncio.Future[None]") -> None:
+        """Hand out events until the process's output ends."""
+        assert process.stdout is not None
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                size = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "little")
+                payload = await process.stdout.readexactly(size)
+                try:
+                    event = EVENTS.decode(payload)
+                except (msgspec.MsgspecError, ValueError) as error:
+                    log.error("cannot decode an event from the embedded engine: %s", error)
+                    return
+                self._take(event, started)
+
+    def _take(self, event: Event, started: "asyncio.Future[None]") -> None:
+        match event:
+            case Ready():
+                self._become_ready(event, started)
+            case LoadFailed():
+                self._refuse(event, started)
+            case Sampled():
+                self._answer(event.request_id, event.chunk)
+            case Failed():
+                self._answer(event.request_id, _error_of(event))
+            case TokenizedText():
+                self._answer_text(event.request_id, event.prompt())
+            case GrammarTook():
+                if self._report_grammar_times is not None:
+                    for step, durations_s in event.durations_s.items():
+                        self._report_grammar_times(step, durations_s)
+
+    def _become_ready(self, event: Ready, started: "asyncio.Future[None]") -> None:
+        self._capabilities = Capabilities(
+            engine="embedded",
+            model=event.model,
+            vocab_size=event.vocab_size,
+            max_context_tokens=event.max_context_tokens,
+            grammars=frozenset(map(GrammarKind, event.grammars)),
+            streams=True,
+        )
+        self._health = EngineHealth(state=EngineState.READY)
+        if not started.done():
+            started.set_result(None)
+
+    def _refuse(self, event: LoadFailed, started: "asyncio.Future[None]") -> None:
+        self._refusal = event.message
+        self._go_down(event.message)
+        if not started.done():
+            started.set_exception(StartupError(event.message))
+
+    def _answer(self, name: RequestId, answer: Answer) -> None:
+        """Give a generation its next answer; one that nobody waits for any more is dropped."""
+        if name in self._texts and isinstance(answer, StenographError):
+            self._answer_text(name, answer)
+        if isinstance(answer, StenographError) or answer.finish is not None:
+            self._in_process.discard(name)
+        if (answers := self._answers.get(name)) is not None:
+            answers.put_nowait(answer)
+            self._pause_s = FIRST_PAUSE_S  # it works: the next death is a new one
+
+    def _answer_text(self, name: RequestId, answer: "array[int] | StenographError") -> None:
+        """Give a text its ids, or say why it has none; one that nobody waits for any more is dropped."""
+        ids = self._texts.get(name)
+        if ids is None or ids.done():
+            return
+        if isinstance(answer, StenographError):
+            ids.set_exception(answer)
+        else:
+            ids.set_result(answer)
+
+    def _check_ready(self) -> None:
+        if self._health.state is not EngineState.READY:
+            raise EngineUnavailable(
+                f"The embedded engine is not ready: {self._health.detail}.", retry_after_s=self._pause_s + 2.0
+            )
+
+    def _go_down(self, detail: str) -> None:
+        if not self._stop.is_set():
+            self._health = EngineHealth(state=EngineState.DOWN, detail=detail)
+
+    def _fail_all(self) -> None:
+        self._in_process.clear()
+        for answers in self._answers.values():
+            answers.put_nowait(self._lost())
+        for name in self._texts:
+            self._answer_text(name, self._lost())
+
+    def _lost(self) -> EngineUnavailable:
+        if self._stop.is_set():
+            return EngineUnavailable("The turn was lost: the engine was stopped.")
+        return EngineUnavailable(
+            f"The turn was lost: {self._health.detail}. It is being restarted; nothing of the turn was kept.",
+            retry_after_s=self._pause_s + 2.0,
+        )
+
+    def _send(self, command: bytes) -> None:
+        """Write a framed command; a pipe that has just broken is the supervisor's to find."""
+        process = self._process
+        if process is not None and process.stdin is not None and not process.stdin.is_closing():
+            process.stdin.write(command)
+
+
+def _command(request: GenerateRequest, name: RequestId) -> bytes:
+    """The command that starts a generation in the process. Raises InvalidRequest for text that has no UTF-8."""
+    try:
+        return frame(Generate(request_id=name, ids=request.prompt.ids.tobytes(), params=request.params))
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"A stop string or grammar has no UTF-8: {error}") from error
+
+
+async def _end_of(process: asyncio.subprocess.Process) -> int:
+    """The exit code of a process whose output has ended; closing its input ends it, and after a while force does.
+
+    A process that may just have died is not killed at once: `kill` would collect the exit status itself, and `wait`
+    would know nothing but 255.
+    """
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        return await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
+
+
+def _death(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _error_of(event: Failed) -> StenographError:
+    match event.kind:
+        case FailureKind.INVALID_REQUEST:
+            return InvalidRequest(event.message, blame=event.blame)
+        case FailureKind.UNAVAILABLE:
+            return EngineUnavailable(event.message, retry_after_s=event.retry_after_s or 1.0)
+        case FailureKind.TOKENIZATION:
+            return TokenizationFailed(event.message)
+        case FailureKind.INTERNAL:
+            return UnexpectedFailure(event.message)

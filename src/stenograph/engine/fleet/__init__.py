@@ -1,0 +1,1 @@
+"""Several engines behind the one interface of an engine."""

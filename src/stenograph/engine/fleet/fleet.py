@@ -1,0 +1,388 @@
+"""Several engines behind the one interface of an engine.
+
+Owns who gets a turn (`placement` has the rule), what every session left where, and what is known of each engine beyond
+its own word (`trust`). Knows nothing of HTTP. It holds no task: a turn runs in whoever iterates it.
+
+A turn is tried at another engine only before its first token, only where the error says that the engine was not there
+or would not take it, and at each engine once. A reply that had begun is not tried again: its tokens were sampled.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from stenograph.core.clock import Clock
+from stenograph.core.errors import (
+    CallerError,
+    EngineUnavailable,
+    StartupError,
+    StenographError,
+    UpstreamRefused,
+    UpstreamUnreachable,
+)
+from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId
+from stenograph.engine.base import (
+    Capabilities,
+    Engine,
+    EngineCounts,
+    EngineHealth,
+    EngineState,
+    EngineStatus,
+    ForwardedAnswer,
+    GenerateRequest,
+    Outcome,
+)
+from stenograph.engine.fleet.placement import Candidate, choose, cost_of
+from stenograph.engine.fleet.trust import FIRST_PAUSE_S, Trust
+from stenograph.engine.http.engine import AFFINITY_HEADER
+
+MAX_SESSIONS = 2**15
+"""Sessions whose engine is remembered, the last to be used; one that is forgotten is placed anew."""
+TRIAL_S = 10.0
+"""Longer than a connection takes to fail, as a rule (`connect_timeout`)."""
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetMember:
+    """An engine and what it is called: its address, as a rule."""
+
+    name: str
+    engine: Engine
+
+
+@dataclass(slots=True)
+class _MemberState:
+    """A member, and what is under way and known of it. `num_sessions` are at home here."""
+
+    name: str
+    engine: Engine
+    trust: Trust
+    num_running: int = 0
+    load_tokens: int = 0
+    num_sessions: int = 0
+    num_expected_cached: int = 0
+    num_cached: int = 0
+    outcomes: Counter[Outcome] = field(default_factory=Counter[Outcome])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it says of itself that it takes turns."""
+        return self.engine.health().state is EngineState.READY
+
+
+@dataclass(slots=True)
+class _SessionPlace:
+    """The engine that ran a session's last turn, and how many tokens its last turn at each engine left there."""
+
+    home: _MemberState | None = None
+    left_tokens: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(slots=True)
+class _FleetTurn:
+    """A generation under way: where it is, or was last, and where it has been."""
+
+    post: _MemberState | None = None
+    tried: set[str] = field(default_factory=set[str])
+    was_aborted: bool = False
+
+
+@dataclass(slots=True)
+class _Try:
+    """One generation at one engine, where `num_expected` tokens of its prompt should be cached."""
+
+    post: _MemberState
+    cost_tokens: int
+    is_trial: bool
+    num_expected: int
+    num_drawn: int = 0
+    has_yielded: bool = False
+    outcome: Outcome = Outcome.LEFT
+
+
+class Fleet(Engine):
+    """Engines of one model, as one. Every method changes state without waiting; only engines are waited for."""
+
+    def __init__(self, members: Sequence[FleetMember], *, clock: Clock, trial_s: float = TRIAL_S) -> None:
+        names = [member.name for member in members]
+        if not names or len(set(names)) < len(names):
+            raise StartupError(f"a fleet has one engine or more, each of its own name, not {names}")
+        self._names = names
+        self._posts = [_MemberState(member.name, member.engine, Trust(trial_s=trial_s)) for member in members]
+        self._clock = clock
+        self._healths = [member.engine.health() for member in members]
+        self._known: list[Capabilities] = []
+        self._common: Capabilities | None = None
+        self._turns: dict[RequestId, _FleetTurn] = {}
+        self._sessions: OrderedDict[str, _SessionPlace] = OrderedDict()
+        self._closing = False
+
+    def __repr__(self) -> str:
+        num_ready = sum(post.is_ready for post in self._posts)
+        return f"<Fleet {num_ready} of {len(self._posts)} ready, {len(self._turns)} running>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Abilities that all engines share; those that one learns as it comes up count from then on."""
+        assert self._common is not None, "capabilities are known once start has returned"
+        healths = [post.engine.health() for post in self._posts]
+        if any(now is not before for now, before in zip(healths, self._healths, strict=True)):  # it learned something
+            self._healths = healths
+            known = [post.engine.capabilities for post in self._posts]
+            if known != self._known:
+                self._known, self._common = known, common_capabilities(dict(zip(self._names, known, strict=True)))
+        return self._common
+
+    @property
+    def num_running(self) -> int:
+        """Generations that have begun and not ended."""
+        return len(self._turns)
+
+    @property
+    def forwards(self) -> bool:
+        """Whether each of its engines does."""
+        return all(post.engine.forwards for post in self._posts)
+
+    def health(self) -> EngineHealth:
+        """READY while any engine is."""
+        if self._closing:
+            return EngineHealth(state=EngineState.STOPPED, detail="stopped")
+        healths = {post.name: post.engine.health() for post in self._posts}
+        states = {health.state for health in healths.values()}
+        if EngineState.READY in states:
+            return EngineHealth(state=EngineState.READY)
+        state = EngineState.STARTING if EngineState.STARTING in states else EngineState.DOWN
+        told = (f"{name}: {health.detail or health.state}" for name, health in healths.items())
+        return EngineHealth(state=state, detail="; ".join(told))
+
+    def statuses(self) -> Sequence[EngineStatus]:
+        """Each engine, by its own word and by what came of requests."""
+        now = self._clock.monotonic()
+        return [_status_of(post, now) for post in self._posts]
+
+    async def start(self) -> None:
+        """Start all. Raises StartupError for one that cannot be started, or that is not of the same kind as the rest.
+
+        An engine that is not there yet raises nothing: it is used when it comes.
+        """
+        outcomes = await asyncio.gather(*(post.engine.start() for post in self._posts), return_exceptions=True)
+        for post, outcome in zip(self._posts, outcomes, strict=True):
+            if isinstance(outcome, StartupError):
+                raise StartupError(f"{post.name}: {outcome}") from outcome
+            if outcome is not None:
+                raise outcome
+        self._known = [post.engine.capabilities for post in self._posts]
+        self._common = common_capabilities(dict(zip(self._names, self._known, strict=True)))
+
+    async def aclose(self) -> None:
+        """Close all, whatever becomes of one. Raises the first error, if there is any."""
+        self._closing = True
+        outcomes = await asyncio.gather(*(post.engine.aclose() for post in self._posts), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def abort(self, request_id: RequestId) -> bool:
+        """Tell the engine that runs it; a turn that is just being moved ends where it is."""
+        turn = self._turns.get(request_id)
+        if turn is None:
+            return False
+        turn.was_aborted = True
+        if turn.post is not None:
+            await turn.post.engine.abort(request_id)
+        return True
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Draw, at one engine after the other until one is there. Raises what the last one raised."""
+        assert request.request_id not in self._turns, "a request id is used once"
+        turn = self._turns[request.request_id] = _FleetTurn()
+        try:
+            while not (turn.tried and turn.was_aborted):
+                run = self._begin(request, turn)
+                try:
+                    async with aclosing(run.post.engine.generate(request)) as chunks:
+                        async for chunk in chunks:
+                            self._saw(run, request, chunk)
+                            yield chunk
+                    return
+                except StenographError as error:
+                    if not self._moves_on(error, run, turn):
+                        raise
+                finally:
+                    self._end(run)
+            yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
+        finally:
+            del self._turns[request.request_id]
+
+    async def forward(
+        self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> ForwardedAnswer:
+        """Pass a request on to the engine that its session is at home at, or to one that has little to do.
+
+        One that is not there is passed over if the method is safe: of anything else it is not known what it has done.
+        """
+        if not self.forwards:
+            return await super().forward(method, target, headers, body)
+        turn = _FleetTurn()
+        key = next((value for name, value in headers if name == AFFINITY_HEADER), None)
+        known = self._sessions.get(key) if key is not None else None
+        while candidates := self._candidates(turn):
+            post = _choose(candidates, key or target, None if known is None else known.home, 0)
+            turn.tried.add(post.name)
+            try:
+                return await post.engine.forward(method, target, headers, body)
+            except UpstreamUnreachable as error:
+                post.trust.failed(self._clock.monotonic(), error.message, was_trial=False)
+                if method not in SAFE_METHODS or not self._candidates(turn):
+                    raise
+        raise EngineUnavailable(
+            f"None of the {len(self._posts)} engines can be reached now.", retry_after_s=FIRST_PAUSE_S
+        )
+
+    # -- one try
+
+    def _begin(self, request: GenerateRequest, turn: _FleetTurn) -> _Try:
+        """Give a turn to an engine that it has not been at. Raises EngineUnavailable where there is none."""
+        ready = self._candidates(turn)
+        if not ready:
+            raise EngineUnavailable(
+                f"None of the {len(self._posts)} engines takes turns now.", retry_after_s=FIRST_PAUSE_S
+            )
+        session, cost = self._session_of(request.affinity_key), cost_of(len(request.prompt.ids))
+        post = _choose(ready, request.affinity_key or request.request_id, session.home, cost)
+        turn.post = post
+        turn.tried.add(post.name)
+        post.num_running += 1
+        post.load_tokens += cost
+        return _Try(
+            post=post,
+            cost_tokens=cost,
+            is_trial=post.trust.began(self._clock.monotonic()),
+            num_expected=min(request.prompt.num_kept, session.left_tokens.get(post.name, 0)),
+        )
+
+    def _candidates(self, turn: _FleetTurn | None = None) -> "list[_MemberState]":
+        """Engines that may get a turn: ready and trusted, or due for a trial; if none is, those that report ready."""
+        now, tried = self._clock.monotonic(), set[str]() if turn is None else turn.tried
+        ready = [] if self._closing else [post for post in self._posts if post.name not in tried and post.is_ready]
+        return [post for post in ready if post.trust.admits(now)] or ready
+
+    def _saw(self, run: _Try, request: GenerateRequest, chunk: Chunk) -> None:
+        """An engine said something: it is there, and nothing of this turn is tried again."""
+        if not run.has_yielded:
+            run.has_yielded = True
+            run.post.trust.worked()
+        run.num_drawn += len(chunk.ids)
+        if chunk.finish is not None:
+            run.outcome = Outcome.ANSWERED
+            run.post.num_expected_cached += run.num_expected
+            # What cannot be true is refused where the turn is checked; here it must not spoil a count.
+            run.post.num_cached += min(chunk.num_cached_tokens, len(request.prompt.ids))
+            if request.affinity_key is not None:
+                left = len(request.prompt.ids) + run.num_drawn
+                self._settle(self._session_of(request.affinity_key), run.post, left)
+
+    def _moves_on(self, error: StenographError, run: _Try, turn: _FleetTurn) -> bool:
+        """Learn from an error; returns whether the turn is to go on without this engine."""
+        if isinstance(error, UpstreamUnreachable | EngineUnavailable) or says_not_there(error):
+            run.post.trust.failed(self._clock.monotonic(), error.message, was_trial=run.is_trial)
+            goes_on = not run.has_yielded and says_not_there(error)
+            if goes_on and (turn.was_aborted or self._candidates(turn)):
+                run.outcome = Outcome.MOVED
+                return True
+            run.outcome = Outcome.FAILED
+            return False
+        run.post.trust.worked()
+        run.outcome = Outcome.REFUSED if _blames_request(error) else Outcome.FAILED
+        return False
+
+    def _end(self, run: _Try) -> None:
+        """A try is over, however; what it held is given back."""
+        post = run.post
+        post.num_running -= 1
+        post.load_tokens -= run.cost_tokens
+        post.outcomes[run.outcome] += 1
+        if run.outcome is Outcome.LEFT and not run.has_yielded:
+            post.trust.left(was_trial=run.is_trial)
+
+    # -- sessions
+
+    def _session_of(self, key: str | None) -> _SessionPlace:
+        """The place that is kept for a session; an empty one for an unknown session."""
+        if key is None:
+            return _SessionPlace()
+        session = self._sessions.setdefault(key, _SessionPlace())
+        self._sessions.move_to_end(key)
+        if len(self._sessions) > MAX_SESSIONS:
+            _, forgotten = self._sessions.popitem(last=False)
+            if forgotten.home is not None:
+                forgotten.home.num_sessions -= 1
+        return session
+
+    def _settle(self, session: _SessionPlace, post: _MemberState, left_tokens: int) -> None:
+        """A session's turn has ended at an engine: that is its home now."""
+        if session.home is not None:
+            session.home.num_sessions -= 1
+        post.num_sessions += 1
+        session.home = post
+        session.left_tokens[post.name] = left_tokens
+
+
+def says_not_there(error: StenographError) -> bool:
+    """Whether an error says that the engine was not there, or would not take the turn: nothing was sampled."""
+    if isinstance(error, UpstreamUnreachable):
+        return not error.reply_began
+    if isinstance(error, UpstreamRefused):
+        return error.engine_status == 503
+    return isinstance(error, EngineUnavailable)
+
+
+def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
+    """Abilities that all of them share. Raises StartupError for engines that cannot stand in for each other."""
+    first_name, first = next(iter(members.items()))
+    for name, other in members.items():
+        for what in ("engine", "model", "vocab_size", "streams", "parses", "takes_json"):
+            ours, theirs = getattr(first, what), getattr(other, what)
+            if ours != theirs:
+                raise StartupError(f"engines differ in {what}: {first_name} has {ours!r}, {name} has {theirs!r}")
+    limits = [told.max_context_tokens for told in members.values() if told.max_context_tokens is not None]
+    return replace(
+        first,
+        max_context_tokens=min(limits, default=None),
+        grammars=frozenset[GrammarKind].intersection(*(told.grammars for told in members.values())),
+        note="; ".join(f"{name}: {told.note}" for name, told in members.items() if told.note),
+    )
+
+
+def _choose(posts: "Sequence[_MemberState]", key: str, home: _MemberState | None, cost_tokens: int) -> _MemberState:
+    candidates = [
+        Candidate(name=post.name, load_tokens=post.load_tokens, num_sessions=post.num_sessions) for post in posts
+    ]
+    chosen = choose(candidates, key=key, home=None if home is None else home.name, cost_tokens=cost_tokens)
+    return next(post for post in posts if post.name == chosen.name)
+
+
+def _blames_request(error: StenographError) -> bool:
+    return isinstance(error, CallerError) or (isinstance(error, UpstreamRefused) and 400 <= error.engine_status < 500)
+
+
+def _status_of(post: _MemberState, now: float) -> EngineStatus:
+    health, capabilities = post.engine.health(), post.engine.capabilities
+    if post.trust.in_doubt:
+        doubt = f"in doubt, tried again in {post.trust.retry_in_s(now):.0f} s: {post.trust.why}"
+        health = replace(health, detail=health.detail or doubt)
+    return EngineStatus(
+        name=post.name,
+        engine=capabilities.engine,
+        health=health,
+        note=capabilities.note,
+        num_running=post.num_running,
+        counts=EngineCounts(
+            outcomes=post.outcomes.copy(),
+            num_expected_cached=post.num_expected_cached,
+            num_cached=post.num_cached,
+        ),
+    )

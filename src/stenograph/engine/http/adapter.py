@@ -1,0 +1,133 @@
+"""The interface of an engine's adapter, which speaks to one kind of server over HTTP and reads its replies.
+
+Owns the two interfaces, `EngineAdapter` and `EngineReading`, and what all adapters share. Holds no task and no
+connection: `HttpEngine` does, and knows no engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.types import Chunk, RequestId
+from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.engine.http.transport import Headers, HttpReply
+
+T = TypeVar("T")
+
+MODELS_PATH = "/v1/models"
+PROBE_PATHS = ("/health", MODELS_PATH)
+"""The second is for routers that have no `/health`."""
+NOT_THERE = (404, 405)
+"""The statuses of a path that a server does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A POST of JSON. `streams`: the reply is asked for as server-sent events."""
+
+    path: str
+    body: bytes
+    headers: Headers = ()
+    streams: bool = False
+
+
+class Ask(Protocol):
+    """A request to the engine's server outside of generations. Raises UpstreamError."""
+
+    async def __call__(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply: ...
+
+
+class EngineReading(Protocol):
+    """One generation's reply as it is read. Every method raises UpstreamInvalid, naming the law that was broken, or the
+    error that the engine reports within a 200. A reader inherits from this class for the defaults.
+
+    A reader holds the chunk that carries `finish` back until the engine has said all that belongs to it, so that
+    the last chunk is the last: a connection that is cut after it cuts nothing off.
+    """
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether nothing more is wanted of the stream before it ends; leaving it hangs up."""
+        return False
+
+    def whole(self, http: HttpReply) -> Sequence[Chunk]:
+        """The chunks of a 200 that came at once. By default it is read as the one event of a stream."""
+        chunks = (*self.event(http.body), *self.end())
+        if not chunks or chunks[-1].finish is None:
+            raise UpstreamInvalid("finish_reason", "there is none")
+        return chunks
+
+    def event(self, data: bytes) -> Sequence[Chunk]:
+        """The chunks that one event's data brings; `[DONE]` never comes here."""
+        raise AssertionError("no stream was asked for")
+
+    async def settle(self, ask: Ask) -> Sequence[Chunk]:
+        """The chunks that come after the reply and before `end`, if the engine has to be asked again for any.
+
+        Raises UpstreamError.
+        """
+        return ()
+
+    def end(self) -> Sequence[Chunk]:
+        """Return the chunks that were held back until the stream's proper end; nothing the second time."""
+        return ()
+
+
+class EngineAdapter(Protocol):
+    """One engine's HTTP: field mapping and quirks, and nothing else. Holds no task and no connection."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Abilities of the engine; settled once `discover` has returned."""
+        ...
+
+    @property
+    def names_requests(self) -> bool:
+        """Whether each reply says which request it is to; where none does, no connection is used twice."""
+        ...
+
+    @property
+    def probe_paths(self) -> Sequence[str]:
+        """Paths to GET for health; the next one is tried where the one before is not there, and one has to be."""
+        ...
+
+    async def discover(self, ask: Ask) -> None:
+        """Find out what this server can do, each time it comes up. Raises UpstreamError if it does not say."""
+        ...
+
+    def call(self, request: GenerateRequest) -> Call:
+        """The request of a generation. Raises InvalidRequest for what the engine cannot do."""
+        ...
+
+    def reading(self, request: GenerateRequest) -> EngineReading:
+        """The reader of its reply."""
+        ...
+
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
+        """The error that a status other than 200 is, as the answer to `request`."""
+        ...
+
+    def abort_call(self, request_id: RequestId) -> Call | None:
+        """The request that ends a generation early; None where hanging up is the only way."""
+        ...
+
+
+def passed_through(http: HttpReply) -> UpstreamRefused:
+    """A refusal that the client gets as the engine wrote it."""
+    return UpstreamRefused(status=http.status, content_type=http.content_type, headers=http.headers, body=http.body)
+
+
+async def list_models(ask: Ask) -> HttpReply:
+    """The engine's answer to `GET /v1/models`, a 200. Raises UpstreamError, and UpstreamRefused for another status."""
+    reply = await ask("GET", MODELS_PATH)
+    if reply.status != 200:
+        raise passed_through(reply)
+    return reply
+
+
+def known(found: T | None) -> T:
+    """Return what `discover` found. Raises EngineUnavailable before it has found anything."""
+    if found is None:
+        raise EngineUnavailable("The engine has not been reached yet, so its abilities are unknown.")
+    return found

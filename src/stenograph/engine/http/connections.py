@@ -1,0 +1,385 @@
+"""Connections to an engine, kept between requests: one is used again only while nothing has come on it unasked.
+
+Bytes that come on an idle connection close it, and a connection is looked at once more before it is used again: what
+the kernel holds by then was sent before the request was. For bytes that come later, only the id of a reply decides
+(`request_agrees`); an engine that sends no id gets a new connection for each request. A reply flows while its reader
+takes it: otherwise one buffer of it is read, and the rest waits in the engine's socket. Knows no engine; sends no
+request twice that could have been received, except a GET.
+"""
+
+import asyncio
+import select
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from yarl import URL
+
+from stenograph.core.errors import InvalidRequest, UpstreamUnreachable
+from stenograph.engine.http.exchange import KEEPALIVE_S, Pairs, not_connected, unreachable
+from stenograph.engine.http.response import NotHttp, ReplyCut, ResponseReader
+
+READ_BUFFER_BYTES = 2**18
+"""The most that one read takes."""
+MOST_UNTAKEN_BYTES = 2**16
+"""Most untaken bytes of a body before reading pauses."""
+JOINED_BYTES = 2**16
+"""A body up to this size is copied behind its head: cheaper than a write of two buffers."""
+LOOKUP_KEPT_S = 10.0
+"""Seconds for which a host's addresses are kept, unless none of them answers."""
+REPEATABLE = ("GET", "HEAD", "OPTIONS")
+"""Methods that ask for no generation: sent again if a kept connection turns out to be closed."""
+_WITHOUT_LENGTH = ("GET", "HEAD", "OPTIONS", "TRACE")
+_Address = tuple[socket.AddressFamily, tuple[str | int | bytes, ...]]
+"""As `getaddrinfo` returns it: for `connect`, whose type depends on the family."""
+
+
+class OwnConnections:
+    """A pool for one http address. Everything happens in the loop in which it was opened."""
+
+    def __init__(self, url: URL, connect_timeout_s: float, *, reuses: bool) -> None:
+        """`reuses` False: each connection carries one request."""
+        self._host, self._port = url.raw_host or "", url.port or 80
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._host_header = host if self._port == 80 else f"{host}:{self._port}"
+        self._connect_timeout_s = connect_timeout_s
+        self._reuses = reuses
+        self._buffer = memoryview(bytearray(0))
+        self._all: set[Connection] = set()
+        self._idle: list[Connection] = []
+        """The one that was used last is the last, and used first: the others come to be closed."""
+        self._closing_idle: asyncio.TimerHandle | None = None
+        self._found: list[_Address] = []
+        self._found_until = 0.0
+        self._is_open = False
+        self._emptied: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<OwnConnections {self._host}:{self._port} {len(self._all)}, {len(self._idle)} of them idle>"
+
+    def open(self) -> None:
+        self._buffer = memoryview(bytearray(READ_BUFFER_BYTES))
+        self._is_open = True
+
+    async def aclose(self) -> None:
+        self._is_open = False
+        if self._closing_idle is not None:
+            self._closing_idle.cancel()
+        for connection in list(self._all):
+            connection.abort()
+        while self._all:
+            self._emptied = asyncio.get_running_loop().create_future()
+            await self._emptied
+
+    async def ask(self, method: str, target: str, headers: Pairs, body: bytes) -> "Connection":
+        """Raises InvalidRequest for a header that cannot be sent; the rest is as `Connections` has it."""
+        assert self._is_open, "a transport is open while it is used"
+        head = self._head(method, target, headers, body)
+        connection = self._taken()
+        if connection is not None:
+            try:
+                await connection.ask(head, body, is_head=method == "HEAD")
+            except UpstreamUnreachable:
+                if connection.has_replied or method not in REPEATABLE:
+                    raise
+            else:
+                return connection
+        connection = await self._connected()
+        await connection.ask(head, body, is_head=method == "HEAD")
+        return connection
+
+    def _head(self, method: str, target: str, headers: Pairs, body: bytes) -> bytes:
+        lines = [f"{method} {target} HTTP/1.1\r\nhost: {self._host_header}"]
+        accepts = False
+        for name, value in headers:
+            lines.append(f"{name}: {value}")
+            accepts |= name == "accept"
+        if not accepts:
+            lines.append("accept: */*")
+        if body or method not in _WITHOUT_LENGTH:
+            lines.append(f"content-length: {len(body)}")
+        head = "\r\n".join(lines)
+        if not (head.count("\n") == head.count("\r") == len(lines)) or "\0" in head:
+            raise InvalidRequest("A header has a line break or a null character in its name or value.")
+        return (head + "\r\n\r\n").encode("utf-8", "surrogateescape")
+
+    # -- the pool
+
+    def _taken(self) -> "Connection | None":
+        """An idle connection on which nothing has come."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.has_spoken():
+                return connection
+            connection.abort()
+        return None
+
+    def rest(self, connection: "Connection") -> None:
+        """The connection's reply is whole, and it could carry another."""
+        if not self._reuses or not self._is_open:
+            connection.abort()
+            return
+        self._idle.append(connection)
+        if self._closing_idle is None:
+            self._closing_idle = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._close_idle)
+
+    def lost(self, connection: "Connection") -> None:
+        """The connection is no more."""
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if self._emptied is not None and not self._all and not self._emptied.done():
+            self._emptied.set_result(None)
+
+    def _close_idle(self) -> None:
+        """Close those that were idle for long enough; come again for the next."""
+        self._closing_idle = None
+        loop = asyncio.get_running_loop()
+        while self._idle and self._idle[0].idle_since + KEEPALIVE_S <= loop.time():
+            self._idle.pop(0).abort()
+        if self._idle:
+            self._closing_idle = loop.call_at(self._idle[0].idle_since + KEEPALIVE_S, self._close_idle)
+
+    # -- new connections
+
+    async def _connected(self) -> "Connection":
+        """A new connection. Raises UpstreamUnreachable."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._connect_timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                sock = await _reached(loop, await self._addresses(loop), deadline)
+                try:
+                    connection = await self._connection_on(loop, sock)
+                except BaseException:
+                    sock.close()
+                    raise
+        except TimeoutError as error:
+            where = f"no connection to {self._host}:{self._port} within {self._connect_timeout_s:g} s"
+            raise unreachable("The engine could not be reached in time", where) from error
+        except OSError as error:
+            self._found_until = 0.0
+            raise not_connected(self._host, self._port, error) from error
+        if not self._is_open:
+            connection.abort()
+            raise unreachable("The connection to the engine broke", "it was closed here")
+        return connection
+
+    async def _addresses(self, loop: asyncio.AbstractEventLoop) -> "list[_Address]":
+        """The host's addresses. Raises OSError."""
+        if loop.time() >= self._found_until:
+            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            self._found = [(family, address) for family, _, _, _, address in found]
+            self._found_until = loop.time() + LOOKUP_KEPT_S
+        return self._found
+
+    async def _connection_on(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> "Connection":
+        def made() -> Connection:
+            connection = Connection(self._buffer, self.rest, self.lost)
+            self._all.add(connection)
+            return connection
+
+        _, connection = await loop.create_connection(made, sock=sock)
+        return connection
+
+
+async def _reached(
+    loop: asyncio.AbstractEventLoop,
+    addresses: "list[_Address]",
+    deadline: float,
+) -> socket.socket:
+    """A socket that is connected to the first address that answers; no address takes the time of those after it.
+
+    Raises OSError, the last address's, and TimeoutError.
+    """
+    for number, (family, address) in enumerate(addresses):
+        is_last = number == len(addresses) - 1
+        share_s = (deadline - loop.time()) / (len(addresses) - number)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            async with asyncio.timeout(None if is_last else share_s):
+                await loop.sock_connect(sock, address)
+        except OSError:  # TimeoutError is one
+            sock.close()
+            if is_last:
+                raise
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise OSError("the name has no address")
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection, with one request under way at most. All of a pool share `buffer`: between `get_buffer` and
+    `buffer_updated` nothing else runs.
+
+    From `ask` to `leave` it is an `Exchange`.
+    """
+
+    def __init__(
+        self,
+        buffer: memoryview,
+        on_rest: Callable[["Connection"], None],
+        on_lost: Callable[["Connection"], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._buffer = buffer
+        self._on_rest = on_rest
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._looked = select.poll()
+        self._reader = ResponseReader()
+        self._waiter: asyncio.Future[None] | None = None
+        self._waits_for_all = False
+        """Nobody is woken before the reply is whole."""
+        self._is_idle = True
+        self._is_paused = False
+        self._fault: UpstreamUnreachable | None = None
+        """The reason why no more comes."""
+        self.idle_since = 0.0
+        self.status = 0
+        self.headers: Pairs = ()
+        self.num_expected: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection {'idle' if self._is_idle else self._reader} {self._fault or ''}>"
+
+    # -- the exchange
+
+    async def ask(self, head: bytes, body: bytes, *, is_head: bool) -> None:
+        """Send a request, and wait for the head of its reply. Raises UpstreamUnreachable; leaves by itself then."""
+        transport = self._transport
+        assert self._is_idle, "one request is under way at a time"
+        if transport is None:
+            raise self._fault or self._broken("it was closed")
+        self._is_idle = False
+        if len(body) <= JOINED_BYTES:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+        reader = self._reader
+        reader.begin(is_head=is_head)
+        try:
+            while not reader.has_head:
+                await self._news()
+        except BaseException:
+            self.abort()
+            raise
+        self.status, self.headers, self.num_expected = reader.status, reader.headers, reader.num_expected
+
+    @property
+    def has_replied(self) -> bool:
+        """Whether a byte of the reply has come."""
+        return self._reader.has_begun
+
+    async def piece(self) -> bytes:
+        reader = self._reader
+        while not reader.num_pending and not reader.is_whole:
+            self._flow()
+            await self._news()
+        return reader.take()
+
+    async def whole(self) -> bytes:
+        self._waits_for_all = True
+        try:
+            while not self._reader.is_whole:
+                self._flow()
+                await self._news()
+        finally:
+            self._waits_for_all = False
+        return self._reader.take()
+
+    def leave(self) -> None:
+        transport = self._transport
+        keeps = self._reader.is_whole and self._reader.keeps_connection and self._fault is None
+        if not keeps or transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            self.abort()
+            return
+        self._flow()
+        self._is_idle = True
+        self.idle_since = self._loop.time()
+        self._on_rest(self)
+
+    def has_spoken(self) -> bool:
+        """Whether anything has come that nobody asked for, also what waits in the kernel. An end counts as well."""
+        return self._transport is None or self._transport.is_closing() or bool(self._looked.poll(0))
+
+    def abort(self) -> None:
+        """Close at once, what is not sent yet is dropped. Does nothing the second time."""
+        if self._fault is None:
+            self._fault = self._broken("it was closed here")
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _news(self) -> None:
+        """Wait until something came. Raises UpstreamUnreachable if nothing more will come."""
+        if self._fault is not None:
+            raise self._fault
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _flow(self) -> None:
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _broken(self, cause: Exception | str) -> UpstreamUnreachable:
+        if self._reader.has_head:
+            return unreachable("The engine's reply was cut", cause, reply_began=True)
+        return unreachable("The connection to the engine broke", cause)
+
+    # -- called by the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass of it
+        self._looked.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        reader = self._reader
+        if self._is_idle:
+            self.abort()
+            return
+        try:
+            reader.feed(self._buffer[:nbytes])
+        except NotHttp as error:
+            self._fault = unreachable("The engine answered what is not HTTP", error, reply_began=reader.has_head)
+            self.abort()
+            self._wake()
+            return
+        if reader.num_pending > MOST_UNTAKEN_BYTES and not self._is_paused and not reader.is_whole:
+            assert self._transport is not None, "bytes come only while the connection is there"
+            self._is_paused = True
+            self._transport.pause_reading()
+        if reader.is_whole or (reader.has_head and not self._waits_for_all):
+            self._wake()
+
+    def eof_received(self) -> None:
+        if not self._is_idle:
+            try:
+                self._reader.end()
+            except ReplyCut as error:
+                self._fault = self._fault or self._broken(error)
+            self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._fault is None:
+            self._fault = self._broken(exc or "the connection was closed")
+        self._transport = None
+        self._reader.close()
+        self._wake()
+        self._on_lost(self)

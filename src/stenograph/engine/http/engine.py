@@ -1,0 +1,377 @@
+"""An engine that is an HTTP server, as an `Engine`: what all of them share.
+
+Owns the tasks of its requests, its aborts and its probe; `aclose` awaits them all. Knows no engine: an `EngineAdapter`
+says which bytes go where, and what the bytes that come back mean. An engine may go on generating for a client that has
+hung up, so every way out before the reply was whole also aborts by the request's id, where the engine can.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from yarl import URL
+
+from stenograph.core.errors import (
+    EngineUnavailable,
+    StenographError,
+    UpstreamError,
+    UpstreamUnreachable,
+)
+from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
+from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
+from stenograph.engine.http.adapter import NOT_THERE, Call, EngineAdapter, EngineReading
+from stenograph.engine.http.transport import DEFAULT_MAX_REPLY_BYTES, EngineTransport, Headers, HttpReply
+from stenograph.offload.body_slots import BodySlots
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_ABORT_PAUSE_S = 0.1
+LONGEST_ABORT_PAUSE_S = 2.0
+ABORT_DEADLINE_S = 5.0
+PROBE_DEADLINE_S = 5.0
+AFFINITY_HEADER = "x-smg-routing-key"
+"""By which a router keeps a session on one worker; it comes with all that is asked for a generation."""
+CLOSE_GRACE_S = 2.0
+"""Seconds that `aclose` waits for the last aborts to be sent."""
+MAX_SAID = 8
+"""Reasons that the log has of one outage; they may differ in more than matters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpEngineOptions:
+    """Address of an engine's server, or of a router before several."""
+
+    url: str
+    connect_timeout_s: float = 5.0
+    probe_pause_s: float = 3.0
+    max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES
+
+
+@dataclass(slots=True)
+class _RunningExchange:
+    """A generation under way. `is_whole`: the engine has sent all, and samples no more. `was_cut`: aborted by
+    closing the connection, because the engine knows no other way."""
+
+    exchange: "asyncio.Task[None]"
+    aborter: "asyncio.Task[None] | None" = None
+    is_whole: bool = False
+    was_cut: bool = False
+
+
+class HttpEngine(Engine):
+    """A server somewhere on the network that speaks one adapter."""
+
+    def __init__(self, options: HttpEngineOptions, adapter: EngineAdapter, body_slots: BodySlots | None = None) -> None:
+        self._options = options
+        self._adapter = adapter
+        self._name = adapter.capabilities.engine
+        self._address = str(URL(options.url, encoded=True).with_user(None)) if "@" in options.url else options.url
+        """The address that is shown and logged: without a name and a password."""
+        self._transport = EngineTransport(
+            options.url,
+            options.connect_timeout_s,
+            body_slots,
+            max_reply_bytes=options.max_reply_bytes,
+            reuses_connections=adapter.names_requests,
+        )
+        self._health = EngineHealth(state=EngineState.STARTING, detail="not probed yet")
+        self._is_discovered = False
+        self._said: set[str] = set()  # of the reasons why it is down, those that the log has
+        self._running: dict[RequestId, _RunningExchange] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._doubt = asyncio.Event()
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<HttpEngine {self._name} {self._address} {self._health.state} {len(self._running)} running>"
+
+    @property
+    def url(self) -> str:
+        """Address of its server."""
+        return self._options.url
+
+    @property
+    def name(self) -> str:
+        return self._address
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._adapter.capabilities
+
+    @property
+    def forwards(self) -> bool:
+        return True
+
+    @property
+    def num_running(self) -> int:
+        """Generations whose reply is not whole yet."""
+        return len(self._running)
+
+    def health(self) -> EngineHealth:
+        return self._health
+
+    async def start(self) -> None:
+        """Open the connection pool and probe once. An engine that is not there yet is DOWN, not an error."""
+        self._transport.open()
+        await self._probe()
+        self._own(self._watch(), name=f"{self._name}-probe")
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Draw. Raises what the adapter makes of any status but 200, as a rule UpstreamRefused."""
+        if self._closing:
+            raise EngineUnavailable("The engine was stopped.")
+        request_id = request.request_id
+        assert request_id not in self._running, "a request id is used once"
+        call, reading = self._adapter.call(request), self._adapter.reading(request)
+        # Unbounded: its reader does no more than look at a chunk, and gives up at the first beyond max_tokens.
+        chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        exchange = self._own(self._exchange(request, call, reading, chunks), name=f"{self._name}-{request_id}")
+        # A task that is cancelled before it runs never reaches a `finally` of its own.
+        exchange.add_done_callback(lambda _: chunks.put_nowait(None))
+        running = self._running[request_id] = _RunningExchange(exchange=exchange)
+        try:
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
+        finally:
+            self._end(request_id)
+        self._judge(exchange, was_cut=running.was_cut)
+        if running.was_cut:
+            yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
+
+    async def abort(self, request_id: RequestId) -> bool:
+        """Ask the engine until the generation ends: an abort that overtakes its request is forgotten there."""
+        running = self._running.get(request_id)
+        if running is None or running.aborter is not None or running.is_whole or running.was_cut:
+            return running is not None
+        call = self._adapter.abort_call(request_id)
+        if call is None:
+            running.was_cut = True
+            running.exchange.cancel()
+        else:
+            work = self._abort_until_ended(request_id, call)
+            running.aborter = self._own(work, name=f"{self._name}-abort-{request_id}")
+        return True
+
+    async def forward(self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpReply:
+        """A request to the engine as it is, for routes that record nothing; any status is an answer."""
+        return await self._transport.forward(method, target, headers, body)
+
+    async def aclose(self) -> None:
+        """End everything: generations with EngineUnavailable, after their aborts were sent to the engine."""
+        self._closing = True
+        self._health = EngineHealth(state=EngineState.STOPPED, detail="stopped")
+        for task in self._tasks:
+            if task.get_name() == f"{self._name}-probe":
+                task.cancel()
+        for request_id in list(self._running):
+            self._end(request_id)
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=CLOSE_GRACE_S)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            await self._transport.aclose()
+
+    # -- generations
+
+    async def _exchange(
+        self, request: GenerateRequest, call: Call, reading: EngineReading, chunks: "asyncio.Queue[Chunk | None]"
+    ) -> None:
+        """Send one request and hand its chunks on. What it raises, `generate` raises."""
+        request_id = request.request_id
+        if not call.streams:
+
+            def decode(http: HttpReply) -> Sequence[Chunk]:
+                return self._whole(request, http, reading)
+
+            headers = (*call.headers, *_routing(request))
+            read = await self._transport.post(call.path, call.body, headers, decode)
+            self._hand_on(request_id, read, chunks)
+            if read and read[-1].finish is not None:
+                return  # nothing more belongs to it
+        else:
+            await self._read_events(request, call, reading, chunks)
+
+        async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
+            return await self._ask(method, target, body, (*headers, *_routing(request)))
+
+        self._hand_on(request_id, await reading.settle(ask), chunks)
+        self._hand_on(request_id, reading.end(), chunks)
+        if not self._running[request_id].is_whole:
+            raise UpstreamUnreachable("The engine's stream ended before the generation did.", reply_began=True)
+
+    async def _read_events(
+        self, request: GenerateRequest, call: Call, reading: EngineReading, chunks: "asyncio.Queue[Chunk | None]"
+    ) -> None:
+        try:
+            headers = (*call.headers, *_routing(request))
+            async with aclosing(self._transport.events(call.path, call.body, headers)) as events:
+                async for event in events:
+                    if isinstance(event, bytes):
+                        self._hand_on(request.request_id, reading.event(event), chunks)
+                    else:  # it does not stream after all, or refuses
+                        self._hand_on(request.request_id, self._whole(request, event, reading), chunks)
+                    if reading.has_enough:
+                        break
+        except UpstreamUnreachable:
+            if not self._running[request.request_id].is_whole:
+                raise
+            # Its end was handed on: by its own word the reply was whole before its connection was cut.
+
+    def _whole(self, request: GenerateRequest, http: HttpReply, reading: EngineReading) -> Sequence[Chunk]:
+        self._is_whole(request.request_id)
+        if http.status != 200:
+            raise self._adapter.refusal(http, request)
+        return reading.whole(http)
+
+    def _hand_on(self, request_id: RequestId, read: Sequence[Chunk], chunks: "asyncio.Queue[Chunk | None]") -> None:
+        for chunk in read:
+            if chunk.finish is not None:
+                self._is_whole(request_id)
+            chunks.put_nowait(chunk)
+
+    def _is_whole(self, request_id: RequestId) -> None:
+        running = self._running.get(request_id)
+        if running is not None:
+            running.is_whole = True
+
+    def _end(self, request_id: RequestId) -> None:
+        """Forget a generation; where its reply is not whole, hang up and abort it. Does nothing the second time."""
+        running = self._running.pop(request_id, None)
+        if running is None:
+            return
+        if running.aborter is not None:
+            running.aborter.cancel()
+        running.exchange.cancel()
+        if running.is_whole:
+            return
+        call = self._adapter.abort_call(request_id)
+        if call is not None:
+            self._own(self._tell_abort(request_id, call), name=f"{self._name}-abort-{request_id}")
+
+    def _judge(self, exchange: "asyncio.Task[None]", *, was_cut: bool) -> None:
+        """Raise what the exchange ended with, and learn from it how the engine is."""
+        if exchange.cancelled():
+            if was_cut and not self._closing:
+                return
+            raise EngineUnavailable("The turn was lost: the engine was stopped.")
+        error = exchange.exception()
+        if isinstance(error, UpstreamUnreachable):
+            self._become(EngineState.DOWN, error.reason)
+            self._doubt.set()
+        elif error is None:
+            self._become(EngineState.READY, self._adapter.capabilities.note)
+        if error is not None:
+            raise error
+
+    async def _abort_until_ended(self, request_id: RequestId, call: Call) -> None:
+        pause_s = FIRST_ABORT_PAUSE_S
+        while True:  # until `_end` cancels it
+            await self._tell_abort(request_id, call)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_ABORT_PAUSE_S)
+
+    async def _tell_abort(self, request_id: RequestId, call: Call) -> None:
+        where = self._address
+        try:
+            async with asyncio.timeout(ABORT_DEADLINE_S):
+                status = await self._transport.post(call.path, call.body, call.headers, lambda reply: reply.status)
+        except UpstreamError as error:
+            is_known = isinstance(error, UpstreamUnreachable) and self._health.state is EngineState.DOWN
+            level = logging.DEBUG if is_known else logging.WARNING
+            log.log(level, "could not abort %s at %s: %s", request_id, where, error.message)
+        except TimeoutError:
+            log.warning("could not abort %s at %s within %g s", request_id, where, ABORT_DEADLINE_S)
+        else:
+            if status != 200:
+                log.warning("could not abort %s at %s: status %d", request_id, where, status)
+
+    # -- health
+
+    async def _watch(self) -> None:
+        """Probe now and then, and at once when a request has failed."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._options.probe_pause_s):
+                    await self._doubt.wait()
+            self._doubt.clear()
+            await self._probe()
+
+    async def _probe(self) -> None:
+        path = self._adapter.probe_paths[0]
+        try:
+            async with asyncio.timeout(PROBE_DEADLINE_S):
+                fault = await self._probed_fault()
+                if not fault and not self._is_discovered:
+                    await self._adapter.discover(self._ask)
+                    self._is_discovered = True
+        except UpstreamError as error:
+            self._become(EngineState.DOWN, error.reason if isinstance(error, UpstreamUnreachable) else error.message)
+        except TimeoutError:
+            self._become(EngineState.DOWN, f"it did not answer GET {path} within {PROBE_DEADLINE_S:g} s")
+        else:
+            if fault:
+                self._become(EngineState.DOWN, fault)
+            else:
+                self._become(EngineState.READY, self._adapter.capabilities.note)
+
+    async def _probed_fault(self) -> str:
+        """The fault that the first path found reports, or that no path was found; empty where nothing is wrong."""
+        told: list[str] = []
+        for path in self._adapter.probe_paths:
+            status = (await self._ask("GET", path)).status
+            if status >= 500:
+                return f"GET {path} answered {status}"
+            if status not in NOT_THERE:
+                return ""
+            told.append(f"GET {path} answered {status}")
+        return f"{', '.join(told)}: there is no {self._name} server at this address"
+
+    async def _ask(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
+        of_body = (("content-type", "application/json"),) if body else ()
+        return await self._transport.forward(method, target, (*of_body, *headers), body)
+
+    def _become(self, state: EngineState, detail: str = "") -> None:
+        """Keep what was learned of the engine; a change is logged."""
+        if self._closing:
+            return
+        if state is EngineState.READY:
+            if state is not self._health.state:
+                log.info("the engine at %s is ready%s", self._address, detail and f": {detail}")
+            self._said.clear()
+        elif detail not in self._said and len(self._said) < MAX_SAID:
+            # One line for each reason of an outage, not for each probe and turn that runs into it. Of one that was not
+            # there at the start the server says that it waits for it.
+            level = logging.DEBUG if self._health.state is EngineState.STARTING else logging.WARNING
+            log.log(level, "the engine at %s is down: %s", self._address, detail)
+            self._said.add(detail)
+        if state is not EngineState.READY:
+            self._is_discovered = False  # what comes up again may be another version
+        self._health = EngineHealth(state=state, detail=detail)
+
+    # -- tasks
+
+    def _own(self, work: Coroutine[None, None, T], *, name: str) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._disown)
+        return task
+
+    def _disown(self, task: "asyncio.Task[object]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, StenographError):
+            log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def _routing(request: GenerateRequest) -> Headers:
+    """The header that says to a router which session a generation is of, if it is of any."""
+    return () if request.affinity_key is None else ((AFFINITY_HEADER, request.affinity_key),)

@@ -1,0 +1,1 @@
+"""LMDeploy's routes that take ids."""

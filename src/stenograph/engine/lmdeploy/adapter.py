@@ -1,0 +1,173 @@
+"""The adapter of LMDeploy: which of its routes a server has, its aborts, what is asked of it. Pure.
+
+`/generate` is used where it takes ids, the chat route with `input_ids` where that alone does. A server says in its
+`/openapi.json` which fields it reads; one that shows none is asked by requests that begin nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stenograph.core.errors import StenographError, UpstreamInvalid
+from stenograph.core.types import RequestId
+from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.engine.http.adapter import (
+    NOT_THERE,
+    PROBE_PATHS,
+    Ask,
+    Call,
+    EngineAdapter,
+    known,
+    list_models,
+    passed_through,
+)
+from stenograph.engine.http.transport import HttpReply
+from stenograph.engine.lmdeploy.reply import LMDeployReading
+from stenograph.engine.lmdeploy.request import (
+    GRAMMARS,
+    OLDEST,
+    LMDeployRoute,
+    Wanted,
+    encode_abort,
+    encode_request,
+    fields_by_route,
+    grammars_of,
+    served_model,
+    session_of,
+)
+from stenograph.engine.settings import ReplayKind
+
+OPENAPI_PATH = "/openapi.json"
+ABORT_PATH = "/abort_request"
+NO_SESSION = -1
+"""LMDeploy's own word for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LMDeployFound:
+    """Abilities that were found at a server. `aborts`: it was started with `--enable-abort-handling`."""
+
+    route: LMDeployRoute
+    fields: frozenset[str]
+    model: str
+    aborts: bool
+
+
+class LMDeploy(EngineAdapter):
+    """An LMDeploy server."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        replay: ReplayKind = ReplayKind.NONE,
+    ) -> None:
+        """`model` is its model's name there, if it serves several. `eos_token_ids` are those that end a turn there.
+        `replay` says whether routed experts are asked for.
+        """
+        self._eos_ids = tuple(eos_token_ids)
+        self._replays = replay is ReplayKind.ROUTED_EXPERTS
+        self._found: _LMDeployFound | None = None
+        self._capabilities = Capabilities(
+            engine="lmdeploy",
+            model=model,
+            vocab_size=vocab_size,
+            max_context_tokens=None,
+            grammars=GRAMMARS,  # what is not known yet is no reason to refuse
+            streams=True,
+            takes_json=True,
+        )
+
+    def __repr__(self) -> str:
+        return f"<LMDeploy {self._capabilities.model} {self._found}>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def names_requests(self) -> bool:
+        return False
+
+    @property
+    def probe_paths(self) -> Sequence[str]:
+        return PROBE_PATHS
+
+    async def discover(self, ask: Ask) -> None:
+        """Find its model's name, a route that takes ids, and whether it aborts. Raises UpstreamInvalid without one."""
+        models = await list_models(ask)
+        routes = await _routes(ask)
+        route = next((route for route in LMDeployRoute if route in routes), None)
+        if route is None:
+            raise UpstreamInvalid("takes_ids", "neither /generate nor the chat route of this LMDeploy takes input_ids")
+        fields = routes[route]
+        if self._replays and "return_routed_experts" not in fields:
+            raise UpstreamInvalid("tells_experts", f"{route.value} has no return_routed_experts, which replay asks for")
+        aborted = await ask("POST", ABORT_PATH, encode_abort(NO_SESSION))
+        self._found = _LMDeployFound(
+            route=route,
+            fields=fields,
+            model=served_model(models.body, wanted=self._capabilities.model),
+            aborts=aborted.status not in (*NOT_THERE, 501),
+        )
+        self._capabilities = replace(self._capabilities, grammars=grammars_of(fields), note=_note(self._found))
+
+    def call(self, request: GenerateRequest) -> Call:
+        found = known(self._found)
+        wanted = Wanted(
+            route=found.route,
+            fields=found.fields,
+            model=found.model,
+            eos_ids=self._eos_ids,
+            # Of a reply that comes at once, closing the connection leaves nothing of what was sampled.
+            streams=request.streams or not found.aborts,
+            replays=self._replays,
+        )
+        return Call(
+            path=found.route.value,
+            body=encode_request(request, wanted),
+            streams=wanted.streams,
+        )
+
+    def reading(self, request: GenerateRequest) -> LMDeployReading:
+        return LMDeployReading(
+            route=known(self._found).route,
+            vocab_size=self._capabilities.vocab_size,
+            num_prompt=len(request.prompt.ids),
+            stop_ids=(*self._eos_ids, *request.params.stop_token_ids),
+            replays=self._replays,
+        )
+
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
+        return passed_through(http)
+
+    def abort_call(self, request_id: RequestId) -> Call | None:
+        if not known(self._found).aborts:
+            return None
+        return Call(path=ABORT_PATH, body=encode_abort(session_of(request_id)))
+
+
+async def _routes(ask: Ask) -> dict[LMDeployRoute, frozenset[str]]:
+    """The routes that take ids, with the fields that each reads."""
+    document = await ask("GET", OPENAPI_PATH)
+    if document.status == 200:
+        return fields_by_route(document.body)
+    tried = await ask("POST", LMDeployRoute.GENERATE.value, b"{}")  # no prompt: refused where the route is there
+    if tried.status >= 500:
+        raise passed_through(tried)
+    route = LMDeployRoute.CHAT if tried.status in NOT_THERE else LMDeployRoute.GENERATE
+    return {route: OLDEST[route]}
+
+
+def _note(found: _LMDeployFound) -> str:
+    notes: list[str] = []
+    if found.route is LMDeployRoute.CHAT:
+        notes.append(
+            f"it is asked by {found.route.value} with input_ids: its {LMDeployRoute.GENERATE.value} takes none"
+        )
+    if not found.aborts:
+        notes.append(
+            "it has no aborts: closing the connection ends a generation; start it with --enable-abort-handling"
+        )
+    return "; ".join(notes)

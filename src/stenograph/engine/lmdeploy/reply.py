@@ -1,0 +1,276 @@
+"""One reply of LMDeploy, whole or event by event, of either of its two routes, as chunks. Pure.
+
+A stream has in each event what is new; what was sampled is held to the laws of `engine/rows.py`, since LMDeploy writes
+the same rows as SGLang. Further laws are here:
+
+    one_choice              an event of the chat route has one choice, or, with the usage, none
+    has_usage               a reply of the chat route counts its tokens
+    finish_is_last          nothing but the usage follows the part that has the finish reason
+    no_failure              the engine did not fail: LMDeploy reports that in a finish reason within a 200
+    replay_shape            routed experts are numbers, for each token but the last, of each layer, as many each
+
+Sources: LMDeploy's `serve/openai/protocol.py` (`GenerateReqOutput`), `serve/openai/endpoints/generate.py`,
+`serve/openai/chat_completions/serving.py`, `serve/core/async_engine.py`.
+"""
+
+import base64
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.types import Chunk, Finish, FinishReason, Replay
+from stenograph.engine.http.adapter import EngineReading
+from stenograph.engine.lmdeploy.request import JSON_TYPE, LMDeployRoute
+from stenograph.engine.rows import (
+    META_LAWS,
+    DrawnTokens,
+    EngineUsage,
+    ErrorWithin,
+    Natural,
+    Row,
+    TopRow,
+    alternatives,
+    decoded,
+    error_of,
+    laws,
+    reason_of,
+    short,
+)
+
+Experts = list[list[list[Natural]]] | str | None
+
+
+class _LMDeployFinish(msgspec.Struct):
+    type: str
+
+
+class _LMDeployMeta(msgspec.Struct):
+    completion_tokens: Natural
+    prompt_tokens: Natural | None = None
+    finish_reason: _LMDeployFinish | None = None
+    output_token_logprobs: list[Row] | None = None
+    output_top_logprobs: list[list[TopRow]] | None = None
+    routed_experts: Experts = None
+
+
+class _LMDeployGenerated(msgspec.Struct):
+    meta_info: _LMDeployMeta | None = None
+    output_ids: list[Natural] | None = None
+    text: str = ""
+    error: ErrorWithin | str | None = None
+
+
+class _LMDeployMessage(msgspec.Struct):
+    content: str | None = None
+
+
+class _LMDeployChoice(msgspec.Struct):
+    finish_reason: str | None = None
+    output_ids: list[Natural] | None = None
+    output_token_logprobs: list[Row] | None = None
+    routed_experts: Experts = None
+    message: _LMDeployMessage | None = None
+    delta: _LMDeployMessage | None = None
+
+
+class _LMDeployChat(msgspec.Struct):
+    choices: list[_LMDeployChoice] | None = None
+    usage: EngineUsage | None = None
+    error: ErrorWithin | str | None = None
+
+
+_GENERATED = msgspec.json.Decoder(_LMDeployGenerated)
+_CHAT = msgspec.json.Decoder(_LMDeployChat)
+_LAWS = [*META_LAWS, *laws((r"\.usage", "has_usage"), (r"\.choices`$", "one_choice"))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LMDeployPart:
+    """The content of a reply, or an event, of either route. `num_drawn` None: it is reported at the end."""
+
+    rows: Sequence[Row] | None
+    tops: Sequence[Sequence[TopRow] | None] | None
+    output_ids: Sequence[int] | None
+    num_drawn: int | None
+    num_prompt: int | None
+    finish: str | None
+    experts: Experts
+    text: str
+
+
+class LMDeployReading(EngineReading):
+    """The reader of one reply of either route.
+
+    Its methods raise UpstreamInvalid, or the error that the engine reports within a 200.
+    """
+
+    def __init__(
+        self, *, route: LMDeployRoute, vocab_size: int, num_prompt: int, stop_ids: Collection[int], replays: bool = True
+    ) -> None:
+        """`stop_ids` are the model's own and the request's: one of them is the last id of a reply that stopped.
+
+        `replays`: routed experts were asked for; else they are left out where they come.
+        """
+        self._replays = replays
+        self._route = route
+        self._vocab_size = vocab_size
+        self._num_prompt = num_prompt
+        self._stop_ids = frozenset(stop_ids)
+        self._drawn = DrawnTokens(vocab_size=vocab_size, num_prompt=num_prompt)
+        self._held: Chunk | None = None
+        self._has_ended = False
+        self._usage: EngineUsage | None = None
+
+    def __repr__(self) -> str:
+        return f"<LMDeployReading {self._route} {self._drawn!r}>"
+
+    def event(self, data: bytes) -> Sequence[Chunk]:
+        """The chunks that a part brings; the one that ends the generation is held until `end`."""
+        part = self._generated(data) if self._route is LMDeployRoute.GENERATE else self._chat(data)
+        if part is None:
+            return ()
+        if self._has_ended:
+            raise UpstreamInvalid("finish_is_last", "the engine went on after the part that ended the generation")
+        chunk = self._chunk(part)
+        if chunk.finish is None:
+            return (chunk,) if chunk.ids else ()
+        self._has_ended, self._held = True, chunk
+        return ()
+
+    def end(self) -> Sequence[Chunk]:
+        """The chunk that ends the generation, if it came. Raises UpstreamInvalid if the usage disagrees with it."""
+        held, self._held = self._held, None
+        if held is None:
+            return ()
+        if self._route is LMDeployRoute.CHAT:
+            self._check_usage()
+        cached = 0 if self._usage is None else self._usage.num_cached
+        return (
+            Chunk(
+                ids=held.ids,
+                logprobs=held.logprobs,
+                top_logprobs=held.top_logprobs,
+                finish=held.finish,
+                num_cached_tokens=cached,
+                replay=held.replay,
+                unasked_replay=held.unasked_replay,
+            ),
+        )
+
+    def _generated(self, data: bytes) -> _LMDeployPart:
+        told = decoded(_GENERATED, data, _LAWS)
+        if told.error is not None:
+            raise _error_within(told.error, data)
+        meta = told.meta_info
+        if meta is None:
+            raise UpstreamInvalid("has_meta_info", "there is no meta_info")
+        return _LMDeployPart(
+            rows=meta.output_token_logprobs,
+            tops=meta.output_top_logprobs,
+            output_ids=told.output_ids,
+            num_drawn=meta.completion_tokens,
+            num_prompt=meta.prompt_tokens,
+            finish=None if meta.finish_reason is None else meta.finish_reason.type,
+            experts=meta.routed_experts,
+            text=told.text,
+        )
+
+    def _chat(self, data: bytes) -> _LMDeployPart | None:
+        told = decoded(_CHAT, data, _LAWS)
+        if told.error is not None:
+            raise _error_within(told.error, data)
+        self._usage = told.usage or self._usage
+        if not told.choices and told.usage is not None:
+            return None
+        if not told.choices or len(told.choices) != 1:
+            raise UpstreamInvalid("one_choice", f"one choice was asked for, {len(told.choices or ())} came")
+        choice = told.choices[0]
+        message = choice.message or choice.delta or _LMDeployMessage()
+        return _LMDeployPart(
+            rows=choice.output_token_logprobs,
+            tops=None,
+            output_ids=choice.output_ids,
+            num_drawn=None,
+            num_prompt=None,
+            finish=choice.finish_reason,
+            experts=choice.routed_experts,
+            text=message.content or "",
+        )
+
+    def _chunk(self, part: _LMDeployPart) -> Chunk:
+        reason = None if part.finish is None else self._reason(part)
+        if part.rows is None and part.output_ids:
+            raise UpstreamInvalid("has_logprobs", f"{len(part.output_ids)} tokens came without their logprobs")
+        num_before, num_new = len(self._drawn.ids), len(part.rows or ())
+        num_drawn = num_before + num_new if part.num_drawn is None else part.num_drawn
+        if reason is FinishReason.LENGTH and num_drawn == 0:
+            raise InvalidRequest(
+                f"The prompt's {self._num_prompt} tokens leave no space in the engine's context; shorten it.",
+                blame=Blame(RequestPart.PROMPT),
+            )
+        if num_drawn != num_before + num_new:
+            detail = f"{short(num_drawn)} completion tokens, but {num_before} came before and {num_new} now"
+            raise UpstreamInvalid("count_agrees", detail)
+        ids, logprobs = self._drawn.take(part.rows or (), num_drawn=num_drawn, reason=reason)
+        if part.output_ids is not None and list(part.output_ids) != ids.tolist():
+            raise UpstreamInvalid("ids_agree", "output_ids are not the ids of the tokens' rows")
+        self._drawn.check_prompt(part.num_prompt)
+        is_told = reason is not None and part.experts is not None
+        return Chunk(
+            ids=ids,
+            logprobs=logprobs,
+            top_logprobs=alternatives(part.tops, num_drawn=num_drawn, num_new=num_new, vocab_size=self._vocab_size),
+            finish=None if reason is None else self._finish(reason),
+            replay=self._replay(part.experts, num_drawn) if is_told and self._replays else None,
+            unasked_replay=("routed_experts",) if is_told and not self._replays else (),
+        )
+
+    def _reason(self, part: _LMDeployPart) -> FinishReason:
+        if part.finish == "error":
+            raise UpstreamInvalid("no_failure", f"the engine failed: {part.text[:200] or 'it does not say how'}")
+        return reason_of(part.finish or "")
+
+    def _finish(self, reason: FinishReason) -> Finish:
+        """The stop token is the last id, where that is one: LMDeploy does not say what it stopped at."""
+        last = self._drawn.ids[-1] if self._drawn.ids else None
+        matched = last if reason is FinishReason.STOP and last in self._stop_ids else None
+        return Finish(reason=reason, matched=matched)
+
+    def _check_usage(self) -> None:
+        if self._usage is None:
+            raise UpstreamInvalid("has_usage", "the reply does not count its tokens")
+        if self._usage.completion_tokens != len(self._drawn.ids):
+            detail = f"{short(self._usage.completion_tokens)} completion tokens, but {len(self._drawn.ids)} rows"
+            raise UpstreamInvalid("count_agrees", detail)
+        self._drawn.check_prompt(self._usage.prompt_tokens)
+
+    def _replay(self, experts: Experts, num_drawn: int) -> Replay | None:
+        """Experts of each token but the last, as the int32 that they stand for."""
+        if experts is None:
+            return None
+        if isinstance(experts, str):
+            raise UpstreamInvalid("replay_shape", "routed_experts are a reference into the engine's own cluster")
+        sizes = {(len(layers), *(len(chosen) for chosen in layers)) for layers in experts}
+        is_even = len(sizes) <= 1 and all(len(set(size[1:])) <= 1 for size in sizes)
+        if not is_even or len(experts) != self._num_prompt + num_drawn - 1:
+            raise UpstreamInvalid(
+                "replay_shape",
+                f"routed_experts of {len(experts)} tokens came for a sequence of {self._num_prompt + num_drawn}",
+            )
+        try:
+            flat = array("i", (expert for layers in experts for chosen in layers for expert in chosen))
+        except OverflowError as error:
+            raise UpstreamInvalid("replay_shape", "an expert's number is no int32") from error
+        return Replay(routed_experts=base64.b64encode(flat.tobytes()).decode())
+
+
+def _error_within(told: ErrorWithin | str, data: bytes) -> StenographError:
+    """An error as an event; outside of a stream, the same has a status of its own."""
+    status = error_of(told).status
+    if not 400 <= status <= 599:
+        return UpstreamInvalid("error_status", f"an error within a reply has the status {short(status)}")
+    return UpstreamRefused(status=status, content_type=JSON_TYPE, headers=(), body=data)

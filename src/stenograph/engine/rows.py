@@ -1,0 +1,335 @@
+"""Reads sampled tokens as engines write them: decodes bodies, reads rows of tokens, and checks them. Pure.
+
+Owns the decoding of a body and the law that a wrong type breaks, for every engine; rows of tokens, the finish reason
+and the replay payloads as SGLang writes them in each `meta_info`, which LMDeploy writes as well; and the joining of a
+stream of rows to one list. Knows no route. The laws here:
+
+    utf8                    the whole body is UTF-8, also where nobody reads it
+    json                    it is JSON, with nothing after it
+    shape                   its fields have the types that they should have
+    has_logprobs, has_completion_tokens     what was sampled is there
+    row_shape               a sampled token is [logprob, id] or [logprob, id, text or null]
+    logprob_is_finite       a logprob is a finite number
+    id_in_vocab             a token's id is an integer in [0, vocabulary)
+    count_agrees            there are `completion_tokens` tokens: in a stream, with those that came before
+    stream_extends          a list that has all tokens so far begins with those that came before
+    ids_agree               `output_ids`, where they are reported, are the ids of the rows
+    versions_agree          spans of weight versions cover the tokens, in order
+    prompt_agrees           `prompt_tokens`, where it is reported, is the number of ids that were sent
+    has_tokens              no token means that the generation was aborted
+    request_agrees          the reply's id is the `rid` of the request that was sent
+    finish_reason           the reason is one that we know
+    replay_is_base64        a replay payload that was asked for is a string of the size of base64 of int32
+
+Field names: SGLang's `managers/tokenizer_manager.py`.
+"""
+
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.types import FinishReason, Replay, TopLogprob, WeightSpan, token_ids
+from stenograph.engine.settings import ReplayKind
+
+T = TypeVar("T")
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Laws = Sequence[tuple[re.Pattern[str], str]]
+"""Patterns of msgspec's words for the place of a wrong type, each with the law that it breaks; the first counts."""
+
+REPLAY_FIELDS = ("routed_experts", "indexer_topk")
+MAX_SHOWN_BITS = 128
+
+
+class Row(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """`[logprob, id]` or `[logprob, id, text]`; as an array-like struct, half the cost of a tuple (measured)."""
+
+    logprob: float
+    id: Natural
+    text: str | None = None
+
+
+class TopRow(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """As `Row`; a token that the grammar rules out has the logprob null."""
+
+    logprob: float | None
+    id: Natural
+    text: str | None = None
+
+
+class UsageDetails(msgspec.Struct, gc=False):
+    """The prompt's part of `usage`."""
+
+    cached_tokens: Natural | None = None
+
+
+class EngineUsage(msgspec.Struct):
+    """Numbers of tokens, in the field names of OpenAI that engines share."""
+
+    prompt_tokens: Natural
+    completion_tokens: Natural
+    prompt_tokens_details: UsageDetails | None = None
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompt that were cached; 0 where that is not reported."""
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
+
+
+class ErrorWithin(msgspec.Struct):
+    """An error in the place of a reply. Outside of a stream, the same has a status of its own."""
+
+    message: str = ""
+    code: int | str | None = None
+
+    @property
+    def status(self) -> int:
+        """The status that it names; 400 where it names none."""
+        return self.code if isinstance(self.code, int) else 400
+
+
+def error_of(told: ErrorWithin | str) -> ErrorWithin:
+    """The error, also where it is a text alone."""
+    return ErrorWithin(message=told) if isinstance(told, str) else told
+
+
+class MetaFinish(msgspec.Struct):
+    """The end of a generation. An abort that is really a failure has a `status_code`."""
+
+    type: str
+    matched: int | str | None = None
+    message: str | None = None
+    status_code: int | None = None
+
+
+class MetaVersion(msgspec.Struct, gc=False):
+    """Output tokens `[start, end)` were sampled by weights `version`."""
+
+    version: str | int
+    start: Natural
+    end: Natural
+
+
+class MetaInfo(msgspec.Struct):
+    """All that the engine reports about one generation."""
+
+    completion_tokens: Natural
+    id: str | None = None
+    prompt_tokens: Natural | None = None
+    output_token_logprobs: list[Row] | None = None
+    output_top_logprobs: list[list[TopRow] | None] | None = None
+    cached_tokens: Natural | None = None
+    weight_version: str | int | None = None
+    weight_versions: list[MetaVersion] | None = None
+    finish_reason: MetaFinish | str | None = None
+    routed_experts: str | None = None
+    indexer_topk: str | None = None
+
+
+def laws(*pairs: tuple[str, str]) -> Laws:
+    """Patterns and the laws that they stand for."""
+    return [(re.compile(pattern), law) for pattern, law in pairs]
+
+
+META_LAWS = laws(
+    (r"output_token_logprobs\[\d+\]\[0\]`$", "logprob_is_finite"),
+    (r"output_token_logprobs\[\d+\]\[1\]`$", "id_in_vocab"),
+    (r"output_token_logprobs\[\d+\]|^Expected `array` of at most", "row_shape"),
+    (r"output_token_logprobs", "has_logprobs"),
+    (r"output_ids", "ids_agree"),
+    (r"completion_tokens", "has_completion_tokens"),
+    (r"weight_versions", "versions_agree"),
+    (r"routed_experts|indexer_topk", "replay_is_base64"),
+    (r"finish_reason", "finish_reason"),
+)
+
+
+def decoded(decoder: "msgspec.json.Decoder[T]", body: bytes, known: Laws) -> T:
+    """Read a body, once. Raises UpstreamInvalid, naming the law that it breaks, and nothing else."""
+    try:
+        if not body.isascii():
+            body.decode()  # msgspec does not look into strings that it skips
+        return decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise UpstreamInvalid("utf8", f"{error.reason} at byte {error.start}") from error
+    except msgspec.ValidationError as error:
+        text = str(error)
+        law = next((law for pattern, law in known if pattern.search(text)), "shape")
+        raise UpstreamInvalid(law, text) from error
+    except msgspec.DecodeError as error:
+        raise UpstreamInvalid("json", f"{error}; the reply begins {body[:80]!r}") from error
+    except RecursionError as error:
+        raise UpstreamInvalid("shape", "the reply is nested too deeply") from error
+
+
+_REASONS = {
+    "stop": FinishReason.STOP,
+    "tool_calls": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+}
+
+
+def reason_of(told: str) -> FinishReason:
+    """The finish reason in our words. Raises UpstreamInvalid for an unknown reason."""
+    if told not in _REASONS:
+        raise UpstreamInvalid("finish_reason", f"unknown finish reason {told[:80]!r}")
+    return _REASONS[told]
+
+
+class DrawnTokens:
+    """All tokens of one generation so far, and what the next part of its reply adds to them.
+
+    A part has either all tokens so far or only new ones, as the server was started: the count of all of them, which
+    every part reports, says which. Nothing is doubled and nothing is lost, or UpstreamInvalid is raised.
+    """
+
+    def __init__(self, *, vocab_size: int, num_prompt: int | None) -> None:
+        """`num_prompt` is how many ids were sent; None does not ask."""
+        self._vocab_size = vocab_size
+        self._num_prompt = num_prompt
+        self.ids = token_ids()
+        self.logprobs = array("d")
+
+    def __repr__(self) -> str:
+        return f"<DrawnTokens {len(self.ids)} ids>"
+
+    def take(
+        self, rows: Sequence[Row] | None, *, num_drawn: int, reason: FinishReason | None
+    ) -> tuple["array[int]", "array[float]"]:
+        """Ids and logprobs that are new in a part that reports `num_drawn` tokens in all; `reason` where it ends."""
+        start = len(self.ids)
+        fresh = self._fresh(self._rows(rows, num_drawn, reason), num_drawn)
+        ids = [row.id for row in fresh]
+        check_ids(ids, self._vocab_size)
+        new = token_ids(ids), array("d", [row.logprob for row in fresh])
+        self.ids.extend(new[0])
+        self.logprobs.extend(new[1])
+        if len(self.ids) == start == 0 and reason not in (None, FinishReason.ABORT):
+            raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
+        return new
+
+    def check_output_ids(self, told: Sequence[int] | None, *, num_new: int, reason: FinishReason | None) -> None:
+        """Hold `output_ids` against the rows: they are all ids so far, or the new ones.
+
+        With an abort that found its request waiting, SGLang repeats the last id alone.
+        """
+        if told is None:
+            return
+        given, ids = list(told), self.ids.tolist()
+        if given in (ids, ids[len(ids) - num_new :]) or (reason is FinishReason.ABORT and given == ids[-1:]):
+            return
+        raise UpstreamInvalid("ids_agree", f"{len(given)} output_ids are not the ids of the tokens' rows")
+
+    def check_prompt(self, told: int | None) -> None:
+        """Compare the prompt's size that the engine reports with that of the prompt that was sent."""
+        if self._num_prompt is not None and told not in (None, self._num_prompt):
+            raise UpstreamInvalid(
+                "prompt_agrees",
+                f"{self._num_prompt} ids were sent, but the engine reports {short(told or 0)} prompt tokens:"
+                " it does not know input_ids, or made a prompt of its own",
+            )
+
+    def _rows(self, rows: Sequence[Row] | None, num_drawn: int, reason: FinishReason | None) -> Sequence[Row]:
+        if rows is not None:
+            return rows
+        # SGLang leaves the list out where a generation was aborted before it ran.
+        if num_drawn != len(self.ids) or reason not in (None, FinishReason.ABORT):
+            raise UpstreamInvalid("has_logprobs", "meta_info has no output_token_logprobs")
+        return ()
+
+    def _fresh(self, rows: Sequence[Row], num_drawn: int) -> Sequence[Row]:
+        num_before = len(self.ids)
+        if len(rows) == num_drawn - num_before:
+            return rows
+        if len(rows) != num_drawn:
+            after = f" after {num_before} that came before" if num_before else ""
+            detail = f"{short(num_drawn)} completion tokens, but {len(rows)} in output_token_logprobs{after}"
+            raise UpstreamInvalid("count_agrees", detail)
+        before = rows[:num_before]
+        if [row.id for row in before] != self.ids.tolist() or [row.logprob for row in before] != self.logprobs.tolist():
+            raise UpstreamInvalid(
+                "stream_extends",
+                f"the list of {len(rows)} tokens does not begin with the {num_before} tokens received before",
+            )
+        return rows[num_before:]
+
+
+def check_ids(ids: Iterable[int], vocab_size: int) -> None:
+    """The decoder has seen to it that they are integers, and none below 0; JSON has no NaN and no infinity."""
+    largest = max(ids, default=0)
+    if largest >= vocab_size:
+        raise UpstreamInvalid("id_in_vocab", f"{short(largest)} is not a token id: the vocabulary has {vocab_size} ids")
+
+
+def short(number: int) -> str:
+    """Numbers of any length in an error message; `str` refuses those of thousands of digits."""
+    return str(number) if number.bit_length() <= MAX_SHOWN_BITS else f"a number of {number.bit_length()} bits"
+
+
+def alternatives(
+    positions: Sequence[Sequence[TopRow] | None] | None, *, num_drawn: int, num_new: int, vocab_size: int
+) -> tuple[tuple[TopLogprob, ...], ...] | None:
+    """The alternatives at the `num_new` last positions, of a list that has those or all `num_drawn`; None if none."""
+    if not positions:
+        return None
+    if len(positions) not in (num_drawn, num_new):
+        detail = f"{short(num_drawn)} completion tokens, but {len(positions)} in output_top_logprobs"
+        raise UpstreamInvalid("count_agrees", detail)
+    fresh = positions[len(positions) - num_new :]
+    check_ids((row.id for rows in fresh for row in rows or ()), vocab_size)
+    return tuple(
+        tuple(TopLogprob(id=row.id, logprob=row.logprob) for row in rows or () if row.logprob is not None)
+        for rows in fresh
+    )
+
+
+def weight_spans(meta: MetaInfo, *, num_drawn: int) -> tuple[WeightSpan, ...]:
+    """Spans of the weights that sampled the `num_drawn` tokens, without a gap; empty where not reported."""
+    told = meta.weight_versions
+    if told is None or not num_drawn:
+        version = meta.weight_version
+        return () if version is None or not num_drawn else (WeightSpan(version=str(version), start=0, end=num_drawn),)
+    end = 0
+    for span in told:
+        if span.start != end or span.end <= span.start:
+            break
+        end = span.end
+    else:
+        if end == num_drawn:
+            return tuple(WeightSpan(version=str(span.version), start=span.start, end=span.end) for span in told)
+    raise UpstreamInvalid("versions_agree", f"weight_versions must cover all {num_drawn} tokens without gaps")
+
+
+def replay_of(meta: MetaInfo, asked: ReplayKind) -> tuple[Replay | None, tuple[str, ...]]:
+    """The payload asked for that a trainer replays, None where there is none; and the names of others that came."""
+    told = {name: payload for name in REPLAY_FIELDS if (payload := _payload(meta, name)) is not None}
+    kept = {name: payload for name, payload in told.items() if asked in (name, ReplayKind.ALL)}
+    for name, payload in kept.items():
+        if not _is_sized_as_base64(payload):
+            raise UpstreamInvalid("replay_is_base64", f"{name} has {len(payload)} characters: no int32 as base64")
+    unasked = tuple(name for name in told if name not in kept)
+    if not kept:
+        return None, unasked
+    return Replay(routed_experts=kept.get("routed_experts"), indexer_topk=kept.get("indexer_topk")), unasked
+
+
+def _payload(meta: MetaInfo, name: str) -> str | None:
+    return meta.routed_experts if name == "routed_experts" else meta.indexer_topk
+
+
+def check_request(told: str | None, request_id: str) -> None:
+    """A reply is to the request that was sent: SGLang gives back the `rid`. Raises UpstreamInvalid."""
+    if told != request_id:
+        shown = "without an id" if told is None else f"as {told[:120]!r}"
+        raise UpstreamInvalid("request_agrees", f"the request {request_id!r} is answered {shown}")
+
+
+def _is_sized_as_base64(payload: str) -> bool:
+    """Whether it can be int32 as base64, by its size; its megabytes are looked into when they are used."""
+    num_bytes = len(payload) // 4 * 3 - payload[-2:].count("=")
+    return payload.isascii() and len(payload) % 4 == 0 and num_bytes % 4 == 0

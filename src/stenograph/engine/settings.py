@@ -1,0 +1,60 @@
+"""The settings of engines: which one samples, where its servers are, and what is asked of them."""
+
+# ruff: noqa: RUF009  (`setting` and `computed` make dataclass fields)
+
+import enum
+from dataclasses import dataclass
+
+from stenograph.core.settings import choice, seconds, setting, texts, whole_number
+
+
+class EngineKind(enum.StrEnum):
+    """Kinds of engines, which sample the tokens."""
+
+    EMBEDDED = "embedded"
+    SGLANG = "sglang"
+    SGLANG_GENERATE = "sglang-generate"
+    LLAMACPP = "llamacpp"
+    VLLM = "vllm"
+    LMDEPLOY = "lmdeploy"
+
+
+class ReplayKind(enum.StrEnum):
+    """Training-only payloads that an engine is asked for."""
+
+    NONE = "none"
+    ROUTED_EXPERTS = "routed_experts"
+    INDEXER_TOPK = "indexer_topk"
+    ALL = "all"
+
+
+URLS = texts(
+    r"https?://[^\s/?#@,]+(/[^\s?#,]*)?",
+    "http or https addresses, without a query",
+    normalize=lambda url: url.rstrip("/"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """The engine that samples, and its address."""
+
+    engine: EngineKind = setting(EngineKind.EMBEDDED, choice(EngineKind), "Engine that samples the tokens.")
+    engine_url: tuple[str, ...] = setting(
+        (),
+        URLS,
+        "Address of the engine, for those that are servers; repeatable, for several that serve the same model.",
+        shown="none",
+    )
+    connect_timeout_s: float = setting(
+        5.0, seconds(3600), "Longest time that connecting to the engine may take.", unit="seconds"
+    )
+    max_reply_bytes: int = setting(
+        128 * 2**20,
+        whole_number(1024),
+        "Largest reply accepted from an engine, as received and as inflated, and largest event of a stream.",
+        unit="bytes",
+    )
+    replay: ReplayKind = setting(
+        ReplayKind.NONE, choice(ReplayKind), "Training-only payloads that the engine is asked for with each reply."
+    )

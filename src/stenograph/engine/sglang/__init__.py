@@ -1,0 +1,1 @@
+"""SGLang's chat route and its native route."""

@@ -1,0 +1,126 @@
+"""The adapter of SGLang: a chat goes to the chat route, whose reply its client gets unchanged, all else to `/generate`.
+
+Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stenograph.core.errors import StenographError
+from stenograph.core.types import Chunk, EngineReply, RequestId
+from stenograph.dialects.settings import ReplyMode
+from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.engine.http.adapter import Ask, Call, EngineAdapter, EngineReading, passed_through
+from stenograph.engine.http.transport import HttpReply
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.chat_wire import cut_replay, decode_reply, encode_request
+from stenograph.engine.sglang.generate import SGLangGenerate
+
+CHAT_PATH = "/v1/chat/completions"
+
+
+class SGLangChat(EngineAdapter):
+    """A server whose chat route knows `input_ids`. What is no chat, its own route serves (`SGLangGenerate`)."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        vocab_size: int,
+        replay: ReplayKind = ReplayKind.NONE,
+        reply_mode: ReplyMode = ReplyMode.PASSTHROUGH,
+    ) -> None:
+        """`model` is its model's name there. `replay` says what is asked for that trainers replay, and `reply_mode`
+        whether clients get it too."""
+        self._model = model
+        self._replay = replay
+        self._reply_mode = reply_mode
+        self._native = SGLangGenerate(model=model, vocab_size=vocab_size, replay=replay)
+        self._capabilities = self._own_capabilities()
+
+    def __repr__(self) -> str:
+        return f"<SGLangChat {self._model}>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def names_requests(self) -> bool:
+        return True
+
+    @property
+    def probe_paths(self) -> Sequence[str]:
+        return self._native.probe_paths
+
+    async def discover(self, ask: Ask) -> None:
+        """Find the context's length. No route reports the chat route's fields; a reply without them is refused."""
+        await self._native.discover(ask)
+        self._capabilities = self._own_capabilities()
+
+    def call(self, request: GenerateRequest) -> Call:
+        if request.chat is None:
+            return self._native.call(request)
+        body = encode_request(request, model=self._model, replay=self._replay)
+        return Call(path=CHAT_PATH, body=body)
+
+    def reading(self, request: GenerateRequest) -> EngineReading:
+        if request.chat is None:
+            return self._native.reading(request)
+        return SGLangChatReading(
+            request_id=request.request_id,
+            vocab_size=self._capabilities.vocab_size,
+            num_prompt=len(request.prompt.ids),
+            replay=self._replay,
+            reply_mode=self._reply_mode,
+        )
+
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
+        return self._native.refusal(http, request) if request.chat is None else passed_through(http)
+
+    def abort_call(self, request_id: RequestId) -> Call:
+        return self._native.abort_call(request_id)
+
+    def _own_capabilities(self) -> Capabilities:
+        return replace(self._native.capabilities, engine="sglang", streams=False, parses=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGLangChatReading(EngineReading):
+    """One chunk with everything: `return_meta_info` excludes streams."""
+
+    request_id: str
+    vocab_size: int
+    num_prompt: int
+    replay: ReplayKind
+    reply_mode: ReplyMode = ReplyMode.PASSTHROUGH
+
+    def whole(self, http: HttpReply) -> Sequence[Chunk]:
+        reply = decode_reply(
+            http.body,
+            request_id=self.request_id,
+            vocab_size=self.vocab_size,
+            num_prompt=self.num_prompt,
+            replay=self.replay,
+        )
+        written = EngineReply(
+            id=reply.id,
+            body=http.body,
+            content_type=http.content_type,
+            headers=http.headers,
+            message=reply.message,
+        )
+        if self.reply_mode is ReplyMode.LEAN:
+            written = written.with_body(cut_replay(http.body))
+        chunk = Chunk(
+            ids=reply.ids,
+            logprobs=reply.logprobs,
+            top_logprobs=reply.top_logprobs,
+            finish=reply.finish,
+            num_cached_tokens=reply.num_cached_tokens,
+            weight_version=reply.weight_version,
+            reply=written,
+            replay=reply.replay,
+            unasked_replay=reply.unasked_replay,
+        )
+        return (chunk,)

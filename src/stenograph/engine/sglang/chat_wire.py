@@ -1,0 +1,329 @@
+"""SGLang's chat route as bytes: a `GenerateRequest` to a body, a body to a checked reply. Pure.
+
+Owns the names of SGLang's fields and the laws that a reply must keep. An engine's word is not trusted: `decode_reply`
+returns what is true, or raises `UpstreamInvalid` with the law that was broken, for any bytes at all. The laws:
+
+    one_choice              there is exactly one choice
+    content_is_text         the message's content is there, and a string; null only where nothing was sampled
+    tool_calls_shape        a tool call has an id, a name, and its arguments as a string
+    has_meta_info           there is a meta_info
+    finish_reason           the reason is one of stop, tool_calls, length, abort, and reported once
+
+and those of `engine/rows.py`, which reads what was sampled.
+
+Field names: SGLang's `entrypoints/openai/protocol.py` and `serving_chat.py`.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
+from stenograph.core.errors import InvalidRequest, UpstreamInvalid
+from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, Replay, SamplingParams, TopLogprob
+from stenograph.engine.base import GenerateRequest
+from stenograph.engine.rows import (
+    META_LAWS,
+    REPLAY_FIELDS,
+    DrawnTokens,
+    MetaFinish,
+    MetaInfo,
+    alternatives,
+    check_request,
+    decoded,
+    laws,
+    reason_of,
+    replay_of,
+)
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.request import (
+    as_json,
+    pattern_field,
+    priority_parts,
+    prompt_ids,
+    replay_parts,
+    sampling_fields,
+)
+
+_NO_MESSAGES = b'[{"role":"user","content":""}]'
+"""SGLang refuses an empty list, even beside `input_ids`."""
+
+# -- the request
+
+
+def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) -> bytes:
+    """The body of a chat request. Raises InvalidRequest for a grammar that SGLang does not take.
+
+    The long parts, messages and ids, are joined as they are, never parsed or encoded again.
+    """
+    parts: list[bytes | memoryview] = [b'{"model":', as_json(model)]
+    parts += _chat_parts(request.chat)
+    parts += [b',"rid":', as_json(request.request_id)]
+    parts.append(b',"logprobs":true,"return_meta_info":true,"no_stop_trim":false,"stream":false')
+    parts += priority_parts(request.priority)
+    parts += replay_parts(replay)
+    parts += [b",", as_json(_sampling_fields(request.params))[1:-1]]
+    if request.params.grammar is not None:
+        parts += _grammar_parts(request.params.grammar)
+    parts += [b',"input_ids":[', prompt_ids(request.prompt), b"]}"]
+    return b"".join(parts)
+
+
+def _chat_parts(chat: ChatRequest | None) -> list[bytes | memoryview]:
+    """The fields by which SGLang parses the reply. `input_ids` alone decides which tokens its model sees.
+
+    The messages go along only with tools: some of its parsers number a call by those before it.
+    """
+    if chat is None:
+        return [b',"messages":', _NO_MESSAGES]
+    parts: list[bytes | memoryview] = [b',"messages":', chat.messages_json if chat.tools else _NO_MESSAGES]
+    if chat.tools:
+        parts += [b',"tools":[', b",".join(tool.json.encode() for tool in chat.tools), b"]"]
+        parts += [b',"tool_choice":', as_json(_tool_choice(chat.tool_choice))]
+        parts += [b',"parallel_tool_calls":', as_json(chat.parallel_tool_calls)]
+    parts += _text_parts(chat)
+    if chat.template_kwargs:
+        parts += [b',"chat_template_kwargs":', as_json(dict(chat.template_kwargs))]
+    return parts
+
+
+def _text_parts(chat: ChatRequest) -> Iterator[bytes]:
+    """The fields for the reply's text view. Raises InvalidRequest for what our own fields rule out."""
+    if chat.text.keeps_stop:
+        raise InvalidRequest(
+            "include_stop_str_in_output (no_stop_trim) must be false here: SGLang's chat replies go out unchanged, and"
+            " with it SGLang leaves its end token in the message. The reply's ids have the stop string.",
+            blame=Blame(RequestPart.TEXT_VIEW, path=("keeps_stop",)),
+        )
+    if chat.reply.tokens_as_ids and chat.reply.logprobs and not chat.reply.stream:
+        raise InvalidRequest(
+            "return_tokens_as_token_ids must be false here: SGLang's chat replies go out unchanged, with its tokens as"
+            " text. return_token_ids adds the ids to them.",
+            blame=Blame(RequestPart.REPLY_OPTIONS, path=("tokens_as_ids",)),
+        )
+    if not chat.text.skips_special:
+        yield b',"skip_special_tokens":false,"spaces_between_special_tokens":false'
+    if not chat.text.separates_reasoning:
+        yield b',"separate_reasoning":false'
+
+
+def _tool_choice(choice: ToolChoice) -> object:
+    if choice.mode is ToolMode.NAMED:
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice.mode.value
+
+
+def _sampling_fields(params: SamplingParams) -> dict[str, object]:
+    fields = sampling_fields(params)
+    if params.seed is not None:
+        fields["seed"] = params.seed
+    if params.max_tokens is not None:
+        fields["max_tokens"] = params.max_tokens
+    if params.min_tokens:
+        fields["min_tokens"] = params.min_tokens
+    if params.num_top_logprobs:
+        fields["top_logprobs"] = params.num_top_logprobs
+    return fields
+
+
+def _grammar_parts(grammar: Grammar) -> list[bytes]:
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return [b',"response_format":{"type":"json_object"}']
+        case GrammarKind.JSON_SCHEMA:
+            named = b',"response_format":{"type":"json_schema","json_schema":{"name":"schema","strict":true,"schema":'
+            return [named, grammar.source.encode(), b"}}"]
+        case _:
+            name, source = pattern_field(grammar)
+            return [b',"', name.encode(), b'":', as_json(source)]
+
+
+# -- the reply
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _Function
+
+
+class _SGLangMessage(msgspec.Struct):
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _SGLangChoice(msgspec.Struct):
+    message: _SGLangMessage
+    meta_info: MetaInfo
+    finish_reason: str | None = None
+    matched_stop: int | str | None = None
+
+
+class _Metadata(msgspec.Struct):
+    weight_version: str | int | None = None
+
+
+class _SGLangCompletion(msgspec.Struct):
+    id: str
+    choices: list[_SGLangChoice]
+    metadata: _Metadata | None = None
+
+
+_COMPLETION = msgspec.json.Decoder(_SGLangCompletion)
+
+_LAWS = [
+    *META_LAWS,
+    *laws(
+        (r"meta_info` - at|\.meta_info`$", "has_meta_info"),
+        (r"tool_calls", "tool_calls_shape"),
+        (r"`content` - at|\.message\.content`$", "content_is_text"),
+        (r"`choices`|\$\.choices`$", "one_choice"),
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGLangReply:
+    """A reply that keeps every law. `logprobs[i]` is ln p(ids[i]) in nats."""
+
+    id: str
+    message: Message
+    finish: Finish
+    ids: "array[int]"
+    logprobs: "array[float]"
+    top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None
+    num_cached_tokens: int
+    weight_version: str | None
+    replay: Replay | None
+    unasked_replay: tuple[str, ...]
+
+
+def decode_reply(
+    body: bytes,
+    *,
+    vocab_size: int,
+    request_id: str | None = None,
+    num_prompt: int | None = None,
+    replay: ReplayKind = ReplayKind.NONE,
+) -> SGLangReply:
+    """Read a reply's body, once. `num_prompt` is how many ids were sent, under `request_id`; None does not ask.
+
+    What came for replay beyond `replay` is left out, and named in `unasked_replay`. Raises UpstreamInvalid, naming the
+    law that it breaks, and nothing else.
+    """
+    completion = decoded(_COMPLETION, body, _LAWS)
+    if len(completion.choices) != 1:
+        raise UpstreamInvalid("one_choice", f"one choice was asked for, {len(completion.choices)} came")
+    choice = completion.choices[0]
+    meta = choice.meta_info
+    if request_id is not None:
+        check_request(completion.id, request_id)
+        check_request(completion.id if meta.id is None else meta.id, request_id)
+    finish = _finish(choice)
+    drawn = DrawnTokens(vocab_size=vocab_size, num_prompt=num_prompt)
+    ids, logprobs = drawn.take(meta.output_token_logprobs, num_drawn=meta.completion_tokens, reason=finish.reason)
+    drawn.check_prompt(meta.prompt_tokens)
+    version = meta.weight_version
+    if version is None and completion.metadata is not None:
+        version = completion.metadata.weight_version
+    kept, unasked = replay_of(meta, replay)
+    return SGLangReply(
+        id=completion.id,
+        message=_message(choice.message, drew_nothing=not ids),
+        finish=finish,
+        ids=ids,
+        logprobs=logprobs,
+        top_logprobs=alternatives(
+            meta.output_top_logprobs, num_drawn=len(ids), num_new=len(ids), vocab_size=vocab_size
+        ),
+        num_cached_tokens=meta.cached_tokens or 0,
+        weight_version=None if version is None else str(version),
+        replay=kept,
+        unasked_replay=unasked,
+    )
+
+
+def _finish(choice: _SGLangChoice) -> Finish:
+    """The choice's reason and the one in its meta_info, which must agree; an abort in either counts as one."""
+    meta = choice.meta_info.finish_reason
+    matched: int | str | None = choice.matched_stop
+    if isinstance(meta, MetaFinish):
+        matched = meta.matched if matched is None else matched
+        meta = meta.type
+    told = [reason for reason in (choice.finish_reason, meta) if reason is not None]
+    reasons = {reason_of(reason) for reason in told}
+    if FinishReason.ABORT in reasons:
+        return Finish(reason=FinishReason.ABORT)
+    if len(reasons) != 1:
+        raise UpstreamInvalid("finish_reason", f"the reply reports {' and '.join(told)}" if told else "there is none")
+    reason = reasons.pop()
+    return Finish(reason=reason, matched=matched if reason is FinishReason.STOP else None)
+
+
+def _message(message: _SGLangMessage, *, drew_nothing: bool) -> Message:
+    if message.content is None and not drew_nothing:
+        raise UpstreamInvalid(
+            "content_is_text",
+            "the message's content is null, which a client would send back as another message; SGLang has to write"
+            ' "" beside tool calls (docs/engines.md)',
+        )
+    calls = (
+        ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+        for call in message.tool_calls or ()
+    )
+    return Message(
+        role=Role.ASSISTANT,
+        content=message.content or "",
+        reasoning=message.reasoning_content,
+        tool_calls=tuple(calls),
+    )
+
+
+# -- the client's copy
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def cut_replay(body: bytes) -> bytes:
+    """A reply's body without `routed_experts` and `indexer_topk`; every other value is spelled as it came.
+
+    SGLang writes them into each choice's `meta_info` and, in some versions, once more into `sglext`. A body that has
+    neither is returned as the same object. Takes bodies that `decode_reply` has taken.
+    """
+    reply = _OBJECT.decode(body)
+    choices = _LIST.decode(reply["choices"])
+    cut = [_cut_within(choice, "meta_info") for choice in choices]
+    sglext = _without_replay(reply["sglext"]) if "sglext" in reply else None
+    if sglext is not None:
+        reply["sglext"] = sglext
+    elif all(choice is None for choice in cut):
+        return body
+    reply["choices"] = msgspec.Raw(
+        msgspec.json.encode([old if new is None else new for old, new in zip(choices, cut, strict=True)])
+    )
+    return msgspec.json.encode(reply)
+
+
+def _cut_within(raw: msgspec.Raw, name: str) -> msgspec.Raw | None:
+    """The object without replay fields in its member `name`; None if there are none."""
+    members = _OBJECT.decode(raw)
+    cut = _without_replay(members[name])
+    return None if cut is None else msgspec.Raw(msgspec.json.encode({**members, name: cut}))
+
+
+def _without_replay(raw: msgspec.Raw) -> msgspec.Raw | None:
+    if bytes(memoryview(raw)[:1]) != b"{":
+        return None
+    members = _OBJECT.decode(raw)
+    kept = {name: value for name, value in members.items() if name not in REPLAY_FIELDS}
+    return None if len(kept) == len(members) else msgspec.Raw(msgspec.json.encode(kept))

@@ -1,0 +1,92 @@
+"""The adapter of SGLang's own route: ids in, ids and logprobs out, streamed or whole. Pure."""
+
+from collections.abc import Sequence
+
+from stenograph.core.errors import StenographError
+from stenograph.core.types import RequestId
+from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.engine.http.adapter import MODELS_PATH, PROBE_PATHS, Ask, Call, EngineAdapter, passed_through
+from stenograph.engine.http.transport import HttpReply
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.generate_wire import (
+    SGLangGenerateReading,
+    context_exceeded,
+    context_of_models,
+    context_of_server,
+    encode_generate,
+)
+from stenograph.engine.sglang.request import GRAMMARS, encode_abort
+
+GENERATE_PATH = "/generate"
+ABORT_PATH = "/abort_request"
+SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
+"""The second is the older name."""
+
+
+class SGLangGenerate(EngineAdapter):
+    """A server with the route `/generate`."""
+
+    def __init__(self, *, model: str, vocab_size: int, replay: ReplayKind = ReplayKind.NONE) -> None:
+        """`replay` says what is asked for that trainers replay."""
+        self._model = model
+        self._vocab_size = vocab_size
+        self._replay = replay
+        self._max_context_tokens: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<SGLangGenerate {self._model}>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            engine="sglang-generate",
+            model=self._model,
+            vocab_size=self._vocab_size,
+            max_context_tokens=self._max_context_tokens,
+            grammars=GRAMMARS,
+            streams=True,
+            takes_json=True,
+        )
+
+    @property
+    def names_requests(self) -> bool:
+        return True
+
+    @property
+    def probe_paths(self) -> Sequence[str]:
+        return PROBE_PATHS
+
+    async def discover(self, ask: Ask) -> None:
+        """Find the context's length. A router may not report it; then the engine refuses what does not fit."""
+        self._max_context_tokens = await found_context(ask)
+
+    def call(self, request: GenerateRequest) -> Call:
+        return Call(
+            path=GENERATE_PATH,
+            body=encode_generate(request, replay=self._replay),
+            streams=request.streams,
+        )
+
+    def reading(self, request: GenerateRequest) -> SGLangGenerateReading:
+        return SGLangGenerateReading(
+            request_id=request.request_id,
+            vocab_size=self._vocab_size,
+            num_prompt=len(request.prompt.ids),
+            replay=self._replay,
+        )
+
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
+        return (context_exceeded(http.body) if http.status == 400 else None) or passed_through(http)
+
+    def abort_call(self, request_id: RequestId) -> Call:
+        return Call(path=ABORT_PATH, body=encode_abort(request_id))
+
+
+async def found_context(ask: Ask) -> int | None:
+    """The longest request that the server takes, in tokens; None where not reported. Raises UpstreamError."""
+    models = await ask("GET", MODELS_PATH)
+    limit = context_of_models(models.body) if models.status == 200 else None
+    for path in SERVER_INFO_PATHS:
+        if limit is None and (info := await ask("GET", path)).status == 200:
+            limit = context_of_server(info.body)
+    return limit

@@ -1,0 +1,271 @@
+"""SGLang's own route, `/generate`, as bytes: a `GenerateRequest` to a body, a reply or a stream to chunks. Pure.
+
+Owns the names of that route's fields and how its stream is read. The stream's events have all tokens so far, or only
+new ones where the server runs with `--incremental-streaming-output`; both are read, event by event, and held to the
+laws of `engine/rows.py`. One more law is here:
+
+    finish_is_last          nothing follows the part that has the finish reason
+
+The server's `text` is ignored: replies are made of ids. Sources: SGLang's `managers/io_struct.py`
+(`GenerateReqInput`), `managers/tokenizer_manager.py`, `sampling/sampling_params.py`.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid, UpstreamRefused
+from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, GrammarKind, SamplingParams
+from stenograph.engine.base import GenerateRequest
+from stenograph.engine.http.adapter import EngineReading
+from stenograph.engine.rows import (
+    META_LAWS,
+    DrawnTokens,
+    ErrorWithin,
+    MetaFinish,
+    MetaInfo,
+    Natural,
+    alternatives,
+    check_request,
+    decoded,
+    error_of,
+    reason_of,
+    replay_of,
+    short,
+    weight_spans,
+)
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.request import (
+    as_json,
+    pattern_field,
+    priority_parts,
+    prompt_ids,
+    replay_parts,
+    sampling_fields,
+)
+
+JSON_TYPE = "application/json"
+_ANY_OBJECT = '{"type":"object"}'
+_TOKENS_KEPT_BACK = 1
+"""A request that fills SGLang's context to the last token is refused by some versions, and cut by one by others."""
+
+# -- the request
+
+
+def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
+    """The body of a request. Raises InvalidRequest for a grammar that SGLang does not take."""
+    params = request.params
+    parts = [b'{"rid":', as_json(request.request_id), b',"stream":', as_json(request.streams)]
+    parts.append(b',"return_logprob":true,"logprob_start_len":-1,"return_text_in_logprobs":false')
+    if params.num_top_logprobs:
+        parts += [b',"top_logprobs_num":', as_json(params.num_top_logprobs)]
+    parts += priority_parts(request.priority)
+    parts += replay_parts(replay)
+    parts += [b',"sampling_params":', as_json(_sampling_fields(params))]
+    parts += [b',"input_ids":[', prompt_ids(request.prompt), b"]}"]
+    return b"".join(parts)
+
+
+def _sampling_fields(params: SamplingParams) -> dict[str, object]:
+    fields = sampling_fields(params)
+    fields["max_new_tokens"] = params.max_tokens  # left out, it would be 128
+    if params.min_tokens:
+        fields["min_new_tokens"] = params.min_tokens
+    # Nobody reads the text, but while it is made nothing is to be taken from it.
+    fields |= {"skip_special_tokens": False, "spaces_between_special_tokens": False, "no_stop_trim": True}
+    if params.seed is not None:
+        fields["sampling_seed"] = params.seed
+    if params.grammar is not None:
+        name, source = _grammar_field(params.grammar)
+        fields[name] = source
+    return fields
+
+
+def _grammar_field(grammar: Grammar) -> tuple[str, str]:
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return "json_schema", _ANY_OBJECT
+        case GrammarKind.JSON_SCHEMA:
+            return "json_schema", grammar.source
+        case _:
+            return pattern_field(grammar)
+
+
+# -- the reply
+
+
+class _GeneratePart(msgspec.Struct):
+    """A whole reply, or an event of a stream."""
+
+    meta_info: MetaInfo | None = None
+    output_ids: list[Natural] | None = None
+    error: ErrorWithin | str | None = None
+
+
+_PART = msgspec.json.Decoder(_GeneratePart)
+
+
+class SGLangGenerateReading(EngineReading):
+    """The reader of one reply. Its methods raise UpstreamInvalid, or the error that the engine reports within a 200."""
+
+    def __init__(
+        self, *, request_id: str, vocab_size: int, num_prompt: int, replay: ReplayKind = ReplayKind.NONE
+    ) -> None:
+        """`replay` is what was asked for; what comes of it unasked is left out."""
+        self._request_id = request_id
+        self._vocab_size = vocab_size
+        self._replay = replay
+        self._drawn = DrawnTokens(vocab_size=vocab_size, num_prompt=num_prompt)
+        self._held: Chunk | None = None
+        self._has_ended = False
+
+    def __repr__(self) -> str:
+        return f"<SGLangGenerateReading {self._drawn!r}>"
+
+    def event(self, data: bytes) -> Sequence[Chunk]:
+        """The chunks that a part brings; the one that ends the generation is held until `end`."""
+        part = decoded(_PART, data, META_LAWS)
+        if part.error is not None:
+            error = error_of(part.error)
+            raise _refused(error.status, error.message, data)
+        if part.meta_info is None:
+            raise UpstreamInvalid("has_meta_info", "there is no meta_info")
+        check_request(part.meta_info.id, self._request_id)
+        if self._has_ended:
+            raise UpstreamInvalid("finish_is_last", "the engine went on after the part that ended the generation")
+        finish = _finish_of(part.meta_info.finish_reason, data)
+        chunks = self._chunks(part.meta_info, part.output_ids, finish)
+        if finish is None:
+            return chunks
+        self._has_ended, self._held = True, chunks[-1]
+        return chunks[:-1]
+
+    def end(self) -> Sequence[Chunk]:
+        """The chunk that ends the generation, if it came."""
+        held, self._held = self._held, None
+        return () if held is None else (held,)
+
+    def _chunks(self, meta: MetaInfo, output_ids: Sequence[int] | None, finish: Finish | None) -> Sequence[Chunk]:
+        """The new tokens of a part: one chunk for each version of the weights that sampled them."""
+        reason = None if finish is None else finish.reason
+        start = len(self._drawn.ids)
+        ids, logprobs = self._drawn.take(meta.output_token_logprobs, num_drawn=meta.completion_tokens, reason=reason)
+        self._drawn.check_output_ids(output_ids, num_new=len(ids), reason=reason)
+        self._drawn.check_prompt(meta.prompt_tokens)
+        num_drawn = start + len(ids)
+        top = alternatives(meta.output_top_logprobs, num_drawn=num_drawn, num_new=len(ids), vocab_size=self._vocab_size)
+        replay, unasked = (None, ()) if finish is None else replay_of(meta, self._replay)
+        chunks: list[Chunk] = []
+        for version, span in _new_spans(meta, start, num_drawn):
+            is_last = span.stop == len(ids)
+            chunks.append(
+                Chunk(
+                    ids=ids[span],
+                    logprobs=logprobs[span],
+                    top_logprobs=None if top is None else top[span],
+                    finish=finish if is_last else None,
+                    num_cached_tokens=meta.cached_tokens or 0,
+                    weight_version=version,
+                    replay=replay if is_last else None,
+                    unasked_replay=unasked if is_last else (),
+                )
+            )
+        return chunks if ids or finish is not None else ()
+
+
+def _new_spans(meta: MetaInfo, start: int, num_drawn: int) -> Iterator[tuple[str | None, slice]]:
+    """Versions, and which of the tokens `[start, num_drawn)` each sampled, counted from `start`; at least one."""
+    spans = weight_spans(meta, num_drawn=num_drawn)
+    if not spans or num_drawn == start:
+        yield None if meta.weight_version is None else str(meta.weight_version), slice(0, num_drawn - start)
+        return
+    for span in spans:
+        if span.end > start:
+            yield span.version, slice(max(span.start, start) - start, span.end - start)
+
+
+def _finish_of(told: MetaFinish | str | None, data: bytes) -> Finish | None:
+    """The generation's end, if it ended. Raises an abort with a status as what it is: a refusal, or a failure."""
+    if told is None:
+        return None
+    if isinstance(told, str):
+        told = MetaFinish(type=told)
+    reason = reason_of(told.type)
+    if reason is FinishReason.ABORT and told.status_code is not None:
+        raise _refused(told.status_code, told.message or "the engine refused the request", data)
+    return Finish(reason=reason, matched=told.matched if reason is FinishReason.STOP else None)
+
+
+def _refused(status: int, message: str, data: bytes) -> StenographError:
+    too_long = context_exceeded(message.encode())
+    if too_long is not None:
+        return too_long
+    if not 400 <= status <= 599:
+        return UpstreamInvalid(
+            "error_status", f"an error within a reply has the status {short(status)}: {message[:200]}"
+        )
+    body = data if b'"error"' in data else as_json({"error": {"message": message, "code": status}})
+    return UpstreamRefused(status=status, content_type=JSON_TYPE, headers=(), body=body)
+
+
+# -- what is too long
+
+_TOO_LONG = (
+    re.compile(
+        rb"maximum context length of (?P<limit>\d{1,9}) tokens.{0,80}?: (?P<prompt>\d{1,9}) tokens from the input"
+        rb".{0,40}? and (?P<drawn>\d{1,9}) tokens for the completion",
+        re.DOTALL,
+    ),
+    re.compile(
+        rb"input \((?P<prompt>\d{1,9}) tokens\) is longer than the model's context length \((?P<limit>\d{1,9}) tokens"
+    ),
+)
+"""SGLang's messages for a request that its context does not hold."""
+
+
+def context_exceeded(body: bytes) -> ContextLengthExceeded | None:
+    """The error that SGLang's refusal is, where it refuses for the length of the request."""
+    found = next((found for pattern in _TOO_LONG if (found := pattern.search(body))), None)
+    if found is None:
+        return None
+    told = found.groupdict()
+    return ContextLengthExceeded(
+        num_prompt_tokens=int(told["prompt"]),
+        max_tokens=int(told["drawn"]) if "drawn" in told else None,
+        max_context_tokens=int(told["limit"]),
+    )
+
+
+class _SGLangCard(msgspec.Struct):
+    max_model_len: Natural | None = None
+
+
+class _SGLangModels(msgspec.Struct):
+    data: list[_SGLangCard] = []
+
+
+class _ServerInfo(msgspec.Struct):
+    context_length: Natural | None = None
+
+
+_MODELS = msgspec.json.Decoder(_SGLangModels)
+_SERVER_INFO = msgspec.json.Decoder(_ServerInfo)
+
+
+def context_of_models(body: bytes) -> int | None:
+    """Tokens that a request may have in all, from `/v1/models`; None where it does not say, as behind a router."""
+    try:
+        told = [card.max_model_len for card in _MODELS.decode(body).data if card.max_model_len]
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return min(told) - _TOKENS_KEPT_BACK if told else None
+
+
+def context_of_server(body: bytes) -> int | None:
+    """The same, from `/server_info`: only where the server was started with a context length."""
+    try:
+        told = _SERVER_INFO.decode(body).context_length
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return told - _TOKENS_KEPT_BACK if told else None

@@ -1,0 +1,108 @@
+"""The fields of a request to SGLang on any route: the prompt's ids, sampling, what to replay, a grammar. Pure.
+
+Owns those of SGLang's names that its routes share. Source: SGLang's `sampling/sampling_params.py`.
+"""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.errors import InvalidRequest
+from stenograph.core.ids_json import encode_ids
+from stenograph.core.types import Grammar, GrammarKind, Prompt, SamplingParams
+from stenograph.engine.settings import ReplayKind
+
+GRAMMARS = frozenset(GrammarKind) - {GrammarKind.LARK}
+"""Grammars that SGLang takes. Its `ebnf` is GBNF's dialect, not llguidance's Lark."""
+_CHOICES = msgspec.json.Decoder(list[str])
+_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]')
+
+
+def as_json(value: object) -> bytes:
+    """A value as JSON text."""
+    return msgspec.json.encode(value)
+
+
+def prompt_ids(prompt: Prompt) -> bytes:
+    """The prompt's ids as JSON without brackets: those that are at hand as text are not written again."""
+    return encode_ids(prompt.ids) if prompt.ids_json is None else prompt.ids_json
+
+
+def sampling_fields(params: SamplingParams) -> dict[str, object]:
+    """Every parameter by name: an engine's own defaults, which may come from its model's files, never apply.
+
+    Raises InvalidRequest for what SGLang does not do as it is meant.
+    """
+    if params.min_tokens and params.stop:
+        raise InvalidRequest(
+            "SGLang ends at a stop string before min_tokens are sampled; send stop_token_ids instead of stop.",
+            blame=Blame(RequestPart.SAMPLING, path=("min_tokens",)),
+        )
+    fields: dict[str, object] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or -1,
+        "min_p": params.min_p,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "repetition_penalty": params.repetition_penalty,
+        "ignore_eos": params.ignore_eos,
+    }
+    if params.stop:
+        fields["stop"] = params.stop
+    if params.stop_token_ids:
+        fields["stop_token_ids"] = params.stop_token_ids
+    if params.logit_bias:
+        fields["logit_bias"] = {str(id_): bias for id_, bias in params.logit_bias}
+    return fields
+
+
+def priority_parts(priority: int | None) -> Iterator[bytes]:
+    """The member with the request's priority, with a comma before it."""
+    if priority is not None:
+        yield b',"priority":%d' % priority
+
+
+def replay_parts(replay: ReplayKind) -> Iterator[bytes]:
+    """Members that ask for what trainers replay, each with a comma before it."""
+    if replay in (ReplayKind.ROUTED_EXPERTS, ReplayKind.ALL):
+        yield b',"return_routed_experts":true'
+    if replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
+        yield b',"return_indexer_topk":true'
+
+
+def pattern_field(grammar: Grammar) -> tuple[str, str]:
+    """The field, and its value, of a grammar that is no JSON Schema. Raises InvalidRequest for one it cannot take."""
+    match grammar.kind:
+        case GrammarKind.REGEX:
+            return "regex", grammar.source
+        case GrammarKind.EBNF:
+            return "ebnf", grammar.source
+        case GrammarKind.CHOICE:
+            return "ebnf", choice_as_ebnf(grammar.source)
+        case GrammarKind.JSON_OBJECT | GrammarKind.JSON_SCHEMA | GrammarKind.LARK:
+            raise InvalidRequest(f"SGLang takes no grammar of the kind {grammar.kind.value!r}.")
+
+
+def choice_as_ebnf(source: str) -> str:
+    """A JSON list of strings as the grammar of just those strings. Raises InvalidRequest if it is no such list."""
+    try:
+        choices = _CHOICES.decode(source)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest("The choices are not a JSON list of strings.") from error
+    if not choices:
+        raise InvalidRequest("There must be at least one choice.")
+    return "root ::= " + " | ".join(f'"{_ESCAPED.sub(_escape, choice)}"' for choice in choices)
+
+
+def _escape(found: "re.Match[str]") -> str:
+    """GBNF's spelling, in a string, of a character that cannot stand for itself."""
+    char = found[0]
+    return f"\\{char}" if char in '"\\' else f"\\x{ord(char):02x}"
+
+
+def encode_abort(request_id: str) -> bytes:
+    """The body of an abort."""
+    return b'{"rid":' + as_json(request_id) + b"}"

@@ -1,0 +1,257 @@
+"""The adapter of vLLM's token-in, token-out routes: which one a server has, its aborts, what is asked of it.
+
+The generate route reports more (weight versions) but is off in a vLLM started without `--enable-scale-out`; its
+completions route also takes ids and gives them back. Which routes there are is found out each time a server comes up,
+by requests that begin nothing. Tokens sampled under a grammar are scored afterwards, because the logprobs that come
+with them are not the model's (scores.py).
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid
+from stenograph.core.types import Chunk, RequestId, SamplingParams, token_ids
+from stenograph.engine.base import Capabilities, GenerateRequest
+from stenograph.engine.http.adapter import (
+    PROBE_PATHS,
+    Ask,
+    Call,
+    EngineAdapter,
+    EngineReading,
+    known,
+    list_models,
+    passed_through,
+)
+from stenograph.engine.http.transport import HttpReply
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.vllm.reply import Expected, VLLMReader
+from stenograph.engine.vllm.request import EMPTY_GENERATION, GRAMMARS, VLLMRoute, encode_abort, encode_request
+from stenograph.engine.vllm.scores import Scores, decode_scores, encode_scoring, scoring_id
+from stenograph.engine.vllm.wire import decode_models
+
+ABORT_PATHS = ("/inference/v1/abort_requests", "/abort_requests")
+"""The first comes with the generate route; the second with `VLLM_SERVER_DEV_MODE=1`, or with `--tokens-only`."""
+SCORING_TOKENS = 1
+"""Tokens that a scoring request has to sample, after all that were sampled before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _VLLMFound:
+    """Abilities that were found at a server. `abort_path` None: a generation ends early only by hanging up."""
+
+    route: VLLMRoute
+    abort_path: str | None
+    model: str
+
+
+class VLLM(EngineAdapter):
+    """A vLLM server, or a router before several of one kind."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        vocab_size: int,
+        max_context_tokens: int | None,
+        eos_token_ids: Sequence[int] = (),
+        replay: ReplayKind = ReplayKind.NONE,
+    ) -> None:
+        """`model` is its model's name there, if it serves several. Its context is `max_context_tokens` where the
+        server does not say; None: not known. `replay` says whether a reply has to have routed experts.
+        """
+        self._eos_ids = frozenset(eos_token_ids)
+        self._wants_experts = replay is ReplayKind.ROUTED_EXPERTS
+        self._own_max_context_tokens = max_context_tokens
+        self._found: _VLLMFound | None = None
+        self._capabilities = Capabilities(
+            engine="vllm",
+            model=model,
+            vocab_size=vocab_size,
+            max_context_tokens=max_context_tokens,
+            grammars=GRAMMARS,
+            streams=True,
+            takes_json=True,
+        )
+
+    def __repr__(self) -> str:
+        return f"<VLLM {self._capabilities.model} {self._found}>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def names_requests(self) -> bool:
+        return True
+
+    @property
+    def probe_paths(self) -> Sequence[str]:
+        return PROBE_PATHS
+
+    async def discover(self, ask: Ask) -> None:
+        """Find its model's name and context, which route takes ids, and which one aborts."""
+        models = await list_models(ask)
+        served = decode_models(models.body, wanted=self._capabilities.model)
+        tried = await ask("POST", VLLMRoute.GENERATE.value, EMPTY_GENERATION)
+        route = _route_by(tried)
+        found = _VLLMFound(route=route, abort_path=await _abort_path(ask, route), model=served.name)
+        limit = self._own_max_context_tokens if served.max_context_tokens is None else served.max_context_tokens
+        self._found = found
+        self._capabilities = replace(
+            self._capabilities, max_context_tokens=limit, note=_note(found, status=tried.status)
+        )
+
+    def call(self, request: GenerateRequest) -> Call:
+        found = known(self._found)
+        streams = self._streams(found, request)
+        asked = replace(request, params=self._leaving_room(request))
+        return Call(
+            path=found.route.value,
+            body=encode_request(asked, route=found.route, model=found.model, streams=streams),
+            # vLLM takes the id of this header before that of the body, and a proxy may set it where it is not.
+            headers=(("x-request-id", request.request_id),),
+            streams=streams,
+        )
+
+    def reading(self, request: GenerateRequest) -> EngineReading:
+        found = known(self._found)
+        expected = Expected(
+            request_id=request.request_id,
+            route=found.route,
+            vocab_size=self._capabilities.vocab_size,
+            num_prompt=len(request.prompt.ids),
+            num_top_logprobs=request.params.num_top_logprobs,
+            eos_ids=self._eos_ids,
+            wants_experts=self._wants_experts,
+        )
+        reader = VLLMReader(expected)
+        if request.params.grammar is None:
+            return VLLMReading(reader)
+        return VLLMGuidedReading(reader, request, route=found.route, model=found.model)
+
+    def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
+        return passed_through(http)
+
+    def abort_call(self, request_id: RequestId) -> Call | None:
+        found = known(self._found)
+        if found.abort_path is None:
+            return None
+        return Call(path=found.abort_path, body=encode_abort(request_id, found.route))
+
+    def _streams(self, found: _VLLMFound, request: GenerateRequest) -> bool:
+        """Whether to ask for events: tokens sampled before the connection closes are otherwise lost."""
+        if request.params.grammar is not None:
+            return False  # nothing of it can be reported before its end
+        if found.route is VLLMRoute.COMPLETIONS and self._wants_experts:
+            return False  # its events do not report them
+        return request.streams or found.abort_path is None
+
+    def _leaving_room(self, request: GenerateRequest) -> SamplingParams:
+        """Parameters under which tokens sampled under a grammar can be scored: that takes one token of the context.
+
+        Raises ContextLengthExceeded where none is left to sample.
+        """
+        params, limit, num_prompt = request.params, self._capabilities.max_context_tokens, len(request.prompt.ids)
+        if params.grammar is None or limit is None:
+            return params
+        room = limit - SCORING_TOKENS - num_prompt
+        if room < 1:
+            raise ContextLengthExceeded(
+                num_prompt_tokens=num_prompt,
+                max_tokens=params.max_tokens,
+                max_context_tokens=limit - SCORING_TOKENS,
+            )
+        return replace(params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room))
+
+
+class VLLMReading(EngineReading):
+    """A reply as chunks: one of a whole reply, or one an event."""
+
+    def __init__(self, reader: VLLMReader) -> None:
+        self._reader = reader
+
+    def whole(self, http: HttpReply) -> Sequence[Chunk]:
+        return (self._reader.whole(http.body),)
+
+    def event(self, data: bytes) -> Sequence[Chunk]:
+        chunk = self._reader.event(data)
+        return () if chunk is None else (chunk,)
+
+
+class VLLMGuidedReading(EngineReading):
+    """The same for tokens sampled under a grammar: one chunk, once the model has scored its tokens."""
+
+    def __init__(self, reader: VLLMReader, request: GenerateRequest, *, route: VLLMRoute, model: str) -> None:
+        self._reader = reader
+        self._request = request
+        self._route = route
+        self._model = model
+        self._drawn: Chunk | None = None
+
+    def whole(self, http: HttpReply) -> Sequence[Chunk]:
+        self._drawn = self._reader.whole(http.body)
+        return ()
+
+    async def settle(self, ask: Ask) -> Sequence[Chunk]:
+        drawn = self._drawn
+        if drawn is None or not drawn.ids:
+            return () if drawn is None else (drawn,)
+        ids = token_ids(drawn.ids)
+        scores = await self._scores(ask, ids)
+        versions = {span.version for span in drawn.weights or ()}
+        if scores.version is not None and versions != {scores.version}:
+            raise UpstreamInvalid(
+                "one_version",
+                f"the weights changed from {sorted(versions)} to {scores.version!r} before a guided turn was scored",
+            )
+        return (replace(drawn, logprobs=scores.logprobs, top_logprobs=scores.top_logprobs),)
+
+    async def _scores(self, ask: Ask, ids: "array[int]") -> Scores:
+        body = encode_scoring(self._request, ids, route=self._route, model=self._model)
+        request_id = scoring_id(self._request)
+        headers = (("x-request-id", request_id),)
+        http = await ask("POST", self._route.value, body, headers)
+        if http.status != 200:
+            raise passed_through(http)
+        return decode_scores(
+            http.body,
+            ids,
+            request_id=request_id,
+            route=self._route,
+            num_prompt=len(self._request.prompt.ids),
+            num_top=self._request.params.num_top_logprobs,
+        )
+
+
+def _route_by(tried: HttpReply) -> VLLMRoute:
+    """The route to use, by what the generate route answered to a request without ids."""
+    if tried.status in (400, 422):
+        return VLLMRoute.GENERATE
+    if tried.status in (403, 404, 405):
+        return VLLMRoute.COMPLETIONS
+    if tried.status == 200:
+        raise UpstreamInvalid("has_ids", f"POST {VLLMRoute.GENERATE.value} takes a prompt without ids: it is no vLLM")
+    raise passed_through(tried)
+
+
+async def _abort_path(ask: Ask, route: VLLMRoute) -> str | None:
+    """The first abort route that is there. Only GET: a POST without ids aborts everything."""
+    for path in ABORT_PATHS[0 if route is VLLMRoute.GENERATE else 1 :]:
+        if (await ask("GET", path)).status == 405:
+            return path
+    return None
+
+
+def _note(found: _VLLMFound, *, status: int) -> str:
+    notes: list[str] = []
+    if found.route is VLLMRoute.COMPLETIONS:
+        notes.append(
+            f"it is asked by {found.route.value}, without weight versions: {VLLMRoute.GENERATE.value} answers {status};"
+            " start it with --enable-scale-out"
+        )
+    if found.abort_path is None:
+        notes.append(
+            "it has no abort route: closing the connection ends a generation, which then keeps nothing under a grammar"
+        )
+    return "; ".join(notes)

@@ -1,0 +1,118 @@
+"""The model's own scores of tokens sampled under a grammar: asks vLLM again, and reads its answer. Pure.
+
+vLLM rules tokens out before it takes its "raw" logprobs, so that a token which the grammar forces has the logprob 0
+(measured; docs/engines.md). A prompt's logprobs are those of the model: the sampled ids are sent as the end of one.
+The laws, besides those of `wire`:
+
+    request_agrees          the reply is to the request that was sent
+    has_logprobs            there is a logprob for each id of the prompt
+    logprob_is_told         none is -9999, which vLLM writes where it has none
+    one_version             the weights that answer are those that sampled
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.ids_json import encode_ids, join_ids
+from stenograph.core.types import TopLogprob
+from stenograph.engine.base import GenerateRequest
+from stenograph.engine.rows import decoded
+from stenograph.engine.vllm.request import VLLMRoute
+from stenograph.engine.vllm.wire import NO_LOGPROB, VLLM_LAWS, VLLMSpan, check_request
+
+
+class _Score(msgspec.Struct, gc=False):
+    logprob: float
+
+
+_Rows = list[dict[str, _Score] | None]
+
+
+class _ScoredChoice(msgspec.Struct):
+    prompt_logprobs: _Rows | None = None
+    weight_versions: list[VLLMSpan] | None = None
+
+
+class _Scored(msgspec.Struct):
+    choices: Annotated[list[_ScoredChoice], msgspec.Meta(min_length=1, max_length=1)]
+    prompt_logprobs: _Rows | None = None
+    request_id: str | None = None
+    id: str | None = None
+
+
+_SCORED = msgspec.json.Decoder(_Scored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """`logprobs[i]` is ln p(ids[i]) in nats under the model alone. `version`: of the weights, None if not reported."""
+
+    logprobs: "array[float]"
+    top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None
+    version: str | None
+
+
+def encode_scoring(request: GenerateRequest, ids: "array[int]", *, route: VLLMRoute, model: str) -> bytes:
+    """The body that asks for the scores of `ids` after the request's prompt."""
+    prompt = request.prompt.ids_json or encode_ids(request.prompt.ids)
+    both = join_ids((prompt, encode_ids(ids)))
+    asked = b'"temperature":0,"max_tokens":1,"prompt_logprobs":%d' % request.params.num_top_logprobs
+    head = b'{"model":%b,"request_id":%b,' % (
+        msgspec.json.encode(model),
+        msgspec.json.encode(scoring_id(request)),
+    )
+    if route is VLLMRoute.GENERATE:
+        return b"".join((head, b'"sampling_params":{', asked, b'},"token_ids":[', both, b"]}"))
+    return b"".join((head, asked, b',"prompt":[', both, b"]}"))
+
+
+def scoring_id(request: GenerateRequest) -> str:
+    """The id under which the scores of `request`'s tokens are asked for."""
+    return f"{request.request_id}-scores"
+
+
+def decode_scores(
+    body: bytes, ids: Sequence[int], *, request_id: str, route: VLLMRoute, num_prompt: int, num_top: int
+) -> Scores:
+    """Read the reply to `encode_scoring`. Raises UpstreamInvalid, naming the law that it breaks."""
+    scored = decoded(_SCORED, body, VLLM_LAWS)
+    check_request(scored.request_id if route is VLLMRoute.GENERATE else scored.id, request_id, route)
+    choice = scored.choices[0]
+    rows = choice.prompt_logprobs if scored.prompt_logprobs is None else scored.prompt_logprobs
+    if rows is None or len(rows) != num_prompt + len(ids):
+        told = "none" if rows is None else str(len(rows))
+        raise UpstreamInvalid("has_logprobs", f"{num_prompt + len(ids)} ids were sent, but {told} were scored")
+    logprobs = array("d")
+    tops: list[tuple[TopLogprob, ...]] = []
+    for id_, row in zip(ids, rows[num_prompt:], strict=True):
+        score = None if row is None else row.get(str(id_))
+        if row is None or score is None:
+            raise UpstreamInvalid("has_logprobs", f"the sampled token {id_} is not scored")
+        if score.logprob == NO_LOGPROB:
+            raise UpstreamInvalid("logprob_is_told", f"vLLM reported no logprob for sampled token {id_}")
+        logprobs.append(score.logprob)
+        tops.append(_best(row, num_top))
+    spans = choice.weight_versions
+    return Scores(
+        logprobs=logprobs,
+        top_logprobs=tuple(tops) if num_top else None,
+        version=spans[-1].version if spans else None,
+    )
+
+
+def _best(row: dict[str, _Score], num_top: int) -> tuple[TopLogprob, ...]:
+    if not num_top:
+        return ()
+    told = [TopLogprob(id=_id(name), logprob=score.logprob) for name, score in row.items()]
+    return tuple(sorted(told, key=lambda top: -top.logprob)[:num_top])
+
+
+def _id(name: str) -> int:
+    if not (name.isascii() and name.isdecimal() and len(name) < 10):
+        raise UpstreamInvalid("id_in_vocab", f"{name[:40]!r} is not a token id")
+    return int(name)

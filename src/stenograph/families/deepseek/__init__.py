@@ -1,0 +1,1 @@
+"""DeepSeek V3 to V4 and R1."""

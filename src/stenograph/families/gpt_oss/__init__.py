@@ -1,0 +1,1 @@
+"""gpt-oss, in the harmony format."""

@@ -1,0 +1,1 @@
+"""Kimi K2 Thinking and K2.5."""

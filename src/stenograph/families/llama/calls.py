@@ -1,0 +1,157 @@
+"""Llama's calls: the whole reply is one JSON object `{"name": …, "parameters": {…}}`, with no marker around it.
+
+So an object is a call only at the start of a reply, or after another, and only if it looks like one; any other object
+is what the model says. After `<|python_tag|>`, which is a token of its own, an object is a call wherever it stands.
+Several calls are parted by `; `, as servers of these models read them; the models are made for one.
+
+Source: the chat templates in the files of Llama 3.1 and 3.2.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from stenograph.core.chat import ParseProblem
+from stenograph.core.messages import Tool
+from stenograph.reply.call_syntax import CallText, ForcedTool, is_json_object
+from stenograph.reply.json_extent import JsonExtent
+from stenograph.reply.lark import json_value, quoted
+
+PYTHON_TAG = "<|python_tag|>"
+SEPARATOR = "; "
+
+_JSON_SPACE = " \t\r\n"
+_FIRST_KEYS = ("name", "type", "parameters", "arguments")
+_ARGUMENTS = ("parameters", "arguments")
+_HAS_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"\s*:')
+_NAMED = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)("?)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCalls:
+    """The syntax."""
+
+    lead: str = ""
+    only_at_start: bool = True
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """The tag, and the brace that begins an object, alone and after a call."""
+        return (PYTHON_TAG, "{", "; {", ";{")
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The one control token."""
+        return (PYTHON_TAG,)
+
+    def scanner(self, opener: str) -> "ObjectScanner":
+        """Looks past JSON strings, and gives up on an object that begins otherwise than a call."""
+        return ObjectScanner(is_tagged=opener == PYTHON_TAG)
+
+    def read(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
+        """The one call of an object; none where it is not meant as one."""
+        if not body:
+            return ()
+        is_tagged = opener == PYTHON_TAG
+        return _read_object(f"{body}}}" if is_tagged else f"{{{body}}}", tools, is_tagged=is_tagged)
+
+    def read_cut(self, opener: str, body: str, tools: Mapping[str, Tool]) -> tuple[CallText, ...] | ParseProblem:
+        """A call that is not closed does not count; text that is not meant as a call is not a cut call either."""
+        is_meant = bool(body.strip()) if opener == PYTHON_TAG else _is_meant(f"{{{body}", tools)
+        return ParseProblem.TOOL_CALL_UNCLOSED if is_meant else ()
+
+    def grammar(self, tools: Sequence[ForcedTool], parallel: bool, marker: Callable[[str], str]) -> str:
+        """Bare objects, with the white space of the template."""
+        del marker
+        names = " | ".join(f"call_{tool.number}" for tool in tools)
+        lines = ["start: one_call" + (f" ({quoted(SEPARATOR)} one_call)*" if parallel else ""), f"one_call: {names}"]
+        for tool in tools:
+            head = quoted(f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "parameters": ')
+            lines.append(f'call_{tool.number}: {head} arguments_{tool.number} "}}"')
+            lines.append(f"arguments_{tool.number}: {json_value(tool.schema)}")
+        return "\n".join(lines) + "\n"
+
+
+class ObjectScanner:
+    """Finds where an object closes: its last brace is the closing marker. Linear in the text.
+
+    An object whose first key is not a call's, and after the tag what is no object, is closed at once with an empty
+    body, so that it is passed on as text.
+    """
+
+    def __init__(self, *, is_tagged: bool) -> None:
+        self._is_tagged = is_tagged
+        self._extent = JsonExtent(depth=0 if is_tagged else 1)
+        self._blank_end = 0
+        self._may_be_call = False
+
+    def find(self, text: str) -> tuple[int, int] | None:
+        """The last brace [start, end) in `text`, which continues the text of the call before; None: not yet."""
+        if not self._may_be_call:
+            while self._blank_end < len(text) and text[self._blank_end] in _JSON_SPACE:
+                self._blank_end += 1
+            begin = text[self._blank_end : self._blank_end + 16]
+            verdict = _begins_object(begin) if self._is_tagged else _begins_call(begin)
+            if verdict is None:
+                return None
+            if not verdict:
+                return 0, 0
+            self._may_be_call = True
+        end = self._extent.end(text)
+        return None if end is None else (end - 1, end)
+
+
+def _begins_object(text: str) -> bool | None:
+    return text[0] == "{" if text else None
+
+
+def _begins_call(text: str) -> bool | None:
+    """Whether an object's text after the brace has a call's key first; None: that does not show yet."""
+    if not text:
+        return None
+    key, quote, _ = text[1:].partition('"')
+    if text[0] != '"' or (quote and key not in _FIRST_KEYS):
+        return False
+    if quote:
+        return True
+    return None if any(known.startswith(key) for known in _FIRST_KEYS) else False
+
+
+def _read_object(text: str, tools: Mapping[str, Tool], *, is_tagged: bool) -> tuple[CallText, ...] | ParseProblem:
+    """The call that an object is, or what is wrong with it as one. Never raises.
+
+    Parameters may also come as a JSON string that holds an object; a tool that is known may go without.
+    """
+    try:
+        value = msgspec.json.decode(text, type=dict[str, object])
+        spelled = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return ParseProblem.TOOL_CALL_NOT_JSON if is_tagged or _is_meant(text, tools) else ()
+    name, key = value.get("name"), next((key for key in _ARGUMENTS if key in value), None)
+    if not is_tagged and ("name" not in value or (key is None and name not in tools)):
+        return ()
+    if not isinstance(name, str) or not name or (key is None and name not in tools):
+        return ParseProblem.TOOL_CALL_WRONG_SHAPE
+    arguments = "{}"
+    if key is not None:
+        given = value[key]
+        arguments = given if isinstance(given, str) else bytes(spelled[key]).decode()
+    return (
+        (CallText(name=name, arguments=arguments),)
+        if is_json_object(arguments)
+        else (ParseProblem.TOOL_CALL_WRONG_SHAPE)
+    )
+
+
+def _is_meant(text: str, tools: Collection[str]) -> bool:
+    """Whether an object that cannot be read was to be a call: it has parameters, or the name of a tool, maybe cut."""
+    if _HAS_ARGUMENTS.search(text):
+        return True
+    named = _NAMED.match(text)
+    if named is None:
+        return False
+    name, quote = named.groups()
+    return name in tools if quote else any(tool.startswith(name) for tool in tools)

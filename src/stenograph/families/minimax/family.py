@@ -1,0 +1,80 @@
+"""MiniMax-M2 and M3. Of M2 every prompt opens the reasoning, which the model is to see again in later turns.
+
+The stock template writes a reply's reasoning only after the last user message. Edited, a reply is always written with
+its block, an empty one where it has no reasoning, as it was sampled after its prompt. The template shows one system
+message, the first; another is dropped by the stock template and refused by this one.
+
+M3's template writes every reply's reasoning, or the mark that closes it alone. It leaves out what is null in a call's
+arguments, which would show another call than was made: edited, it writes null. With `thinking_mode` enabled the prompt
+opens the reasoning, so a reply without any has an empty block, edited likewise. A late system message is refused.
+
+Source: the chat templates and the tokenizers in the files of MiniMax-M2.7 and M3.
+"""
+
+from stenograph.families.minimax.calls import MiniMaxCalls
+from stenograph.families.minimax.m3_calls import MARK, MiniMaxM3Calls
+from stenograph.render.family import Edit, Family, Signs
+from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
+
+_IS_LATE = "{%- if reasoning_content and loop.index0 > ns.last_user_index -%}"
+_USER = "{%- elif message.role == 'user' -%}"
+_REFUSAL = "only the first message can be a system message"
+
+MINIMAX_M2 = Family(
+    name="minimax-m2",
+    summary="MiniMax-M2 to MiniMax-M2.7",
+    signs=Signs(tokens=("]~b]", "[e~[", "<minimax:tool_call>", "<think>"), template=("<minimax:tool_call>", _IS_LATE)),
+    edits=(
+        Edit(old=_IS_LATE, new="{%- if true -%}"),
+        Edit(
+            old=_USER,
+            new=f"{{%- elif message.role == 'system' -%}}{{{{- raise_exception('{_REFUSAL}') }}}}{_USER}",
+        ),
+    ),
+    tools_before_turns=True,
+    syntax=ReplySyntax(calls=MiniMaxCalls()),
+)
+
+_NO_THINKING = "{#- No thinking rendered → prefix with think_end_token -#}\n            {{- think_end_token }}"
+_EMPTY_BLOCK = (
+    "{{- (think_begin_token if thinking_mode is defined and thinking_mode == 'enabled' else '') ~ think_end_token }}"
+)
+_NONE_IN = "for k, v in val.items() if v is not none"
+_NONE_AT = "for k, v in _args.items() if v is not none"
+_NONE_IS = "{#- Should be unreachable when upstream cleaning is applied. -#}"
+_IS_LIST = "val is iterable and val is not string"
+_M3_USER = "{%- elif message.role == 'user' -%}"
+
+MINIMAX_M3 = Family(
+    name="minimax-m3",
+    summary="MiniMax-M3",
+    signs=Signs(
+        tokens=("]~b]", "[e~[", MARK, "<tool_call>", "<mm:think>", "</mm:think>"),
+        template=("ns_token ~ '<tool_call>'", _NO_THINKING),
+    ),
+    edits=(
+        Edit(old=_NO_THINKING, new=_EMPTY_BLOCK),
+        Edit(old=_NONE_IN, new="for k, v in val.items()"),
+        Edit(old=_NONE_AT, new="for k, v in _args.items()"),
+        Edit(old=_NONE_IS, new="{{- 'null' }}"),
+        # In minijinja none is iterable.
+        Edit(old=_IS_LIST, new=f"{_IS_LIST} and val is not none"),
+        Edit(
+            old=_M3_USER,
+            new="{%- elif message.role in ['system', 'developer'] -%}"
+            f"{{{{- raise_exception('{_REFUSAL}') }}}}{_M3_USER}",
+        ),
+    ),
+    tools_before_turns=True,
+    syntax=ReplySyntax(
+        reasoning=ReasoningMarks(
+            open="<mm:think>",
+            close="</mm:think>",
+            after_open="",
+            before_close="",
+            after_close="",
+            closes_bare=True,
+        ),
+        calls=MiniMaxM3Calls(),
+    ),
+)

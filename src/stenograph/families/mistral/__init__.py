@@ -1,0 +1,1 @@
+"""Mistral's models with a Tekken tokenizer."""

@@ -1,0 +1,1 @@
+"""Qwen 2.5 to 3.5 and Qwen3-Coder."""

@@ -1,0 +1,54 @@
+"""The ASGI application: a turn's request goes straight to its dialect's route, every other through Starlette."""
+
+import re
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stenograph.core.errors import MethodNotAllowed
+from stenograph.dialects.base import Refuse
+from stenograph.http.metrics import Metrics
+from stenograph.http.turn_route import Place, TurnRoute
+from stenograph.http.wire import count_error, send_refusal
+
+
+class App:
+    """Dialects at their paths, each also below `/sessions/{id}`, and all other routes.
+
+    `refuse` writes the errors of requests that come to no dialect.
+    """
+
+    def __init__(self, *, turns: Sequence[TurnRoute], control: ASGIApp, metrics: Metrics, refuse: Refuse) -> None:
+        self._mounts = [(_pattern(path), turn) for turn in turns for path in turn.dialect.paths]
+        self._control = control
+        self.metrics = metrics
+        self.refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._find(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            await self._control(scope, receive, send)
+            return
+        turn, place = found
+        if scope["method"] == "POST":
+            await turn.handle(scope, receive, send, place)
+            return
+        error = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
+        count_error(self.metrics, error)
+        await send_refusal(send, turn.dialect.refusal(error, None))
+
+    def _find(self, path: str) -> tuple[TurnRoute, Place] | None:
+        """The dialect's route for this path, and the path's parts."""
+        for pattern, turn in self._mounts:
+            if found := pattern.fullmatch(path):
+                at = found.groupdict()
+                return turn, Place(session_id=at.pop(_SESSION), route=at.pop(_ROUTE), at=at)
+        return None
+
+
+def _pattern(path: str) -> "re.Pattern[str]":
+    return re.compile(f"(?:/sessions/(?P<{_SESSION}>[^/]+))?(?P<{_ROUTE}>{path})/?")
+
+
+_SESSION, _ROUTE = "session_of_path", "route_of_path"
+"""Names of groups, which no dialect has."""

@@ -1,0 +1,1 @@
+"""GET /openapi.json."""

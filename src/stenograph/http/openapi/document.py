@@ -1,0 +1,142 @@
+"""`GET /openapi.json`: docs/http-api.md for machines (OpenAPI 3.1). Pure: facts of a server to bytes.
+
+Joins operations (routes.py), their errors and the schemas of bodies (schemas.py) to a document.
+A test compares it with a live server.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from stenograph import __version__
+from stenograph.core.errors import (
+    BodyTooLarge,
+    Forbidden,
+    HeadersTooLarge,
+    InvalidJson,
+    InvalidRequest,
+    RequestTimeout,
+    SessionNotFound,
+    StenographError,
+    Unauthorized,
+    UnexpectedFailure,
+    UnsupportedMediaType,
+    UriTooLong,
+)
+from stenograph.dialects.openai.errors import ErrorBody, error_type
+from stenograph.http.openapi.routes import ANY, ID, JSON, Operation, in_json, operations
+from stenograph.http.openapi.schemas import Described, Schema, components, public, ref
+
+_ERROR_HEADERS: dict[str, Schema] = {
+    "x-should-retry": {
+        "description": "Whether the client should try again.",
+        "required": True,
+        "schema": {"type": "string", "enum": ["true", "false"]},
+    },
+    "retry-after": {
+        "description": "Seconds to wait before the next try, where waiting helps.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+}
+
+_ANYWHERE = (Forbidden, RequestTimeout, UriTooLong, HeadersTooLarge, UnexpectedFailure)
+"""Errors of every operation."""
+_READING_JSON = (InvalidJson, InvalidRequest, BodyTooLarge, UnsupportedMediaType)
+
+_WITHOUT_KEY = ("/", "/health", "/ready", "/metrics", "/openapi.json")
+_PATH_ID: Schema = {"name": "id", "in": "path", "required": True, "description": "The session.", "schema": ID}
+
+_ABOUT = """Sessions record the tokens that an agent's model sampled, behind an OpenAI-compatible API.
+
+`HEAD` works wherever `GET` does. The wrong method for a route is 405 `method_not_allowed`, with `allow`. An unknown
+route is 404 `route_not_found`, or 403 `forbidden` below `/sessions/{id}/` and `/v1/`. A body whose `content-type` is
+not JSON is 415, and a compressed body is 400. Integers are written without a fraction. Bytes that are not an HTTP
+request are 400 `invalid_request`."""
+
+
+def openapi_document(described: Described) -> bytes:
+    """The document, as JSON."""
+    listed = list(operations(described))
+    bodies = [kind for operation in listed for kind in (operation.body, operation.reply) if kind is not None]
+    schemas = components(bodies, described)
+    paths: dict[str, dict[str, Schema]] = {}
+    for operation in listed:
+        entry = _entry(operation, schemas, has_keys=described.has_keys)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = entry
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Stenograph",
+            "version": __version__,
+            "description": _ABOUT,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {"schemas": schemas, "headers": _ERROR_HEADERS},
+    }
+    if described.has_keys:
+        document["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+    return msgspec.json.encode(document)
+
+
+def _entry(operation: Operation, schemas: dict[str, Schema], *, has_keys: bool) -> Schema:
+    """An operation as OpenAPI writes it."""
+    entry: Schema = {"operationId": operation.id, "summary": operation.summary}
+    errors: set[type[StenographError]] = {*operation.errors, *_ANYWHERE}
+    if has_keys and operation.path not in _WITHOUT_KEY:
+        errors.add(Unauthorized)
+        entry["security"] = [{"bearer": []}, {"x-api-key": []}]
+    parameters = list(operation.parameters)
+    if "{id}" in operation.path:
+        errors.add(SessionNotFound)
+        parameters.insert(0, _PATH_ID)
+    if parameters:
+        entry["parameters"] = parameters
+    if operation.body is not None:
+        errors.update(_READING_JSON)
+        is_required = bool(schemas[public(operation.body)]["required"])
+        entry["requestBody"] = {"required": is_required, "content": in_json(operation.body)}
+    elif set(operation.answers) == {"default"}:  # the engine gets any body as it came
+        entry["requestBody"] = {"required": False, "content": ANY}
+    answers = dict(operation.answers)
+    if operation.reply is not None:
+        answers["200"] = _reply(operation, operation.reply, schemas)
+    in_order = sorted(errors, key=lambda error: (error.status, error.code))
+    for status, kinds in groupby(in_order, key=lambda error: error.status):
+        # Readiness is the one answer that shares its status with no error of ours.
+        answers[str(status)] = _error_answer(list(kinds), or_engines="default" in operation.answers)
+    entry["responses"] = dict(sorted(answers.items()))
+    return entry
+
+
+def _reply(operation: Operation, kind: type, schemas: dict[str, Schema]) -> Schema:
+    """The answer with a reply in JSON, described as its schema is."""
+    answer: Schema = {"description": schemas[public(kind)]["description"], "content": in_json(kind)}
+    if operation.links:
+        given = {"path.id": "$response.body#/session_id"}
+        answer["links"] = {id_: {"operationId": id_, "parameters": given} for id_ in operation.links}
+    return answer
+
+
+def _error_answer(kinds: Sequence[type[StenographError]], *, or_engines: bool) -> Schema:
+    """The answer for errors of one status: the one shape, with their codes and types.
+
+    Where an engine's own answers go out as they come, it may have this status too, and any shape.
+    """
+    codes = "\n".join(f"- `{kind.code}`: {(kind.__doc__ or '').splitlines()[0]}" for kind in kinds)
+    if or_engines:
+        return {"description": f"{codes}\n\nOr the engine's own answer.", "content": ANY}
+    told = {"code": sorted({kind.code for kind in kinds}), "type": sorted({error_type(kind) for kind in kinds})}
+    facts = {name: {"enum": values} for name, values in told.items()}
+    narrower: Schema = {"properties": {"error": {"properties": facts}}}
+    return {
+        "description": codes,
+        "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in _ERROR_HEADERS},
+        "content": {JSON: {"schema": {"allOf": [{"$ref": ref(ErrorBody)}, narrower]}}},
+    }

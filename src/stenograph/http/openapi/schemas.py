@@ -1,0 +1,228 @@
+"""The schemas of all bodies, made from the structs that decode requests and the typed dictionaries that replies are
+written as. Pure.
+
+Adds rules between fields that the server checks after decoding, as far as JSON Schema can say them. The structs have
+the ranges of single fields, and their docstrings the rest. Knows no routes.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from inspect import cleandoc
+from itertools import combinations
+from typing import Any, cast, get_args, get_type_hints, is_typeddict
+
+import msgspec
+
+from stenograph.core.messages import Role
+from stenograph.dialects.openai.chat_fields import CHAT_FIELDS, WireMessage
+from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
+from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
+from stenograph.dialects.openai.completions_reply import TextCompletion
+from stenograph.dialects.openai.errors import ErrorBody
+from stenograph.dialects.openai.sampling import NOT_SAMPLING
+from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
+from stenograph.dialects.settings import UnknownFields
+from stenograph.http.front_page import FrontPage
+from stenograph.http.session_routes import JsonSamples
+
+Schema = dict[str, Any]
+
+_REF = "#/components/schemas/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """The facts of a server that its document depends on.
+
+    `matchers` are the names that a session may be opened with. `forwards`: the engine is a server, so that the
+    allow-list's paths are passed on to it, and it may write replies itself; else this server answers some of them.
+    """
+
+    has_keys: bool
+    unknown_fields: UnknownFields
+    matchers: tuple[str, ...]
+    vocab_size: int
+    proxy_allow: tuple[str, ...]
+    forwards: bool
+
+
+_MORE = (ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, JsonSamples, TextCompletion, WireMessage)
+"""Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
+
+_NULL: Schema = {"type": "null"}
+_GIVEN: Schema = {"not": _NULL}
+
+_GRAMMAR_FIELDS = (
+    "response_format", "structured_outputs", "regex", "ebnf", "json_schema",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
+
+
+def ref(kind: type) -> str:
+    """The `$ref` of a type's schema."""
+    return _REF + public(kind)
+
+
+def public(kind: type) -> str:
+    """The name that a type has outside: its own without `Wire`."""
+    return kind.__name__.removeprefix("Wire")
+
+
+def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]:
+    """The schemas of these types and of `_MORE`, by name. They accept what the server accepts."""
+    kinds = list(dict.fromkeys((*kinds, *_MORE)))
+    _, made = msgspec.json.schema_components(kinds, schema_hook=_any_value, ref_template=_REF + "{name}")
+    for kind in _typed_dictionaries(kinds):
+        _in_order(made[kind.__name__], tuple(kind.__annotations__))
+    schemas = _renamed(made)
+    for schema in schemas.values():
+        schema["description"] = _unwrapped(schema["description"])
+    _narrow_sampling(schemas["ChatRequest"], CHAT_FIELDS, described.unknown_fields)
+    _narrow_sampling(schemas["CompletionRequest"], COMPLETION_FIELDS, described.unknown_fields)
+    _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
+    _narrow_message(schemas["Message"])
+    _require(schemas["TextPart"], "text")
+    _require(schemas["Tool"], "function")
+    _describe_bytes(schemas, described.vocab_size)
+    _describe_sent(schemas)
+    _first(schemas["CreateSession"], "matcher")["enum"] = list(described.matchers)
+    return schemas
+
+
+def _describe_bytes(schemas: dict[str, Schema], vocab_size: int) -> None:
+    """Add the fields that a struct keeps as bytes, because they are decoded in pieces."""
+    text: Schema = {"type": "string", "minLength": 1}
+    ids: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": vocab_size}}
+    prompts = (text, {**ids, "minItems": 1})
+    several = [{"type": "array", "minItems": 1, "items": prompt} for prompt in prompts]
+    schemas["Detokenize"]["properties"]["tokens"] = ids
+    schemas["CompletionRequest"]["properties"]["prompt"] = {
+        "description": "A text, token ids, or a list of either, whose items are a prompt each.",
+        "anyOf": [*prompts, *several],
+    }
+    message: Schema = {"$ref": ref(WireMessage)}
+    schemas["ChatRequest"]["properties"]["messages"] = {"type": "array", "minItems": 1, "items": message}
+
+
+def _describe_sent(schemas: dict[str, Schema]) -> None:
+    """Add to a record's request the sampling fields of both routes' requests: it has them as they were sent."""
+    recorded: Schema = schemas["RecordedRequest"]["properties"]
+    for route, rules in (("ChatRequest", CHAT_FIELDS), ("CompletionRequest", COMPLETION_FIELDS)):
+        asked: Schema = schemas[route]["properties"]
+        for name in rules.names:
+            if name in NOT_SAMPLING or name not in asked or rules.rule_of(name) is not Rule.HONOURED:
+                continue
+            before = recorded.get(name, asked[name])
+            recorded[name] = before if before == asked[name] else {"anyOf": [before, asked[name]]}
+
+
+def _typed_dictionaries(kinds: Iterable[object]) -> set[type]:
+    """The typed dictionaries among the types and the types of their fields."""
+    found: set[type] = set()
+    waiting = list(kinds)
+    while waiting:
+        kind = waiting.pop()
+        waiting += get_args(kind)
+        if isinstance(kind, type) and is_typeddict(kind) and kind not in found:
+            found.add(kind)
+            waiting += get_type_hints(kind, include_extras=True).values()
+    return found
+
+
+def _in_order(schema: Schema, names: tuple[str, ...]) -> None:
+    """Put the fields in the order in which they are written; msgspec sorts those of a typed dictionary."""
+    schema["properties"] = {name: schema["properties"][name] for name in names}
+    schema["required"].sort(key=names.index)
+
+
+def _any_value(kind: type) -> Schema:
+    if kind is object:
+        return {"title": "Any JSON value"}
+    raise NotImplementedError  # tells msgspec that there is no schema: a new type in a struct fails at the start
+
+
+def _renamed(made: dict[str, Schema]) -> dict[str, Schema]:
+    """The schemas under the names that they have outside: the struct's without `Wire`."""
+    text = msgspec.json.encode(made)
+    return msgspec.json.decode(re.sub(rb'(?<=["/])Wire(?=[A-Z])', b"", text), type=dict[str, Schema])
+
+
+def _unwrapped(docstring: str) -> str:
+    """A docstring whose paragraphs and list items are a line each."""
+    return re.sub(r"(?<!\n)\n *(?![\n -])", " ", cleandoc(docstring))
+
+
+def _first(schema: Schema, name: str) -> Schema:
+    """A property's schema; of one that may be null, the other choice."""
+    found: Schema = schema["properties"][name]
+    return cast("Schema", found["anyOf"][0]) if "anyOf" in found else found
+
+
+def _narrow_sampling(request: Schema, rules: FieldRules, unknown_fields: UnknownFields) -> None:
+    """Add the rules that a chat and a completion have in common."""
+    fields: dict[str, Schema] = request["properties"]
+    request["additionalProperties"] = unknown_fields is UnknownFields.RECORD
+    for name, why in rules.refused.items():
+        del fields[name]
+        if unknown_fields is UnknownFields.RECORD:
+            fields[name] = {**_NULL, "description": f"Refused: {why}."}
+    for name in ("json_schema", "guided_json"):
+        _only_objects(fields[name])
+    spaced: Schema = {"spaces_between_special_tokens": {"const": True}, "skip_special_tokens": {"const": False}}
+    pairs = combinations(map(_asks_for_a_grammar, _GRAMMAR_FIELDS), 2)
+    excluded: list[Schema] = [{"allOf": pair} for pair in pairs]
+    excluded.append({"properties": spaced, "required": [*spaced]})
+    request["allOf"] = [{"not": one} for one in excluded]
+
+
+def _only_objects(field: Schema) -> None:
+    """Leave only objects: JSON Schema cannot say which texts are JSON Schemas."""
+    field["anyOf"] = [choice for choice in field["anyOf"] if choice.get("type") != "string"]
+    field["description"] = "A JSON Schema. Its JSON text is accepted too."
+
+
+def _asks_for_a_grammar(name: str) -> Schema:
+    value = _GIVEN
+    if name == "response_format":
+        value = {"type": "object", "properties": {"type": {"not": {"const": "text"}}}}
+    return {"required": [name], "properties": {name: value}}
+
+
+def _narrow_grammars(response_format: Schema, structured_outputs: Schema) -> None:
+    """`response_format` has a schema if its type says so; `structured_outputs` has one grammar."""
+    plain = {"properties": {"type": {"enum": ["text", "json_object"]}, "json_schema": _NULL}}
+    held = {"properties": {"type": {"const": "json_schema"}, "json_schema": _GIVEN}, "required": ["json_schema"]}
+    response_format["anyOf"] = [plain, held]
+    fields: dict[str, Schema] = structured_outputs["properties"]
+    _only_objects(fields["json"])
+    asks: Schema = {"not": {"enum": [None, False]}}
+    structured_outputs["oneOf"] = [{"properties": {name: asks}, "required": [name]} for name in fields]
+
+
+def _narrow_message(message: Schema) -> None:
+    """Add the fields that a message of each role must and must not have. A null content is the same as none."""
+    no_text: Schema = {"enum": ["", None]}
+    no_call_id = {"tool_call_id": no_text}
+    call_id = {"tool_call_id": {"type": "string", "minLength": 1}}
+    not_assistant: Schema = {
+        "reasoning_content": no_text,
+        "reasoning": no_text,
+        "tool_calls": {"enum": [[], None]},
+        "content": _GIVEN,
+    }
+    own: tuple[tuple[str, list[Role], Schema, list[str]], ...] = (
+        ("AssistantMessage", [Role.ASSISTANT], no_call_id, []),
+        ("ToolMessage", [Role.TOOL], not_assistant | call_id, ["content", "tool_call_id"]),
+        ("PromptMessage", [Role.SYSTEM, Role.DEVELOPER, Role.USER], not_assistant | no_call_id, ["content"]),
+    )
+    message["anyOf"] = [
+        {"title": title, "properties": {"role": {"enum": roles}, **fields}, "required": required}
+        for title, roles, fields, required in own
+    ]
+
+
+def _require(schema: Schema, name: str) -> None:
+    """Demand a field that the struct does not: a later check refuses its absence with a better message."""
+    schema["properties"][name] = _first(schema, name)
+    schema["required"].append(name)

@@ -1,0 +1,141 @@
+"""Runs uvicorn on a socket, with our own connections and signal handling, until shutdown."""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import math
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator
+
+import uvicorn
+
+from stenograph.core.errors import StartupError
+from stenograph.engine.base import Engine
+from stenograph.http.connection import connections_of
+from stenograph.http.lifecycle import tell_of_lost_sessions, tell_of_readiness, tell_of_signal
+from stenograph.http.mounts import App
+from stenograph.http.settings import Settings
+from stenograph.http.web_guard import WebGuard
+from stenograph.session.manager import SessionManager
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our signals, which drain, and a word when it listens.
+
+    `ended_by` is the first signal that came, None before one.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        manager: SessionManager,
+        on_ready: Callable[[], None],
+        drain_timeout_s: float,
+    ) -> None:
+        super().__init__(config)
+        self._manager = manager
+        self._on_ready = on_ready
+        self._drain_timeout_s = drain_timeout_s
+        self.ended_by: signal.Signals | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Drain on SIGTERM and SIGINT; a second one ends the drain. uvicorn would raise the signal again at the end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(super().shutdown(sockets=sockets))
+            tasks.create_task(self._manager.drain(timeout_s=self._drain_timeout_s))
+        tell_of_lost_sessions(self._manager)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self.ended_by is None:
+            self.ended_by = number
+            tell_of_signal(number, self._manager, drain_timeout_s=self._drain_timeout_s)
+        if self.should_exit:
+            self.force_exit = True
+            self._manager.abandon_all()
+        self.should_exit = True
+        self._manager.refuse_new()
+
+
+def uvicorn_config(app: App, settings: Settings) -> uvicorn.Config:
+    """The configuration of uvicorn."""
+    return uvicorn.Config(
+        WebGuard(app, settings, app.metrics, app.refuse),
+        http=connections_of(settings, app.metrics, app.refuse),
+        ws="none",
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        server_header=False,
+        headers=[("server", "stenograph")],
+        # The drain ends every turn by its own deadline; this one is for a client that does not take its reply.
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + settings.abort_grace_s) + 5,
+    )
+
+
+async def run_uvicorn(
+    settings: Settings,
+    app: App,
+    manager: SessionManager,
+    engine: Engine,
+    listener: socket.socket,
+    announce: Callable[[str], None],
+) -> signal.Signals | None:
+    """Serve on `listener` until a signal, and return it. `announce` gets a line once the engine is ready."""
+    config = uvicorn_config(app, settings)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def ready() -> None:
+        announce(f"stenograph ready at {url} (model {settings.model}, engine {settings.engine})")
+
+    async def listening() -> None:
+        await listens.wait()
+        gc.collect()
+        gc.freeze()
+        await tell_of_readiness(engine, url=url, ready=ready)
+
+    listens = asyncio.Event()
+    server = Server(config, manager=manager, on_ready=listens.set, drain_timeout_s=settings.drain_timeout_s)
+    teller = asyncio.get_running_loop().create_task(listening(), name="tell-of-readiness")
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        teller.cancel()
+        await asyncio.wait({teller})
+    return server.ended_by
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind before anything else. Raises StartupError, in a line, if that cannot be done."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        # Connections inherit it. asyncio would not set it on them, and an answer's body would wait 40 ms for an ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise StartupError(f"port {port} on {host} is in use; choose another with --port") from error
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror or error
+        raise StartupError(f"cannot listen on {host}:{port}: {why}; choose another with --host or --port") from error

@@ -1,0 +1,86 @@
+"""The settings of the HTTP server, and `Settings`: all settings that a server starts with."""
+
+from dataclasses import dataclass
+
+from stenograph.core.settings import seconds, setting, text, texts, whole_number
+from stenograph.dialects.settings import DialectSettings
+from stenograph.embedded.settings import EmbeddedSettings
+from stenograph.engine.settings import EngineSettings
+from stenograph.model.settings import ModelSettings
+from stenograph.offload.settings import OffloadSettings
+from stenograph.render.settings import RenderSettings
+from stenograph.session.settings import SessionSettings
+
+KEYS = texts(r"[!-+\--~]+", "keys of visible ASCII without commas")
+"""The characters of a key that can stand in a header: visible ASCII. The comma separates keys in the environment."""
+
+PATHS = texts(
+    r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*",
+    "paths like v1/models, without a slash before or after",
+    may_be_empty=True,
+)
+HOSTS = texts(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+", "host names or addresses, without a port", normalize=str.lower)
+ORIGINS = texts(
+    r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@,*]+",
+    "origins like https://example.org, without a path",
+    normalize=str.lower,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings:
+    """The server's address, its keys and allowed sites, and its deadlines for clients."""
+
+    host: str = setting("127.0.0.1", text(), "Address to listen on.")
+    port: int = setting(8080, whole_number(0, 65535), "Port to listen on; 0 takes any free one.")
+    max_body_bytes: int = setting(32 * 2**20, whole_number(1024), "Largest request body that is taken.", unit="bytes")
+    header_timeout_s: float = setting(
+        10.0, seconds(3600), "How long a request's head may take to come; then 408.", unit="seconds"
+    )
+    body_timeout_s: float = setting(
+        30.0,
+        seconds(3600),
+        "How long nothing of a request's body may come, or less than 1 KiB a second; then 408.",
+        unit="seconds",
+    )
+    drain_timeout_s: float = setting(30.0, seconds(86400), "How long a stop waits for running turns.", unit="seconds")
+    proxy_allow: tuple[str, ...] = setting(
+        ("v1/models", "v1/embeddings", "tokenize", "detokenize"),
+        PATHS,
+        "A path that is passed on to the engine as it comes, unrecorded; repeatable like `--api-key`.",
+        shown="v1/models, v1/embeddings, tokenize, detokenize",
+    )
+    api_key: tuple[str, ...] = setting(
+        (),
+        KEYS,
+        "A key that clients must send; repeatable as a flag, a list in the file, comma-separated in the environment.",
+        shown="none: open",
+        secret=True,
+    )
+    allow_host: tuple[str, ...] = setting(
+        (),
+        HOSTS,
+        "A name that this server is asked for under, besides this machine's own; repeatable. Asked of every request"
+        " where `--host` is a loopback address, or where any is given.",
+        shown="none",
+    )
+    allow_origin: tuple[str, ...] = setting(
+        (),
+        ORIGINS,
+        "A site whose web pages may use this server; repeatable. Pages of other sites are refused.",
+        shown="none",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(
+    HttpSettings,
+    DialectSettings,
+    SessionSettings,
+    EngineSettings,
+    EmbeddedSettings,
+    RenderSettings,
+    OffloadSettings,
+    ModelSettings,
+):
+    """All settings that a server starts with, each room's side by side. Never changed."""

@@ -1,0 +1,1 @@
+"""A model's files: tokenizers, tokenizer.json, the GGUF header, and how the files are found and fetched."""

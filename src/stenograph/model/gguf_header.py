@@ -1,0 +1,119 @@
+"""The header of a GGUF file, read strictly: key/value metadata, and whether all the tensor data is there.
+
+Owns the byte layout (GGUF versions 2 and 3, little-endian; source: docs/gguf.md of the ggml project). Knows nothing
+of what the keys mean. A length that a damaged file claims is checked against the bytes that are left before it is
+believed, so that no file makes the reader loop, allocate or raise anything but `BadGguf`.
+"""
+
+import mmap
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+SCALAR_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+MAX_DIMENSIONS = 4
+DEFAULT_ALIGNMENT = 32
+
+
+class BadGguf(ValueError):
+    """The bytes are not a whole GGUF file; the message says what is wrong, without the file's name."""
+
+
+class _Cursor:
+    """A position in the file's bytes that never runs over their end."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self.offset = 0
+
+    def take(self, num_bytes: int) -> memoryview:
+        """The next bytes. Raises BadGguf when there are fewer."""
+        end = self.offset + num_bytes
+        if end > len(self._data):
+            raise BadGguf(f"it is cut short: byte {end} is needed, but the file has {len(self._data)}")
+        taken = self._data[self.offset : end]
+        self.offset = end
+        return taken
+
+    def unpack(self, layout: str) -> tuple[int, ...]:
+        """The next little-endian integers, as `struct` spells their layout."""
+        return struct.unpack("<" + layout, self.take(struct.calcsize("<" + layout)))
+
+    def text(self) -> str:
+        """A string: its length in bytes, then UTF-8."""
+        (num_bytes,) = self.unpack("Q")
+        try:
+            return str(self.take(num_bytes), "utf-8")
+        except UnicodeDecodeError as error:
+            raise BadGguf(f"a string before byte {self.offset} is not UTF-8") from error
+
+    def value(self, kind: int) -> object:
+        """A value of the type numbered `kind`; an array becomes a list."""
+        if kind == STRING:
+            return self.text()
+        if kind == ARRAY:
+            return self._array()
+        if kind in SCALAR_CODES:
+            return struct.unpack("<" + SCALAR_CODES[kind], self.take(struct.calcsize(SCALAR_CODES[kind])))[0]
+        raise BadGguf(f"a value before byte {self.offset} has the unknown type {kind}")
+
+    def _array(self) -> list[object]:
+        kind, length = self.unpack("IQ")
+        if kind == STRING:
+            return [self.text() for _ in range(length)]
+        if kind in SCALAR_CODES:
+            size = struct.calcsize("<" + SCALAR_CODES[kind])
+            return list(struct.unpack(f"<{length}{SCALAR_CODES[kind]}", self.take(length * size)))
+        raise BadGguf(f"an array before byte {self.offset} has elements of the unsupported type {kind}")
+
+
+def read_gguf_metadata(path: Path) -> Mapping[str, object]:
+    """The metadata of a GGUF file: scalars, strings and lists by key.
+
+    Raises BadGguf when the header is malformed or any tensor's data is missing, OSError when it cannot be read.
+    """
+    if path.stat().st_size == 0:
+        raise BadGguf("it is empty")
+    with path.open("rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    cursor = _Cursor(data)
+    if bytes(cursor.take(4)) != b"GGUF":
+        raise BadGguf("it does not begin with the bytes GGUF")
+    (version,) = cursor.unpack("I")
+    if version not in (2, 3):
+        raise BadGguf(f"it is of GGUF version {version}; 2 and 3, little-endian, are supported")
+    num_tensors, num_values = cursor.unpack("QQ")
+    metadata: dict[str, object] = {}
+    for _ in range(num_values):
+        key = cursor.text()
+        (kind,) = cursor.unpack("I")
+        if key in metadata:
+            raise BadGguf(f"the key {key!r} is there twice")
+        metadata[key] = cursor.value(kind)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
+        raise BadGguf(f"general.alignment is {alignment!r}")
+    end = max((_tensor_end(cursor) for _ in range(num_tensors)), default=0)
+    start = -(-cursor.offset // alignment) * alignment
+    if end and start + end > len(data):
+        raise BadGguf(f"it is cut short: its tensors end at byte {start + end}, the file has {len(data)}")
+    return metadata
+
+
+def _tensor_end(cursor: _Cursor) -> int:
+    """Read one tensor's entry; where its data ends, in bytes from the start of all tensor data."""
+    name = cursor.text()
+    (num_dimensions,) = cursor.unpack("I")
+    if num_dimensions > MAX_DIMENSIONS:
+        raise BadGguf(f"the tensor {name!r} has {num_dimensions} dimensions")
+    shape = cursor.unpack(f"{num_dimensions}Q")
+    kind, offset = cursor.unpack("IQ")
+    try:
+        block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    except (ValueError, KeyError) as error:
+        raise BadGguf(f"the tensor {name!r} has the unknown type {kind}") from error
+    return offset + prod(shape) // block_elements * block_bytes

@@ -1,0 +1,234 @@
+"""Text to token ids and back, for byte-level BPE tokenizers.
+
+Owns where control tokens may come from: added tokens are found here (`token_finder`), in trusted text only;
+all other text goes through a plain tokenizer that does not know them (`fast_encoder` chooses the library).
+One object serves all threads and is never reconfigured. Encoding releases the GIL. Knows nothing of messages.
+"""
+
+import codecs
+import heapq
+import re
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import MappingProxyType
+
+from stenograph.core.errors import StartupError, TokenizationFailed, UnrenderableMessage
+from stenograph.core.types import token_ids
+from stenograph.model.fast_encoder import EncoderKind, choose_encoder
+from stenograph.model.token_finder import TokenFinder
+from stenograph.model.tokenizer_json import AddedToken, plain_tokenizer_json, read_tokenizer_json, token_bytes
+
+_SPACE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+_SPACE_AFTER = re.compile(f"[{_SPACE}]*")
+"""Unicode's White_Space, which the reference tokenizer strips; Python's `\\s` has four control characters more."""
+
+_JOINED_AT_ONCE = 8192
+"""Tokens whose bytes are joined in one call, which holds the GIL."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A piece of a text. Only in trusted text is the spelling of an added token that token."""
+
+    text: str
+    trusted: bool
+
+
+class Tokenizer:
+    """One vocabulary. All methods are pure and may be called from any thread.
+
+    `sample_texts` join those that the preferred encoder has to encode as the reference does, or is not used;
+    `encoder` is then what encodes, `why_not_preferred` a line for the log, empty where it is the preferred one.
+    Raises StartupError at construction for a tokenizer that cannot be served exactly; the message says why.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        *,
+        sample_texts: Iterable[str] = (),
+        prefer: EncoderKind = EncoderKind.FASTOKENS,
+    ) -> None:
+        document = read_tokenizer_json(tokenizer_json)
+        spelled = (spelling for token in document.added for spelling in _spellings(token.content))
+        chosen = choose_encoder(plain_tokenizer_json(document), (*spelled, *sample_texts), prefer=prefer)
+        self._encoder = chosen.encoder
+        self.encoder = chosen.encoder.kind
+        self.why_not_preferred = chosen.why_not_preferred
+        self._added_by_id: dict[int, AddedToken] = {token.id: token for token in document.added}
+        self._added_by_text: dict[str, AddedToken] = {token.content: token for token in document.added}
+        # The reference looks for tokens that are not normalized first, then for the others in what is left.
+        groups = [[t.content for t in document.added if t.normalized is normalized] for normalized in (False, True)]
+        self._finders = [TokenFinder(contents) for contents in groups if contents]
+        self._any_added = TokenFinder(self._added_by_text)
+        self._bytes = token_bytes(document)
+        self.added_tokens: Mapping[str, int] = MappingProxyType({t.content: t.id for t in document.added})
+        self.added_spellings = tuple(self.added_tokens)
+        self.added_numbers: Mapping[str, int] = MappingProxyType({t: n for n, t in enumerate(self.added_spellings)})
+        self.special_ids = frozenset(token.id for token in document.added if token.special)
+        self._ids_of: dict[str, int] = {**document.vocab, **self.added_tokens}
+        self._check_plain_is_plain()
+
+    def __repr__(self) -> str:
+        return f"<Tokenizer {self.vocab_size} ids, {len(self.added_tokens)} added, by {self.encoder}>"
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id, added tokens included."""
+        return len(self._bytes)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of an added token by its text, or of any other by its spelling in the vocabulary."""
+        return self._ids_of.get(token)
+
+    def encode(self, text: str) -> "array[int]":
+        """Ids [T] of trusted text: an added token's spelling is that token. Raises UnrenderableMessage."""
+        return self.encode_spans((Span(text=text, trusted=True),))
+
+    def encode_plain(self, text: str) -> "array[int]":
+        """Ids [T] of untrusted text: never an added token's. Raises UnrenderableMessage: a lone surrogate."""
+        return self._encode(text)
+
+    def encode_spans(self, spans: Sequence[Span]) -> "array[int]":
+        """Ids [T] of the spans' joined text; added tokens only where they lie wholly within trusted text.
+
+        Text between two added tokens is encoded as one, across span borders, as if it were all of one kind.
+        Raises UnrenderableMessage: the text has a lone surrogate.
+        """
+        text = "".join(span.text for span in spans)
+        ids: array[int] = token_ids()
+        end = 0
+        for token, start, stop in self._find(text, _trusted_runs(spans)):
+            ids.extend(self._encode(text[end:start]))
+            ids.append(token.id)
+            end = stop
+        rest = self._encode(text[end:])
+        if not ids:
+            return rest
+        ids.extend(rest)
+        return ids
+
+    def find_added(self, text: str) -> Iterator[tuple[int, int]]:
+        """Find added tokens in `text`: spans [start, end), from the left, the longest at each."""
+        return self._any_added.find(text)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of ids; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        rest, table, num = iter(ids), self._bytes, len(self._bytes)
+        skipped: Collection[int] = self.special_ids if skip_special else ()
+
+        def next_pieces() -> list[bytes]:
+            return [table[i] if 0 <= i < num and i not in skipped else b"" for i in islice(rest, _JOINED_AT_ONCE)]
+
+        pieces = iter(next_pieces, [])
+        return b"".join(map(b"".join, pieces)).decode("utf-8", "replace")
+
+    def bytes_of(self, token_id: int, *, skip_special: bool = False) -> bytes:
+        """The bytes of one token; none for an id outside the vocabulary."""
+        if not 0 <= token_id < len(self._bytes) or (skip_special and token_id in self.special_ids):
+            return b""
+        return self._bytes[token_id]
+
+    def token_text(self, token_id: int) -> str:
+        """One token, for a person to read; U+FFFD where it is a piece of a character."""
+        return self.bytes_of(token_id).decode("utf-8", "replace")
+
+    def text_stream(self, *, skip_special: bool, keep: Collection[int] = ()) -> "TextStream":
+        """A new incremental decoder; it belongs to one reader. Of the special ids those in `keep` are not skipped."""
+        return TextStream(self, skip=self.special_ids.difference(keep) if skip_special else frozenset())
+
+    def _encode(self, text: str) -> "array[int]":
+        if not text:
+            return token_ids()
+        try:
+            return self._encoder.encode(text)
+        except (TypeError, UnicodeEncodeError) as error:  # which of them, depends on the library's version
+            raise why_not_encoded(text) from error
+
+    def _find(self, text: str, runs: list[tuple[int, int]]) -> Iterator[tuple[AddedToken, int, int]]:
+        """Added tokens inside `runs` in order, with the white space that they swallow: [start, end) each."""
+        found: list[list[tuple[int, int]]] = []
+        for finder in self._finders:
+            new = [span for start, end in runs for span in finder.find(text, start, end)]
+            runs = _without(runs, new)
+            found.append(new)
+        before = 0
+        for start, end in heapq.merge(*found):
+            token = self._added_by_text[text[start:end]]
+            if token.lstrip:
+                start = before + len(text[before:start].rstrip(_SPACE))  # noqa: PLW2901 -- the token swallows it
+            if token.rstrip and (space := _SPACE_AFTER.match(text, end)):
+                end = space.end()  # noqa: PLW2901 -- the token swallows it
+            yield token, start, end
+            before = end
+
+    def _check_plain_is_plain(self) -> None:
+        for content in self.added_tokens:
+            for text in _spellings(content):
+                if not self._added_by_id.keys().isdisjoint(self._encode(text)):
+                    raise StartupError(f"tokenizer.json: the plain spelling of {content!r} encodes to an added token")
+
+
+class TextStream:
+    """Ids to text, one at a time, in constant time each. Owned by one reader; not for several threads.
+
+    The pieces, joined, with `flush` last, are `Tokenizer.decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; a character that is not whole yet is kept back."""
+        return "" if token_id in self._skip else self._utf8.decode(self._tokenizer.bytes_of(token_id))
+
+    def flush(self) -> str:
+        """The rest: U+FFFD for a character that was never completed. The stream is then empty again."""
+        return self._utf8.decode(b"", final=True)
+
+
+def why_not_encoded(text: str) -> UnrenderableMessage | TokenizationFailed:
+    """The error for a text that has no ids: the client's, for a lone surrogate, else ours."""
+    found = _SURROGATE.search(text)
+    if found is None:
+        return TokenizationFailed(f"The tokenizer failed on a text of {len(text)} characters.")
+    return UnrenderableMessage(f"The text has a lone surrogate, U+{ord(found.group()):04X}, which has no UTF-8.")
+
+
+def _spellings(content: str) -> tuple[str, ...]:
+    """An added token's text as clients may write it."""
+    return content, f" {content}", f"a{content}\n"
+
+
+def _trusted_runs(spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """The joined text's maximal trusted stretches [start, end)."""
+    runs: list[tuple[int, int]] = []
+    start = 0
+    for span in spans:
+        end = start + len(span.text)
+        if span.trusted and runs and runs[-1][1] == start:
+            runs[-1] = (runs[-1][0], end)
+        elif span.trusted:
+            runs.append((start, end))
+        start = end
+    return runs
+
+
+def _without(runs: list[tuple[int, int]], taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """`runs` less the stretches that were taken out of them; both in order. Each stretch lies within a run."""
+    left: list[tuple[int, int]] = []
+    rest = iter(taken)
+    next_taken = next(rest, None)
+    for start, end in runs:
+        while next_taken is not None and next_taken[1] <= end:
+            left.append((start, next_taken[0]))
+            start = next_taken[1]  # noqa: PLW2901 -- what is left of this run
+            next_taken = next(rest, None)
+        left.append((start, end))
+    return left

@@ -1,0 +1,201 @@
+"""Checks that a tokenizer.json can be served exactly, makes the plain tokenizer of it, and writes new files.
+
+Owns the format, and the checks: byte-level BPE, added tokens that are plain literals, no way for text to become an
+added token. Anything else is refused at start, with the reason, rather than served almost right.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+
+from stenograph.core.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """A token that is found in text as a literal. `lstrip`, `rstrip`: it swallows white space on that side."""
+
+    id: int
+    content: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
+    normalized: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerDocument:
+    """A checked tokenizer.json. `vocab` has the model's own tokens in their byte-level spelling."""
+
+    root: Mapping[str, object]
+    model: Mapping[str, object]
+    vocab: Mapping[str, int]
+    added: tuple[AddedToken, ...]
+
+
+def byte_level_bpe_json(
+    *,
+    vocab: Mapping[str, int],
+    merges: Sequence[Sequence[str]],
+    added: Sequence[Mapping[str, object]],
+    pre_tokenizer: object,
+    decoder: object,
+    ignore_merges: bool,
+) -> str:
+    """The file of a byte-level BPE. `added` is made by `added_token`; `ignore_merges`: what is a token is not split."""
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": ignore_merges,
+            "vocab": vocab,
+            "merges": merges,
+        },
+    }
+    return msgspec.json.encode(document).decode()
+
+
+def added_token(index: int, content: str, *, special: bool) -> dict[str, object]:
+    """One that is found in text as a literal, as a tokenizer.json lists it."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": index, "content": content, "special": special, **flags}
+
+
+def read_tokenizer_json(text: str) -> TokenizerDocument:
+    """Parse and check. Raises StartupError: not JSON, not byte-level BPE, or an added token that is no literal."""
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise StartupError(f"tokenizer.json: is not JSON: {error}") from error
+    root = _object(document, "the document")
+    model = _object(root.get("model"), "model")
+    if model.get("type", "BPE") != "BPE":
+        raise StartupError(f"tokenizer.json: the model is {model.get('type')!r}; only BPE is supported")
+    if not _is_byte_level(root.get("decoder")):
+        raise StartupError("tokenizer.json: only byte-level tokenizers are supported (decoder ByteLevel)")
+    vocab = _object(model.get("vocab"), "model.vocab")
+    if not all(isinstance(i, int) and 0 <= i < 2**24 for i in vocab.values()):
+        raise StartupError("tokenizer.json: model.vocab has an id that is not an integer in [0, 2^24)")
+    added: object = root.get("added_tokens") or []
+    if not isinstance(added, list):
+        raise StartupError("tokenizer.json: added_tokens must be a list")
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise StartupError(
+            "tokenizer.json: a byte-level BPE has no continuing_subword_prefix and no end_of_word_suffix"
+        )
+    has_normalizer = root.get("normalizer") not in (None, {"type": "Sequence", "normalizers": []})
+    tokens = tuple(_added_token(entry, has_normalizer) for entry in cast("list[object]", added))
+    return TokenizerDocument(root=root, model=model, vocab=cast("dict[str, int]", vocab), added=tokens)
+
+
+def plain_tokenizer_json(document: TokenizerDocument) -> str:
+    """The same tokenizer without added tokens, truncation, padding and post-processor.
+
+    Added tokens also leave the model's vocabulary, so that no text can ever become one.
+    Raises StartupError where a merge makes an added token, or where one stands for unknown text.
+    """
+    contents = {token.content for token in document.added}
+    ids = {token.id for token in document.added}
+    merges: object = document.model.get("merges") or []
+    for merge in cast("list[object]", merges) if isinstance(merges, list) else []:
+        left, right = _merge_pair(merge)
+        if not contents.isdisjoint((left, right, left + right)):
+            raise StartupError(f"tokenizer.json: the merge {left!r} + {right!r} makes or uses an added token")
+    vocab = {text: i for text, i in document.vocab.items() if text not in contents}
+    if reused := next((text for text, i in vocab.items() if i in ids), None):
+        raise StartupError(f"tokenizer.json: the id of the token {reused!r} is also an added token's")
+    unknown = document.model.get("unk_token")
+    if unknown in contents and not all(char in vocab for char in BYTE_OF_CHAR):
+        raise StartupError(f"tokenizer.json: text that has no token becomes the added token {unknown!r}")
+    model = {**document.model, "vocab": vocab, "unk_token": None if unknown in contents else unknown}
+    cut: dict[str, object] = {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None}
+    return msgspec.json.encode({**document.root, **cut, "model": model}).decode()
+
+
+def token_bytes(document: TokenizerDocument) -> list[bytes]:
+    """The bytes of each id [vocab_size]; an id that no token has, has none."""
+    size = 1 + max([*document.vocab.values(), *(token.id for token in document.added)], default=-1)
+    table = [b""] * size
+    for text, token_id in document.vocab.items():
+        table[token_id] = _bytes_of_spelling(text)
+    for token in document.added:
+        table[token.id] = token.content.encode("utf-8", "surrogatepass")
+    return table
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 as itself, the others as U+0100 and up, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_OF_CHAR: Mapping[str, int] = _byte_alphabet()
+
+
+def _bytes_of_spelling(text: str) -> bytes:
+    """The bytes that a vocabulary entry spells; an entry that is not spelled in bytes is its own UTF-8."""
+    try:
+        return bytes([BYTE_OF_CHAR[char] for char in text])
+    except KeyError:
+        return text.encode("utf-8", "surrogatepass")
+
+
+def _added_token(entry: object, has_normalizer: bool) -> AddedToken:
+    fields = _object(entry, "an added token")
+    token_id, content = fields.get("id"), fields.get("content")
+    if not isinstance(token_id, int) or not 0 <= token_id < 2**24 or not isinstance(content, str) or not content:
+        raise StartupError(f"tokenizer.json: an added token needs an id and a content: {str(fields)[:120]}")
+    if fields.get("single_word") is True:
+        raise StartupError(f"tokenizer.json: the added token {content!r} is single_word, which is unsupported")
+    normalized = fields.get("normalized") is True
+    if normalized and has_normalizer:
+        raise StartupError(f"tokenizer.json: the added token {content!r} is normalized, which is unsupported")
+    return AddedToken(
+        id=token_id,
+        content=content,
+        special=fields.get("special") is True,
+        lstrip=fields.get("lstrip") is True,
+        rstrip=fields.get("rstrip") is True,
+        normalized=normalized,
+    )
+
+
+def _merge_pair(merge: object) -> tuple[str, str]:
+    """A merge as both forms of the file write it: "a b", or ["a", "b"]."""
+    pair: object = merge.split(" ") if isinstance(merge, str) else merge
+    match pair:
+        case [str(left), str(right)]:
+            return left, right
+        case _:
+            raise StartupError(f"tokenizer.json: a merge is two tokens, got {str(merge)[:60]!r}")
+
+
+def _is_byte_level(decoder: object) -> bool:
+    fields = cast("dict[str, object]", decoder) if isinstance(decoder, dict) else {}
+    if fields.get("type") == "Sequence":
+        parts = fields.get("decoders")
+        inner = cast("list[object]", parts) if isinstance(parts, list) else []
+        return len(inner) == 1 and _is_byte_level(inner[0])
+    return fields.get("type") == "ByteLevel"
+
+
+def _object(value: object, what: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise StartupError(f"tokenizer.json: {what} must be an object")
+    return cast("dict[str, object]", value)

@@ -1,0 +1,106 @@
+"""Messages and tools as a chat template wants them: dictionaries in the form of the OpenAI wire.
+
+Owns the field names that templates read, and that every string of a client is sealed on the way. Roles come from
+the Role enum only.
+"""
+
+import enum
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.errors import UnrenderableMessage
+from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.render.seal import Sealer, strings_in
+
+
+class ArgumentsForm(enum.Enum):
+    """Forms in which a template takes the arguments of a call."""
+
+    OBJECT = "object"
+    """Decoded, as most templates expect."""
+    TEXT = "text"
+    """JSON text, for a template that only joins strings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageForm:
+    """A template's expectations of messages, where templates differ.
+
+    `empty_content` stands for the content of a reply that has calls and no text: some templates look for None there.
+    `developer_as` is the role that a developer's message is shown with.
+    """
+
+    arguments: ArgumentsForm = ArgumentsForm.OBJECT
+    empty_content: str | None = ""
+    developer_as: Role = Role.DEVELOPER
+
+
+def client_strings(messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object]) -> Iterator[str]:
+    """Every string of a client that a rendering may show, decoded: what a seal's mark must not occur in."""
+    for message in messages:
+        texts = (message.content, message.reasoning, message.tool_call_id, message.name)
+        yield from (text for text in texts if text is not None)
+        for call in message.tool_calls:
+            yield from (call.id, call.name, call.arguments)
+            yield from strings_in(_decoded_object(call.arguments))
+    for tool in tools:
+        yield from strings_in(_tool_value(tool))
+    yield from strings_in(kwargs)
+
+
+def message_dict(message: Message, sealer: Sealer, form: MessageForm) -> dict[str, object]:
+    """One message. Content is a string, but for `form.empty_content`: some templates can only add to one."""
+    is_bare = bool(message.tool_calls) and not message.content
+    content = form.empty_content if is_bare else sealer.seal(message.content or "")
+    role = form.developer_as if message.role is Role.DEVELOPER else message.role
+    value: dict[str, object] = {"role": role.value, "content": content}
+    if message.reasoning:
+        value["reasoning_content"] = sealer.seal(message.reasoning)
+    if message.tool_calls:
+        value["tool_calls"] = [_call_dict(call, sealer, form) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        value["tool_call_id"] = sealer.seal(message.tool_call_id)
+    if message.name is not None:
+        value["name"] = sealer.seal(message.name)
+    return value
+
+
+def tool_values(tools: Sequence[Tool], sealer: Sealer) -> list[object] | None:
+    """The tool list, or None where there is none, which is what templates test for."""
+    return [sealer.seal_value(_tool_value(tool)) for tool in tools] or None
+
+
+def _call_dict(call: ToolCall, sealer: Sealer, form: MessageForm) -> dict[str, object]:
+    """A call. `arguments` is decoded, unless the form says otherwise; `arguments_json` keeps the spelling.
+
+    Arguments that are no JSON object are shown as a JSON string.
+    """
+    decoded = _decoded_object(call.arguments)
+    is_text = decoded is None or form.arguments is ArgumentsForm.TEXT
+    spelled = call.arguments if decoded is not None else json.dumps(call.arguments, ensure_ascii=False)
+    function = {
+        "name": sealer.seal(call.name),
+        "arguments": sealer.seal(call.arguments) if is_text else sealer.seal_value(decoded),
+        "arguments_json": sealer.seal(spelled),
+    }
+    return {"id": sealer.seal(call.id), "type": "function", "function": function}
+
+
+def _decoded_object(text: str) -> dict[str, object] | None:
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None
+
+
+def _tool_value(tool: Tool) -> object:
+    try:
+        return msgspec.json.decode(tool.json)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise UnrenderableMessage(
+            f"The tool {tool.name!r} is not JSON: {error}", blame=Blame(RequestPart.TOOLS)
+        ) from error

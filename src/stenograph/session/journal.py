@@ -1,0 +1,69 @@
+"""The log's lines about turns and sessions: one at the end of each.
+
+A turn that failed on a bug of ours has its traceback in that line, and an invalid reply is a warning. What an outage or
+a client's request costs is no warning: the outage has its own line, where it begins.
+"""
+
+import logging
+
+from stenograph.core.errors import InternalError, StenographError, UpstreamInvalid
+from stenograph.core.log_line import LogLine
+from stenograph.core.telemetry import SessionEnd, TurnReport
+from stenograph.session.session import Session
+from stenograph.session.turn import TurnRun
+
+log = logging.getLogger(__name__)
+
+
+def log_turn_end(
+    turn: TurnRun, report: TurnReport, *, session: Session | None, client: str, error: BaseException | None
+) -> None:
+    """Log a turn that has ended. `client` is what it calls itself; `error` what the turn failed with."""
+    level = _level(error)
+    if not log.isEnabledFor(level):
+        return
+    line = LogLine(
+        event="turn_end",
+        facts={
+            "session": None if session is None else session.id,
+            "request": turn.request_id,
+            "client": client or None,
+            "status": report.end.value,
+            "finish": report.finish,
+            "error": report.code,
+            "prompt_tokens": len(turn.prompt.ids) if turn.is_open else None,
+            "cached_tokens": None if report.finish is None else report.num_cached,
+            "sampled_tokens": report.num_completion if turn.is_open else None,
+            "detail": None if error is None else str(error) or type(error).__name__,
+        },
+        stages_s=report.stages_s,
+    )
+    is_ours = error is not None and level == logging.ERROR
+    about = (type(error), error, error.__traceback__) if is_ours and error is not None else None
+    # Not `log.log`, which looks for its caller on the stack: that costs more than all else here.
+    log.handle(logging.LogRecord(log.name, level, "", 0, line, None, about))
+
+
+STOPPED = "stopped"
+"""The status of a session that ends with the process."""
+
+
+def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float) -> None:
+    """Log a session that is gone; `end` is the reason, STOPPED if the process ends."""
+    if log.isEnabledFor(logging.INFO):
+        facts: dict[str, str | int | float | None] = {
+            "session": session.id,
+            "status": str(end),
+            "turns": len(session.history.nodes),
+            "tokens": session.history.num_tokens,
+            "age_s": round(age_s, 3),
+        }
+        log.info(LogLine(event="session_end", facts=facts))
+
+
+def _level(error: BaseException | None) -> int:
+    if error is None:
+        return logging.INFO
+    if not isinstance(error, StenographError) or isinstance(error, InternalError):
+        return logging.ERROR
+    return logging.WARNING if isinstance(error, UpstreamInvalid) else logging.INFO

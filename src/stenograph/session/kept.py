@@ -1,0 +1,96 @@
+"""A committed reply that may be asked for again, as values: no task, no buffer, nothing that still runs.
+
+Owns how such a reply is shown once more, whole or streamed. The session decides when and to which request.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stenograph.core.chat import ChatReply, Remaining, ReplyOptions, Spelling, StreamPiece, whole_delta
+from stenograph.core.types import RequestId, Stage
+from stenograph.session.chunk_reader import parts_of
+from stenograph.session.request import TurnOutcome
+from stenograph.session.retries import RequestIdentity
+from stenograph.session.watch import Delivery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptReply:
+    """The outcome of a request whose turns are committed, and what it takes to show it again.
+
+    `budget` is what was left before anything was sampled, which a streamed reply begins with.
+    """
+
+    request_id: RequestId
+    identity: RequestIdentity
+    reply_id: str
+    options: ReplyOptions
+    spelling: Spelling
+    outcome: TurnOutcome
+    budget: Remaining
+    delivery: Delivery
+
+    def watch(self) -> "KeptWatch":
+        """One more client of this reply."""
+        return KeptWatch(self)
+
+
+class KeptWatch:
+    """One client's view of a kept reply: all of it at once. A `Watch`."""
+
+    def __init__(self, kept: KeptReply) -> None:
+        self._kept = kept
+        self._is_read = False
+
+    def __repr__(self) -> str:
+        return f"<KeptWatch of {self.request_id}>"
+
+    @property
+    def request_id(self) -> RequestId:
+        return self._kept.request_id
+
+    @property
+    def options(self) -> ReplyOptions:
+        return self._kept.options
+
+    @property
+    def spelling(self) -> Spelling:
+        return self._kept.spelling
+
+    @property
+    def reply_id(self) -> str:
+        return self._kept.reply_id
+
+    @property
+    def prompts(self) -> "list[array[int]]":
+        return [reply.prompt.ids for reply in self._kept.outcome.replies]
+
+    @property
+    def remaining(self) -> Remaining:
+        return self._kept.budget
+
+    async def take(self) -> list[StreamPiece] | None:
+        """The whole replies the first time, None after that, or where nothing was sampled."""
+        if self._is_read:
+            return None
+        self._is_read = True
+        pieces = [_piece(reply, index) for index, reply in enumerate(self._kept.outcome.replies)]
+        return [piece for piece in pieces if piece.delta or piece.chunks] or None
+
+    async def result(self) -> TurnOutcome:
+        return self._kept.outcome
+
+    def timings_s(self) -> Mapping[Stage, float]:
+        return self._kept.outcome.reply.stages_s
+
+    def delivered(self) -> None:
+        self._kept.delivery.done()
+
+    def leave(self) -> None:
+        self._is_read = True
+
+
+def _piece(reply: ChatReply, index: int) -> StreamPiece:
+    """A whole reply, with no more ids in a chunk than of one that is sampled."""
+    return StreamPiece(delta=whole_delta(reply.parsed.message), chunks=tuple(parts_of(reply.sampled)), index=index)

@@ -1,0 +1,188 @@
+"""One request: its turns side by side, under one deadline, one abort and one commit.
+
+A chat makes one turn, a completion one for each of its prompts; each step is taken by all of them before the next.
+`RequestRun.run` is the whole of it. What a step does is the turn's (turn.py).
+
+Invariants. The only thing held across an await is the session's lease. The commit is one synchronous step, whatever the
+number of turns. Cancelling the task is how a request is abandoned; after the commit there is nothing to cancel. An
+abort is asked of the engine, which answers with what it has sampled; only if it does not, within the grace time, is the
+request ended without it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from stenograph.core.chat import ChatReply, Remaining, TurnRequest
+from stenograph.core.errors import StenographError, UpstreamTimeout
+from stenograph.session.opening import Ledger
+from stenograph.session.turn import TurnRun, TurnServices
+
+NO_DEADLINE_S = 10 * 365 * 86400.0
+"""Stands for no deadline: an abort can still bring it forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOutcome:
+    """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept."""
+
+    replies: tuple[ChatReply, ...]
+    committed: bool
+    remaining: Remaining
+
+    @property
+    def reply(self) -> ChatReply:
+        """The first; of most requests the only one."""
+        return self.replies[0]
+
+
+class RequestRun:
+    """One request's turns. Made by the manager, run once, watched through the turns' buffers.
+
+    `reply_id` is by which the client knows the reply, None if it is that of the one turn. `token_limit` is how many
+    tokens the session may have, None for no limit. `remaining` is what is left before anything is sampled; it is known
+    when the first piece is there.
+    """
+
+    def __init__(
+        self,
+        *,
+        request: TurnRequest,
+        reply_id: str | None,
+        turns: Sequence[TurnRun],
+        ledger: Ledger,
+        may_commit: Callable[[], bool],
+        token_limit: int | None,
+        services: TurnServices,
+    ) -> None:
+        self.request = request
+        self.turns = tuple(turns)
+        self.request_id = self.turns[0].request_id
+        """By which the engine knows it; of several turns the first's."""
+        self._reply_id = reply_id
+        self.remaining = Remaining()
+        self._ledger = ledger
+        self._may_commit = may_commit
+        self._token_limit = token_limit
+        self._services = services
+        self._deadline: asyncio.Timeout | None = None
+        self._abort_error: StenographError | None = None
+        self._abort_requested = False
+
+    def __repr__(self) -> str:
+        return f"<RequestRun {self.request_id}, {len(self.turns)} turns>"
+
+    @property
+    def reply_id(self) -> str:
+        """By which the client knows the reply; settled when the first piece is there."""
+        return self.turns[0].reply_id if self._reply_id is None else self._reply_id
+
+    @property
+    def is_timed_out(self) -> bool:
+        """Whether its deadline has passed, and it is only waited for to end."""
+        return self._deadline is not None and self._deadline.expired()
+
+    def abort(self, unanswered: StenographError | None = None) -> Coroutine[None, None, int]:
+        """End the turns with what they have sampled; one that has not reached the engine ends with nothing.
+
+        If the engine has not answered within the grace time, the request fails with `unanswered` (default:
+        UpstreamTimeout): that much is settled when this returns. What it returns asks the engine, within that time
+        too, and returns how many turns there were left to end.
+        """
+        was_new = not self._abort_requested
+        self._abort_requested = True
+        self._abort_error = unanswered or self._abort_error
+        if was_new:
+            self._begin_grace()
+        left = [turn.end_early() for turn in self.turns]
+        return self._ask_engine_to_end(left)
+
+    async def run(self) -> TurnOutcome:
+        """All turns. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
+        try:
+            async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
+                if self._abort_requested:  # before the first step
+                    self._begin_grace()
+                await _each(self.turns, TurnRun.open)  # position, render
+                self._grant()
+                await _each(self.turns, TurnRun.sample)  # sample, validate, parse
+                return self._commit()
+        except TimeoutError as error:
+            if not self.is_timed_out:
+                raise  # not ours: a bug of whoever let it out
+            raise self._timeout_error() from error
+        finally:
+            self._deadline = None
+            for turn in self.turns:
+                turn.buffer.close()
+
+    def _grant(self) -> None:
+        """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""
+        limit, session = self._services.engine.capabilities.max_context_tokens, None
+        if self._token_limit is not None:
+            num_before = max(self._ledger.history.num_tokens_before(turn.attachment) for turn in self.turns)
+            session = self._token_limit - num_before - sum(turn.num_new_tokens for turn in self.turns)
+        context = None if limit is None else limit - max(len(turn.prompt.ids) for turn in self.turns)
+        self.remaining = Remaining(context_tokens=context, session_tokens=session)
+        for turn in self.turns:
+            turn.grant(
+                Remaining(
+                    context_tokens=None if limit is None else limit - len(turn.prompt.ids),
+                    session_tokens=None if session is None else session // len(self.turns),
+                )
+            )
+
+    def _commit(self) -> TurnOutcome:
+        """Keep the turns, unless their session is being deleted. Synchronous: nothing can come between."""
+        committed = self._may_commit()
+        replies = tuple(turn.commit(is_kept=committed) for turn in self.turns)
+        before, num_sampled = self.remaining, [len(reply.sampled.ids) for reply in replies]
+        limit = self._services.engine.capabilities.max_context_tokens
+        longest = max(len(reply.prompt.ids) + num for reply, num in zip(replies, num_sampled, strict=True))
+        remaining = Remaining(
+            context_tokens=None if limit is None else limit - longest,
+            session_tokens=None if before.session_tokens is None else before.session_tokens - sum(num_sampled),
+        )
+        return TurnOutcome(replies=replies, committed=committed, remaining=remaining)
+
+    def _begin_grace(self) -> None:
+        """Bring the deadline forward. One that has passed already ends the request as it is."""
+        if self._deadline is not None and not self.is_timed_out and (when := self._deadline.when()) is not None:
+            grace_end = asyncio.get_running_loop().time() + self._services.abort_grace_s
+            self._deadline.reschedule(min(when, grace_end))
+
+    async def _ask_engine_to_end(self, left: list[bool]) -> int:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._services.abort_grace_s):
+                for index, turn in enumerate(self.turns):
+                    left[index] |= await self._services.engine.abort(turn.request_id)
+        return sum(left)
+
+    def _timeout_error(self) -> StenographError:
+        if self._abort_error is not None:
+            return self._abort_error
+        if self._abort_requested:
+            return UpstreamTimeout(
+                f"The turn was aborted, but the engine gave no reply within {self._services.abort_grace_s:g} s;"
+                " nothing of it was kept."
+            )
+        return UpstreamTimeout(
+            f"The turn took longer than {self._services.timeout_s:g} s; it was stopped, nothing of it was kept."
+        )
+
+
+async def _each(turns: Sequence[TurnRun], step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:
+    """Take a step of all turns side by side. The first that fails stops the others, and its error is raised."""
+    if len(turns) == 1:
+        await step(turns[0])
+        return
+    failed: list[Exception] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for turn in turns:
+                tasks.create_task(step(turn), name=f"turn-{turn.request_id}")
+    except* Exception as group:  # noqa: BLE001 -- raised again, the first of them
+        failed += group.exceptions
+    if failed:
+        raise failed[0]

@@ -1,0 +1,58 @@
+"""The settings of sessions: their histories, their limits, and how a turn ends."""
+
+# ruff: noqa: RUF009  (`setting` and `computed` make dataclass fields)
+
+import enum
+from dataclasses import dataclass
+
+from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.settings import choice, seconds, setting, text, whole_number
+
+
+class OverBudget(enum.StrEnum):
+    """Treatment of a `max_tokens` that exceeds what the context leaves."""
+
+    REFUSE = "refuse"
+    CLAMP = "clamp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSettings:
+    """Sessions' defaults and limits."""
+
+    history: HistoryKind = setting(
+        HistoryKind.LINEAR, choice(HistoryKind), "The history of sessions that do not say which they want."
+    )
+    after_length: AfterLength = setting(
+        AfterLength.CLOSE,
+        choice(AfterLength),
+        "If a client continues after a reply that its token limit cut off: close the reply, or refuse (409).",
+    )
+    matcher: str = setting(
+        "harness",
+        text(),
+        "Rule by which a replayed message is the stored one: harness, strict, loose_tool_call, role_content,"
+        " or the dotted path of a Python object with `matches(stored, given)`.",
+    )
+    max_sessions: int = setting(10_000, whole_number(1), "Sessions that may be open at once.", unit="sessions")
+    max_in_flight: int = setting(256, whole_number(1), "Turns that may run at once in the whole server.", unit="turns")
+    max_held_tokens: int = setting(
+        10**9, whole_number(1), "Tokens that all sessions together may hold before turns are refused.", unit="tokens"
+    )
+    max_nodes: int = setting(4096, whole_number(1), "Turns that a tree history may hold.", unit="turns")
+    session_ttl_s: float | None = setting(
+        None,
+        seconds(10 * 365 * 86400),
+        "Time without a chat after which a session is dropped.",
+        unit="seconds",
+        shown="none: kept until deleted",
+    )
+    request_timeout_s: float = setting(600.0, seconds(86400), "A turn's deadline, from its admission.", unit="seconds")
+    abort_grace_s: float = setting(
+        5.0, seconds(3600), "Time that an aborted turn waits for the engine's partial reply.", unit="seconds"
+    )
+    over_budget: OverBudget = setting(
+        OverBudget.REFUSE,
+        choice(OverBudget),
+        "For a `max_tokens` that exceeds what the context leaves: refuse the request, or clamp it to what is left.",
+    )

@@ -1,0 +1,217 @@
+"""A request's task, and those who wait for it. The manager owns the task; whoever watches can only leave.
+
+A request ends early when its last watcher has left. A retry that joins is one more watcher, so a client that hung up
+and asked again finds its turn going on.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from stenograph.core.chat import Remaining, ReplyOptions, Spelling, StreamPiece
+from stenograph.core.errors import StenographError, UnexpectedFailure
+from stenograph.core.types import RequestId, Stage, token_ids
+from stenograph.session.reply_buffer import BufferReader
+from stenograph.session.request import RequestRun, TurnOutcome
+from stenograph.session.retries import RequestIdentity
+
+
+class TurnAbandoned(Exception):
+    """The turn that was watched has been abandoned by its own watchers; no client waits for it."""
+
+
+class Delivery:
+    """Whether a reply has reached a client. All who watch it share one, before the commit and after it."""
+
+    def __init__(self, on_delivered: Callable[[], None]) -> None:
+        self.is_done = False
+        self._on_delivered = on_delivered
+
+    def __repr__(self) -> str:
+        return f"<Delivery done={self.is_done}>"
+
+    def done(self) -> None:
+        """A client has the whole reply. Only the first time counts."""
+        if not self.is_done:
+            self.is_done = True
+            self._on_delivered()
+
+
+class Watch(Protocol):
+    """One client's view of a request: its pieces from the beginning, and its end."""
+
+    @property
+    def request_id(self) -> RequestId:
+        """By which the engine knows the turn."""
+        ...
+
+    @property
+    def options(self) -> ReplyOptions:
+        """The client's options for the reply."""
+        ...
+
+    @property
+    def spelling(self) -> Spelling:
+        """The spelling of the request's dialect for what is reported about it."""
+        ...
+
+    @property
+    def reply_id(self) -> str:
+        """By which the client knows the reply; settled when the first piece is there."""
+        ...
+
+    @property
+    def prompts(self) -> "list[array[int]]":
+        """The ids of each prompt; empty while there are none."""
+        ...
+
+    @property
+    def remaining(self) -> Remaining:
+        """Number of tokens that may come in all; known when the first piece is there."""
+        ...
+
+    async def take(self) -> list[StreamPiece] | None:
+        """The pieces produced since the last call; None when the turns have ended, or this watch has left."""
+        ...
+
+    async def result(self) -> TurnOutcome:
+        """Wait for the end; raises as `RequestTask.result`."""
+        ...
+
+    def timings_s(self) -> Mapping[Stage, float]:
+        """Seconds that each stage took that has ended by now; of several turns the first's."""
+        ...
+
+    def delivered(self) -> None:
+        """Say that the reply's last byte has left through a live connection."""
+        ...
+
+    def leave(self) -> None:
+        """Watch no more. Harmless when repeated."""
+        ...
+
+
+class RequestTask:
+    """A request's task and its watchers. `order` counts those of its session, from 1, as they were started.
+
+    `is_superseded`: another request with the same body was begun after it. `delivery` outlives the task.
+    """
+
+    def __init__(
+        self,
+        run: RequestRun,
+        task: "asyncio.Task[TurnOutcome]",
+        *,
+        identity: RequestIdentity | None,
+        delivery: Delivery,
+    ) -> None:
+        self.run = run
+        self.request_id = run.request_id
+        """By which the engine knows it."""
+        self.task = task
+        self.identity = identity
+        self.delivery = delivery
+        self.is_superseded = False
+        self.order = 0
+        self._watches: set[LiveWatch] = set()
+        self._why: StenographError | None = None
+        self._is_abandoned = False
+
+    def __repr__(self) -> str:
+        return f"<RequestTask {self.request_id} done={self.task.done()} watched by {len(self._watches)}>"
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it was stopped by us and is only waited for to end."""
+        return self._is_abandoned
+
+    def watch(self) -> "LiveWatch":
+        """One more watcher. It must leave."""
+        watch = LiveWatch(self)
+        self._watches.add(watch)
+        return watch
+
+    def leave(self, watch: "LiveWatch") -> None:
+        """A watcher is gone; the last one's leaving stops a turn that still runs."""
+        self._watches.discard(watch)
+        if not self._watches and not self.task.done():
+            self.abandon()
+
+    def abandon(self, why: StenographError | None = None) -> None:
+        """Stop the turn and keep nothing of it. Without effect once it has ended; past the commit it has.
+
+        `why` is raised to its watchers; None if they have all left. The task is cancelled once: a second time would
+        break into what it does to end, and the engine might never be asked to stop. One whose deadline has passed is
+        ending already, and by that.
+        """
+        if self._is_abandoned or self.run.is_timed_out or self.task.cancel():
+            self._is_abandoned = True
+            self._why = self._why or why
+
+    async def result(self) -> TurnOutcome:
+        """Wait for the end. Cancelling this wait leaves the turn alone.
+
+        Raises the turn's StenographError, the one that it was abandoned with, UnexpectedFailure for a bug of ours
+        (logged), or TurnAbandoned.
+        """
+        await asyncio.wait({self.task})
+        if self.task.cancelled():
+            raise self._why or TurnAbandoned
+        error = self.task.exception()
+        if error is None:
+            return self.task.result()
+        if isinstance(error, StenographError):
+            raise error
+        raise UnexpectedFailure("The server failed on this turn; nothing of it was kept.") from error
+
+
+class LiveWatch:
+    """A `Watch` of a request whose task runs, or has ended a moment ago."""
+
+    def __init__(self, task: RequestTask) -> None:
+        self._task = task
+        self._reader = BufferReader([turn.buffer for turn in task.run.turns])
+
+    def __repr__(self) -> str:
+        return f"<LiveWatch of {self._task!r}>"
+
+    @property
+    def request_id(self) -> RequestId:
+        return self._task.request_id
+
+    @property
+    def options(self) -> ReplyOptions:
+        return self._task.run.request.reply
+
+    @property
+    def spelling(self) -> Spelling:
+        return self._task.run.request.spelling
+
+    @property
+    def reply_id(self) -> str:
+        return self._task.run.reply_id
+
+    @property
+    def prompts(self) -> "list[array[int]]":
+        return [turn.prompt.ids if turn.is_open else token_ids() for turn in self._task.run.turns]
+
+    @property
+    def remaining(self) -> Remaining:
+        return self._task.run.remaining
+
+    async def take(self) -> list[StreamPiece] | None:
+        return await self._reader.take()
+
+    async def result(self) -> TurnOutcome:
+        return await self._task.result()
+
+    def timings_s(self) -> Mapping[Stage, float]:
+        return self._task.run.turns[0].stages.durations_s()
+
+    def delivered(self) -> None:
+        self._task.delivery.done()
+
+    def leave(self) -> None:
+        self._reader.close()
+        self._task.leave(self)

@@ -1,0 +1,1 @@
+"""Complete stand-ins of engines and of time."""

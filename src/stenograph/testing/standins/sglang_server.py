@@ -1,0 +1,146 @@
+"""A stand-in for an SGLang server: its routes and wire shapes over a real socket, without a model.
+
+It says what a test planned, or something that never changes; it remembers all that it was asked (planned_server.py).
+For a plan's faults see `Fault`. Wire shapes: SGLang's `entrypoints/openai/protocol.py` and `serving_chat.py`; see also
+sglang_parts.py.
+"""
+
+import json
+import urllib.parse
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from stenograph.testing.standins.faults import Answer
+from stenograph.testing.standins.planned_server import (
+    AskedRequest,
+    PlannedServer,
+    Play,
+    ReplyScript,
+    utf8_ids,
+    utf8_text,
+)
+from stenograph.testing.standins.sglang_parts import SampledReply, chat_reply, finish_reason, generate_part
+
+CHAT_PATH = "/v1/chat/completions"
+GENERATE_PATH = "/generate"
+
+
+class SGLangServer(PlannedServer):
+    """An SGLang server.
+
+    An `abort_status` of 404 is a router's answer. `incremental`: streams have only what is new in each event, as with
+    `--incremental-streaming-output`. `has_spans`: newer versions tell the spans of weight versions. `max_model_len` is
+    what `/v1/models` tells, None for a router.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str = "stand-in",
+        encode: Callable[[str], list[int]] = utf8_ids,
+        decode: Callable[[Sequence[int]], str] = utf8_text,
+        stop_id: int | None = None,
+        answers: Callable[[AskedRequest], ReplyScript] | None = None,
+        routes: Callable[[AskedRequest], Awaitable[Answer | None]] | None = None,
+        remembers: bool = True,
+        incremental: bool = False,
+        has_spans: bool = False,
+        max_model_len: int | None = None,
+    ) -> None:
+        ids = tuple(encode("ok"))
+        if stop_id is not None:
+            ids = (*ids, stop_id)
+        unplanned = ReplyScript(ids=ids, text="ok", matched=stop_id)
+        super().__init__(unplanned=unplanned, answers=answers, routes=routes, remembers=remembers)
+        self._model = model
+        self._encode = encode
+        self._decode = decode
+        self._incremental = incremental
+        self._has_spans = has_spans
+        self._max_model_len = max_model_len
+
+    def _is_generation(self, asked: AskedRequest, path: str) -> bool:
+        return asked.method == "POST" and path in (CHAT_PATH, GENERATE_PATH)
+
+    def id_of(self, asked: AskedRequest) -> str:
+        return str(asked.json.get("rid", ""))
+
+    def _answer(self, asked: AskedRequest, path: str) -> Answer:
+        match asked.method, path:
+            case "POST", "/abort_request":
+                is_all = asked.json.get("abort_all")
+                self._abort([play.rid for play in self._plays] if is_all else [self.id_of(asked)])
+                return Answer(status=self.abort_status, content_type="")
+            case "GET", "/health":
+                return Answer(status=self.health_status, content_type="")
+            case _:
+                told = self._told(asked.method, path, asked.json)
+        if told is None:
+            detail = {"detail": "Not Found", "path": urllib.parse.unquote(path)}
+            return Answer(status=404, body=json.dumps(detail).encode())
+        return Answer(body=json.dumps(told).encode())
+
+    def _told(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer of a route that a proxy may reach; None where there is no such route."""
+        match method, path:
+            case "GET", "/v1/models":
+                card = {"id": self._model, "object": "model", "max_model_len": self._max_model_len}
+                return {"object": "list", "data": [card]}
+            case "POST", "/tokenize":
+                ids = self._encode(str(body.get("prompt", "")))
+                return {"tokens": ids, "count": len(ids)}
+            case "POST", "/detokenize":
+                return {"text": self._decode(body.get("tokens", []))}
+            case "POST", "/v1/embeddings":
+                ids = self._encode(str(body.get("input", "")))
+                vector = [float(len(ids)), float(sum(ids))]
+                data = [{"object": "embedding", "index": 0, "embedding": vector}]
+                return {"object": "list", "model": self._model, "data": data}
+            case _:
+                return None
+
+    # -- what it says of a generation
+
+    def _refusal(self, script: ReplyScript, path: str) -> dict[str, Any]:
+        if path == CHAT_PATH:
+            return {"object": "error", "message": "as planned", "code": script.status}
+        return {"error": {"message": "as planned"}}
+
+    def _whole(self, play: Play, path: str) -> dict[str, Any]:
+        sampled, num_drawn, script = self._sampled(play), len(play.ids), play.script
+        if path == GENERATE_PATH:
+            told = finish_reason(play.finish, script.matched, num_drawn)
+            return generate_part(sampled, num_drawn, told, self._decode, has_spans=self._has_spans)
+        return chat_reply(
+            sampled,
+            text=script.text if script.text is not None and play.ids == script.ids else self._decode(play.ids),
+            reasoning=script.reasoning,
+            tool_calls=script.tool_calls,
+            finish=play.finish,
+            matched=script.matched,
+            model=self._model,
+            token_text=lambda id_: self._decode([id_]),
+        )
+
+    def _parts(
+        self, play: Play, path: str, *, num_sent: int, num_drawn: int, finish: str | None
+    ) -> Sequence[dict[str, Any]]:
+        told = None if finish is None else finish_reason(finish, play.script.matched, num_drawn)
+        first = num_sent if self._incremental else 0
+        sampled, spans = self._sampled(play), self._has_spans
+        return [generate_part(sampled, num_drawn, told, self._decode, first=first, has_spans=spans)]
+
+    def _sampled(self, play: Play) -> SampledReply:
+        script = play.script
+        return SampledReply(
+            rid=play.rid,
+            ids=play.ids,
+            logprobs=play.logprobs,
+            tops=play.tops,
+            versions=play.versions + [self._version(script)] * (len(play.ids) - len(play.versions)),
+            num_prompt=play.num_prompt,
+            num_cached=script.num_cached,
+            routed_experts=script.routed_experts,
+            indexer_topk=script.indexer_topk,
+            rows_have_text=script.triples,
+        )

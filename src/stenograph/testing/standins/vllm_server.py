@@ -1,0 +1,217 @@
+"""A stand-in for a vLLM server: its routes and wire shapes over a real socket, without a model.
+
+What it says is planned (planned_server.py). Wire shapes: recordings of vLLM 0.32 (tests/service/recordings/vllm), and
+its `entrypoints/scale_out` and `entrypoints/openai/completion`. It honours no grammar; what a prompt's tokens are
+scored with, `scores` says.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stenograph.testing.standins.faults import Answer
+from stenograph.testing.standins.planned_server import (
+    AskedRequest,
+    Logprobs,
+    PlannedServer,
+    Play,
+    ReplyScript,
+    compact,
+    utf8_text,
+    version_spans,
+)
+
+GENERATE_PATH = "/inference/v1/generate"
+COMPLETIONS_PATH = "/v1/completions"
+GUARDED_ABORT_PATH = "/inference/v1/abort_requests"
+ABORT_PATH = "/abort_requests"
+
+
+def made_up_scores(ids: Sequence[int]) -> Sequence[float]:
+    """The logprob of each id of a prompt but the first."""
+    return [-at / 16 for at in range(1, len(ids))]
+
+
+class VLLMServer(PlannedServer):
+    """A vLLM server.
+
+    `scale_out`: it was started with `--enable-scale-out`; without, None is a version that has no such routes.
+    `dev_mode`: it has the routes of `VLLM_SERVER_DEV_MODE=1`. `tells_cached`: `--enable-prompt-tokens-details`.
+    `models` are what it serves, and `max_model_len` is what it tells of their context.
+    Aborts and hang-ups are noted under vLLM's own ids. `requests` are those with a script; questions for the scores of
+    a prompt are in `asked` alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Sequence[str] = ("stand-in",),
+        max_model_len: int | None = 4096,
+        scale_out: bool | None = True,
+        dev_mode: bool = False,
+        tells_cached: bool = True,
+        decode: Callable[[Sequence[int]], str] = utf8_text,
+        scores: Callable[[Sequence[int]], Sequence[float]] = made_up_scores,
+        answers: Callable[[AskedRequest], ReplyScript] | None = None,
+    ) -> None:
+        super().__init__(unplanned=ReplyScript(ids=(111, 107)), answers=answers, routes=None, remembers=True)
+        self.scale_out = scale_out
+        self.dev_mode = dev_mode
+        self._models = models
+        self._max_model_len = max_model_len
+        self._tells_cached = tells_cached
+        self._decode = decode
+        self._scores = scores
+
+    def _is_generation(self, asked: AskedRequest, path: str) -> bool:
+        if asked.method != "POST" or "prompt_logprobs" in _sampling(asked):
+            return False
+        if path == GENERATE_PATH:
+            return bool(self.scale_out) and bool(asked.json.get("token_ids")) and "sampling_params" in asked.json
+        return path == COMPLETIONS_PATH
+
+    def id_of(self, asked: AskedRequest) -> str:
+        own = asked.header("x-request-id") or str(asked.json.get("request_id", ""))
+        return f"generate-tokens-{own}" if asked.path == GENERATE_PATH else f"cmpl-{own}-0"
+
+    def _answer(self, asked: AskedRequest, path: str) -> Answer:
+        match asked.method, path:
+            case "GET", "/health":
+                return Answer(status=self.health_status, content_type="")
+            case "GET", "/v1/models":
+                cards = [{"id": name, "max_model_len": self._max_model_len} for name in self._models]
+                return Answer(body=compact({"object": "list", "data": cards}))
+            case _ if path not in self._paths():
+                return Answer(status=404, body=b'{"detail":"Not Found"}')
+            case "POST", _:
+                return self._answer_post(asked, path)
+            case _:
+                return Answer(status=405, body=b'{"detail":"Method Not Allowed"}')
+
+    def _answer_post(self, asked: AskedRequest, path: str) -> Answer:
+        if path in (GENERATE_PATH, GUARDED_ABORT_PATH) and not self.scale_out:
+            return _error(403, "Scale-out endpoints are disabled.", "PermissionDeniedError")
+        is_abort = path in (ABORT_PATH, GUARDED_ABORT_PATH)
+        return self._answer_abort(asked, path) if is_abort else self._answer_scores(asked, path)
+
+    def _paths(self) -> Sequence[str]:
+        guarded = [] if self.scale_out is None else [GENERATE_PATH, GUARDED_ABORT_PATH]
+        return [COMPLETIONS_PATH, *guarded, *([ABORT_PATH] if self.dev_mode else [])]
+
+    def _answer_abort(self, asked: AskedRequest, path: str) -> Answer:
+        """Every id is told as aborted, also one that is none; without any, one of the two routes aborts all."""
+        ids: list[str] = asked.json.get("request_ids") or []
+        if not ids and path == ABORT_PATH:
+            ids = [play.rid for play in self._plays]
+        self._abort(ids)
+        if path == GUARDED_ABORT_PATH:
+            return Answer(status=self.abort_status, content_type="")
+        return Answer(status=self.abort_status, body=json.dumps({"status": "aborted", "aborted": len(ids)}).encode())
+
+    def _answer_scores(self, asked: AskedRequest, path: str) -> Answer:
+        """The model's score of a prompt; for any other question without a prompt, the error."""
+        ids = _prompt(asked)
+        if not ids or "prompt_logprobs" not in _sampling(asked):
+            return _error(400, "1 validation error", "Bad Request")
+        scored = zip(ids[1:], self._scores(ids), strict=True)
+        rows = [None, *({str(id_): {"logprob": logprob, "rank": 1}} for id_, logprob in scored)]
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "token_ids": [0]}
+        if path == COMPLETIONS_PATH:
+            return Answer(body=compact({"id": self.id_of(asked), "choices": [{**choice, "prompt_logprobs": rows}]}))
+        version = self.weight_version or "default"
+        choice["weight_versions"] = [{"version": version, "start": 0, "end": 1}]
+        told = {"request_id": self.id_of(asked), "choices": [choice], "prompt_logprobs": rows}
+        return Answer(body=compact(told))
+
+    # -- what it says of a generation
+
+    def _refusal(self, script: ReplyScript, path: str) -> dict[str, Any]:
+        error = {"message": "as planned", "type": "BadRequestError", "param": None, "code": script.status}
+        return {"error": error}
+
+    def _whole(self, play: Play, path: str) -> dict[str, Any]:
+        num = len(play.ids)
+        choice = self._choice(play, path, first=0, end=num, finish=play.finish)
+        return {**self._top(play.rid, path), "choices": [choice], "usage": self._usage(play, num)}
+
+    def _parts(
+        self, play: Play, path: str, *, num_sent: int, num_drawn: int, finish: str | None
+    ) -> Sequence[dict[str, Any]]:
+        top, parts = self._top(play.rid, path), list[dict[str, Any]]()
+        # The completions route tells nothing of a generation that was aborted before it drew anything.
+        if num_drawn or path == GENERATE_PATH:
+            choice = self._choice(play, path, first=num_sent, end=num_drawn, finish=finish)
+            parts.append({**top, "usage": None, "choices": [choice]})
+        if finish is not None and play.asked.json.get("stream_options", {}).get("include_usage"):
+            parts.append({**top, "choices": [], "usage": self._usage(play, num_drawn)})
+        return parts
+
+    def _top(self, rid: str, path: str) -> dict[str, Any]:
+        if path == GENERATE_PATH:
+            return {"request_id": rid, "output_mode": "tokens"}
+        return {"id": rid.removesuffix("-0"), "object": "text_completion", "model": self._models[0]}
+
+    def _usage(self, play: Play, num_drawn: int) -> dict[str, Any]:
+        num_prompt = len(_prompt(play.asked))
+        details = {"cached_tokens": play.script.num_cached} if self._tells_cached else None
+        total = {"total_tokens": num_prompt + num_drawn, "prompt_tokens_details": details}
+        return {"prompt_tokens": num_prompt, "completion_tokens": num_drawn, **total}
+
+    def _choice(self, play: Play, path: str, *, first: int, end: int, finish: str | None) -> dict[str, Any]:
+        script, ids = play.script, list(play.ids[first:end])
+        tops = play.tops[first:end] or [[] for _ in ids]
+        drawn = list(zip(ids, play.logprobs[first:end], tops, strict=True))
+        is_generate = path == GENERATE_PATH
+        choice: dict[str, Any] = {
+            "index": 0,
+            "token_ids": ids,
+            "finish_reason": finish,
+            "stop_reason": script.matched if finish == "stop" else None,
+            "logprobs": _generate_logprobs(drawn) if is_generate else self._completion_logprobs(drawn),
+        }
+        if not is_generate:
+            choice["text"] = self._decode(ids)
+        if is_generate or not play.asked.json.get("stream"):
+            experts = None if finish is None else script.routed_experts
+            choice["routed_experts"] = None if experts is None else base64.b64encode(experts).decode()
+        if is_generate:
+            versions = play.versions or [self._version(script)] * len(play.ids)
+            choice["weight_versions"] = None if finish is None else version_spans(versions[:end])
+        return choice
+
+    def _completion_logprobs(self, drawn: Sequence[tuple[int, float, Logprobs]]) -> dict[str, Any]:
+        return {
+            "tokens": [f"token_id:{id_}" for id_, _, _ in drawn],
+            "token_logprobs": [logprob for _, logprob, _ in drawn],
+            "top_logprobs": [
+                {f"token_id:{top}": told for top, told in ((id_, logprob), *tops)} for id_, logprob, tops in drawn
+            ],
+            "text_offset": [0 for _ in drawn],
+        }
+
+
+def _generate_logprobs(drawn: Sequence[tuple[int, float, Logprobs]]) -> dict[str, Any]:
+    """Each drawn token, and first of the alternatives again."""
+    rows: list[dict[str, Any]] = []
+    for id_, logprob, tops in drawn:
+        told = {id_: logprob} | dict(tops)
+        ranked = [{"token_id": top, "logprob": value, "rank": None} for top, value in told.items()]
+        rows.append({"token_id": id_, "logprob": logprob, "rank": 1, "top_logprobs": ranked})
+    return {"content": rows}
+
+
+def _prompt(asked: AskedRequest) -> list[int]:
+    told: list[int] = asked.json.get("token_ids") or asked.json.get("prompt") or []
+    return told
+
+
+def _sampling(asked: AskedRequest) -> dict[str, Any]:
+    """The sampling parameters, which stand among all else in one of the routes."""
+    told: dict[str, Any] = asked.json.get("sampling_params", asked.json)
+    return told
+
+
+def _error(status: int, message: str, kind: str) -> Answer:
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return Answer(status=status, body=compact({"error": error}))

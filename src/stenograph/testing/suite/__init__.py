@@ -1,0 +1,1 @@
+"""The laws of engines, as tests for whoever writes an adapter."""

@@ -1,0 +1,190 @@
+"""The equipment of the engine tests: an engine, its tester's controls, and ways to ask it."""
+
+import asyncio
+import itertools
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from stenograph.core.chat import ChatRequest
+from stenograph.core.errors import CallerError, UpstreamRefused
+from stenograph.core.ids_json import encode_ids
+from stenograph.core.messages import Message, Role
+from stenograph.core.types import Chunk, FinishReason, Prompt, RequestId, SampledTurn, SamplingParams, token_ids
+from stenograph.engine.base import Capabilities, Engine, GenerateRequest
+from stenograph.engine.validate import TurnCollector
+
+POLL_S = 0.005
+"""Between two looks at a state that nobody tells of."""
+
+_CHAT = ChatRequest(
+    messages=(Message(role=Role.USER, content="hi"),), messages_json=b'[{"role":"user","content":"hi"}]'
+)
+
+Act = Callable[[], Awaitable[None]]
+
+
+class NotOffered(Exception):
+    """Neither the engine nor its tester has what a law is about; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUnderTest:
+    """A started engine, and what its tester knows of it and can do to it beyond the interface.
+
+    `prompt` is ids that the model goes on from, `decode` the text of sampled ids, control tokens left out. Turns have
+    `num_tokens` tokens, and `num_long_tokens` where something has to happen before they end. Logprobs of the same
+    tokens agree to `tolerance_nats`, and of two tokens that are as likely to that precision either may be the greedy
+    one. `not_offered` names laws that this engine is known not to keep, and why.
+
+    Hooks; None is what the engine does not offer. `seen_ids`: the prompt as the model got it. `score`: (ids, n) to the
+    teacher-forced ln p of `ids[n:]`. `num_running`: the engine's own count of generations, not the adapter's. `pause`
+    and `resume`: nothing is drawn in between. `set_weight_version`: what the next tokens are drawn by. `kill` and
+    `revive`: the engine dies without a word, paused or not, and comes back, which may take a while.
+    `max_sequence_tokens`: the longest sequence, where it is short enough to be tried.
+    """
+
+    engine: Engine
+    prompt: Sequence[int]
+    decode: Callable[[Sequence[int]], str]
+    eos_ids: Collection[int]
+    num_tokens: int = 16
+    num_long_tokens: int = 200
+    tolerance_nats: float = 0.0
+    not_offered: Mapping[str, str] = field(default_factory=dict[str, str])
+    max_sequence_tokens: int | None = None
+    seen_ids: Callable[[RequestId], Sequence[int]] | None = None
+    score: Callable[[Sequence[int], int], Awaitable[Sequence[float]]] | None = None
+    num_running: Callable[[], Awaitable[int]] | None = None
+    pause: Act | None = None
+    resume: Act | None = None
+    set_weight_version: Callable[[str], Awaitable[None]] | None = None
+    kill: Act | None = None
+    revive: Act | None = None
+
+    def __post_init__(self) -> None:
+        if (self.pause is None) != (self.resume is None) or (self.kill is None) != (self.revive is None):
+            raise ValueError("pause comes with resume, and kill with revive")
+
+
+class Lab:
+    """One engine under test: requests are made and drawn here, and what came of them is compared."""
+
+    def __init__(self, under_test: EngineUnderTest) -> None:
+        self.under_test = under_test
+        self._numbers = itertools.count()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine itself."""
+        return self.under_test.engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities that it reports."""
+        return self.under_test.engine.capabilities
+
+    @property
+    def long_tokens(self) -> dict[str, Any]:
+        """Parameters of a turn that is still under way when something is done to it."""
+        return {"max_tokens": self.under_test.num_long_tokens}
+
+    def request(self, prompt: Sequence[int] = (), *, streams: bool = True, **params: Any) -> GenerateRequest:
+        """A request under a new id; greedy and without an end of its own, unless `params` say otherwise."""
+        ids = token_ids(prompt or self.under_test.prompt)
+        own: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": self.under_test.num_tokens}
+        return GenerateRequest(
+            request_id=RequestId(f"law-{next(self._numbers)}"),
+            prompt=Prompt(ids=ids, ids_json=encode_ids(ids) if self.capabilities.takes_json else None),
+            params=SamplingParams(**own | params),
+            chat=_CHAT if self.capabilities.parses else None,
+            streams=streams,
+        )
+
+    async def draw(self, request: GenerateRequest) -> SampledTurn:
+        """The whole turn, checked as the server checks it. Raises what `generate` raises, and UpstreamInvalid."""
+        async with aclosing(self.engine.generate(request)) as chunks:
+            return await self.rest(request, chunks)
+
+    async def rest(self, request: GenerateRequest, chunks: AsyncGenerator[Chunk, None], *taken: Chunk) -> SampledTurn:
+        """A turn of which some chunks are taken already."""
+        collector = TurnCollector(vocab_size=self.capabilities.vocab_size, max_tokens=request.params.max_tokens)
+        for chunk in taken:
+            collector.add(chunk)
+        async for chunk in chunks:
+            collector.add(chunk)
+        return collector.result()
+
+    async def greedy(self, prompt: Sequence[int] = (), **params: Any) -> SampledTurn:
+        """A turn that is sampled greedily."""
+        return await self.draw(self.request(prompt, **params))
+
+    def text(self, turn: SampledTurn) -> str:
+        """A turn's text, without the token that ended it."""
+        ends_in_token = turn.finish.reason is FinishReason.STOP and isinstance(turn.finish.matched, int)
+        return self.under_test.decode(turn.ids[: len(turn.ids) - ends_in_token])
+
+    async def check_refused(self, request: GenerateRequest, what: str) -> None:
+        """The engine blames the request: a CallerError, or a status from 400 to 499 of its own."""
+        status, drawn = 0, 0
+        try:
+            drawn = len((await self.draw(request)).ids)
+        except CallerError as error:
+            status = error.status
+        except UpstreamRefused as error:
+            status = error.engine_status
+        assert status, f"{what} was to be refused, and {drawn} tokens came"
+        assert 400 <= status < 500, f"{what} was answered with the status {status}"
+
+    async def wait(self) -> None:
+        """Let a while pass between two looks at what nobody tells of."""
+        await asyncio.sleep(POLL_S)
+
+    async def until_running(self, num_generations: int) -> None:
+        """Wait until the engine itself says that it runs so many. Raises NotOffered where it does not say."""
+        if self.under_test.num_running is None:
+            raise NotOffered("a count of what the engine runs: num_running")
+        while await self.under_test.num_running() != num_generations:
+            await self.wait()
+
+    def check_same(self, what: str, one: SampledTurn, other: SampledTurn) -> None:
+        """Two greedy turns are the same, to the engine's precision. Raises AssertionError."""
+        self.check_begins(what, one, other)
+        is_tie = list(one.ids) != list(other.ids)[: len(one.ids)]
+        if not is_tie:
+            assert len(one.ids) == len(other.ids), f"{what}: {len(one.ids)} tokens, and {len(other.ids)}"
+            assert one.finish == other.finish, f"{what}: {one.finish}, and {other.finish}"
+
+    def check_begins(self, what: str, one: SampledTurn, other: SampledTurn) -> None:
+        """A turn is the beginning of another, to the engine's precision. Raises AssertionError."""
+        tolerance = self.under_test.tolerance_nats
+        assert len(one.ids) <= len(other.ids), f"{what}: {len(one.ids)} tokens are no beginning of {len(other.ids)}"
+        for at, (mine, theirs) in enumerate(zip(one.ids, other.ids, strict=False)):
+            apart = abs(one.logprobs[at] - other.logprobs[at])
+            if mine != theirs:
+                assert 0 < tolerance >= apart, f"{what}: token {at} is {mine}, and {theirs}"
+                return  # a tie: what follows has another history
+            assert apart <= tolerance, f"{what}: logprobs of token {at} are {apart:g} nats apart"
+
+
+def without(turn: SampledTurn, num_first: int) -> SampledTurn:
+    """A turn without its first tokens, its weights and its alternatives."""
+    return SampledTurn(
+        ids=turn.ids[num_first:],
+        logprobs=turn.logprobs[num_first:],
+        sampling_logprobs=None,
+        top_logprobs=None,
+        finish=turn.finish,
+        weights=(),
+        num_cached_tokens=turn.num_cached_tokens,
+        times=None,
+    )
+
+
+def check_close(what: str, one: Sequence[float], other: Sequence[float], *, tolerance: float) -> None:
+    """Two rows of logprobs agree. Raises AssertionError."""
+    assert len(one) == len(other), f"{what}: {len(one)} logprobs, and {len(other)}"
+    worst = max((abs(a - b) for a, b in zip(one, other, strict=True)), default=0.0)
+    assert worst <= tolerance or math.isclose(worst, tolerance), f"{what}: {worst:g} nats apart"

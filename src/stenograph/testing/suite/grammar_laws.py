@@ -1,0 +1,99 @@
+"""Invariants of guided decoding: an output in the language, or a refusal; never a constraint that is ignored."""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from stenograph.core.types import FinishReason, Grammar, GrammarKind
+from stenograph.testing.suite.engine_lab import Lab, NotOffered
+
+NUM_SEEDS, MOST_SEEDS = 4, 32
+"""Draws of each grammar, since a model that knows nothing of it goes several ways; more until one is whole."""
+MAX_TOKENS = 64
+
+_REGEX = "[0-9]{3}-(ab|cd)"
+_SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "size": {"enum": ["small", "large"]}},
+        "required": ["ok", "size"],
+        "additionalProperties": False,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Language:
+    """A grammar's source, whether a text is in its language, and whether a text can be the beginning of one that is."""
+
+    source: str
+    holds: Callable[[str], bool]
+    may_begin: Callable[[str], bool]
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _begins_object(text: str) -> bool:
+    return text.lstrip()[:1] in ("", "{")
+
+
+def _is_sized(text: str) -> bool:
+    told: dict[str, Any] = json.loads(text) if _is_object(text) else {}
+    return set(told) == {"ok", "size"} and isinstance(told["ok"], bool) and told["size"] in ("small", "large")
+
+
+def _one_of(source: str, *texts: str) -> _Language:
+    return _Language(
+        source=source,
+        holds=lambda text: text in texts,
+        may_begin=lambda text: any(whole.startswith(text) for whole in texts),
+    )
+
+
+_LANGUAGES: Mapping[GrammarKind, _Language] = {
+    GrammarKind.JSON_OBJECT: _Language(source="", holds=_is_object, may_begin=_begins_object),
+    GrammarKind.JSON_SCHEMA: _Language(source=_SCHEMA, holds=_is_sized, may_begin=_begins_object),
+    GrammarKind.REGEX: _Language(
+        source=_REGEX,
+        holds=lambda text: re.fullmatch(_REGEX, text) is not None,
+        may_begin=lambda text: re.fullmatch(r"[0-9]{0,3}|[0-9]{3}-[ac]?", text) is not None,
+    ),
+    GrammarKind.CHOICE: _one_of('["yes", "no", "not yet"]', "yes", "no", "not yet"),
+    GrammarKind.LARK: _one_of('start: ("ab" | "cd") "!"', "ab!", "cd!"),
+    GrammarKind.EBNF: _one_of('root ::= ("ab" | "cd") "!"', "ab!", "cd!"),
+}
+
+
+async def keeps_grammar(lab: Lab, kind: GrammarKind) -> None:
+    """Outputs are in the language, whatever the seed; a kind that the engine has not is refused."""
+    language = _LANGUAGES[kind]
+    grammar = Grammar(kind=kind, source=language.source)
+    if kind not in lab.capabilities.grammars:
+        await lab.check_refused(lab.request(grammar=grammar), f"a grammar of the kind {kind}")
+        return
+    num_whole = 0
+    for seed in range(MOST_SEEDS):
+        if num_whole and seed >= NUM_SEEDS:
+            break
+        turn = await lab.greedy(temperature=1.0, seed=seed, grammar=grammar, ignore_eos=False, max_tokens=MAX_TOKENS)
+        text = lab.text(turn)
+        if turn.finish.reason is FinishReason.STOP:
+            assert language.holds(text), f"{text!r} is not in the language {language.source or kind!r}"
+            num_whole += 1
+        else:
+            assert language.may_begin(text), f"{text!r} begins nothing in the language {language.source or kind!r}"
+    if not num_whole:
+        raise NotOffered(f"a text that ends within {MAX_TOKENS} tokens; {MOST_SEEDS} are well begun")
+
+
+def grammar_laws() -> dict[str, Callable[[Lab], Awaitable[None]]]:
+    """A law for each kind of grammar."""
+    return {f"grammar_{kind}": partial(keeps_grammar, kind=kind) for kind in GrammarKind}

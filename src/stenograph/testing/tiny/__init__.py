@@ -1,0 +1,1 @@
+"""The smallest model files that are real."""

@@ -1,0 +1,197 @@
+"""Matchers: they decide whether a message that a client sends back is the stored one. Pure.
+
+Clients reserialize, trim and decorate what they replay (docs/http-api.md lists how). A matcher says which of that is
+still the same message. On a match the stored spelling and the stored tokens win.
+"""
+
+import enum
+import importlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Protocol, cast
+
+import msgspec
+
+from stenograph.core.errors import StartupError
+from stenograph.core.messages import Message, Role, ToolCall
+
+_THOUGHT = re.compile(r"<(?:think|thinking|budget:thinking)>(.*?)</(?:think|thinking|budget:thinking)>(.*)", re.DOTALL)
+"""The part that LiteLLM takes out of a text that begins with it, and sends back as reasoning."""
+_MAX_EXACT_INT = 2**53
+"""Above it a client whose numbers are doubles (JavaScript) sends back another spelling."""
+
+
+class Matcher(Protocol):
+    """Whether a message of a request is the stored one."""
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        """Compare one stored message with one that a request gives in its place."""
+        ...
+
+
+class MatcherName(enum.StrEnum):
+    """Matchers that a session may be created with."""
+
+    HARNESS = "harness"
+    STRICT = "strict"
+    LOOSE_TOOL_CALL = "loose_tool_call"
+    ROLE_CONTENT = "role_content"
+
+
+class HarnessMatcher:
+    """Same for a real client: role; text, outer whitespace aside; tool calls by id, name, order and count, with
+    arguments equal as JSON; reasoning only where the client sends it back."""
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        if self._is_same(stored, given):
+            return True
+        if stored.role is not Role.ASSISTANT or stored.reasoning:
+            return False
+        thought = _THOUGHT.match(stored.content or "")
+        return thought is not None and self._is_same(replace(stored, reasoning=thought[1], content=thought[2]), given)
+
+    @staticmethod
+    def _is_same(stored: Message, given: Message) -> bool:
+        return (
+            stored.role is given.role
+            and stored.tool_call_id == given.tool_call_id
+            and (stored.content or "").strip() == (given.content or "").strip()
+            and (not given.reasoning or (stored.reasoning or "").strip() == given.reasoning.strip())
+            and _same_calls(stored.tool_calls, given.tool_calls)
+        )
+
+
+class StrictMatcher:
+    """Role, content, reasoning and tool calls as spelled; None is "" is no list."""
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        return _same_texts(stored, given) and stored.tool_calls == given.tool_calls
+
+
+class LooseToolCallMatcher:
+    """`StrictMatcher`, but arguments are equal as JSON."""
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        return _same_texts(stored, given) and _same_calls(stored.tool_calls, given.tool_calls)
+
+
+class RoleContentMatcher:
+    """Role and content, nothing else."""
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        return stored.role is given.role and (stored.content or "") == (given.content or "")
+
+
+class FunctionMatcher:
+    """A plain function of (stored, given) as a matcher."""
+
+    def __init__(self, matches: Callable[[Message, Message], bool]) -> None:
+        self._matches = matches
+
+    def matches(self, stored: Message, given: Message) -> bool:
+        return bool(self._matches(stored, given))
+
+
+MATCHERS: dict[str, Matcher] = {
+    MatcherName.HARNESS: HarnessMatcher(),
+    MatcherName.STRICT: StrictMatcher(),
+    MatcherName.LOOSE_TOOL_CALL: LooseToolCallMatcher(),
+    MatcherName.ROLE_CONTENT: RoleContentMatcher(),
+}
+
+
+def load_matcher(name: str) -> Matcher:
+    """The matcher of that name, or the one at a dotted path: an object or a class with `matches`, or a function.
+
+    Imports the module that the path names, so it is for the server's own settings, never for what a client sends.
+    Raises StartupError, in a line.
+    """
+    if name in MATCHERS:
+        return MATCHERS[name]
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        raise StartupError(f"matcher {name!r} is not one of {', '.join(MATCHERS)}, and not a dotted path")
+    try:
+        found: object = getattr(importlib.import_module(module), attribute)
+        found = found() if isinstance(found, type) else found
+    except Exception as error:  # whatever another's module raises stops the start with one line
+        raise StartupError(f"matcher {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if callable(getattr(found, "matches", None)):
+        return cast("Matcher", found)
+    if callable(found):
+        return FunctionMatcher(cast("Callable[[Message, Message], bool]", found))
+    raise StartupError(f"matcher {name!r} is not a function and has no method matches(stored, given)")
+
+
+def _same_texts(stored: Message, given: Message) -> bool:
+    return (
+        stored.role is given.role
+        and stored.tool_call_id == given.tool_call_id
+        and (stored.content or "") == (given.content or "")
+        and (stored.reasoning or "") == (given.reasoning or "")
+    )
+
+
+def _same_calls(stored: tuple[ToolCall, ...], given: tuple[ToolCall, ...]) -> bool:
+    return len(stored) == len(given) and all(
+        a.id == b.id and a.name == b.name and same_json(a.arguments, b.arguments)
+        for a, b in zip(stored, given, strict=True)
+    )
+
+
+def num_compared(messages: Iterable[Message]) -> int:
+    """About how many bytes have to be read as JSON to compare these with the stored messages, if all are respelled."""
+    return sum(len(call.arguments) for message in messages for call in message.tool_calls)
+
+
+def same_json(one: str, other: str) -> bool:
+    """Whether two texts are the same JSON value; texts that are not JSON are the same if they are equal.
+
+    Unlike Python's `==`, keeps `true` and `1` apart; like JSON, takes `1` and `1.0` as one number, and whole numbers
+    that are too large for a double's digits by the double.
+    """
+    if one == other:
+        return True
+    try:
+        return _is_same(_read(one), _read(other))
+    except (ValueError, OverflowError, RecursionError):
+        return False
+
+
+def _read(text: str) -> object:
+    """A JSON value. msgspec is several times as fast; what it refuses (`NaN`, a lone surrogate) the other reads."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return json.loads(text)
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Compare in Python, not in one call of C: on a worker that leaves the GIL to the loop in between."""
+    pair: tuple[object, object] = (one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        ours, theirs = cast("dict[str, object]", one), cast("dict[str, object]", other)
+        return ours.keys() == theirs.keys() and all(_is_same(value, theirs[key]) for key, value in ours.items())
+    if isinstance(one, list) and isinstance(other, list):
+        mine, yours = cast("list[object]", one), cast("list[object]", other)
+        return len(mine) == len(yours) and all(map(_is_same, mine, yours))
+    return _is_same_scalar(*pair)
+
+
+def _is_same_scalar(one: object, other: object) -> bool:
+    one, other = _number(one), _number(other)
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+        return math.isnan(other)
+    return type(one) is type(other) and one == other
+
+
+def _number(value: object) -> object:
+    """A number as JSON knows it; anything else as it is."""
+    if isinstance(value, int) and abs(value) > _MAX_EXACT_INT:
+        value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

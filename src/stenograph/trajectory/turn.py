@@ -1,0 +1,157 @@
+"""A committed turn, as it is kept, and the node that it is of its line: what a store writes and an export reads. Pure.
+
+Owns the tokens that a turn added to its line, and how it was asked for. Knows neither the rules by which turns follow
+one another (history.py) nor how a reply was sampled or shown.
+"""
+
+import enum
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from stenograph.core.chat import Asked, ParsedReply, ToolChoice
+from stenograph.core.day import STRFTIME_NOW, Day
+from stenograph.core.messages import Message, Tool
+from stenograph.core.types import FinishReason, RequestId, SampledTurn, SamplingParams, StageTimes, token_ids
+
+
+class TurnStatus(enum.StrEnum):
+    """The mark of a turn, and of a sample that ends with it, for the trainer. The values are miles' `Sample.Status`."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+
+    @staticmethod
+    def of(reason: FinishReason) -> "TurnStatus":
+        """The status of a turn that finished for `reason`."""
+        return _STATUS_OF[reason]
+
+
+_STATUS_OF = {
+    FinishReason.STOP: TurnStatus.COMPLETED,
+    FinishReason.LENGTH: TurnStatus.TRUNCATED,
+    FinishReason.ABORT: TurnStatus.ABORTED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptContext:
+    """Everything in the prompt beside the messages. Turns with different contexts do not share a prefix.
+
+    `kwargs_json` is `template_kwargs` with sorted keys, by which they are compared: `true` and `1` are not the same.
+    `day` is the session's, for a template that writes the date.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    day: Day | None = None
+    kwargs_json: bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        encoded = msgspec.json.encode(self.template_kwargs, order="sorted") if self.template_kwargs else b"{}"
+        object.__setattr__(self, "kwargs_json", encoded)
+
+    @property
+    def arguments(self) -> Mapping[str, object]:
+        """The template's arguments beside messages and tools."""
+        return self.template_kwargs if self.day is None else {**self.template_kwargs, STRFTIME_NOW: self.day}
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much it brings to a template."""
+        return len(self.kwargs_json) + sum(len(tool.json) for tool in self.tools)
+
+    def is_same(self, other: "PromptContext") -> bool:
+        """Whether both put the same into a prompt."""
+        return self is other or (self.kwargs_json == other.kwargs_json and self.tools == other.tools)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedTurn:
+    """One turn, as it is kept: only what it added to the turn before it.
+
+    `new_prompt_ids` are the ids of this turn's prompt after the ids of its parent (the whole prompt for a root), of
+    which the last `num_trimmed` were left out; `messages` are the request's messages after those of the parent, none if
+    a completion was `asked` for: its prompt is ids, and its reply a text that no conversation has.
+    `params` are those that the engine was given, `request_json` the rest of what the client sent (the model's name,
+    recorded fields) as a JSON object.
+    `stages` is the turn's own clock, which the reply still marks after the commit. `reply_id` is what the client
+    knows the reply by.
+    """
+
+    request_id: RequestId
+    new_prompt_ids: "array[int]"
+    sampled: SampledTurn
+    status: TurnStatus
+    messages: tuple[Message, ...]
+    reply: ParsedReply
+    context: PromptContext
+    asked: Asked = Asked.CHAT
+    num_trimmed: int = 0
+    params: SamplingParams = SamplingParams()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    reply_id: str = ""
+    request_json: bytes = b"{}"
+    requested_at: float = 0.0
+    committed_at: float = 0.0
+    stages: StageTimes = field(default_factory=lambda: StageTimes(start=0.0))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this turn adds to its line."""
+        return len(self.new_prompt_ids) - self.num_trimmed + len(self.sampled.ids)
+
+
+class Node:
+    """A committed turn in its place. `id` counts the commits of its session.
+
+    It knows its parent, not its children, so that a session that is dropped needs no garbage collector to be freed.
+    `num_tokens`, `num_messages` and `depth` (turns) are those of the whole line down to this node; `has_calls`: it has
+    a tool call.
+    """
+
+    __slots__ = ("depth", "has_calls", "id", "num_messages", "num_tokens", "parent", "turn")
+
+    def __init__(self, *, id_: int, turn: CommittedTurn, parent: "Node | None") -> None:
+        self.id = id_
+        self.turn = turn
+        self.parent = parent
+        self.depth: int = 1 + (parent.depth if parent else 0)
+        self.num_tokens: int = turn.num_tokens + (parent.num_tokens if parent else 0)
+        self.num_messages: int = len(turn.messages) + 1 + (parent.num_messages if parent else 0)
+        calling = any(message.tool_calls for message in (*turn.messages, turn.reply.message))
+        self.has_calls: bool = calling or (parent is not None and parent.has_calls)
+
+    def __repr__(self) -> str:
+        return f"<Node {self.id} depth {self.depth}, {self.num_tokens} tokens>"
+
+    def line(self) -> "list[Node]":
+        """The path from the root to this node."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+
+def line_ids(node: Node | None) -> "array[int]":
+    """All ids [T] of the line down to `node`, prompts and samples as the engine saw them last."""
+    ids = token_ids()
+    for step in node.line() if node is not None else ():
+        if step.turn.num_trimmed:
+            del ids[-step.turn.num_trimmed :]
+        ids.extend(step.turn.new_prompt_ids)
+        ids.extend(step.turn.sampled.ids)
+    return ids
+
+
+def line_messages(node: Node | None) -> list[Message]:
+    """The messages of the line down to `node`, replies included, as they are stored."""
+    steps = node.line() if node is not None else ()
+    return [message for step in steps for message in (*step.turn.messages, step.turn.reply.message)]

@@ -1,0 +1,166 @@
+"""Which library encodes: the fast one exactly where it agrees with the reference."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import fastokens
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from stenograph.core.errors import UnrenderableMessage
+from stenograph.http.app import make_renderer
+from stenograph.model.fast_encoder import EncoderKind, FastEncoder, ReferenceEncoder, check_texts, first_difference
+from stenograph.model.files import ModelFiles
+from stenograph.model.tokenizer import Tokenizer
+
+DIGITS = {"type": "Digits", "individual_digits": True}
+WORDS = {
+    "type": "Split",
+    "pattern": {"Regex": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"},
+    "behavior": "Isolated",
+    "invert": False,
+}
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+BARE = {**LEVEL, "use_regex": False}
+
+
+def sequence(*parts: dict[str, object]) -> dict[str, object]:
+    return {"type": "Sequence", "pretokenizers": list(parts)}
+
+
+@pytest.fixture(scope="module")
+def low_specials() -> str:
+    """Added tokens that have the first ids of the model's own vocabulary: cut out, they leave gaps."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))], trainer)
+    return tokenizer.to_str()
+
+
+def changed(tokenizer_json: str, **members: object) -> str:
+    return json.dumps({**json.loads(tokenizer_json), **members})
+
+
+PRE_TOKENIZERS = [LEVEL, sequence(DIGITS, LEVEL), sequence(WORDS, BARE), {**LEVEL, "add_prefix_space": True}]
+
+
+@pytest.mark.parametrize("pre_tokenizer", PRE_TOKENIZERS)
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}])
+@given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text("a 1\n.'sé\u0301<|im_end>"))
+def test_the_fast_encoder_gives_the_references_ids(
+    low_specials: str, pre_tokenizer: object, normalizer: object, text: str
+) -> None:
+    fast, reference = both(changed(low_specials, pre_tokenizer=pre_tokenizer, normalizer=normalizer))
+    assert fast.encode(text) == reference.encode(text)
+    assert fast.encode_plain(text) == reference.encode_plain(text)
+
+
+_BOTH: dict[str, tuple[Tokenizer, Tokenizer]] = {}
+
+
+def both(tokenizer_json: str) -> tuple[Tokenizer, Tokenizer]:
+    if tokenizer_json not in _BOTH:
+        fast, reference = (Tokenizer(tokenizer_json, prefer=kind) for kind in EncoderKind)
+        assert (fast.encoder, fast.why_not_preferred) == (EncoderKind.FASTOKENS, "")
+        assert (reference.encoder, reference.why_not_preferred) == (EncoderKind.REFERENCE, "")
+        _BOTH[tokenizer_json] = fast, reference
+    return _BOTH[tokenizer_json]
+
+
+def test_a_vocabulary_with_gaps_where_control_tokens_were_never_gives_their_ids(low_specials: str) -> None:
+    fast, _ = both(low_specials)
+    assert sorted(fast.added_tokens.values()) == [0, 1, 2]
+    for text in [*check_texts(), *fast.added_tokens, "\x00\x01\x02", "".join(fast.added_tokens)]:
+        ids = fast.encode_plain(text)
+        assert {0, 1, 2}.isdisjoint(ids)
+        assert fast.decode(ids) == text
+
+
+def test_a_tokenizer_that_the_fast_library_refuses_is_served_by_the_reference(low_specials: str) -> None:
+    scripts = changed(low_specials, pre_tokenizer=sequence({"type": "UnicodeScripts"}, BARE))
+    tokenizer = Tokenizer(scripts)
+    assert tokenizer.encoder is EncoderKind.REFERENCE
+    assert "fastokens cannot load this tokenizer" in tokenizer.why_not_preferred
+    assert "\n" not in tokenizer.why_not_preferred
+    assert tokenizer.encode("<|im_end|>a1") == Tokenizer(scripts, prefer=EncoderKind.REFERENCE).encode("<|im_end|>a1")
+
+
+def test_a_server_says_in_one_line_why_it_uses_the_reference(
+    low_specials: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripts = changed(low_specials, pre_tokenizer=sequence({"type": "UnicodeScripts"}, BARE))
+    for tokenizer_json in (low_specials, scripts):
+        make_renderer(files_of(tokenizer_json), "chatml")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"text is encoded by the slower reference tokenizer: {Tokenizer(scripts).why_not_preferred}"
+    ]
+
+
+def files_of(tokenizer_json: str) -> ModelFiles:
+    return ModelFiles(
+        name="tiny",
+        path=Path("tiny"),
+        tokenizer_json=tokenizer_json,
+        chat_template=None,
+        bos_token=None,
+        eos_token="<|im_end|>",
+        eos_token_ids=(),
+        vocab_size=420,
+        max_context_tokens=64,
+        architecture="llama",
+    )
+
+
+def test_a_tokenizer_that_the_fast_library_encodes_otherwise_is_served_by_the_reference(low_specials: str) -> None:
+    model = {**json.loads(low_specials)["model"], "dropout": 0.9}  # merges are left out at random
+    tokenizer = Tokenizer(changed(low_specials, model=model))
+    assert tokenizer.encoder is EncoderKind.REFERENCE
+    assert "differently" in tokenizer.why_not_preferred
+
+
+def test_the_check_names_the_first_text_that_differs(reference: tokenizers.Tokenizer, low_specials: str) -> None:
+    one, other = ReferenceEncoder(reference.to_str()), ReferenceEncoder(low_specials)
+    assert first_difference(one, other, ["", "a"]) == "a"
+    assert first_difference(one, one, check_texts()) is None
+
+
+def test_a_text_that_the_fast_library_gives_up_on_is_encoded_by_the_reference(low_specials: str) -> None:
+    plain = changed(low_specials, pre_tokenizer=sequence(WORDS, BARE), added_tokens=[])
+    reference = ReferenceEncoder(plain)
+    limited = FastEncoder(plain, reference, lambda text: fastokens.Tokenizer.from_json_str(text, pcre2_match_limit=1))
+    text = "several words, " * 40 + "   \n"
+    with pytest.raises(ValueError, match="limit"):
+        fastokens.Tokenizer.from_json_str(plain, pcre2_match_limit=1).encode(text)
+    assert limited.encode(text) == reference.encode(text)
+
+
+@pytest.mark.parametrize("kind", list(EncoderKind))
+def test_a_lone_surrogate_is_the_callers_error_whatever_encodes(low_specials: str, kind: EncoderKind) -> None:
+    with pytest.raises(UnrenderableMessage, match="U\\+DFFF"):
+        Tokenizer(low_specials, prefer=kind).encode_plain("a\udfff")
+
+
+def test_without_the_fast_library_the_reference_serves(low_specials: str, tmp_path: Path) -> None:
+    (tmp_path / "fastokens.py").write_text("raise ImportError('no wheel for this machine')")
+    (tmp_path / "tokenizer.json").write_text(low_specials)
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from stenograph.model.tokenizer import Tokenizer\n"
+        "tokenizer = Tokenizer(Path(sys.argv[1], 'tokenizer.json').read_text())\n"
+        "print(tokenizer.encoder, tokenizer.why_not_preferred, tokenizer.encode('<|im_end|>').tolist(), sep='|')"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "tokenizers|fastokens cannot be imported: no wheel for this machine|[2]\n"
