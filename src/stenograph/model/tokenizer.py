@@ -127,11 +127,9 @@ class Tokenizer:
         pieces = iter(next_pieces, [])
         return b"".join(map(b"".join, pieces)).decode("utf-8", "replace")
 
-    def bytes_of(self, token_id: int, *, skip_special: bool = False) -> bytes:
+    def bytes_of(self, token_id: int) -> bytes:
         """The bytes of one token; none for an id outside the vocabulary."""
-        if not 0 <= token_id < len(self._bytes) or (skip_special and token_id in self.special_ids):
-            return b""
-        return self._bytes[token_id]
+        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
 
     def token_text(self, token_id: int) -> str:
         """One token, for a person to read; U+FFFD where it is a piece of a character."""

@@ -22,7 +22,7 @@ from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams, to
 from stenograph.engine.base import Capabilities, Engine
 from stenograph.model.tokenizer import Span
 from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import CpuPool
+from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.renderer import Bridge, Renderer
 from stenograph.reply.held import BeforeAnswer
 from stenograph.reply.plain import PlainParser
@@ -35,7 +35,10 @@ from stenograph.trajectory.matching import num_compared
 from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, line_ids
 
 FRAME_BYTES = 32
-"""The cost of an empty message."""
+"""The cost of an empty message for the template and the tokenizer."""
+
+CHECK_BYTES = 4
+"""The cost of a message that is compared and checked."""
 
 TAIL_TOKENS = 64
 """Number of a line's last ids that a bridge gets: more than any template writes between two messages."""
@@ -149,20 +152,23 @@ class ChatOpening:
         # Calls that are spelled anew cost more than their length. A worker may read the history: on a line the lease
         # keeps it as it is, and a tree only grows.
         num_known = 0 if before is None else before.num_messages - 1
-        num_bytes = 0 if history.latest is None else num_compared(messages[num_known:])
+        unknown = messages[num_known:]
+        num_bytes = CHECK_BYTES * len(unknown) + (0 if history.latest is None else num_compared(unknown))
 
         def position() -> Attachment:
             attachment = None if before is None else history.position_after(before, messages, context)
-            return attachment or history.position(messages, context)
+            attachment = attachment or history.position(messages, context)
+            parent = attachment.parent
+            self._renderer.check_messages(
+                attachment.new_messages,
+                context.tools,
+                first=0 if parent is None else parent.num_messages,
+                follows_call=parent is not None and parent.has_calls,
+            )
+            return attachment
 
         attachment = await self._pool.run(position, num_bytes=num_bytes)
         parent = attachment.parent
-        self._renderer.check_messages(
-            attachment.new_messages,
-            context.tools,
-            first=0 if parent is None else parent.num_messages,
-            follows_call=parent is not None and parent.has_calls,
-        )
         if parent is not None and parent.turn.context.is_same(context):
             self.context = parent.turn.context  # one object for all turns of a line
         if parent is not None and parent.turn.status is TurnStatus.TRUNCATED:
@@ -193,7 +199,7 @@ class ChatOpening:
         """The line's ids, untouched, and the bridge; or the whole conversation at first."""
         renderer, new, tools = self._renderer, attachment.new_messages, self.context.tools
         kwargs, parent = self.context.arguments, attachment.parent
-        num_bytes = sum(map(_num_bytes, new))
+        num_bytes = _num_bytes(new)
         if parent is None or not renderer.family.tools_before_turns:
             num_bytes += self.context.num_bytes
         kept = line_ids(parent)
@@ -395,10 +401,17 @@ async def _ids_json(share: LoopShare, at_hand: bytes | None, kept: "array[int]",
     return join_ids([written, *[fragment async for fragment in share.pieces(map(encode_ids, pieces_of(ids)))]])
 
 
-def _num_bytes(message: Message) -> int:
-    """About how much work a message is for the template and the tokenizer, as bytes of text."""
-    calls = sum(FRAME_BYTES + len(call.name) + len(call.arguments) for call in message.tool_calls)
-    return FRAME_BYTES + len(message.content or "") + len(message.reasoning or "") + calls
+def _num_bytes(messages: Sequence[Message]) -> int:
+    """About how much work messages are for the template and the tokenizer, as bytes of text; of a long conversation
+    that each has a frame says enough."""
+    num_bytes = FRAME_BYTES * len(messages)
+    if num_bytes >= INLINE_BELOW_BYTES:
+        return num_bytes
+    for message in messages:
+        num_bytes += len(message.content or "") + len(message.reasoning or "")
+        for call in message.tool_calls:
+            num_bytes += FRAME_BYTES + len(call.name) + len(call.arguments)
+    return num_bytes
 
 
 def openings(

@@ -51,6 +51,7 @@ def test_all_of_a_models_tokens_and_what_nearly_is_one_are_told_apart(
     assert list(TokenFinder(deepseek_v4).find(text)) == naive(deepseek_v4, text)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("text", ["<", "<｜", "<｜place▁holder▁no▁12 ", "<div class='a'>text</div>\n"])
 def test_the_cost_is_of_the_text_not_of_the_text_times_the_tokens(deepseek_v4: list[str], text: str) -> None:
     """CPU time of this thread, not wall time: 2 to 20 ms here, where trying each token takes 750 to 6,000 ms."""

@@ -81,6 +81,7 @@ def test_four_threads_that_share_a_tokenizer_get_what_one_alone_gets(
         assert list(pool.map(encode_all, range(4))) == [expected] * 4
 
 
+@pytest.mark.timed
 def test_white_space_before_a_token_that_swallows_it_is_looked_for_in_linear_time(
     tokenizer: Tokenizer, reference: tokenizers.Tokenizer
 ) -> None:

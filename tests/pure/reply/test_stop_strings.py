@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def test_the_stop_string_that_ended_the_turn_ends_the_text(
     assert passed == text[: text.find(matched) + (len(matched) if keeps_last else 0)]
 
 
+@pytest.mark.timed
 def test_stop_strings_of_any_length_cost_the_same_for_each_character() -> None:
     """CPU time of this thread, not wall time: 0.3 s here; a search with each piece from the start takes minutes."""
     stops = StopStrings(tuple("ab" * 15_000 + str(number) for number in range(64)))

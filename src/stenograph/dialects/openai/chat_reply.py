@@ -5,8 +5,7 @@ The ids and logprobs of a reply are in vLLM's places: `prompt_token_ids` at the 
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -17,14 +16,16 @@ from stenograph.core.errors import StenographError
 from stenograph.core.json_pieces import as_chunked_list, json_pieces
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.messages import Message, Role
-from stenograph.core.types import Chunk, FinishReason
+from stenograph.core.types import FinishReason
 from stenograph.dialects.openai.errors import error_body
 from stenograph.dialects.openai.reply_parts import (
     FINISHES,
     Drawn,
     ReplyUsage,
     TokenText,
+    parts_of,
     reply_text,
+    row_slices,
     token_name,
     usage_body,
     whole_or_pieces,
@@ -33,9 +34,6 @@ from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, data_event, data
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
-
-ROWS_AT_ONCE = 512
-"""Tokens whose log-probabilities are written at once: 5 µs each."""
 
 ReplyFinish = Literal["stop", "length", "abort", "tool_calls"]
 
@@ -179,7 +177,9 @@ def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText)
     if options.return_token_ids:
         choice["token_ids"] = reply.sampled.ids
         body["prompt_token_ids"] = reply.prompt.ids
-    return reply_text(body, num_ids=len(reply.sampled.ids) + options.return_token_ids * len(reply.prompt.ids))
+    num_sampled = len(reply.sampled.ids)
+    num_ids = num_sampled + options.return_token_ids * len(reply.prompt.ids)
+    return reply_text(body, num_ids=num_ids, num_rows=options.logprobs * num_sampled)
 
 
 def with_token_ids(body: bytes, reply: ChatReply) -> bytes:
@@ -244,7 +244,7 @@ class StreamEncoder:
         """
         if not self._options.logprobs:
             return b"".join(map(self._piece, pieces))
-        cut = [part for piece in pieces for part in _parts(piece)]
+        cut = [part for piece in pieces for part in parts_of(piece)]
         events = map(self._piece, cut)
         return b"".join(events) if len(cut) == len(pieces) else events
 
@@ -283,20 +283,6 @@ class StreamEncoder:
     def failed(self, error: StenographError) -> bytes:
         """The error as an event, and no `[DONE]`."""
         return data_event(error_body(error, self._spelling))
-
-
-def _parts(piece: StreamPiece) -> list[StreamPiece]:
-    """A piece as several, of chunks that have at most about ROWS_AT_ONCE tokens together: the first has the text."""
-    parts: list[list[Chunk]] = [[]]
-    num_tokens = 0
-    for chunk in piece.chunks:
-        if parts[-1] and num_tokens + len(chunk.ids) > ROWS_AT_ONCE:
-            parts.append([])
-            num_tokens = 0
-        parts[-1].append(chunk)
-        num_tokens += len(chunk.ids)
-    deltas = chain((piece.delta,), repeat(ReplyDelta()))
-    return [replace(piece, delta=delta, chunks=tuple(part)) for part, delta in zip(parts, deltas, strict=False)]
 
 
 def _delta(delta: ReplyDelta) -> MessageDelta:
@@ -338,12 +324,10 @@ def finish_of(reason: FinishReason, message: Message) -> ReplyFinish:
 
 
 def _rows(drawn: Drawn, token_text: TokenText, options: ReplyOptions) -> Iterator[list[SampledLogprob]]:
-    """A row for each token, as many at once as have about ROWS_AT_ONCE tokens with their alternatives."""
+    """A row for each token, some at once."""
     as_id = options.tokens_as_ids
     tops = drawn.top_logprobs or ((),) * len(drawn.ids)
-    num_rows = max(1, ROWS_AT_ONCE // (1 + max(map(len, tops), default=0)))
-    for start in range(0, len(drawn.ids), num_rows):
-        part = slice(start, start + num_rows)
+    for part in row_slices(drawn):
         yield [
             {
                 **_token(id_, logprob, token_text, as_id=as_id),

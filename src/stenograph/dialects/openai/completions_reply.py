@@ -4,16 +4,17 @@ The ids of a reply are in vLLM's places: `prompt_token_ids` and `token_ids` in e
 """
 
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Literal, NotRequired, TypedDict
 
 import msgspec
 
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling, StreamPiece
 from stenograph.core.errors import StenographError
-from stenograph.core.json_pieces import json_pieces
+from stenograph.core.json_pieces import as_chunked_list, json_pieces
 from stenograph.core.json_types import Count, Logprob, TokenIds
+from stenograph.core.types import Chunk
 from stenograph.dialects.openai.errors import error_body
 from stenograph.dialects.openai.reply_parts import (
     FINISHES,
@@ -21,7 +22,9 @@ from stenograph.dialects.openai.reply_parts import (
     ReplyUsage,
     TextFinish,
     TokenText,
+    parts_of,
     reply_text,
+    row_slices,
     token_name,
     usage_body,
     whole_or_pieces,
@@ -69,7 +72,7 @@ def encode_completion(
     """The body of a reply that is not streamed, a choice for each prompt; in pieces if it is long."""
     choices: list[TextChoice] = []
     for index, reply in enumerate(replies):
-        logprobs = _logprobs((reply.sampled,), token_text, options, start=0)[0] if options.logprobs else None
+        logprobs = _whole_logprobs(reply.sampled, token_text, options) if options.logprobs else None
         choice = _choice(index, reply.parsed.message.content or "", logprobs)
         _finish(choice, reply)
         if options.return_token_ids:
@@ -84,8 +87,9 @@ def encode_completion(
         "choices": choices,
         "usage": usage_body([reply.usage for reply in replies]),
     }
-    num_ids = sum(len(reply.sampled.ids) + options.return_token_ids * len(reply.prompt.ids) for reply in replies)
-    return reply_text(body, num_ids=num_ids)
+    num_sampled = sum(len(reply.sampled.ids) for reply in replies)
+    num_ids = num_sampled + options.return_token_ids * sum(len(reply.prompt.ids) for reply in replies)
+    return reply_text(body, num_ids=num_ids, num_rows=options.logprobs * num_sampled)
 
 
 class CompletionStreamEncoder:
@@ -123,8 +127,14 @@ class CompletionStreamEncoder:
         return b""
 
     def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
-        """An event for each piece in which the client sees something new; in pieces if many ids are in them."""
-        events = chain.from_iterable(self._piece(piece, prompts[piece.index]) for piece in pieces)
+        """An event for each piece in which the client sees something new; in pieces if many ids are in them.
+
+        Log-probabilities of many tokens come as several events.
+        """
+        cut = [part for piece in pieces for part in parts_of(piece)] if self._options.logprobs else pieces
+        events = chain.from_iterable(self._piece(piece, prompts[piece.index]) for piece in cut)
+        if len(cut) > len(pieces):
+            return events
         return whole_or_pieces(events, num_ids=self._num_first({piece.index for piece in pieces}, prompts))
 
     def end(self, replies: Sequence[ChatReply]) -> bytes | Iterator[bytes]:
@@ -156,12 +166,22 @@ class CompletionStreamEncoder:
         choice = _choice(index, piece.delta.content, None)
         self._begin(choice, prompt_ids)
         if self._options.logprobs and piece.chunks:
-            choice["logprobs"], self._offsets[index] = _logprobs(
-                piece.chunks, self._token_text, self._options, start=self._offsets[index]
-            )
+            choice["logprobs"] = self._logprobs(index, piece.chunks)
         if returns_ids:
             choice["token_ids"] = [id_ for chunk in piece.chunks for id_ in chunk.ids]
         yield from self._event(choice)
+
+    def _logprobs(self, index: int, chunks: Sequence[Chunk]) -> LegacyLogprobs:
+        """OpenAI's lists of what an event adds."""
+        whole, text, options = slice(None), self._token_text, self._options
+        ids = (id_ for chunk in chunks for id_ in chunk.ids)
+        offsets, self._offsets[index] = _offsets(ids, text, self._offsets[index])
+        return {
+            "tokens": [name for chunk in chunks for name in _names(chunk.ids, text, options)],
+            "token_logprobs": [logprob for chunk in chunks for logprob in chunk.logprobs],
+            "top_logprobs": [top for chunk in chunks for top in _tops(chunk, whole, text, options)],
+            "text_offset": offsets,
+        }
 
     def _begin(self, choice: TextChoice, prompt_ids: "array[int]") -> None:
         """Add what only a choice's first event has."""
@@ -193,27 +213,40 @@ def _finish(choice: TextChoice, reply: ChatReply) -> None:
     choice["stop_reason"] = reply.sampled.finish.matched
 
 
-def _logprobs(
-    drawn: Sequence[Drawn], token_text: TokenText, options: ReplyOptions, *, start: int
-) -> tuple[LegacyLogprobs, int]:
-    """OpenAI's lists, and where the next token's text begins. Offsets count the tokens' own texts, from `start` on.
+def _whole_logprobs(drawn: Drawn, token_text: TokenText, options: ReplyOptions) -> LegacyLogprobs:
+    """OpenAI's lists of a whole reply, which are to be written once: they are made meanwhile, some tokens at a time."""
+    parts = list(row_slices(drawn))
+    return {
+        "tokens": as_chunked_list(_names(drawn.ids[part], token_text, options) for part in parts),
+        "token_logprobs": drawn.logprobs,
+        "top_logprobs": as_chunked_list(_tops(drawn, part, token_text, options) for part in parts),
+        "text_offset": as_chunked_list(_whole_offsets((drawn.ids[part] for part in parts), token_text)),
+    }
 
-    Alternatives go by their texts; of several with one text the sampled token counts, else the likeliest.
-    """
-    tokens: list[str] = []
-    logprobs: list[float] = []
-    tops: list[dict[str, float]] = []
-    offsets: list[int] = []
-    for some in drawn:
-        rows = some.top_logprobs or ((),) * len(some.ids)
-        for id_, logprob, row in zip(some.ids, some.logprobs, rows, strict=True):
-            text, name = token_text(id_), token_name(id_, token_text, as_id=options.tokens_as_ids)
-            top = {name: logprob}
-            for other in row:
-                top.setdefault(token_name(other.id, token_text, as_id=options.tokens_as_ids), other.logprob)
-            tokens.append(name)
-            logprobs.append(logprob)
-            tops.append(top)
-            offsets.append(start)
-            start += len(text)
-    return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}, start
+
+def _names(ids: Sequence[int], token_text: TokenText, options: ReplyOptions) -> list[str]:
+    return [token_name(id_, token_text, as_id=options.tokens_as_ids) for id_ in ids]
+
+
+def _tops(drawn: Drawn, part: slice, token_text: TokenText, options: ReplyOptions) -> list[dict[str, float]]:
+    """The alternatives of some tokens by their texts; of several with one text the sampled token counts, else the
+    likeliest."""
+    names = _names(drawn.ids[part], token_text, options)
+    tops = [{name: logprob} for name, logprob in zip(names, drawn.logprobs[part], strict=True)]
+    for top, row in zip(tops, (drawn.top_logprobs or ())[part], strict=False):
+        for other in row:
+            top.setdefault(token_name(other.id, token_text, as_id=options.tokens_as_ids), other.logprob)
+    return tops
+
+
+def _whole_offsets(parts: Iterable[Sequence[int]], token_text: TokenText) -> Iterator[list[int]]:
+    start = 0
+    for ids in parts:
+        offsets, start = _offsets(ids, token_text, start)
+        yield offsets
+
+
+def _offsets(ids: Iterable[int], token_text: TokenText, start: int) -> tuple[list[int], int]:
+    """Where the text of each token begins, and of the next. Offsets count the tokens' own texts, from `start` on."""
+    *offsets, end = accumulate((len(token_text(id_)) for id_ in ids), initial=start)
+    return offsets, end

@@ -1,11 +1,14 @@
 """Common parts of the replies of OpenAI's chat and completions routes. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, repeat
 from typing import Literal, Protocol, TypedDict
 
+from stenograph.core.chat import ReplyDelta, StreamPiece
 from stenograph.core.json_pieces import PIECE_VALUES, joined, json_pieces, json_whole
 from stenograph.core.json_types import Count
-from stenograph.core.types import FinishReason, TopLogprob, Usage
+from stenograph.core.types import Chunk, FinishReason, TopLogprob, Usage
 
 TokenText = Callable[[int], str]
 """One token as text, for a person; bytes that are no UTF-8 by themselves are U+FFFD."""
@@ -58,9 +61,33 @@ class Drawn(Protocol):
     def top_logprobs(self) -> tuple[tuple[TopLogprob, ...], ...] | None: ...
 
 
-def reply_text(body: Mapping[str, object], *, num_ids: int) -> bytes | Iterator[bytes]:
-    """A reply's body as JSON, in pieces if so many ids are in it. Arrays are lists."""
-    return joined(json_pieces(body)) if num_ids > PIECE_VALUES else json_whole(body)
+ROWS_AT_ONCE = 512
+"""Tokens whose logprobs are written at once: 5 µs each."""
+
+
+def row_slices(drawn: Drawn) -> Iterator[slice]:
+    """The tokens, as many at once as have about ROWS_AT_ONCE logprobs with their alternatives."""
+    num_rows = max(1, ROWS_AT_ONCE // (1 + max(map(len, drawn.top_logprobs or ()), default=0)))
+    return (slice(start, start + num_rows) for start in range(0, len(drawn.ids), num_rows))
+
+
+def parts_of(piece: StreamPiece) -> list[StreamPiece]:
+    """A piece as several, of chunks that have at most about ROWS_AT_ONCE tokens together: the first has the text."""
+    parts: list[list[Chunk]] = [[]]
+    num_tokens = 0
+    for chunk in piece.chunks:
+        if parts[-1] and num_tokens + len(chunk.ids) > ROWS_AT_ONCE:
+            parts.append([])
+            num_tokens = 0
+        parts[-1].append(chunk)
+        num_tokens += len(chunk.ids)
+    deltas = chain((piece.delta,), repeat(ReplyDelta()))
+    return [replace(piece, delta=delta, chunks=tuple(part)) for part, delta in zip(parts, deltas, strict=False)]
+
+
+def reply_text(body: Mapping[str, object], *, num_ids: int, num_rows: int) -> bytes | Iterator[bytes]:
+    """A reply's body as JSON, in pieces if so many ids, or tokens with logprobs, are in it. Arrays are lists."""
+    return joined(json_pieces(body)) if num_ids > PIECE_VALUES or num_rows > ROWS_AT_ONCE else json_whole(body)
 
 
 def whole_or_pieces(fragments: Iterator[bytes], *, num_ids: int) -> bytes | Iterator[bytes]:

