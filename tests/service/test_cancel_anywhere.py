@@ -174,19 +174,19 @@ class Room:
 
     def shown(self) -> list[tuple[list[Message], list[int]]]:
         """Every node's line, as messages and ids."""
-        nodes = self.session.history.nodes
+        nodes = self.session.nodes
         return [(line_messages(node), line_ids(node).tolist()) for node in nodes]
 
     async def check_ended(self, script: Script, *, is_gone: bool = False) -> TurnReport:
         """What must hold once the turn that "c" began has ended, whatever ended it."""
         assert self.session.running == []
-        assert not self.session.gate.is_busy
+        assert not self.session.is_busy
         assert self.manager.num_in_flight == 0
         assert self.engine.num_running == 0
         (report,) = self.telemetry.reports
-        nodes = self.session.history.nodes
+        nodes = self.session.nodes
         if report.end is TurnEnd.COMMITTED:
-            node = self.session.history.latest
+            node = self.session.latest
             assert node is not None
             assert node.parent is nodes[0]
             assert node.turn.messages == (user(self.question),)
@@ -199,7 +199,7 @@ class Room:
             if self.engine.requests:
                 (request,) = self.engine.requests
                 assert line_ids(node).tolist() == request.prompt.ids.tolist() + drawn
-            kept = self.lines[:1] if self.history is HistoryKind.LINEAR else self.lines
+            kept = self.lines[:1] if self.history is not HistoryKind.TREE else self.lines
             assert self.shown()[:-1] == kept
         else:
             assert self.shown() == self.lines
@@ -216,14 +216,14 @@ class Room:
 
     async def check_usable(self) -> None:
         """The next chat is served and kept."""
-        num = len(self.session.history.nodes)
+        num = len(self.session.nodes)
         self.says("next")
         watch = self.start(user("d"))
         outcome = await settled(watch)
         assert isinstance(outcome, TurnOutcome), outcome
-        nodes = self.session.history.nodes
+        nodes = self.session.nodes
         assert nodes[-1].turn.reply.message.content == "next"
-        assert len(nodes) == (2 if self.history is HistoryKind.LINEAR else num + 1)
+        assert len(nodes) == (2 if self.history is not HistoryKind.TREE else num + 1)
 
 
 async def settled(watch: Watch) -> TurnOutcome | StenographError | TurnAbandoned:
@@ -439,7 +439,7 @@ def test_a_session_that_is_deleted_at_any_moment_keeps_nothing_and_is_gone(name:
 async def struck_prompts(room: Room, num: int, blow: Blow, loop: MovableLoop) -> tuple[bool, TurnEnd]:
     """A request with three prompts, struck after `num` passes: whether it had ended by then, and how all of it did."""
     await room.before()
-    (_, two) = (node for node in room.session.history.nodes)
+    (_, two) = (node for node in room.session.nodes)
     prompts = (token_ids([*line_ids(two), 5]), "c" * 10, token_ids([9, 9]))
     ids = tuple(room.renderer.tokenizer.encode("three"))
     room.engine.plan(*(Script(ids=(*ids, END), finish=STOP, paused=True) for _ in prompts))
@@ -452,7 +452,7 @@ async def struck_prompts(room: Room, num: int, blow: Blow, loop: MovableLoop) ->
     await blow(room, watch, loop)
     told = await waiter
     await passes(10)
-    assert (room.session.running, room.session.gate.is_busy, room.manager.num_in_flight) == ([], False, 0)
+    assert (room.session.running, room.session.is_busy, room.manager.num_in_flight) == ([], False, 0)
     assert room.engine.num_running == 0
     (end,) = {report.end for report in room.telemetry.reports}
     assert len(room.telemetry.reports) == 3
@@ -461,7 +461,7 @@ async def struck_prompts(room: Room, num: int, blow: Blow, loop: MovableLoop) ->
         assert ended or sent.request_id in room.engine.stopped
     if end is TurnEnd.COMMITTED:
         assert isinstance(told, TurnOutcome)
-        new = room.session.history.nodes[2:]
+        new = room.session.nodes[2:]
         assert [node.parent for node in new] == [two, None, None]
         assert [node.turn.sampled.ids.tolist() for node in new] == [
             reply.sampled.ids.tolist() for reply in told.replies
@@ -568,7 +568,7 @@ def test_who_asks_again_while_an_abandoned_turn_ends_never_joins_it_and_need_not
         watch.leave()
         await passes(num)
         was_over = not room.session.running
-        if room.history is HistoryKind.LINEAR and not was_over:
+        if room.history is not HistoryKind.TREE and not was_over:
             with pytest.raises(SessionBusy):
                 room.start(user("c"), identity=first)
         await room.manager.settle(room.session)
@@ -692,7 +692,7 @@ def test_a_tree_has_room_for_the_next_node_as_soon_as_the_last_one_is_kept(rende
         other = await settled(room.start(user("d")))
         assert isinstance(other, TurnOutcome)
         assert isinstance(await waiter, TurnOutcome)
-        assert len(room.session.history.nodes) == 2
+        assert len(room.session.nodes) == 2
         return was_over
 
     for num in itertools.count():
@@ -823,7 +823,7 @@ def test_work_on_a_thread_that_nobody_waits_for_any_more_is_dropped(
         await passes(10)
         if name in ("leave", "abandon", "deadline"):
             await waiter  # ends though the thread has not
-            assert not room.session.gate.is_busy
+            assert not room.session.is_busy
         gated.let_go.set()
         assert gated.ended.wait(30)
         await struck
@@ -859,4 +859,4 @@ async def test_a_client_that_hangs_up_in_mid_stream_leaves_no_handler_behind(liv
     await live.engine.idle()
     await asyncio.wait(handlers)  # hangs if the reader was never told
     assert live.manager.num_in_flight == 0
-    assert len(live.manager.get(session_id).history.nodes) == (1 if joined else 0)
+    assert len(live.manager.get(session_id).nodes) == (1 if joined else 0)

@@ -247,7 +247,7 @@ async def test_a_deadline_stops_the_engine_keeps_nothing_and_frees_the_session(s
         assert (answer.status, answer.json()["error"]["code"]) == (504, "upstream_timeout")
         assert live.engine.stopped == [live.engine.requests[0].request_id]
         assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == []
-        assert not live.manager.get(session).gate.is_busy
+        assert not live.manager.get(session).is_busy
 
 
 async def test_a_grammar_that_the_engine_refuses_is_blamed_on_the_field_that_it_came_from(live: Live) -> None:

@@ -365,7 +365,7 @@ async def test_a_completion_goes_on_after_a_chat_and_a_chat_beside_it(live: Live
 
 
 async def test_a_linear_session_replaces_its_last_turn_and_refuses_what_would_take_more(live: Live) -> None:
-    session = await live.open(after_length="refuse")
+    session = await live.open(history="linear", after_length="refuse")
     line: list[int] = []
     for text in ("one", "two"):
         script = live.says(text)
@@ -407,7 +407,7 @@ async def test_the_session_is_named_by_path_then_header_then_bearer(live: Live) 
 
 async def test_a_busy_linear_session_refuses_a_completion_at_once(live: Live) -> None:
     live.says("one", paused=True)
-    session = await live.open()
+    session = await live.open(history="linear")
     first = asyncio.ensure_future(live.chat(session, user("hi")))
     await live.engine.begun(1)
     answer = await complete(live, session, "x")
@@ -471,7 +471,7 @@ async def test_several_prompts_stream_side_by_side(live: Live) -> None:
 
 
 async def test_a_linear_session_takes_one_prompt_at_a_time(live: Live) -> None:
-    session = await live.open()
+    session = await live.open(history="linear")
     answer = await complete(live, session, ["a", "b"])
     assert (answer.status, answer.json()["error"]["param"]) == (400, "/prompt")
     live.says("x")

@@ -22,7 +22,7 @@ async def test_of_a_crowd_some_hang_up_and_the_others_are_answered_and_every_ses
     engine = ScriptedEngine(vocab_size=320, max_context_tokens=4096, model=lambda _: YES)
     async with running(engine, renderer) as (url, manager), aiohttp.ClientSession() as client:
         live = Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
-        sessions = [await live.open() for _ in range(8 * SERVED_IN_A_PASS)]
+        sessions = [await live.open(history="linear") for _ in range(8 * SERVED_IN_A_PASS)]
         address = urlsplit(url)
         connections = [await asyncio.open_connection(address.hostname, address.port) for _ in sessions]
         body = json.dumps({"messages": [user("Hello")]}).encode()
@@ -41,4 +41,4 @@ async def test_of_a_crowd_some_hang_up_and_the_others_are_answered_and_every_ses
         assert {answer.status for answer in answers} == {200}
         assert manager.num_in_flight == 0
         assert engine.num_running == 0
-        assert {len(manager.get(session).history.nodes) for session in sessions} == {1}
+        assert {len(manager.get(session).nodes) for session in sessions} == {1}

@@ -140,7 +140,7 @@ async def of_requests(live: Live) -> dict[str, Any]:
 async def of_sessions(live: Live) -> dict[str, Any]:
     """What a session's history refuses."""
     found: dict[str, Any] = {}
-    session = await live.open()
+    session = await live.open(history="linear")
     chat = f"/sessions/{session}{CHAT}"
     live.says("one")
     await live.chat(session, user("a"))
@@ -160,7 +160,7 @@ async def of_sessions(live: Live) -> dict[str, Any]:
     completion = f"/sessions/{session}{COMPLETION}"
     found["session: other ids"] = shown(await live.call("POST", completion, {"prompt": [5, 6]}))
     found["session: several prompts"] = shown(await live.call("POST", completion, {"prompt": [[5], [6]]}))
-    cut = await live.open(after_length="refuse")
+    cut = await live.open(after_length="refuse", history="linear")
     live.says("cut", finish=Finish(reason=FinishReason.LENGTH))
     await live.chat(cut, user("a"))
     answer = await live.chat(cut, user("a"), assistant("cut"), user("b"))

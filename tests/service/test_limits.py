@@ -142,7 +142,7 @@ async def test_a_matcher_at_a_dotted_path_is_the_servers_to_name(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     async with serve(matcher="their_matchers.FirstLetter") as live:
-        session = await live.open()
+        session = await live.open(history="linear")
         live.says("Paris")
         await live.chat(session, user("hi"))
         live.says("more")

@@ -220,7 +220,7 @@ async def check_one_line(live: Live, session: str, scripts: Sequence[Script]) ->
     for turn, script in enumerate(scripts[:-1]):
         before = prompts[turn] + list(script.ids)
         assert prompts[turn + 1][: len(before)] == before
-    nodes = live.manager.get(session).history.nodes
+    nodes = live.manager.get(session).nodes
     assert [node.id for node in nodes] == list(range(len(scripts)))
     view = (await live.call("GET", f"/sessions/{session}")).json()
     assert [output_ids(record) for record in view["records"]] == [list(script.ids) for script in scripts]
@@ -571,7 +571,7 @@ async def check_usable(live: Live, session: str, *, num_kept: int = 0) -> None:
         assert (await chat(client)).choices[0].message.content == "again"
     found = await records(live, session)
     assert [output_ids(record) for record in found] == [list(script.ids)]  # a kept turn is replaced by this one
-    assert not live.manager.get(session).gate.is_busy
+    assert not live.manager.get(session).is_busy
 
 
 async def raw_request(live: Live, session: str, body: bytes, *, sent: int | None = None) -> Any:

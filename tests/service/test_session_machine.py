@@ -876,7 +876,7 @@ class SessionMachine(RuleBasedStateMachine):
         """The turn is in its history: put it into the model's."""
         place = flight.place
         assert place is not None
-        (node,) = [node for node in place.real.history.nodes if node.turn.request_id == flight.request_id]
+        (node,) = [node for node in place.real.nodes if node.turn.request_id == flight.request_id]
         assert node.id not in place.node_ids
         place.node_ids.add(node.id)
         reason = outcome.reply.sampled.finish.reason
@@ -913,7 +913,7 @@ class SessionMachine(RuleBasedStateMachine):
     @invariant()
     def histories_are_the_models(self) -> None:
         for place in self.live:
-            nodes = place.real.history.nodes
+            nodes = place.real.nodes
             assert [node.turn.request_id for node in nodes] == [turn.request_id for turn in place.turns]
             for node, turn in zip(nodes, place.turns, strict=True):
                 assert line_messages(node) == turn.messages
@@ -932,7 +932,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert self.manager.num_in_flight == len(self.flights)
         assert self.engine.num_running == len(self.flights)
         for place in self.live:
-            assert place.real.gate.is_busy is bool(place.flights)
+            assert place.real.is_busy is bool(place.flights)
             assert {turn.request_id for turn in place.real.running} == {flight.request_id for flight in place.flights}
         assert self.manager.num_sessions == len(self.live)
         waiting = {task for flight in self.flights for _, task in flight.watches}

@@ -36,14 +36,12 @@ from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.renderer import Renderer
 from stenograph.render.template.template import ChatTemplate
-from stenograph.session.opening import Ledger, Opening, openings
+from stenograph.session.opening import Opening, openings
 from stenograph.session.session import SessionOptions
 from stenograph.session.settings import OverBudget
+from stenograph.session.strand import Seats
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
-from stenograph.trajectory.latest import LineJson, RecentRequest
-from stenograph.trajectory.linear import LinearHistory
-from stenograph.trajectory.matching import StrictMatcher
 
 from .conftest import END, Live, assistant, running, user
 
@@ -324,7 +322,7 @@ async def huge() -> AsyncIterator[Huge]:
         said.append(user(filled.text))
         chat = filled.call("POST", f"/sessions/{session.id}/v1/chat/completions", {"messages": said})
         said.append(assistant(json.loads((await chat.run()).body)["choices"][0]["message"]["content"]))
-    assert session.history.num_tokens > 300_000
+    assert session.strands.num_tokens > 300_000
     yield filled
     pool.close()
 
@@ -458,7 +456,7 @@ async def test_the_ids_of_many_long_prompts_are_written_a_piece_in_a_pass_togeth
     for _ in range(5):
         opened += openings(
             CompletionRequest(prompts=(ids,)),
-            ledger=Ledger(history=LinearHistory(StrictMatcher()), recent=RecentRequest(), line_json=LineJson()),
+            seats=Seats(None),
             renderer=renderer,
             pool=pool,
             share=share,

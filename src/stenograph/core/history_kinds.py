@@ -1,13 +1,21 @@
-"""The kinds of history that a session may have: values that a dialect reads and a trajectory follows. Pure."""
+"""The kinds of history that a session may have: values that a dialect reads and a session follows. Pure."""
 
 import enum
 
 
 class HistoryKind(enum.StrEnum):
-    """The number of lines that a session's history may have: one or many."""
+    """The shape of a session: a line for each opening of a conversation, one line, or a tree."""
 
+    STRANDS = "strands"
     LINEAR = "linear"
     TREE = "tree"
+
+
+class Compat(enum.StrEnum):
+    """Another server's contract that a session keeps to."""
+
+    MILES = "miles"
+    """`linear`, and a turn that its token limit cut off is not extended."""
 
 
 class AfterLength(enum.StrEnum):

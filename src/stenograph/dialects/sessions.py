@@ -12,7 +12,8 @@ import numpy as np
 from msgspec import Meta
 
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.strand_kinds import Kind
 from stenograph.core.types import token_ids
 from stenograph.dialects.json_errors import decode_json, decode_part, shown
 from stenograph.dialects.template_kwargs import TemplateKwargs, check_depth, check_template_kwargs
@@ -25,6 +26,7 @@ class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
 
     history: Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in HistoryKind]})] | None = None
     matcher: str | None = None
+    compat: Annotated[str, Meta(extra_json_schema={"enum": [compat.value for compat in Compat]})] | None = None
     after_length: Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in AfterLength]})] | None = None
     metadata: dict[str, object] | None = None
     ttl_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86400)] | None = None
@@ -34,12 +36,17 @@ class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of the samples. `null` means absent. `token_texts` needs `format` `json`; `arrow` needs pyarrow."""
+    """Options of the samples. `null` means absent. `token_texts` needs `format` `json`; `arrow` needs pyarrow.
+
+    `kinds` are the kinds of strands that become samples; `include_side: true` is all of them.
+    """
 
     max_seq_len: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     metadata: dict[str, object] | None = None
     format: Annotated[str, Meta(extra_json_schema={"enum": list(SAMPLE_FORMATS)})] | None = None
     token_texts: bool | None = None
+    kinds: list[Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in Kind]})]] | None = None
+    include_side: bool | None = None
 
 
 class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,7 +101,11 @@ def decode_create(body: bytes) -> CreateSession:
     """Read the optional body of `POST /sessions`. Raises InvalidJson or InvalidRequest."""
     wire = decode_json(body, _CREATE, known=CreateSession.__struct_fields__) if body.strip() else CreateSession()
     if wire.history is not None and wire.history not in tuple(HistoryKind):
-        raise InvalidRequest(f"history must be 'linear' or 'tree', got {shown(wire.history)}.", param="/history")
+        raise InvalidRequest(
+            f"history must be 'strands', 'linear' or 'tree', got {shown(wire.history)}.", param="/history"
+        )
+    if wire.compat is not None:
+        _check_compat(wire, wire.compat)
     if wire.after_length is not None and wire.after_length not in tuple(AfterLength):
         raise InvalidRequest(
             f"after_length must be 'close' or 'refuse', got {shown(wire.after_length)}.", param="/after_length"
@@ -104,6 +115,21 @@ def decode_create(body: bytes) -> CreateSession:
     return wire
 
 
+def _check_compat(wire: CreateSession, compat: str) -> None:
+    """Raise InvalidRequest for a contract that is not known, or an option that is against it."""
+    if compat not in tuple(Compat):
+        raise InvalidRequest(f"compat must be 'miles', got {shown(compat)}.", param="/compat")
+    for name, given, kept in (
+        ("history", wire.history, HistoryKind.LINEAR),
+        ("after_length", wire.after_length, AfterLength.REFUSE),
+    ):
+        if given is not None and given != kept:
+            raise InvalidRequest(
+                f"{name} is {kept.value!r} with compat 'miles', got {shown(given)}. Leave one of the two out.",
+                param=f"/{name}",
+            )
+
+
 def decode_samples(body: bytes) -> SamplesRequest:
     """Read the optional body of the samples route. Raises InvalidJson or InvalidRequest."""
     wire = decode_json(body, _SAMPLES, known=SamplesRequest.__struct_fields__) if body.strip() else SamplesRequest()
@@ -111,6 +137,14 @@ def decode_samples(body: bytes) -> SamplesRequest:
         raise InvalidRequest(
             f"format must be one of {', '.join(SAMPLE_FORMATS)}, got {shown(wire.format)}.", param="/format"
         )
+    for index, kind in enumerate(wire.kinds or ()):
+        if kind not in tuple(Kind):
+            raise InvalidRequest(
+                f"A kind is one of {', '.join(Kind)}, got {shown(kind)}.",
+                param=f"/kinds/{index}",
+            )
+    if wire.include_side and wire.kinds is not None:
+        raise InvalidRequest("include_side is all kinds: leave kinds out, or include_side.", param="/include_side")
     if wire.token_texts and wire.format != "json":
         raise InvalidRequest("token_texts needs format 'json'.", param="/token_texts")
     _check_metadata(wire.metadata)

@@ -19,9 +19,11 @@ from stenograph.core.ids_json import encode_ids, pieces_of
 from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.messages import Message
+from stenograph.core.strand_kinds import Kind
 from stenograph.core.types import FinishReason, SampledTurn
 from stenograph.dialects.openai.chat_reply import RepliedMessage, ReplyFinish, finish_of, message_body
 from stenograph.export.lines import WireSpan, spans_json
+from stenograph.export.strand_facts import LeftOut, StrandRow
 from stenograph.render.drift import DriftFacts
 from stenograph.session.session import Session
 from stenograph.trajectory.history import Discarded
@@ -136,6 +138,7 @@ class SessionSummary(TypedDict):
     created_at: float
     history: HistoryKind
     num_turns: Count
+    num_strands: Count
     num_tokens: Count
     discarded: DiscardedTurns
     busy: bool
@@ -143,13 +146,18 @@ class SessionSummary(TypedDict):
 
 
 class SessionMetadata(TypedDict):
-    """The session's own metadata, and the server's keys over it; on a tree also `tree` (docs/samples.md)."""
+    """The session's own metadata, and the server's keys over it; unless it is linear, also `tree` (docs/samples.md).
+
+    With samples `left_out` counts, by kind, the strands that are none, and the sampled tokens in them.
+    """
 
     accumulated_token_ids: TokenIds
     max_trim_tokens: Count
     discarded: DiscardedTurns
     tito_session_mismatch: NotRequired[Sequence[DriftFacts]]
+    strands: Sequence[StrandRow]
     tree: NotRequired[Mapping[str, object]]
+    left_out: NotRequired[Mapping[Kind, LeftOut]]
 
 
 class SessionView(TypedDict):
@@ -239,15 +247,16 @@ def discarded_json(discarded: Discarded) -> DiscardedTurns:
 
 def session_summary(session: Session) -> SessionSummary:
     """One entry of `GET /sessions`."""
-    nodes = session.history.nodes
+    strands = session.strands
     return {
         "session_id": session.id,
         "created_at": session.created_at,
         "history": session.options.history,
-        "num_turns": len(nodes),
-        "num_tokens": session.history.num_tokens,
-        "discarded": discarded_json(session.history.discarded),
-        "busy": session.gate.is_busy,
+        "num_turns": strands.num_turns,
+        "num_strands": len(strands.kept),
+        "num_tokens": strands.num_tokens,
+        "discarded": discarded_json(strands.discarded),
+        "busy": session.is_busy,
         "metadata": session.options.metadata,
     }
 

@@ -7,7 +7,7 @@ turn is decided in lines.py. Source of the names: docs/samples.md.
 
 import enum
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NotRequired, TypedDict, cast
 
@@ -15,8 +15,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import as_chunked_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
+from stenograph.core.strand_kinds import Kind
 from stenograph.core.types import WeightSpan
 from stenograph.export.lines import (
     SampleLine,
@@ -24,24 +26,27 @@ from stenograph.export.lines import (
     cut,
     kept_leaves,
     leaf_descriptor,
+    leaves,
     owners,
     spans_json,
     whole_line,
 )
 from stenograph.export.replay import ReplayShape, indexer_topk, replayable, routed_experts
+from stenograph.export.strand_facts import SessionFacts
 from stenograph.trajectory.turn import Node, TurnStatus
 
 Decode = Callable[["array[int]"], str]
 """Ids to text, control tokens included."""
 
 LEAF = "leaf"
+STRAND_KEYS = ("strand", "kind", "rule", "client", "agent_id", "chapter", "continues")
 MISMATCH = "tito_session_mismatch"
 DISCARDED = "discarded"
 TRUNCATED_TURNS = "truncated_turns"
 _PIECE_TEXTS = 512
 """Token texts that are made and written at once, in a millisecond."""
 
-SERVER_KEYS = frozenset({LEAF, MISMATCH, DISCARDED, TRUNCATED_TURNS, "accumulated_token_ids"})
+SERVER_KEYS = frozenset({LEAF, MISMATCH, DISCARDED, TRUNCATED_TURNS, *STRAND_KEYS, "accumulated_token_ids"})
 """Metadata that consumers believe the server on: a client's values under these names are left out."""
 
 
@@ -52,6 +57,8 @@ class EmptyReason(enum.StrEnum):
     """The session has no committed turn."""
     ALL_TRUNCATED = "all_truncated"
     """In no line does a first prompt and one sampled token fit into `max_seq_len`."""
+    LEFT_OUT = "left_out"
+    """Every strand is of a kind that was not asked for. Ours: that server knows no strands."""
 
 
 class PrefixCacheInfo(TypedDict):
@@ -123,10 +130,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSet:
-    """The samples of a session, oldest leaf first; `empty_reason` is set where there is none, and only there."""
+    """The samples of a session, oldest leaf first; `empty_reason` is set where there is none, and only there.
+
+    `left_out` are the kept lines of the kinds that were not asked for.
+    """
 
     samples: tuple[Sample, ...]
     empty_reason: EmptyReason | None
+    left_out: tuple[SampleLine, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.samples) == (self.empty_reason is not None):
@@ -143,20 +154,30 @@ def make_samples(
     metadata: Mapping[str, object] | None = None,
     mismatches: Mapping[int, Sequence[object]] | None = None,
     discarded: Mapping[str, object] | None = None,
+    session: SessionFacts | None = None,
+    kinds: Collection[Kind] = tuple(Kind),
 ) -> SampleSet:
     """One sample for each kept line of a session's turns, given oldest commit first. Mutates nothing.
 
     May run on a worker, on a snapshot of `History.nodes`. `max_trim_tokens` is the renderer's. `metadata` goes into
     every sample, with the server's own keys on top: `mismatches` is the drift of each leaf's line by node id, as plain
-    values, as far as it was computed; `discarded` counts what the session's commits discarded. With `max_seq_len` a
-    line ends with its last sampled token that fits, and one without any gives no sample. Raises SamplesInconsistent: a
-    line cannot be accounted for token by token.
+    values, as far as it was computed; `discarded` counts what the session's commits discarded. `session` tells each
+    line's strand; only strands of `kinds` become samples. With `max_seq_len` a line ends with its last sampled token
+    that fits, and one without any gives no sample. Raises SamplesInconsistent: a line cannot be accounted for token by
+    token.
     """
     if not nodes:
         return SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
+    strands = {} if session is None else session.by_node()
+    has_lines = session is not None and session.history is HistoryKind.STRANDS
     lines: list[SampleLine] = []
-    for leaf in kept_leaves(nodes):
-        whole = replayable(whole_line(leaf, max_trim_tokens=max_trim_tokens))
+    left_out: list[SampleLine] = []
+    for leaf in leaves(nodes) if has_lines else kept_leaves(nodes):
+        whole = whole_line(leaf, max_trim_tokens=max_trim_tokens)
+        if leaf.id in strands and strands[leaf.id].kind not in kinds:
+            left_out.append(whole)
+            continue
+        whole = replayable(whole)
         line = whole if max_seq_len is None else cut(whole, max_seq_len)
         if line is not None:
             lines.append(line)
@@ -166,13 +187,17 @@ def make_samples(
     for index, line in enumerate(lines):
         num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
         ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
+        if line.leaf.id in strands:
+            row: Mapping[str, object] = strands[line.leaf.id].row()
+            ours.update((key, row[key]) for key in STRAND_KEYS)
         if mismatches is not None and line.leaf.id in mismatches:
             ours[MISMATCH] = mismatches[line.leaf.id]
         if discarded is not None:
             ours[DISCARDED] = discarded
         owned = frozenset(part.node.id for part in line.parts if owner[part.node.id] == index)
         samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}))
-    return SampleSet(samples=tuple(samples), empty_reason=None if samples else EmptyReason.ALL_TRUNCATED)
+    reason = None if samples else EmptyReason.LEFT_OUT if left_out else EmptyReason.ALL_TRUNCATED
+    return SampleSet(samples=tuple(samples), empty_reason=reason, left_out=tuple(left_out))
 
 
 def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -> JsonSample:

@@ -10,6 +10,7 @@ from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, StartupError
+from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.settings import Switch
 from stenograph.dialects.base import Dialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
@@ -212,7 +213,11 @@ def _session_routes(
     share: LoopShare,
     moe_shape: tuple[int, int] | None,
 ) -> SessionRoutes:
-    """The sessions' own routes. Raises StartupError for a matcher that cannot be loaded."""
+    """The sessions' own routes. Raises StartupError for a matcher that cannot be loaded, or a history that is against
+    the contract to keep to."""
+    is_miles = settings.compat is Compat.MILES
+    if is_miles and settings.history is HistoryKind.TREE:
+        raise StartupError("compat miles makes sessions linear: leave history tree out, or compat")
     return SessionRoutes(
         manager=manager,
         metrics=metrics,
@@ -220,8 +225,8 @@ def _session_routes(
         pool=pool,
         share=share,
         defaults=SessionDefaults(
-            history=settings.history,
-            after_length=settings.after_length,
+            history=HistoryKind.LINEAR if is_miles else settings.history,
+            after_length=AfterLength.REFUSE if is_miles else settings.after_length,
             matcher=load_matcher(settings.matcher),
             matcher_name=settings.matcher,
             ttl_s=settings.session_ttl_s,

@@ -16,6 +16,7 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
+from stenograph.core.strand_kinds import TRAINED_KINDS, Kind
 from stenograph.dialects.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.line_drift import line_drift
@@ -31,6 +32,7 @@ from stenograph.export.records import (
 from stenograph.export.replay import ReplayShape
 from stenograph.export.safetensors import to_safetensors
 from stenograph.export.samples import EmptyReason, JsonSample, SampleSet, make_samples, to_json
+from stenograph.export.strand_facts import SessionFacts, session_facts
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
@@ -134,10 +136,13 @@ class SessionRoutes:
     async def create(self, request: Request) -> Response:
         """`POST /sessions`."""
         wire = await self._decoded(request, decode_create)
+        history, after_length = self.defaults.history, self.defaults.after_length
+        if wire.compat is not None:
+            history, after_length = HistoryKind.LINEAR, AfterLength.REFUSE
         options = SessionOptions(
-            history=self.defaults.history if wire.history is None else HistoryKind(wire.history),
+            history=history if wire.history is None else HistoryKind(wire.history),
             matcher=self._matcher(wire.matcher),
-            after_length=self.defaults.after_length if wire.after_length is None else AfterLength(wire.after_length),
+            after_length=after_length if wire.after_length is None else AfterLength(wire.after_length),
             metadata=wire.metadata or {},
             ttl_s=self.defaults.ttl_s if wire.ttl_s is None else wire.ttl_s,
             max_turns=wire.max_turns,
@@ -163,18 +168,21 @@ class SessionRoutes:
         return json_in_pieces(self.share, page)
 
     async def get(self, request: Request) -> Response:
-        """`GET /sessions/{id}?records=full|delta`: the records of the latest line, and metadata for a trainer."""
+        """`GET /sessions/{id}?records=full|delta&strand=N`: a line's records, and metadata for a trainer.
+
+        The line is the main strand's or that of strand N, where there are several the one that was committed last.
+        """
         session = self._session(request)
-        _check_query(request, "records")
+        _check_query(request, "records", "strand")
         wanted = request.query_params.get("records", "full")
         if wanted not in ("full", "delta"):
             raise InvalidRequest(f"records must be 'full' or 'delta', got {wanted[:20]!r}.", param="/records")
-        latest, nodes = session.history.latest, tuple(session.history.nodes)
-        discarded = session.history.discarded
+        facts, discarded = session_facts(session), session.strands.discarded
+        latest = facts.latest if (number := request.query_params.get("strand")) is None else _strand(facts, number)
 
         def metadata_and_drift() -> tuple[SessionMetadata, DriftReport | None]:
             report = None if latest is None else line_drift(latest, self.renderer)
-            return self._metadata(session.options, latest, nodes, report, discarded), report
+            return self._metadata(session.options, facts, latest, report, discarded), report
 
         num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN
         metadata, report = await self.pool.run(metadata_and_drift, num_bytes=num_bytes)
@@ -205,7 +213,7 @@ class SessionRoutes:
     async def drift(self, request: Request) -> Response:
         """`GET /sessions/{id}/drift`: the report of each line."""
         session = self._session(request)
-        reports = await self._drift_of(leaves(session.history.nodes))
+        reports = await self._drift_of(leaves(session.nodes))
         self._count_drift(session, {leaf.id: report for leaf, report in reports})
         lines = as_list(_drifted_line(leaf, report) for leaf, report in reports)
         body: DriftReports = {"session_id": session.id, "lines": lines}
@@ -216,13 +224,14 @@ class SessionRoutes:
         self._session(request)  # 404 comes before a body that is wrong
         wire = await self._decoded(request, decode_samples)
         session = self._session(request)
-        nodes, latest, discarded = tuple(session.history.nodes), session.history.latest, session.history.discarded
+        facts, discarded = session_facts(session), session.strands.discarded
+        nodes = tuple(session.nodes)
         reports = await self._drift_of(leaves(nodes))
         self._count_drift(session, {leaf.id: report for leaf, report in reports})
         by_leaf = {leaf.id: report for leaf, report in reports}
         num_bytes = _BYTES_PER_TOKEN * sum(node.turn.num_tokens for node in nodes)
         made, metadata = await self.pool.run(
-            lambda: self._make_samples(nodes, latest, session.options, wire, by_leaf, discarded), num_bytes=num_bytes
+            lambda: self._make_samples(facts, nodes, session.options, wire, by_leaf, discarded), num_bytes=num_bytes
         )
         if wire.format == "json":
             token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
@@ -252,8 +261,8 @@ class SessionRoutes:
 
     def _make_samples(
         self,
+        facts: SessionFacts,
         nodes: Sequence[Node],
-        latest: Node | None,
         options: SessionOptions,
         wire: SamplesRequest,
         reports: Mapping[int, DriftReport],
@@ -270,29 +279,34 @@ class SessionRoutes:
             metadata={**options.metadata, **(wire.metadata or {})},
             mismatches={leaf_id: mismatches for leaf_id, mismatches in told.items() if mismatches is not None},
             discarded=discarded_json(discarded),
+            session=facts,
+            kinds=_kinds(wire),
         )
-        report = None if latest is None else reports[latest.id]
-        return made, self._metadata(options, latest, nodes, report, discarded)
+        latest = facts.latest
+        metadata = self._metadata(options, facts, latest, None if latest is None else reports[latest.id], discarded)
+        metadata["left_out"] = facts.left_out(made.left_out)
+        return made, metadata
 
     def _metadata(
         self,
         options: SessionOptions,
+        facts: SessionFacts,
         latest: Node | None,
-        nodes: Sequence[Node],
         report: DriftReport | None,
         discarded: Discarded,
     ) -> SessionMetadata:
-        """The session's own metadata, overridden by the server's keys for the latest line and for the whole tree."""
+        """The session's own metadata, overridden by the server's keys for the line to `latest` and for all strands."""
         metadata: SessionMetadata = {
             "accumulated_token_ids": line_ids(latest),
             "max_trim_tokens": self.renderer.max_trim_tokens,
             "discarded": discarded_json(discarded),
+            "strands": [strand.row() for strand in facts.strands],
         }
         mismatches = [] if report is None else drift_json(report)
         if mismatches is not None:  # a line that the template cannot show was not compared
             metadata["tito_session_mismatch"] = mismatches
-        if options.history is HistoryKind.TREE:
-            metadata["tree"] = tree_metadata(nodes)
+        if options.history is not HistoryKind.LINEAR:
+            metadata["tree"] = tree_metadata(facts.nodes)
         return cast("SessionMetadata", {**options.metadata, **metadata})
 
     async def _drift_of(self, ends: Sequence[Node]) -> list[tuple[Node, DriftReport]]:
@@ -343,6 +357,23 @@ def _drifted_line(leaf: Node, report: DriftReport) -> DriftedLine:
         "unrenderable": report.unrenderable,
         "mismatches": drift_json(report),
     }
+
+
+def _kinds(wire: SamplesRequest) -> Sequence[Kind]:
+    """The kinds of strands that become samples."""
+    if wire.include_side:
+        return tuple(Kind)
+    return TRAINED_KINDS if wire.kinds is None else tuple(map(Kind, wire.kinds))
+
+
+def _strand(facts: SessionFacts, number: str) -> Node | None:
+    """The last turn of the strand with that number. Raises InvalidRequest if there is none."""
+    if number.isascii() and number.isdecimal() and len(number) <= 6 and int(number) < len(facts.strands):
+        return facts.strands[int(number)].latest
+    raise InvalidRequest(
+        f"strand must be a number below {len(facts.strands)}, got {number[:20]!r}: metadata.strands lists them.",
+        param="/strand",
+    )
 
 
 def _check_query(request: Request, *known: str) -> None:

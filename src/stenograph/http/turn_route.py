@@ -93,11 +93,9 @@ class TurnRoute:
         stages.mark(Stage.RECEIVE, self.clock.monotonic())
         await self.manager.settle(session)
         identity = None if session is None else _identity(scope, place, body)
-        known = None if session is None else session.recent.known
-        if known is not None and known.dialect != self.dialect.name:
-            known = None
+        known = () if session is None else session.strands.known(self.dialect.name, body)
         incoming = Incoming(body=body, at=place.at, known=known)
-        num_unread = len(body) - (0 if known is None else known.text_print.length)
+        num_unread = len(body) - max((one.text_print.length for one in known), default=0)
         if num_unread >= DECODED_OFF_LOOP_BYTES and self.manager.is_new(session, identity):
             stages.mark(Stage.ADMIT, self.clock.monotonic())
             async with self.body_slots.decoding():

@@ -54,8 +54,8 @@ def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float) ->
         facts: dict[str, str | int | float | None] = {
             "session": session.id,
             "status": str(end),
-            "turns": len(session.history.nodes),
-            "tokens": session.history.num_tokens,
+            "turns": session.strands.num_turns,
+            "tokens": session.strands.num_tokens,
             "age_s": round(age_s, 3),
         }
         log.info(LogLine(event="session_end", facts=facts))

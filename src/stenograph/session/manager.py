@@ -25,17 +25,14 @@ from stenograph.core.errors import (
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import FinishReason, RequestId, SessionId, Stage, StageTimes
-from stenograph.session.gate import Lease
 from stenograph.session.journal import STOPPED, log_session_end, log_turn_end
-from stenograph.session.opening import Ledger, openings
+from stenograph.session.opening import openings
 from stenograph.session.request import RequestRun, TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session, SessionOptions
+from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
 from stenograph.session.watch import Delivery, RequestTask, Watch
-from stenograph.trajectory.latest import LineJson, RecentRequest
-from stenograph.trajectory.linear import LinearHistory
-from stenograph.trajectory.matching import StrictMatcher
 
 log = logging.getLogger(__name__)
 
@@ -108,14 +105,14 @@ class SessionManager:
         if session is not None and session.is_expired(self._services.clock.monotonic()):
             self._drop_expired(session)
             session = None
-        if session is None or session.gate.is_closing:
+        if session is None or session.is_closing:
             raise SessionNotFound(session_id)
         return session
 
     def has(self, session_id: str) -> bool:
         """Whether there is a live session of that id."""
         session = self._sessions.get(SessionId(session_id))
-        if session is None or session.gate.is_closing:
+        if session is None or session.is_closing:
             return False
         return not session.is_expired(self._services.clock.monotonic())
 
@@ -131,7 +128,7 @@ class SessionManager:
             ids = itertools.dropwhile(lambda id_: id_ != after, ids)
             next(ids)
         live = (self._sessions[id_] for id_ in ids)
-        return list(itertools.islice((s for s in live if not s.gate.is_closing), limit))
+        return list(itertools.islice((s for s in live if not s.is_closing), limit))
 
     def expire(self) -> int:
         """Drop the sessions that have been idle for longer than they may; returns how many."""
@@ -150,7 +147,7 @@ class SessionManager:
         if session is None:
             return
         for _ in range(HANG_UP_PASSES):
-            if not session.gate.is_full or any(turn.is_abandoned for turn in session.running):
+            if not session.takes_turns or any(turn.is_abandoned for turn in session.running):
                 break
             await asyncio.sleep(0)
         while tasks := [turn.task for turn in session.running if turn.is_abandoned]:
@@ -162,11 +159,9 @@ class SessionManager:
         For who has to wait before it can call `start`: raises what `start` raises before it decodes, and holds nothing.
         """
         if session is not None:
-            if session.gate.is_closing:
-                raise SessionNotFound(session.id)
-            if identity is not None and session.find_repeated(identity) is not None:
+            if not session.is_closing and identity is not None and session.find_repeated(identity) is not None:
                 return False
-            session.gate.check()
+            session.check_open()
         self._check_room(1)
         return True
 
@@ -183,32 +178,34 @@ class SessionManager:
 
         `decode` gives the request and, as JSON, what of it is kept in the record. A request that repeats a turn, by
         its `identity`, watches that turn instead. Raises SessionNotFound before IdempotencyMismatch before
-        SessionBusy before Draining and LimitExceeded before whatever `decode` raises; nothing is held then. The lease
-        is given back when the task ends, however it ends. Where `started` says when admission ended, `is_new` was asked
-        then and what came after it was decoding. `client` is what the client calls itself, for the log.
+        SessionBusy of a linear session before Draining and LimitExceeded before whatever `decode` raises before
+        SessionBusy of a strand; nothing is held then. The seats are given back when the task ends, however it ends.
+        Where `started` says when admission ended, `is_new` was asked then and what came after it was decoding.
+        `client` is what the client calls itself, for the log.
         """
-        if session is not None and not session.gate.is_closing and identity is not None:
+        if session is not None and not session.is_closing and identity is not None:
             repeated = session.find_repeated(identity)
             if repeated is not None:
                 is_running = isinstance(repeated, RequestTask) and not repeated.task.done()
                 self._telemetry.retry_answered(joined=is_running)
                 return repeated.watch()
-        lease = session.gate.lease() if session is not None else None
+        if session is not None:
+            session.check_open()
+        self._check_room(1)
+        if Stage.ADMIT not in started.ends:
+            started.mark(Stage.ADMIT, self._services.clock.monotonic())
+        if session is not None:
+            session.check_limits()
+        request, request_json = decode()
+        self._check_prompts(session, request)
+        started.mark(Stage.DECODE, self._services.clock.monotonic())
+        seats = Seats(None if session is None else session.strands)
         try:
-            self._check_room(1)
-            if Stage.ADMIT not in started.ends:
-                started.mark(Stage.ADMIT, self._services.clock.monotonic())
-            if session is not None:
-                session.check_limits()
-            request, request_json = decode()
-            self._check_prompts(session, request)
-            started.mark(Stage.DECODE, self._services.clock.monotonic())
-            run = self._make_run(session, request, request_json, started)
+            run = self._make_run(session, request, request_json, started, seats)
         except BaseException:
-            if lease is not None:
-                lease.release()
+            seats.give_back()
             raise
-        return self._run(run, session, lease, identity, client).watch()
+        return self._run(run, session, seats, identity, client).watch()
 
     async def delete(self, session_id: str) -> None:
         """Close a session: refuse new turns at once, end the running ones at the engine, forget everything.
@@ -217,7 +214,7 @@ class SessionManager:
         SessionNotFound.
         """
         session = self.get(session_id)
-        session.gate.close()
+        session.refuse_new()
         turns = session.running
         try:
             # All are aborted before the first wait, so that each ends within its grace time, even if this call fails.
@@ -266,7 +263,7 @@ class SessionManager:
             turn.abandon(Draining(why, retry_after_s=5.0))
 
     def _drop_expired(self, session: Session) -> None:
-        session.gate.close()
+        session.refuse_new()
         self._forget(session, SessionEnd.EXPIRED)
 
     def _forget(self, session: Session, end: SessionEnd) -> None:
@@ -299,7 +296,7 @@ class SessionManager:
             )
         if session is not None and session.options.history is HistoryKind.LINEAR:
             raise InvalidRequest(
-                "A linear session takes one prompt at a time; a session with history 'tree' takes several.",
+                "A linear session takes one prompt at a time; one with another history takes several.",
                 blame=Blame(RequestPart.PROMPT),
             )
         self._check_room(num)
@@ -324,23 +321,18 @@ class SessionManager:
             )
 
     def _make_run(
-        self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes
+        self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes, seats: Seats
     ) -> RequestRun:
         if isinstance(request, ChatRequest):
             request = self._with_template_kwargs(request, session)
 
         def may_commit() -> bool:
-            return session is not None and not session.gate.is_closing
+            return session is not None and not session.is_closing
 
         services = self._services
-        ledger = Ledger(
-            history=session.history if session is not None else LinearHistory(StrictMatcher()),
-            recent=session.recent if session is not None else RecentRequest(),
-            line_json=session.line_json if session is not None else LineJson(),
-        )
         opened = openings(
             request,
-            ledger=ledger,
+            seats=seats,
             renderer=services.renderer,
             pool=services.pool,
             share=services.share,
@@ -359,7 +351,7 @@ class SessionManager:
                 request=request,
                 request_json=request_json,
                 opening=opening,
-                ledger=ledger,
+                seats=seats,
                 affinity_key=session.id if session is not None else None,
                 stages=stages if len(ids) == 1 else StageTimes(start=stages.start, ends=dict(stages.ends)),
                 services=services,
@@ -370,7 +362,7 @@ class SessionManager:
             request=request,
             reply_id=None if len(turns) == 1 else reply_id,
             turns=turns,
-            ledger=ledger,
+            seats=seats,
             may_commit=may_commit,
             token_limit=None if session is None else session.options.max_total_tokens,
             services=services,
@@ -388,7 +380,7 @@ class SessionManager:
         self,
         run: RequestRun,
         session: Session | None,
-        lease: Lease | None,
+        seats: Seats,
         identity: RequestIdentity | None,
         client: str,
     ) -> RequestTask:
@@ -422,9 +414,8 @@ class SessionManager:
                 now = self._services.clock.monotonic()
                 session.ended(turn, now=now, committed=reports[0].end is TurnEnd.COMMITTED)
                 if session.id in self._sessions:
-                    self._count_tokens(session, session.history.num_tokens)
-            if lease is not None:
-                lease.release()
+                    self._count_tokens(session, session.strands.num_tokens)
+            seats.give_back()
             error = None if task.cancelled() else task.exception()
             for one, report in zip(run.turns, reports, strict=True):
                 self._telemetry.turn_ended(report)

@@ -6,7 +6,7 @@ which is matched by its ids and goes to the engine as it is. Neither knows what 
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -29,8 +29,8 @@ from stenograph.reply.plain import PlainParser
 from stenograph.reply.reading import Parser
 from stenograph.session.chunk_reader import READ_AT_ONCE
 from stenograph.session.settings import OverBudget
-from stenograph.trajectory.history import Attachment, History
-from stenograph.trajectory.latest import LineJson, RecentRequest
+from stenograph.session.strand import Seats, Strand
+from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.matching import num_compared
 from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, line_ids
 
@@ -46,15 +46,6 @@ TAIL_TOKENS = 64
 
 PROOF_BYTES = 1 << 20
 """Cost of the proof that a template is append-only with new arguments: about 0.1 s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
-    """The part of a session that a turn reads, and that a commit adds to."""
-
-    history: History
-    recent: RecentRequest
-    line_json: LineJson
 
 
 class Tokenization:
@@ -85,6 +76,11 @@ class Opening(Protocol):
 
     tokenization: Tokenization | None
     """Makes ids of text where our own tokenizer does not do it."""
+
+    @property
+    def strand(self) -> Strand:
+        """The strand that it is of, once it is positioned."""
+        ...
 
     async def position(self) -> Attachment:
         """Find where the turn attaches. Changes nothing. Raises CallerError."""
@@ -117,7 +113,7 @@ class ChatOpening:
         self,
         request: ChatRequest,
         *,
-        ledger: Ledger,
+        seats: Seats,
         renderer: Renderer,
         pool: CpuPool,
         share: LoopShare,
@@ -134,8 +130,8 @@ class ChatOpening:
             template_kwargs=request.template_kwargs,
             day=Day.of(opened_at) if renderer.writer.reads_date else None,
         )
+        self.strand = seats.of_chat(request, self.context)
         self._request = request
-        self._ledger = ledger
         self._renderer = renderer
         self._pool = pool
         self._share = share
@@ -147,8 +143,8 @@ class ChatOpening:
         may have left out of its copy what they answer."""
         messages, context = self._request.messages, self.context
         self._check_view()
-        history = self._ledger.history
-        before = self._ledger.recent.node_of(self._request)
+        history = self.strand.history
+        before = self.strand.recent.node_of(self._request)
         # Calls that are spelled anew cost more than their length. A worker may read the history: on a line the lease
         # keeps it as it is, and a tree only grows.
         num_known = 0 if before is None else before.num_messages - 1
@@ -221,7 +217,7 @@ class ChatOpening:
             return await self._truncated(bridge.ids)
         if bridge.num_trimmed:
             del kept[-bridge.num_trimmed :]
-        at_hand = None if bridge.num_trimmed else self._ledger.line_json.of(parent)
+        at_hand = None if bridge.num_trimmed else self.strand.line_json.of(parent)
         ids = kept + bridge.ids
         return Prompt(
             ids=ids,
@@ -283,7 +279,7 @@ class CompletionOpening:
         request: CompletionRequest,
         index: int,
         *,
-        ledger: Ledger,
+        seats: Seats,
         renderer: Renderer,
         pool: CpuPool,
         share: LoopShare,
@@ -295,13 +291,19 @@ class CompletionOpening:
         self.prompt_blame = Blame(RequestPart.PROMPT, index)
         self._request = request
         self._prompt = request.prompts[index]
-        self._ledger = ledger
+        self._seats = seats
         self._renderer = renderer
         self._pool = pool
         self._share = share
         self._capabilities = capabilities
         self._over_budget = over_budget
         self._ids: array[int] | None = None
+        self._strand: Strand | None = None
+
+    @property
+    def strand(self) -> Strand:
+        assert self._strand is not None, "a turn is positioned first"
+        return self._strand
 
     async def position(self) -> Attachment:
         """Make ids of the prompt, and match them."""
@@ -311,7 +313,8 @@ class CompletionOpening:
         if not ids:
             raise InvalidRequest("The prompt is empty: it must have at least one token.", blame=self.prompt_blame)
         self._ids = ids
-        return self._ledger.history.position_ids(ids)
+        self._strand = self._seats.of_ids(ids)
+        return self._strand.history.position_ids(ids)
 
     async def render(self, attachment: Attachment) -> Prompt:
         """The ids as they are."""
@@ -320,7 +323,7 @@ class CompletionOpening:
         num_kept = 0 if parent is None else parent.num_tokens
         ids_json = None
         if self._capabilities.takes_json:
-            ids_json = await _ids_json(self._share, self._ledger.line_json.of(parent), ids[:num_kept], ids[num_kept:])
+            ids_json = await _ids_json(self._share, self.strand.line_json.of(parent), ids[:num_kept], ids[num_kept:])
         return Prompt(ids=ids, num_kept=num_kept, ids_json=ids_json)
 
     async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
@@ -417,7 +420,7 @@ def _num_bytes(messages: Sequence[Message]) -> int:
 def openings(
     request: ChatRequest | CompletionRequest,
     *,
-    ledger: Ledger,
+    seats: Seats,
     renderer: Renderer,
     pool: CpuPool,
     share: LoopShare,
@@ -430,13 +433,14 @@ def openings(
     """The opening of each turn of a request: a chat's one, or one for each prompt of a completion.
 
     `tokenizer` makes ids of their text; None: `renderer` does, on `pool`.
-    `opened_at`, in seconds of the epoch, is when the session began, or a request that has none.
+    `opened_at`, in seconds of the epoch, is when the session began, or a request that has none. A chat takes its seat
+    at once, a completion when its ids are known. Raises SessionBusy.
     """
     if isinstance(request, ChatRequest):
         return [
             ChatOpening(
                 request,
-                ledger=ledger,
+                seats=seats,
                 renderer=renderer,
                 pool=pool,
                 share=share,
@@ -450,7 +454,7 @@ def openings(
         CompletionOpening(
             request,
             index,
-            ledger=ledger,
+            seats=seats,
             renderer=renderer,
             pool=pool,
             share=share,

@@ -3,8 +3,8 @@
 A chat makes one turn, a completion one for each of its prompts; each step is taken by all of them before the next.
 `RequestRun.run` is the whole of it. What a step does is the turn's (turn.py).
 
-Invariants. The only thing held across an await is the session's lease. The commit is one synchronous step, whatever the
-number of turns. Cancelling the task is how a request is abandoned; after the commit there is nothing to cancel. An
+Invariants. Nothing but the leases of its seats is held across an await. The commit is one synchronous step, whatever
+the number of turns. Cancelling the task is how a request is abandoned; after the commit there is nothing to cancel. An
 abort is asked of the engine, which answers with what it has sampled; only if it does not, within the grace time, is the
 request ended without it.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from stenograph.core.chat import ChatReply, Remaining, TurnRequest
 from stenograph.core.errors import StenographError, UpstreamTimeout
-from stenograph.session.opening import Ledger
+from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
@@ -51,7 +51,7 @@ class RequestRun:
         request: TurnRequest,
         reply_id: str | None,
         turns: Sequence[TurnRun],
-        ledger: Ledger,
+        seats: Seats,
         may_commit: Callable[[], bool],
         token_limit: int | None,
         services: TurnServices,
@@ -62,7 +62,7 @@ class RequestRun:
         """By which the engine knows it; of several turns the first's."""
         self._reply_id = reply_id
         self.remaining = Remaining()
-        self._ledger = ledger
+        self._seats = seats
         self._may_commit = may_commit
         self._token_limit = token_limit
         self._services = services
@@ -121,7 +121,7 @@ class RequestRun:
         """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""
         limit, session = self._services.engine.capabilities.max_context_tokens, None
         if self._token_limit is not None:
-            num_before = max(self._ledger.history.num_tokens_before(turn.attachment) for turn in self.turns)
+            num_before = self._seats.num_tokens_before([(turn.strand, turn.attachment) for turn in self.turns])
             session = self._token_limit - num_before - sum(turn.num_new_tokens for turn in self.turns)
         context = None if limit is None else limit - max(len(turn.prompt.ids) for turn in self.turns)
         self.remaining = Remaining(context_tokens=context, session_tokens=session)

@@ -1,20 +1,17 @@
-"""One rollout: its history, its gate, the requests that run on it, and the replies that may be asked for again."""
+"""One rollout: its strands, the requests that run on it, and the replies that may be asked for again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stenograph.core.errors import Limit, LimitExceeded
+from stenograph.core.errors import Limit, LimitExceeded, SessionNotFound
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.types import RequestId, SessionId
-from stenograph.session.gate import Gate
 from stenograph.session.kept import KeptReply
 from stenograph.session.retries import RequestIdentity
+from stenograph.session.strand import Strand, Strands
 from stenograph.session.watch import RequestTask
-from stenograph.trajectory.history import History
-from stenograph.trajectory.latest import LineJson, RecentRequest
-from stenograph.trajectory.linear import LinearHistory
 from stenograph.trajectory.matching import HarnessMatcher, Matcher
-from stenograph.trajectory.tree import TreeHistory
+from stenograph.trajectory.turn import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +22,7 @@ class SessionOptions:
     once. `ttl_s`: seconds without a chat after which the session is dropped.
     """
 
-    history: HistoryKind = HistoryKind.LINEAR
+    history: HistoryKind = HistoryKind.STRANDS
     matcher: Matcher = field(default_factory=HarnessMatcher)
     after_length: AfterLength = AfterLength.CLOSE
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -36,14 +33,19 @@ class SessionOptions:
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
+MAX_KEPT = 256
+"""Replies of a session that may be asked for again; the oldest goes first."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Kept:
     """A reply that may be asked for again, and how many requests had been started when it was committed.
 
-    `is_superseded`: another request with the same body was begun after it.
+    `strands` are those of its turns. `is_superseded`: another request with the same body was begun after it.
     """
 
     reply: KeptReply
+    strands: tuple[Strand, ...]
     num_started: int
     is_superseded: bool
 
@@ -55,12 +57,8 @@ class Session:
         self.id = session_id
         self.options = options
         self.created_at = created_at
-        is_tree = options.history is HistoryKind.TREE
-        make = TreeHistory if is_tree else LinearHistory
-        self.history: History = make(options.matcher, after_length=options.after_length)
-        self.line_json = LineJson()
-        self.recent = RecentRequest()
-        self.gate = Gate(session_id, exclusive=not is_tree)
+        self.strands = Strands(session_id, options.history, options.matcher, options.after_length)
+        self._is_closing = False
         self._running: dict[RequestId, RequestTask] = {}
         self._kept: dict[RequestId, _Kept] = {}
         self._last_chat = now
@@ -70,23 +68,57 @@ class Session:
         """Number of its tokens that the manager has counted among those that all sessions hold."""
 
     def __repr__(self) -> str:
-        return f"<Session {self.id} {self.history!r} {self.gate!r}>"
+        return f"<Session {self.id} {self.strands!r}, {len(self._running)} requests run>"
 
     @property
     def running(self) -> list[RequestTask]:
         """The turns that run now."""
         return list(self._running.values())
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request runs."""
+        return bool(self._running)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is being deleted; nothing is committed from then on."""
+        return self._is_closing
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All its turns, oldest commit first. A view: do not keep it across a commit."""
+        return self.strands.nodes
+
+    @property
+    def latest(self) -> Node | None:
+        """The turn that was committed last."""
+        strand = self.strands.latest
+        return None if strand is None else strand.history.latest
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a request that runs may keep another from running beside it."""
+        return self.is_busy and self.options.history is not HistoryKind.TREE
+
+    def check_open(self) -> None:
+        """Raise SessionNotFound if it is being deleted, SessionBusy if it takes one chat at a time and runs one."""
+        if self._is_closing:
+            raise SessionNotFound(self.id)
+        if (only := self.strands.only) is not None:
+            only.gate.check()
+
     def is_expired(self, now: float) -> bool:
         """Whether it has been without a chat for longer than it may. One that is being deleted ends by that."""
-        ttl_s, gate = self.options.ttl_s, self.gate
-        return ttl_s is not None and not gate.is_busy and not gate.is_closing and now - self._last_chat >= ttl_s
+        ttl_s = self.options.ttl_s
+        return ttl_s is not None and not self.is_busy and not self._is_closing and now - self._last_chat >= ttl_s
 
     def check_limits(self, num_new: int = 1) -> None:
         """Raise LimitExceeded if those that are kept, or may yet be, leave no place for more turns."""
-        options, nodes = self.options, self.history.nodes
+        options, strands = self.options, self.strands
         # One whose task is done is a node by now, or never will be, though its lease ends a moment later.
-        num_turns = len(nodes) + sum(len(turn.run.turns) for turn in self._running.values() if not turn.task.done())
+        running = (turn for turn in self._running.values() if not turn.task.done())
+        num_turns = strands.num_turns + sum(len(turn.run.turns) for turn in running)
         if options.max_turns is not None and num_turns + num_new > options.max_turns:
             raise LimitExceeded(
                 Limit.SESSION_TURNS, f"this session has {num_turns} of its {options.max_turns} turns (max_turns)"
@@ -97,12 +129,16 @@ class Session:
                 Limit.NODES, f"this session's tree has {num_turns} of its {options.max_nodes} nodes (--max-nodes)"
             )
         if options.max_total_tokens is not None:
-            used = self.history.num_tokens
+            used = strands.num_tokens
             if used >= options.max_total_tokens:
                 raise LimitExceeded(
                     Limit.SESSION_TOKENS,
                     f"this session has used {used} of its {options.max_total_tokens} tokens (max_total_tokens)",
                 )
+
+    def refuse_new(self) -> None:
+        """Begin to be deleted: every turn is refused from now on. Those that run keep their seats until they end."""
+        self._is_closing = True
 
     def close(self) -> None:
         """Let go of what refers back to the session, so that it is given back at once."""
@@ -146,13 +182,19 @@ class Session:
         self._running[turn.request_id] = turn
 
     def ended(self, turn: RequestTask, *, now: float, committed: bool) -> None:
-        """A turn is over. One that was committed is kept, and drops those that had been committed when it began."""
+        """A turn is over. One that was committed is kept, and drops those of its strand that had been committed when
+        it began."""
         del self._running[turn.request_id]
         self._last_chat = now
         if committed:
-            self._kept = {id_: kept for id_, kept in self._kept.items() if kept.num_started >= turn.order}
+            strands = tuple(one.strand for one in turn.run.turns)
+            self._kept = {id_: kept for id_, kept in self._kept.items() if not _is_over(kept, turn, strands)}
             if (reply := _kept_reply(turn)) is not None:
-                kept = _Kept(reply=reply, num_started=self._num_started, is_superseded=turn.is_superseded)
+                while len(self._kept) >= MAX_KEPT:
+                    del self._kept[next(iter(self._kept))]
+                kept = _Kept(
+                    reply=reply, strands=strands, num_started=self._num_started, is_superseded=turn.is_superseded
+                )
                 self._kept[turn.request_id] = kept
                 self.release_delivered(turn.request_id)
 
@@ -177,6 +219,11 @@ def _kept_reply(task: RequestTask) -> KeptReply | None:
         budget=task.run.remaining,
         delivery=task.delivery,
     )
+
+
+def _is_over(kept: _Kept, turn: RequestTask, strands: tuple[Strand, ...]) -> bool:
+    """Whether a turn that was begun after a reply had been committed has taken that reply's strand further."""
+    return kept.num_started < turn.order and any(strand in strands for strand in kept.strands)
 
 
 def _are_alike(one: RequestIdentity | None, other: RequestIdentity | None) -> bool:

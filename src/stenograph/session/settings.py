@@ -5,7 +5,7 @@
 import enum
 from dataclasses import dataclass
 
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.settings import choice, seconds, setting, text, whole_number
 
 
@@ -21,7 +21,17 @@ class SessionSettings:
     """Sessions' defaults and limits."""
 
     history: HistoryKind = setting(
-        HistoryKind.LINEAR, choice(HistoryKind), "The history of sessions that do not say which they want."
+        HistoryKind.STRANDS,
+        choice(HistoryKind),
+        "The history of sessions that do not say which they want: a line for each opening of a conversation, one line"
+        " for the whole session, or a tree.",
+    )
+    compat: Compat | None = setting(
+        None,
+        choice(Compat),
+        "The contract of another server: `miles` makes sessions linear, and refuses to continue after a reply that its"
+        " token limit cut off.",
+        shown="none: Stenograph's own",
     )
     after_length: AfterLength = setting(
         AfterLength.CLOSE,

@@ -43,9 +43,10 @@ from stenograph.reply.held import Holder, held_grammar
 from stenograph.session.budget import max_tokens
 from stenograph.session.chunk_reader import READ_AT_ONCE, ChunkReader
 from stenograph.session.meter import TurnMeter
-from stenograph.session.opening import Ledger, Opening
+from stenograph.session.opening import Opening
 from stenograph.session.reply_buffer import ReplyBuffer
 from stenograph.session.settings import OverBudget
+from stenograph.session.strand import Seats, Strand
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.turn import CommittedTurn, TurnStatus
 
@@ -105,7 +106,7 @@ class TurnRun:
         request: TurnRequest,
         request_json: bytes,
         opening: Opening,
-        ledger: Ledger,
+        seats: Seats,
         affinity_key: str | None,
         stages: StageTimes,
         services: TurnServices,
@@ -118,7 +119,7 @@ class TurnRun:
         self._request = request
         self._request_json = request_json
         self._opening = opening
-        self._ledger = ledger
+        self._seats = seats
         self._affinity_key = affinity_key
         self._services = services
         self._requested_at = services.clock.wall()
@@ -150,6 +151,11 @@ class TurnRun:
         """The place where it attaches, once it is open."""
         assert self._opened is not None, "a turn is opened first"
         return self._opened.attachment
+
+    @property
+    def strand(self) -> Strand:
+        """The strand that it is of, once it is open."""
+        return self._opening.strand
 
     @property
     def num_new_tokens(self) -> int:
@@ -265,7 +271,7 @@ class TurnRun:
         )
 
     def _keep(self, sampled: SampledTurn, parsed: ParsedReply, now: float) -> None:
-        opening, prompt, ledger = self._opening, self.prompt, self._ledger
+        opening, prompt, strand = self._opening, self.prompt, self._opening.strand
         params, tool_choice, request_json = self._params, opening.tool_choice, self._request_json
         if self.attachment.parent is not None:
             before = self.attachment.parent.turn
@@ -291,13 +297,12 @@ class TurnRun:
             committed_at=now,
             stages=self.stages,
         )
-        replaced = ledger.history.replaced_by(self.attachment)
-        node = ledger.history.commit(self.attachment, turn)
+        replaced = strand.history.replaced_by(self.attachment)
+        node = self._seats.commit(strand, self.attachment, turn, prompt)
         self.discarded = tuple(gone.turn for gone in replaced)
         untrack(node)
-        ledger.line_json.extend(prompt, sampled, node)
         if isinstance(self._request, ChatRequest):
-            ledger.recent.extend(self._request, node)
+            strand.recent.extend(self._request, node)
 
     def _mark(self, stage: Stage) -> None:
         self.stages.mark(stage, self._services.clock.monotonic())

@@ -1,7 +1,8 @@
 """A history with exactly one line. Pure. A request extends it, or replaces its last turn, or is refused."""
 
+import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked
@@ -23,10 +24,16 @@ from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, line_
 
 
 class LinearHistory:
-    """A history with exactly one line. A request extends it, or replaces its last turn, or is refused."""
+    """A history with exactly one line. A request extends it, or replaces its last turn, or is refused.
 
-    def __init__(self, matcher: Matcher, *, after_length: AfterLength = AfterLength.CLOSE) -> None:
+    `ids` number the commits of a session, which may have several histories.
+    """
+
+    def __init__(
+        self, matcher: Matcher, *, after_length: AfterLength = AfterLength.CLOSE, ids: Iterator[int] | None = None
+    ) -> None:
         self._matcher = matcher
+        self._ids = itertools.count() if ids is None else ids
         self._after_length = after_length
         self._nodes: list[Node] = []
         self._revision = 0
@@ -89,8 +96,8 @@ class LinearHistory:
             at = num_common(ids, 0, line_ids(parent))
             what = f"token {at} differs" if at < len(ids) else f"it ends before token {at}"
             raise HistoryMismatch(
-                f"The prompt is not a continuation of this session: {what}. A linear session can replace its last turn,"
-                " but more would have to go.",
+                f"The prompt is not a continuation of its line: {what}. The last turn can be replaced, but more would"
+                " have to go.",
                 blame=Blame(RequestPart.PROMPT),
             )
         check_ids_extension(parent, ids, self._after_length)
@@ -113,7 +120,7 @@ class LinearHistory:
                 f"the history is at revision {self._revision}, the turn was positioned at {attachment.revision}"
             )
         parent = attachment.parent
-        node = Node(id_=self._revision, turn=turn, parent=parent)
+        node = Node(id_=next(self._ids), turn=turn, parent=parent)
         self._discarded = self._discarded.with_turns(self.replaced_by(attachment))
         del self._nodes[parent.depth if parent is not None else 0 :]
         self._nodes.append(node)
@@ -141,7 +148,7 @@ class LinearHistory:
             what = f"message {at} differs" if at < len(messages) else f"it ends before message {at}"
             blame = Blame(RequestPart.MESSAGES, min(at, len(messages) - 1))
         return HistoryMismatch(
-            f"The request is not a continuation of this session: in turn {num_turns}, {what}. A linear session can"
-            f" replace its last turn, but {discarded} would have to go.",
+            f"The request is not a continuation of its line: in turn {num_turns}, {what}. The last turn can be replaced,"
+            f" but {discarded} would have to go.",
             blame=blame,
         )

@@ -267,7 +267,7 @@ class _Player:
 
     def _drift(self, name: str) -> Finding | None:
         """Drift that no model causes. Any template rewrites a reply that was cut within a block."""
-        latest = self._session.history.latest
+        latest = self._session.latest
         if latest is None:
             return self._finding(name, "the turn was not committed")
         if any(node.turn.reply.faults for node in latest.line()):

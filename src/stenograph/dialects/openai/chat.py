@@ -4,7 +4,7 @@ Every field is honoured, recorded or refused (chat_fields.py); nothing is accept
 named by a JSON pointer. Replies are chat_reply.py's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -65,21 +65,23 @@ _SMALL_BYTES = 64 * 1024
 
 
 def decode_chat(
-    body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE, known: KnownMessages | None = None
+    body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE, known: Sequence[KnownMessages] = ()
 ) -> ChatRequest:
     """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer.
 
     Messages that the body begins with and that are `known` are not read again.
     """
-    if known is not None and (place := _after_known(body, known)) is not None:
-        short = b"%b[%b" % (body[: known.list_start], body[place:])
+    for one in known:
+        if (place := _after_known(body, one)) is None:
+            continue
+        short = b"%b[%b" % (body[: one.list_start], body[place:])
         try:
             read = _read(short, unknown_fields)
         except CallerError:
-            return decode_chat(body, unknown_fields=unknown_fields)  # which says where in the whole body it is
-        whole = read._replace(messages=(*known.of_line(), *read.messages))
-        if read.list_start == known.list_start and read.messages and len(whole.messages) <= MAX_MESSAGES:
-            return _request(whole, body=body, end=read.list_end - known.list_start - 1 + place, known=known)
+            break  # reading all of it says where in the whole body it is
+        whole = read._replace(messages=(*one.of_line(), *read.messages))
+        if read.list_start == one.list_start and read.messages and len(whole.messages) <= MAX_MESSAGES:
+            return _request(whole, body=body, end=read.list_end - one.list_start - 1 + place, known=one)
     read = _read(body, unknown_fields)
     if not read.messages:
         raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")

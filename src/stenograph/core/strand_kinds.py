@@ -1,0 +1,24 @@
+"""What a strand of a session is for: values that a session labels with and samples are picked by. Pure."""
+
+import enum
+
+
+class Kind(enum.StrEnum):
+    """What a strand is for. Those that TRAINED_KINDS lacks are side requests."""
+
+    MAIN = "main"
+    AGENT = "agent"
+    COMPACTION = "compaction"
+    TITLE = "title"
+    ROUTER = "router"
+    PLANNER = "planner"
+    PROBE = "probe"
+    QUOTA = "quota"
+    CLASSIFIER = "classifier"
+    AUXILIARY = "auxiliary"
+    ECHO = "echo"
+    UNKNOWN = "unknown"
+
+
+TRAINED_KINDS = (Kind.MAIN, Kind.AGENT, Kind.COMPACTION, Kind.UNKNOWN)
+"""The strands that become samples unless a request asks for others."""

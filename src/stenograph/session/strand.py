@@ -1,0 +1,231 @@
+"""The strands of a session: each has a history and a gate of its own, and a request belongs to one of them.
+
+`Strands` finds the strand of a request, and counts what all of them hold. A linear session and a tree have one strand,
+whatever a request begins with. Changed on the loop alone. Which strand a request is of never depends on what a client
+says of itself, but for the agent id that is a part of its opening.
+"""
+
+import itertools
+from array import array
+from collections.abc import Sequence
+
+from stenograph.core.chat import ChatRequest, KnownMessages
+from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.strand_kinds import Kind
+from stenograph.core.types import Prompt, SessionId
+from stenograph.session.gate import Gate, Lease
+from stenograph.trajectory.history import Attachment, Discarded, History, is_continued
+from stenograph.trajectory.latest import LineJson, RecentRequest
+from stenograph.trajectory.linear import LinearHistory
+from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatcher
+from stenograph.trajectory.opening_key import opening_key
+from stenograph.trajectory.tree import TreeHistory
+from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext
+
+_BETWEEN_ELEMENTS = b", \t\r\n"
+
+NUM_KNOWN = 4
+"""Strands whose latest request is looked for at the beginning of the next one: those that committed last."""
+
+
+class Strand:
+    """The turns of a session that have one opening.
+
+    `number` counts the session's strands in the order of their first commits; None before. `continues` is the strand
+    whose work this one goes on with, after the client rewrote its history, and `chapter` counts those before it.
+    `kind` is what a `rule` takes it for, `client` whose; None where no rule holds.
+    """
+
+    __slots__ = (
+        "agent_id", "chapter", "client", "continues", "gate", "history", "key", "kind", "line_json", "number", "recent",
+        "rule",
+    )  # fmt: skip
+
+    def __init__(self, history: History, gate: Gate, *, key: bytes | None = None, agent_id: str = "") -> None:
+        self.history = history
+        self.gate = gate
+        self.key = key
+        self.agent_id = agent_id
+        self.recent = RecentRequest()
+        self.line_json = LineJson()
+        self.number: int | None = None
+        self.continues: Strand | None = None
+        self.chapter = 0
+        self.kind: Kind | None = None
+        self.rule: str | None = None
+        self.client: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Strand {self.number} {self.history!r} {self.gate!r}>"
+
+
+class Strands:
+    """All strands of one session, and the sums over them."""
+
+    def __init__(self, session_id: SessionId, kind: HistoryKind, matcher: Matcher, after_length: AfterLength) -> None:
+        self._session_id = session_id
+        self._matcher = matcher
+        self._after_length = after_length
+        self._ids = itertools.count()
+        self._by_key: dict[bytes, Strand] = {}
+        self._latest: list[Strand] = []
+        self._kept: list[Strand] = []
+        self.num_turns = 0
+        self.num_tokens = 0
+        self.discarded = Discarded()
+        self._only: Strand | None = None
+        if kind is HistoryKind.LINEAR:
+            self._only = self._new(None, "")
+        elif kind is HistoryKind.TREE:
+            tree = TreeHistory(matcher, after_length=after_length)
+            self._only = Strand(tree, Gate(session_id, exclusive=False))
+
+    def __repr__(self) -> str:
+        return f"<Strands {len(self._kept)} with {self.num_turns} turns>"
+
+    @property
+    def kept(self) -> Sequence[Strand]:
+        """Those that have turns or had one, in the order of their first commits. A view."""
+        return self._kept
+
+    @property
+    def only(self) -> Strand | None:
+        """The strand of every request, where the session has but one."""
+        return self._only
+
+    @property
+    def latest(self) -> Strand | None:
+        """The strand that committed last."""
+        return self._latest[0] if self._latest else None
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """All turns, oldest commit first. A view where there is one strand."""
+        if len(self._kept) == 1:
+            return self._kept[0].history.nodes
+        return sorted((node for strand in self._kept for node in strand.history.nodes), key=_id)
+
+    def known(self, dialect: str, body: bytes) -> Sequence[KnownMessages]:
+        """What a body may begin with: the messages of the strands that committed last, where one may end there."""
+        found = (strand.recent.known for strand in self._latest)
+        return [one for one in found if one is not None and one.dialect == dialect and _may_begin(one, body)]
+
+    def of_chat(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
+        """The strand that a chat belongs to; a new one, without a turn, if none has its opening."""
+        if self._only is not None:
+            return self._only
+        if request.known is not None:
+            for strand in self._latest:
+                if strand.recent.known is request.known and strand.agent_id == agent_id and _is_of(strand, context):
+                    return strand
+        strips = isinstance(self._matcher, HarnessMatcher)
+        key = opening_key(request.messages, context, agent_id, strips=strips)
+        if key not in self._by_key:
+            self._by_key[key] = self._new(key, agent_id)
+        return self._by_key[key]
+
+    def of_ids(self, ids: "array[int]") -> Strand:
+        """The strand with the longest line that a prompt begins with; a new one if there is none."""
+        if self._only is not None:
+            return self._only
+        best: Strand | None = None
+        most = 0
+        for strand in self._kept:
+            latest = strand.history.latest
+            if latest is not None and latest.num_tokens > most and is_continued(latest, ids):
+                best, most = strand, latest.num_tokens
+        return self._new(None, "") if best is None else best
+
+    def commit(self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt) -> Node:
+        """Keep a turn in its strand, in one step. Raises SessionInvariant if its place is no more."""
+        history = strand.history
+        gone = history.replaced_by(attachment)
+        num_before = history.num_tokens
+        node = history.commit(attachment, turn)
+        strand.line_json.extend(prompt, turn.sampled, node)
+        self.discarded = self.discarded.with_turns(gone)
+        self.num_turns += 1 - len(gone)
+        self.num_tokens += history.num_tokens - num_before
+        if strand.number is None:
+            strand.number = len(self._kept)
+            self._kept.append(strand)
+        if not self._latest or self._latest[0] is not strand:
+            self._latest = [strand, *(other for other in self._latest if other is not strand)][:NUM_KNOWN]
+        return node
+
+    def released(self, strand: Strand) -> None:
+        """Forget a strand that nobody works on and that has no turn."""
+        if strand.number is None and strand.key is not None and not strand.gate.is_busy:
+            self._by_key.pop(strand.key, None)
+
+    def _new(self, key: bytes | None, agent_id: str) -> Strand:
+        history = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids)
+        return Strand(history, Gate(self._session_id, exclusive=True), key=key, agent_id=agent_id)
+
+
+class Seats:
+    """The places of one request's turns in the strands of its session, each with its lease. Give them back.
+
+    `strands` None: the request has no session, and each turn a strand that nobody else sees.
+    """
+
+    def __init__(self, strands: Strands | None, *, agent_id: str = "") -> None:
+        self._strands = strands
+        self._agent_id = agent_id
+        self._taken: list[tuple[Strand, Lease]] = []
+
+    def __repr__(self) -> str:
+        return f"<Seats {len(self._taken)}>"
+
+    def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
+        """Take a chat's place. Raises SessionBusy."""
+        if self._strands is None:
+            return _alone()
+        return self._take(self._strands.of_chat(request, context, self._agent_id))
+
+    def of_ids(self, ids: "array[int]") -> Strand:
+        """Take the place of a prompt given as ids. Raises SessionBusy."""
+        return _alone() if self._strands is None else self._take(self._strands.of_ids(ids))
+
+    def num_tokens_before(self, places: Sequence[tuple[Strand, Attachment]]) -> int:
+        """Tokens of the session that will stay if turns are committed at these places."""
+        if self._strands is None:
+            return 0
+        goes = {id(strand): strand.history.num_tokens - strand.history.num_tokens_before(at) for strand, at in places}
+        return self._strands.num_tokens - sum(goes.values())
+
+    def commit(self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt) -> Node:
+        """Keep a turn in its strand, in one step. Raises SessionInvariant if its place is no more."""
+        assert self._strands is not None, "a turn without a session is not kept"
+        return self._strands.commit(strand, attachment, turn, prompt)
+
+    def give_back(self) -> None:
+        """Release every lease. Harmless when repeated."""
+        taken, self._taken = self._taken, []
+        for strand, lease in taken:
+            lease.release()
+            assert self._strands is not None, "without a session nothing is taken"
+            self._strands.released(strand)
+
+    def _take(self, strand: Strand) -> Strand:
+        self._taken.append((strand, strand.gate.lease()))
+        return strand
+
+
+def _alone() -> Strand:
+    return Strand(LinearHistory(StrictMatcher()), Gate(SessionId(""), exclusive=False))
+
+
+def _id(node: Node) -> int:
+    return node.id
+
+
+def _may_begin(known: KnownMessages, body: bytes) -> bool:
+    """Whether a list may go on in a body where what is known ends: more than that is for the decoder to see."""
+    end = known.text_print.length
+    return end < len(body) and body[end] in _BETWEEN_ELEMENTS
+
+
+def _is_of(strand: Strand, context: PromptContext) -> bool:
+    latest = strand.history.latest
+    return latest is not None and latest.turn.context.is_same(context)
