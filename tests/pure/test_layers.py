@@ -57,6 +57,8 @@ PURE = (
     "engine/llamacpp/text",
     "engine/llamacpp/wire",
     "session/budget",
+    "session/kinds",
+    "session/ledger",
     "session/meter",
     "session/retries",
     "embedded/kv",
@@ -68,6 +70,7 @@ IMPURE_ON_PURPOSE = {
     "core/clock": "the only reader of time",
     "core/settings": "reads the settings file",
     "families/smollm2": "reads its template at import",
+    "session/kinds": "reads the shipped rules at import",
     "trajectory/matching": "imports a matcher by its dotted path",
     "export/arrow": "imports pyarrow where it is installed",
 }

@@ -1,0 +1,203 @@
+"""The ledger of a session: every request that named it, in order, whatever became of it. Pure: the caller has the time.
+
+Owns the rows. Knows neither what a request asks for nor how a row is written for a client. A row takes 54 bytes, and
+2 for each overlap and each rewrite; texts are kept once. The first 10,000 requests have rows, later ones are counted.
+"""
+
+import math
+import struct
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from stenograph.session.kinds import UNLABELLED, Label
+
+MAX_ROWS = 10_000
+"""Number of requests that have a row. A number fits in 16 bits."""
+
+MAX_LISTED = 16
+"""Number of overlaps that a row has, and of rewrites."""
+
+MAX_CLIENT_TEXTS = 256
+"""Number of different texts that clients can make a ledger keep: paths and user agents."""
+
+MAX_TEXT_CHARS = 200
+"""The part of such a text that is kept."""
+
+OTHER_TEXT = "…"
+"""Stands for every text beyond those that are kept."""
+
+_BEGUN = struct.Struct("<dHHH")
+"""received_s, indices of path, dialect, client."""
+
+_LABELLED = struct.Struct("<H")
+"""Index of the label."""
+
+_ENDED = struct.Struct("<dHHiiIIIIBB")
+"""ended_s, status, index of the error, strand, turn, prompt, cached and sampled tokens, start and sizes of the lists.
+
+NaN, 0 and -1 stand for None.
+"""
+
+_LABEL_AT = _BEGUN.size
+_END_AT = _LABEL_AT + _LABELLED.size
+_ROW_BYTES = _END_AT + _ENDED.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRow:
+    """A request of a session. Times are in seconds by the caller's clock; `ended_s` None: it is still running.
+
+    `client` is the user agent. `strand` and `turn` (its node's id) are None if it made no turn. `overlaps` are the
+    numbers of requests that ran with it, the first 16. `status` is that of the HTTP answer, None if none was sent;
+    `error` is the code of an error. `rewrites` are the names of the rewrites that were applied, the first 16.
+    """
+
+    number: int
+    received_s: float
+    path: str
+    dialect: str
+    client: str
+    label: Label
+    overlaps: tuple[int, ...]
+    ended_s: float | None = None
+    status: int | None = None
+    error: str | None = None
+    strand: int | None = None
+    turn: int | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_sampled_tokens: int = 0
+    rewrites: tuple[str, ...] = ()
+
+
+class RequestLedger:
+    """The requests of one session. `num_requests` counts all, also those that have no row."""
+
+    __slots__ = ("_client_texts", "_labels", "_lists", "_own_texts", "_packed", "_running", "num_requests")
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self._packed = bytearray()
+        self._lists = array("H")
+        self._running: dict[int, array[int]] = {}
+        self._own_texts = {"": 0}
+        self._client_texts: dict[str, int] = {}
+        self._labels = {UNLABELLED: 0}
+
+    def __repr__(self) -> str:
+        return f"<RequestLedger {self.num_requests} requests, {len(self._running)} running>"
+
+    @property
+    def num_rows(self) -> int:
+        """Number of requests that have a row."""
+        return len(self._packed) // _ROW_BYTES
+
+    def begin(self, *, received_s: float, path: str, dialect: str, client: str) -> int:
+        """Note a request that came; it overlaps with all that are running. Returns its number, from 1."""
+        self.num_requests += 1
+        number = self.num_requests
+        if number > MAX_ROWS:
+            return number
+        at = len(self._packed)
+        self._packed += bytes(_ROW_BYTES)
+        own = _index_of(self._own_texts, dialect)
+        _BEGUN.pack_into(self._packed, at, received_s, self._client_text(path), own, self._client_text(client))
+        _ENDED.pack_into(self._packed, at + _END_AT, math.nan, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0)
+        overlaps = array("H")
+        for other, its_overlaps in self._running.items():
+            if len(overlaps) < MAX_LISTED:
+                overlaps.append(other)
+            if len(its_overlaps) < MAX_LISTED:
+                its_overlaps.append(number)
+        self._running[number] = overlaps
+        return number
+
+    def label(self, number: int, label: Label) -> None:
+        """Note what a rule said of a request. A request without a row is left alone."""
+        if number <= self.num_rows:
+            index = self._labels.setdefault(label, len(self._labels))
+            _LABELLED.pack_into(self._packed, (number - 1) * _ROW_BYTES + _LABEL_AT, index)
+
+    def end(
+        self,
+        number: int,
+        *,
+        ended_s: float,
+        status: int | None = None,
+        error: str | None = None,
+        strand: int | None = None,
+        turn: int | None = None,
+        num_prompt_tokens: int = 0,
+        num_cached_tokens: int = 0,
+        num_sampled_tokens: int = 0,
+        rewrites: Iterable[str] = (),
+    ) -> None:
+        """Note the end of a request that is running. A request without a row is left alone."""
+        if number > MAX_ROWS:
+            return
+        assert number in self._running, f"request {number} is not running"
+        overlaps = self._running.pop(number)
+        applied = [_index_of(self._own_texts, name) for name in dict.fromkeys(rewrites)][:MAX_LISTED]
+        _ENDED.pack_into(
+            self._packed,
+            (number - 1) * _ROW_BYTES + _END_AT,
+            ended_s,
+            status or 0,
+            _index_of(self._own_texts, error or ""),
+            -1 if strand is None else strand,
+            -1 if turn is None else turn,
+            num_prompt_tokens,
+            num_cached_tokens,
+            num_sampled_tokens,
+            len(self._lists),
+            len(overlaps),
+            len(applied),
+        )
+        self._lists.extend(overlaps)
+        self._lists.extend(applied)
+
+    def rows(self, limit: int, after: int = 0) -> list[LedgerRow]:
+        """At most `limit` rows in order, of the requests whose number is greater than `after`."""
+        begin = max(after, 0)
+        own, clients, labels = list(self._own_texts), list(self._client_texts), list(self._labels)
+        numbers = range(begin + 1, min(begin + limit, self.num_rows) + 1)
+        return [self._row(number, own, clients, labels) for number in numbers]
+
+    def _row(self, number: int, own: list[str], clients: list[str], labels: list[Label]) -> LedgerRow:
+        at = (number - 1) * _ROW_BYTES
+        received_s, path, dialect, client = cast("tuple[float, int, int, int]", _BEGUN.unpack_from(self._packed, at))
+        (label,) = cast("tuple[int]", _LABELLED.unpack_from(self._packed, at + _LABEL_AT))
+        ended_s, *numbers = cast("tuple[float, *tuple[int, ...]]", _ENDED.unpack_from(self._packed, at + _END_AT))
+        status, error, strand, turn, prompt, cached, sampled, start, num_overlaps, num_rewrites = numbers
+        middle = start + num_overlaps
+        return LedgerRow(
+            number=number,
+            received_s=received_s,
+            path=clients[path],
+            dialect=own[dialect],
+            client=clients[client],
+            label=labels[label],
+            overlaps=tuple(self._running.get(number, self._lists[start:middle])),
+            ended_s=None if math.isnan(ended_s) else ended_s,
+            status=status or None,
+            error=own[error] or None,
+            strand=None if strand < 0 else strand,
+            turn=None if turn < 0 else turn,
+            num_prompt_tokens=prompt,
+            num_cached_tokens=cached,
+            num_sampled_tokens=sampled,
+            rewrites=tuple(own[index] for index in self._lists[middle : middle + num_rewrites]),
+        )
+
+    def _client_text(self, text: str) -> int:
+        kept = text[:MAX_TEXT_CHARS]
+        if kept not in self._client_texts and len(self._client_texts) >= MAX_CLIENT_TEXTS:
+            kept = OTHER_TEXT
+        return _index_of(self._client_texts, kept)
+
+
+def _index_of(texts: dict[str, int], text: str) -> int:
+    """The index of a text in the order in which texts came; a new one is added."""
+    return texts.setdefault(text, len(texts))
