@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
-from stenograph.core.errors import InvalidRequest, StartupError
+from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
+from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
 from stenograph.dialects.base import Dialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
+from stenograph.dialects.openai.sampling_rules import decode_rules
 from stenograph.dialects.template_kwargs import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.settings import EngineKind
@@ -89,6 +91,22 @@ def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
     except InvalidRequest as error:
         raise StartupError(f"--chat-template-kwargs: {error}") from error
     return settings.chat_template_kwargs
+
+
+def sampling_of(settings: Settings) -> SamplingRules | None:
+    """The sampling of all sessions, from the file of `--sampling`. Raises StartupError, with the file and the field."""
+    if settings.sampling is None:
+        return None
+    file = repr(str(settings.sampling))
+    try:
+        return decode_rules(settings.sampling.read_bytes())
+    except OSError as error:
+        raise StartupError(f"--sampling: cannot read the file {file}: {error.strerror}") from error
+    except InvalidJson as error:
+        raise StartupError(f"--sampling: the file {file} is not JSON: {error.__cause__}") from error
+    except InvalidRequest as error:
+        where = "" if error.param is None else f"{error.param} of "
+        raise StartupError(f"--sampling: {where}the file {file}: {error}") from error
 
 
 def make_app(
@@ -212,7 +230,7 @@ def _session_routes(
     share: LoopShare,
     moe_shape: tuple[int, int] | None,
 ) -> SessionRoutes:
-    """The sessions' own routes. Raises StartupError for a matcher that cannot be loaded."""
+    """The sessions' own routes. Raises StartupError for a matcher or a file of sampling that cannot be loaded."""
     return SessionRoutes(
         manager=manager,
         metrics=metrics,
@@ -226,6 +244,7 @@ def _session_routes(
             matcher_name=settings.matcher,
             ttl_s=settings.session_ttl_s,
             max_nodes=settings.max_nodes,
+            sampling=sampling_of(settings),
         ),
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
         max_body_bytes=settings.max_body_bytes,
@@ -252,6 +271,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
     """
     clock = SystemClock()
     with listen(settings.host, settings.port) as listener:
+        sampling_of(settings)  # a bad file ends the start before a model is fetched and loaded
         name, cache, has_weights = settings.model, settings.cache_dir, settings.engine is EngineKind.EMBEDDED
         path = await asyncio.to_thread(resolve_model, name, cache_dir=cache, progress=progress, weights=has_weights)
         files = await asyncio.to_thread(load_model_files, path)

@@ -16,6 +16,7 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
+from stenograph.core.sampling_rules import SamplingRules
 from stenograph.dialects.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.line_drift import line_drift
@@ -116,6 +117,7 @@ class SessionDefaults:
     matcher_name: str
     ttl_s: float | None
     max_nodes: int
+    sampling: SamplingRules | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ class SessionRoutes:
 
     async def create(self, request: Request) -> Response:
         """`POST /sessions`."""
-        wire = await self._decoded(request, decode_create)
+        wire, sampling = await self._decoded(request, decode_create)
         options = SessionOptions(
             history=self.defaults.history if wire.history is None else HistoryKind(wire.history),
             matcher=self._matcher(wire.matcher),
@@ -144,6 +146,7 @@ class SessionRoutes:
             max_total_tokens=wire.max_total_tokens,
             max_nodes=self.defaults.max_nodes,
             template_kwargs=wire.chat_template_kwargs or {},
+            sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
         )
         session = self.manager.create(options)
         base = str(request.base_url).rstrip("/")
