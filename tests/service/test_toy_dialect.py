@@ -107,6 +107,7 @@ class ToyDialect:
         request = ChatRequest(
             messages=(*persona, *said),
             params=SamplingParams(max_tokens=wire.length),
+            said=frozenset(() if wire.length is None else ("max_tokens",)),
             reply=ReplyOptions(stream=wire.live),
             spelling=ToySpelling(has_persona=bool(persona)),
         )

@@ -56,6 +56,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "history",
         "after_length",
         "matcher",
+        "sampling",
     ),
     "limits and deadlines": (
         "max_sessions",

@@ -143,6 +143,8 @@ class ChatRequest:
     `template_kwargs` go to the chat template; `recorded` are fields that are kept in the record without effect on
     sampling, as the JSON text they came as; `sent` are the sampling fields likewise, by the client's names. All are
     part of the value, never changed after it is made.
+    `said` names the fields of `params` that the client gave, whatever it calls them: every dialect names all of them.
+    `imposed` names those whose values its session set in their place.
     `spelling` is its dialect's, for errors and replies. `text` is how the reply is shown. Some of the prompt's ids
     are left out with `truncation`. An engine that serves the more urgent first gets the `priority`.
     `text_print` is that of its body up to the end of the last message, whose list begins at `list_start`; `known` is
@@ -168,6 +170,8 @@ class ChatRequest:
     reply: ReplyOptions = ReplyOptions()
     recorded: Mapping[str, str] = field(default_factory=dict[str, str])
     sent: Mapping[str, str] = field(default_factory=dict[str, str])
+    said: frozenset[str] = frozenset()
+    imposed: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.messages:
@@ -191,6 +195,8 @@ class CompletionRequest:
     reply: ReplyOptions = ReplyOptions()
     recorded: Mapping[str, str] = field(default_factory=dict[str, str])
     sent: Mapping[str, str] = field(default_factory=dict[str, str])
+    said: frozenset[str] = frozenset()
+    imposed: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.prompts:

@@ -49,6 +49,17 @@ class StenographError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = self.retryable
+        self.remark = ""
+
+    def remark_on(self, remark: str) -> None:
+        """End the message with a sentence that says why the error is not the fault of a field; it blames none then.
+
+        A dialect that words the message itself ends it with `remark` too.
+        """
+        self.remark = remark
+        self.message = f"{self.message} {remark}"
+        self.args = (self.message,)
+        self.blame = None
 
 
 class CallerError(StenographError):

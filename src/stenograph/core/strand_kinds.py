@@ -3,7 +3,7 @@
 import enum
 
 
-class Kind(enum.StrEnum):
+class StrandKind(enum.StrEnum):
     """What a strand is for. Those that TRAINED_KINDS lacks are side requests."""
 
     MAIN = "main"
@@ -20,5 +20,5 @@ class Kind(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-TRAINED_KINDS = (Kind.MAIN, Kind.AGENT, Kind.COMPACTION, Kind.UNKNOWN)
+TRAINED_KINDS = (StrandKind.MAIN, StrandKind.AGENT, StrandKind.COMPACTION, StrandKind.UNKNOWN)
 """The strands that become samples unless a request asks for others."""

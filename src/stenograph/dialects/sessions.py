@@ -13,9 +13,11 @@ from msgspec import Meta
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
-from stenograph.core.strand_kinds import Kind
+from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import token_ids
 from stenograph.dialects.json_errors import decode_json, decode_part, shown
+from stenograph.dialects.openai.sampling_rules import WireSamplingRules, name_known, sampling_rules
 from stenograph.dialects.template_kwargs import TemplateKwargs, check_depth, check_template_kwargs
 
 SAMPLE_FORMATS = ("safetensors", "json", "arrow")
@@ -33,6 +35,7 @@ class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     max_turns: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     max_total_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    sampling: WireSamplingRules | None = None
 
 
 class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,7 +48,7 @@ class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
     metadata: dict[str, object] | None = None
     format: Annotated[str, Meta(extra_json_schema={"enum": list(SAMPLE_FORMATS)})] | None = None
     token_texts: bool | None = None
-    kinds: list[Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in Kind]})]] | None = None
+    kinds: list[Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in StrandKind]})]] | None = None
     include_side: bool | None = None
 
 
@@ -97,9 +100,13 @@ def _check_metadata(metadata: dict[str, object] | None) -> None:
         raise InvalidRequest(f"metadata has {size} bytes as JSON; at most {MAX_METADATA_BYTES}.", param="/metadata")
 
 
-def decode_create(body: bytes) -> CreateSession:
-    """Read the optional body of `POST /sessions`. Raises InvalidJson or InvalidRequest."""
-    wire = decode_json(body, _CREATE, known=CreateSession.__struct_fields__) if body.strip() else CreateSession()
+def decode_create(body: bytes) -> tuple[CreateSession, SamplingRules | None]:
+    """Read the optional body of `POST /sessions`, and the rules in it. Raises InvalidJson or InvalidRequest."""
+    try:
+        wire = decode_json(body, _CREATE, known=CreateSession.__struct_fields__) if body.strip() else CreateSession()
+    except InvalidRequest as error:
+        name_known(error, at="/sampling")
+        raise
     if wire.history is not None and wire.history not in tuple(HistoryKind):
         raise InvalidRequest(
             f"history must be 'strands', 'linear' or 'tree', got {shown(wire.history)}.", param="/history"
@@ -112,7 +119,7 @@ def decode_create(body: bytes) -> CreateSession:
         )
     check_template_kwargs(wire.chat_template_kwargs or {}, at="/chat_template_kwargs")
     _check_metadata(wire.metadata)
-    return wire
+    return wire, None if wire.sampling is None else sampling_rules(wire.sampling, at="/sampling")
 
 
 def _check_compat(wire: CreateSession, compat: str) -> None:
@@ -138,9 +145,9 @@ def decode_samples(body: bytes) -> SamplesRequest:
             f"format must be one of {', '.join(SAMPLE_FORMATS)}, got {shown(wire.format)}.", param="/format"
         )
     for index, kind in enumerate(wire.kinds or ()):
-        if kind not in tuple(Kind):
+        if kind not in tuple(StrandKind):
             raise InvalidRequest(
-                f"A kind is one of {', '.join(Kind)}, got {shown(kind)}.",
+                f"A kind is one of {', '.join(StrandKind)}, got {shown(kind)}.",
                 param=f"/kinds/{index}",
             )
     if wire.include_side and wire.kinds is not None:

@@ -19,7 +19,7 @@ from stenograph.core.ids_json import encode_ids, pieces_of
 from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.messages import Message
-from stenograph.core.strand_kinds import Kind
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import FinishReason, SampledTurn
 from stenograph.dialects.openai.chat_reply import RepliedMessage, ReplyFinish, finish_of, message_body
 from stenograph.export.lines import WireSpan, spans_json
@@ -157,7 +157,7 @@ class SessionMetadata(TypedDict):
     tito_session_mismatch: NotRequired[Sequence[DriftFacts]]
     strands: Sequence[StrandRow]
     tree: NotRequired[Mapping[str, object]]
-    left_out: NotRequired[Mapping[Kind, LeftOut]]
+    left_out: NotRequired[Mapping[StrandKind, LeftOut]]
 
 
 class SessionView(TypedDict):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import as_chunked_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
-from stenograph.core.strand_kinds import Kind
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import WeightSpan
 from stenograph.export.lines import (
     SampleLine,
@@ -155,7 +155,7 @@ def make_samples(
     mismatches: Mapping[int, Sequence[object]] | None = None,
     discarded: Mapping[str, object] | None = None,
     session: SessionFacts | None = None,
-    kinds: Collection[Kind] = tuple(Kind),
+    kinds: Collection[StrandKind] = tuple(StrandKind),
 ) -> SampleSet:
     """One sample for each kept line of a session's turns, given oldest commit first. Mutates nothing.
 

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_types import Count
-from stenograph.core.strand_kinds import Kind
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.export.lines import SampleLine
 from stenograph.session.session import Session
 from stenograph.session.strand import Strand
@@ -18,7 +18,7 @@ class StrandRow(TypedDict):
     """A strand in a session's metadata. `leaf` is its latest turn, None if its turns have all been replaced."""
 
     strand: Count
-    kind: Kind
+    kind: StrandKind
     rule: str | None
     client: str | None
     agent_id: str
@@ -45,7 +45,7 @@ class StrandFacts:
     """
 
     number: int
-    kind: Kind
+    kind: StrandKind
     nodes: Sequence[Node]
     rule: str | None = None
     client: str | None = None
@@ -96,19 +96,19 @@ class SessionFacts:
         """The last turn of the session's own line: the main strand's; without strands, the turn committed last."""
         if self.history is not HistoryKind.STRANDS:
             return max((strand.nodes[-1] for strand in self.strands), key=lambda node: node.id, default=None)
-        mains = (strand.latest for strand in reversed(self.strands) if strand.kind is Kind.MAIN)
+        mains = (strand.latest for strand in reversed(self.strands) if strand.kind is StrandKind.MAIN)
         return next(mains, None)
 
     def by_node(self) -> dict[int, StrandFacts]:
         """The strand of each turn, by node id."""
         return {node.id: strand for strand in self.strands for node in strand.nodes}
 
-    def left_out(self, lines: Sequence[SampleLine]) -> dict[Kind, LeftOut]:
+    def left_out(self, lines: Sequence[SampleLine]) -> dict[StrandKind, LeftOut]:
         """By kind, the strands that these lines are of, and the sampled tokens in them, each counted once."""
         by_node, found = self.by_node(), dict[int, set[int]]()
         for line in lines:
             found.setdefault(by_node[line.leaf.id].number, set()).update(part.node.id for part in line.parts)
-        told: dict[Kind, LeftOut] = {}
+        told: dict[StrandKind, LeftOut] = {}
         for number, ids in found.items():
             strand = self.strands[number]
             row = told.setdefault(strand.kind, {"strands": 0, "sampled_tokens": 0})

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
-from stenograph.core.errors import InvalidRequest, StartupError
+from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
 from stenograph.dialects.base import Dialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
+from stenograph.dialects.openai.sampling_rules import decode_rules
 from stenograph.dialects.template_kwargs import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.settings import EngineKind
@@ -90,6 +92,22 @@ def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
     except InvalidRequest as error:
         raise StartupError(f"--chat-template-kwargs: {error}") from error
     return settings.chat_template_kwargs
+
+
+def sampling_of(settings: Settings) -> SamplingRules | None:
+    """The sampling of all sessions, from the file of `--sampling`. Raises StartupError, with the file and the field."""
+    if settings.sampling is None:
+        return None
+    file = repr(str(settings.sampling))
+    try:
+        return decode_rules(settings.sampling.read_bytes())
+    except OSError as error:
+        raise StartupError(f"--sampling: cannot read the file {file}: {error.strerror}") from error
+    except InvalidJson as error:
+        raise StartupError(f"--sampling: the file {file} is not JSON: {error.__cause__}") from error
+    except InvalidRequest as error:
+        where = "" if error.param is None else f"{error.param} of "
+        raise StartupError(f"--sampling: {where}the file {file}: {error}") from error
 
 
 def make_app(
@@ -213,8 +231,8 @@ def _session_routes(
     share: LoopShare,
     moe_shape: tuple[int, int] | None,
 ) -> SessionRoutes:
-    """The sessions' own routes. Raises StartupError for a matcher that cannot be loaded, or a history that is against
-    the contract to keep to."""
+    """The sessions' own routes. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a
+    history that is against the contract to keep to."""
     is_miles = settings.compat is Compat.MILES
     if is_miles and settings.history is HistoryKind.TREE:
         raise StartupError("compat miles makes sessions linear: leave history tree out, or compat")
@@ -231,6 +249,7 @@ def _session_routes(
             matcher_name=settings.matcher,
             ttl_s=settings.session_ttl_s,
             max_nodes=settings.max_nodes,
+            sampling=sampling_of(settings),
         ),
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
         max_body_bytes=settings.max_body_bytes,
@@ -257,6 +276,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
     """
     clock = SystemClock()
     with listen(settings.host, settings.port) as listener:
+        sampling_of(settings)  # a bad file ends the start before a model is fetched and loaded
         name, cache, has_weights = settings.model, settings.cache_dir, settings.engine is EngineKind.EMBEDDED
         path = await asyncio.to_thread(resolve_model, name, cache_dir=cache, progress=progress, weights=has_weights)
         files = await asyncio.to_thread(load_model_files, path)

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 _EXTENSION = "stenograph.delivery"
 
 
-class Delivery(Protocol):
+class ClientLink(Protocol):
     """A client's connection, as the handler of its request knows it."""
 
     async def has_left(self) -> bool:
@@ -76,6 +76,6 @@ class _AnotherServers:
 _ANOTHERS = {"connection": _AnotherServers()}
 
 
-def delivery_of(scope: Scope) -> Delivery:
+def delivery_of(scope: Scope) -> ClientLink:
     """The connection that a request came on."""
-    return cast("Delivery", scope.get("extensions", {}).get(_EXTENSION, _ANOTHERS)["connection"])
+    return cast("ClientLink", scope.get("extensions", {}).get(_EXTENSION, _ANOTHERS)["connection"])

@@ -16,7 +16,8 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
-from stenograph.core.strand_kinds import TRAINED_KINDS, Kind
+from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.dialects.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.line_drift import line_drift
@@ -118,6 +119,7 @@ class SessionDefaults:
     matcher_name: str
     ttl_s: float | None
     max_nodes: int
+    sampling: SamplingRules | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ class SessionRoutes:
 
     async def create(self, request: Request) -> Response:
         """`POST /sessions`."""
-        wire = await self._decoded(request, decode_create)
+        wire, sampling = await self._decoded(request, decode_create)
         history, after_length = self.defaults.history, self.defaults.after_length
         if wire.compat is not None:
             history, after_length = HistoryKind.LINEAR, AfterLength.REFUSE
@@ -149,6 +151,7 @@ class SessionRoutes:
             max_total_tokens=wire.max_total_tokens,
             max_nodes=self.defaults.max_nodes,
             template_kwargs=wire.chat_template_kwargs or {},
+            sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
         )
         session = self.manager.create(options)
         base = str(request.base_url).rstrip("/")
@@ -359,11 +362,11 @@ def _drifted_line(leaf: Node, report: DriftReport) -> DriftedLine:
     }
 
 
-def _kinds(wire: SamplesRequest) -> Sequence[Kind]:
+def _kinds(wire: SamplesRequest) -> Sequence[StrandKind]:
     """The kinds of strands that become samples."""
     if wire.include_side:
-        return tuple(Kind)
-    return TRAINED_KINDS if wire.kinds is None else tuple(map(Kind, wire.kinds))
+        return tuple(StrandKind)
+    return TRAINED_KINDS if wire.kinds is None else tuple(map(StrandKind, wire.kinds))
 
 
 def _strand(facts: SessionFacts, number: str) -> Node | None:

@@ -17,7 +17,6 @@ The system text is that of the messages before the first one that is neither a s
 a blank line. A condition on what a request does not have does not hold.
 """
 
-import enum
 import fnmatch
 import re
 import tomllib
@@ -31,6 +30,7 @@ import msgspec
 
 from stenograph.core.chat import ChatRequest, CompletionRequest
 from stenograph.core.messages import Message, Role
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import GrammarKind
 
 SHIPPED_RULES = Path(__file__).with_name("side.toml").read_text(encoding="utf-8")
@@ -49,23 +49,6 @@ _TEXTS = ("when.system", "when.first_user", "when.last_user")
 """The conditions on texts, in the order of `_texts_of`."""
 
 _Fields = TypeVar("_Fields")
-
-
-class StrandKind(enum.StrEnum):
-    """The purpose of a request, and of the strand that it belongs to."""
-
-    MAIN = "main"
-    AGENT = "agent"
-    COMPACTION = "compaction"
-    TITLE = "title"
-    ROUTER = "router"
-    PLANNER = "planner"
-    PROBE = "probe"
-    QUOTA = "quota"
-    CLASSIFIER = "classifier"
-    AUXILIARY = "auxiliary"
-    ECHO = "echo"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,33 +247,6 @@ class KindRules:
             if value and (place.unlike is None or headers.get(place.unlike, value) != value):
                 return value
         return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrandSight:
-    """The facts about a strand that say its kind: what a rule said, if any, its tools, and its number of turns."""
-
-    kind: StrandKind | None
-    shows_tools: bool
-    num_turns: int
-
-
-def kinds_of(strands: Sequence[StrandSight]) -> tuple[StrandKind, ...]:
-    """The kind of each strand of a session, in their order; the kind that a rule said stands.
-
-    Of the others, one without tools beside any with tools is auxiliary. If no rule said main, that with the most turns
-    of the rest is main, the first of several; what is left is unknown.
-    """
-    any_tools = any(strand.shows_tools for strand in strands)
-    is_open = [strand.kind is None and (strand.shows_tools or not any_tools) for strand in strands]
-    has_main = any(strand.kind is StrandKind.MAIN for strand in strands)
-    candidates = [] if has_main else [index for index, open_ in enumerate(is_open) if open_]
-    main = max(candidates, key=lambda index: strands[index].num_turns, default=None)
-    return tuple(
-        strand.kind
-        or (StrandKind.MAIN if index == main else StrandKind.UNKNOWN if is_open[index] else StrandKind.AUXILIARY)
-        for index, strand in enumerate(strands)
-    )
 
 
 def _texts_of(messages: Sequence[Message]) -> tuple[str | None, str | None, str | None]:

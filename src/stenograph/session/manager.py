@@ -323,8 +323,7 @@ class SessionManager:
     def _make_run(
         self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes, seats: Seats
     ) -> RequestRun:
-        if isinstance(request, ChatRequest):
-            request = self._with_template_kwargs(request, session)
+        request = self._with_options(request, session)
 
         def may_commit() -> bool:
             return session is not None and not session.is_closing
@@ -368,8 +367,13 @@ class SessionManager:
             services=services,
         )
 
-    def _with_template_kwargs(self, request: ChatRequest, session: Session | None) -> ChatRequest:
-        """The request with the arguments that the server and its session give the template, where it has none."""
+    def _with_options(self, request: TurnRequest, session: Session | None) -> TurnRequest:
+        """The request under its session's sampling rules, and a chat with the arguments that the server and its session
+        give the template, where it has none."""
+        if session is not None and session.options.sampling is not None:
+            request = session.options.sampling.ruled(request)
+        if not isinstance(request, ChatRequest):
+            return request
         of_session: Mapping[str, object] = {} if session is None else session.options.template_kwargs
         if not of_session and not self._services.template_kwargs:
             return request

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from stenograph.core.chat import ChatReply, Remaining, TurnRequest
 from stenograph.core.errors import StenographError, UpstreamTimeout
+from stenograph.core.sampling_rules import blame_session
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
 
@@ -112,6 +113,9 @@ class RequestRun:
             if not self.is_timed_out:
                 raise  # not ours: a bug of whoever let it out
             raise self._timeout_error() from error
+        except StenographError as error:
+            blame_session(error, self.request.imposed)
+            raise
         finally:
             self._deadline = None
             for turn in self.turns:

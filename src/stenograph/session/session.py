@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from stenograph.core.errors import Limit, LimitExceeded, SessionNotFound
 from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.kept import KeptReply
 from stenograph.session.retries import RequestIdentity
@@ -19,7 +20,8 @@ class SessionOptions:
     """Options that a session is created with. None is no limit.
 
     `max_turns` counts turns in the history and on their way there, `max_total_tokens` the tokens of all of them, each
-    once. `ttl_s`: seconds without a chat after which the session is dropped.
+    once. `ttl_s`: seconds without a chat after which the session is dropped. Its requests are under the rules of
+    `sampling`.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -31,6 +33,7 @@ class SessionOptions:
     max_total_tokens: int | None = None
     max_nodes: int | None = None
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    sampling: SamplingRules | None = None
 
 
 MAX_KEPT = 256

@@ -4,9 +4,10 @@
 
 import enum
 from dataclasses import dataclass
+from pathlib import Path
 
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
-from stenograph.core.settings import choice, seconds, setting, text, whole_number
+from stenograph.core.settings import choice, folder, seconds, setting, text, whole_number
 
 
 class OverBudget(enum.StrEnum):
@@ -43,6 +44,13 @@ class SessionSettings:
         text(),
         "Rule by which a replayed message is the stored one: harness, strict, loose_tool_call, role_content,"
         " or the dotted path of a Python object with `matches(stored, given)`.",
+    )
+    sampling: Path | None = setting(
+        None,
+        folder(),
+        "JSON file of the sampling that every session has, as in `sampling` of `POST /sessions`:"
+        ' `{"default": {…}, "force": {…}}`; a session\'s own values are laid over it.',
+        shown="none",
     )
     max_sessions: int = setting(10_000, whole_number(1), "Sessions that may be open at once.", unit="sessions")
     max_in_flight: int = setting(256, whole_number(1), "Turns that may run at once in the whole server.", unit="turns")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from stenograph.core.chat import ChatRequest, KnownMessages
 from stenograph.core.history_kinds import AfterLength, HistoryKind
-from stenograph.core.strand_kinds import Kind
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Prompt, SessionId
 from stenograph.session.gate import Gate, Lease
 from stenograph.trajectory.history import Attachment, Discarded, History, is_continued
@@ -51,7 +51,7 @@ class Strand:
         self.number: int | None = None
         self.continues: Strand | None = None
         self.chapter = 0
-        self.kind: Kind | None = None
+        self.kind: StrandKind | None = None
         self.rule: str | None = None
         self.client: str | None = None
 

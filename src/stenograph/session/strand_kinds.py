@@ -7,7 +7,7 @@ A chapter is what the strand was that it goes on with the work of.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stenograph.core.strand_kinds import Kind
+from stenograph.core.strand_kinds import StrandKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,28 +15,30 @@ class StrandSight:
     """The part of a strand that tells its kind: the `kind` that a rule named, and the number of the strand that it
     continues, which is an earlier one."""
 
-    kind: Kind | None
+    kind: StrandKind | None
     shows_tools: bool
     num_turns: int
     continues: int | None = None
 
 
-def kinds_of(strands: Sequence[StrandSight]) -> list[Kind]:
+def kinds_of(strands: Sequence[StrandSight]) -> list[StrandKind]:
     """The kind of each strand of a session, in the order of their numbers."""
     works = _works(strands)
     has_tools = any(strand.shows_tools for strand in strands)
-    kinds: list[Kind | None] = [strand.kind for strand in strands]
+    kinds: list[StrandKind | None] = [strand.kind for strand in strands]
     open_turns: dict[int, int] = {}
     for number, strand in enumerate(strands):
         work = works[number]
         if kinds[number] is None and work != number:
             kinds[number] = kinds[work]
         if kinds[number] is None and has_tools and not strand.shows_tools:
-            kinds[number] = Kind.AUXILIARY
+            kinds[number] = StrandKind.AUXILIARY
         if kinds[number] is None:
             open_turns[work] = open_turns.get(work, 0) + strand.num_turns
-    main = None if Kind.MAIN in kinds else max(open_turns, key=lambda work: open_turns[work], default=None)
-    return [kind or (Kind.MAIN if works[number] == main else Kind.UNKNOWN) for number, kind in enumerate(kinds)]
+    main = None if StrandKind.MAIN in kinds else max(open_turns, key=lambda work: open_turns[work], default=None)
+    return [
+        kind or (StrandKind.MAIN if works[number] == main else StrandKind.UNKNOWN) for number, kind in enumerate(kinds)
+    ]
 
 
 def _works(strands: Sequence[StrandSight]) -> list[int]:

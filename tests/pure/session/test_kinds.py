@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from stenograph.core.chat import ChatRequest, CompletionRequest
 from stenograph.core.messages import Message, Role, Tool
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Grammar, GrammarKind, SamplingParams
 from stenograph.session.kinds import (
     SEARCHED_CHARS,
@@ -25,10 +26,8 @@ from stenograph.session.kinds import (
     KindRules,
     Label,
     Sighting,
-    StrandKind,
-    StrandSight,
-    kinds_of,
 )
+from stenograph.session.strand_kinds import StrandSight, kinds_of
 
 SHIPPED = KindRules.read(SHIPPED_RULES)
 CHAT = "/sessions/a/v1/chat/completions"

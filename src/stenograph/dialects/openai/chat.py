@@ -138,7 +138,7 @@ def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None)
         end -= 1
     tools = tuple(_tool(tool, index) for index, tool in enumerate(wire.tools or ()))
     max_tokens_name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
-    params, constraint = sampling_params(
+    params, said, constraint = sampling_params(
         wire,
         max_tokens=_max_tokens(wire),
         max_tokens_name=max_tokens_name,
@@ -165,6 +165,7 @@ def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None)
         reply=reply_options(wire, logprobs=bool(wire.logprobs)),
         recorded=read.recorded,
         sent=sent_sampling(wire),
+        said=said,
     )
 
 

@@ -75,7 +75,7 @@ def completion_steps(
 def _request(
     wire: WireCompletionRequest, prompts: tuple["str | array[int]", ...], is_list: bool, recorded: dict[str, str]
 ) -> CompletionRequest:
-    params, constraint = sampling_params(
+    params, said, constraint = sampling_params(
         wire,
         max_tokens=wire.max_tokens,
         max_tokens_name="max_tokens",
@@ -102,6 +102,7 @@ def _request(
         reply=reply_options(wire, logprobs=wire.logprobs is not None),
         recorded=recorded,
         sent=sent_sampling(wire),
+        said=said,
     )
 
 

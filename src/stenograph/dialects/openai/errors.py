@@ -88,7 +88,7 @@ def _message(error: StenographError, spelling: Spelling | None) -> str:
         grammar = _field(spelling, Blame(RequestPart.GRAMMAR)) or "A grammar"
         return f"{grammar} cannot be combined with a forced tool call."
     if isinstance(error, ContextLengthExceeded):
-        return _context_message(error, _field(spelling, error.prompt) or "prompt")
+        return f"{_context_message(error, _field(spelling, error.prompt) or 'prompt')} {error.remark}".rstrip()
     return error.message
 
 

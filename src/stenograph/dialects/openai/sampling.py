@@ -170,10 +170,18 @@ class Constraint(NamedTuple):
     param: str
 
 
+class ReadSampling(NamedTuple):
+    """Sampling parameters, the fields of them that the client gave, and where their grammar came from."""
+
+    params: SamplingParams
+    said: frozenset[str]
+    constraint: Constraint
+
+
 def sampling_params(
     wire: WireSampling, *, max_tokens: int | None, max_tokens_name: str, num_top_logprobs: int, top_logprobs_name: str
-) -> tuple[SamplingParams, Constraint]:
-    """The sampling parameters, and where their grammar came from. Raises InvalidRequest with a JSON pointer.
+) -> ReadSampling:
+    """The sampling parameters of a request. Raises InvalidRequest with a JSON pointer.
 
     What the routes have other names for is given, under the names that the client gave it.
     """
@@ -186,13 +194,16 @@ def sampling_params(
             f"At most {_MAX_STOP_IDS} stop ids, got {len(wire.stop_token_ids or ())}.", param="/stop_token_ids"
         )
     constraint = _constraint(wire)
+    if max_tokens is not None:
+        given["max_tokens"] = max_tokens
+    if wire.stop is not None:
+        given["stop"] = _stop(wire.stop)
+    if wire.logit_bias is not None:
+        given["logit_bias"] = _logit_bias(wire.logit_bias)
     try:
         params = SamplingParams(
             **given,  # type: ignore[arg-type]  # typed by the wire struct, under the same names
-            max_tokens=max_tokens,
-            stop=_stop(wire.stop),
             stop_token_ids=tuple(wire.stop_token_ids or ()),
-            logit_bias=_logit_bias(wire.logit_bias or {}),
             grammar=constraint.grammar,
             num_top_logprobs=num_top_logprobs,
         )
@@ -200,7 +211,7 @@ def sampling_params(
         given_names = {**other_names(wire), "max_tokens": max_tokens_name, "top_logprobs": top_logprobs_name}
         name = given_names.get(error.name, error.name)
         raise InvalidRequest(f"{str(error).replace(error.name, name, 1)}.", param=f"/{name}") from error
-    return params, constraint
+    return ReadSampling(params, frozenset(given), constraint)
 
 
 def _either(wire: WireSampling, name: str) -> object:
@@ -250,8 +261,8 @@ def truncation(wire: WireSampling) -> Truncation | None:
     return Truncation(num_tokens=None if num == -1 else num, keeps_end=wire.truncation_side != "right")
 
 
-def _stop(wire: str | list[str] | None) -> tuple[str, ...]:
-    stops = (wire,) if isinstance(wire, str) else tuple(wire or ())
+def _stop(wire: str | list[str]) -> tuple[str, ...]:
+    stops = (wire,) if isinstance(wire, str) else tuple(wire)
     if len(stops) > _MAX_STOPS:
         raise InvalidRequest(f"At most {_MAX_STOPS} stop strings, got {len(stops)}.", param="/stop")
     if not all(stops):

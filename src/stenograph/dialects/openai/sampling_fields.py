@@ -75,24 +75,29 @@ class WireStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class WireSampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields that both routes have. Honoured ones are typed, the others are only noticed."""
+class WireSamplingValues(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The sampling fields that a session may set too. `null` means absent."""
 
-    model: str | None = None
     temperature: Annotated[float, in_schema(minimum=0, maximum=100)] | None = None
     top_p: Annotated[float, in_schema(exclusiveMinimum=0, maximum=1)] | None = None
     top_k: Annotated[int, in_schema(minimum=-1, exclusiveMaximum=2**31)] | None = None
     min_p: Annotated[float, in_schema(minimum=0, maximum=1)] | None = None
     seed: Seed | None = None
-    sampling_seed: Seed | None = None
-    stop: Stop | Annotated[list[Stop], in_schema(maxItems=64)] | None = None
-    stop_token_ids: list[NotNegative] | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, in_schema(minimum=0.01, maximum=100)] | None = None
     logit_bias: Biases | None = None
     max_tokens: AtLeastOne | None = None
+    stop: Stop | Annotated[list[Stop], in_schema(maxItems=64)] | None = None
+
+
+class WireSampling(WireSamplingValues, forbid_unknown_fields=True, kw_only=True):
+    """The fields that both routes have. Honoured ones are typed, the others are only noticed."""
+
+    model: str | None = None
+    sampling_seed: Seed | None = None
+    stop_token_ids: list[NotNegative] | None = None
+    ignore_eos: bool | None = None
     min_tokens: NotNegative | None = None
     min_new_tokens: NotNegative | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31), in_schema(**{"not": {"const": 0}})] | None = None
