@@ -1,10 +1,10 @@
-"""What a strand of a session is for: values that a session labels with and samples are picked by. Pure."""
+"""The kinds of a session's strands: values that a session labels with and samples are picked by. Pure."""
 
 import enum
 
 
 class StrandKind(enum.StrEnum):
-    """What a strand is for. Those that TRAINED_KINDS lacks are side requests."""
+    """The purpose of a request, and of the strand that it belongs to. Those that TRAINED_KINDS lacks are side requests."""
 
     MAIN = "main"
     AGENT = "agent"

@@ -1,4 +1,4 @@
-"""What the strands of a session are for, where no rule says it. Pure.
+"""The kinds of a session's strands, where no rule says them. Pure.
 
 A strand without tools beside one with tools is a side request. Of the others the one with most turns is the main one.
 A chapter is what the strand was that it goes on with the work of.
@@ -21,7 +21,7 @@ class StrandSight:
     continues: int | None = None
 
 
-def kinds_of(strands: Sequence[StrandSight]) -> list[StrandKind]:
+def kinds_of(strands: Sequence[StrandSight]) -> tuple[StrandKind, ...]:
     """The kind of each strand of a session, in the order of their numbers."""
     works = _works(strands)
     has_tools = any(strand.shows_tools for strand in strands)
@@ -36,9 +36,9 @@ def kinds_of(strands: Sequence[StrandSight]) -> list[StrandKind]:
         if kinds[number] is None:
             open_turns[work] = open_turns.get(work, 0) + strand.num_turns
     main = None if StrandKind.MAIN in kinds else max(open_turns, key=lambda work: open_turns[work], default=None)
-    return [
+    return tuple(
         kind or (StrandKind.MAIN if works[number] == main else StrandKind.UNKNOWN) for number, kind in enumerate(kinds)
-    ]
+    )
 
 
 def _works(strands: Sequence[StrandSight]) -> list[int]:

@@ -148,7 +148,7 @@ class LinearHistory:
             what = f"message {at} differs" if at < len(messages) else f"it ends before message {at}"
             blame = Blame(RequestPart.MESSAGES, min(at, len(messages) - 1))
         return HistoryMismatch(
-            f"The request is not a continuation of its line: in turn {num_turns}, {what}. The last turn can be replaced,"
-            f" but {discarded} would have to go.",
+            f"The request is not a continuation of its line: in turn {num_turns}, {what}. The last turn can be"
+            f" replaced, but {discarded} would have to go.",
             blame=blame,
         )

@@ -1,4 +1,4 @@
-"""What a conversation begins with, as a key: requests with one key are of one strand. Pure.
+"""The beginning of a conversation, as a key: requests with one key are of one strand. Pure.
 
 A turn, a retry and another try at a reply begin as the conversation did; a title request, a router's question, a
 summary or a sub-agent never does.
