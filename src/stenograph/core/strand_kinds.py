@@ -4,7 +4,7 @@ import enum
 
 
 class StrandKind(enum.StrEnum):
-    """The purpose of a request, and of the strand that it belongs to. Those that TRAINED_KINDS lacks are side requests."""
+    """The purpose of a request and of its strand. Those that TRAINED_KINDS lacks are side requests."""
 
     MAIN = "main"
     AGENT = "agent"

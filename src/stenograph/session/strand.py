@@ -106,7 +106,7 @@ class Strands:
         return sorted((node for strand in self._kept for node in strand.history.nodes), key=_id)
 
     def known(self, dialect: str, body: bytes) -> Sequence[KnownMessages]:
-        """The beginnings that a body may have: the messages of the strands that committed last, where one may end there."""
+        """The beginnings that a body may have: the latest messages of the strands that committed last."""
         found = (strand.recent.known for strand in self._latest)
         return [one for one in found if one is not None and one.dialect == dialect and _may_begin(one, body)]
 
