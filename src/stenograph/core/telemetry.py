@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Stage
 
 
@@ -41,7 +42,7 @@ class TurnReport:
     byte to the first token, `itl_s` the gaps between steps that sampled tokens, `tpot_s` their mean per token; None and
     empty where the engine does not stream. `num_kept` of `num_prompt` stood in the line before. `unasked_replay` names
     payloads in the reply that were not requested. Its commit discarded `num_discarded_turns` turns of its session, with
-    `num_discarded_tokens` sampled tokens in them.
+    `num_discarded_tokens` sampled tokens in them. `kind` is what a rule says of its request, None if none does.
     """
 
     end: TurnEnd
@@ -60,6 +61,7 @@ class TurnReport:
     tpot_s: float | None = None
     itl_s: tuple[float, ...] = ()
     unasked_replay: tuple[str, ...] = ()
+    kind: StrandKind | None = None
 
     @property
     def num_wasted(self) -> int:

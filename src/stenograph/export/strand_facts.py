@@ -120,33 +120,34 @@ class SessionFacts:
 def session_facts(session: Session) -> SessionFacts:
     """A session as it is now. The turns are a snapshot: a worker may read them."""
     groups: list[tuple[Strand | None, list[Node]]]
+    kinds: Sequence[StrandKind]
     if session.options.history is HistoryKind.TREE:
         groups = [(None, nodes) for nodes in _by_root(session.nodes)]
     else:
         groups = [(strand, list(strand.history.nodes)) for strand in session.strands.kept]
-    sights = [
-        StrandSight(
-            kind=None if strand is None else strand.kind,
-            shows_tools=bool(nodes) and bool(nodes[-1].turn.context.tools),
-            num_turns=len(nodes),
-            continues=_number(strand),
-        )
-        for strand, nodes in groups
-    ]
+    if session.options.history is HistoryKind.TREE:
+        kinds = kinds_of([_sight(nodes) for _, nodes in groups])
+    else:
+        kinds = session.strands.kinds()
     facts = [
         StrandFacts(
             number=number,
             kind=kind,
             nodes=nodes,
-            rule=None if strand is None else strand.rule,
-            client=None if strand is None else strand.client,
+            rule=None if strand is None else strand.label.rule,
+            client=None if strand is None else strand.label.client,
             agent_id="" if strand is None else strand.agent_id,
             chapter=0 if strand is None else strand.chapter,
             continues=_number(strand),
         )
-        for number, ((strand, nodes), kind) in enumerate(zip(groups, kinds_of(sights), strict=True))
+        for number, ((strand, nodes), kind) in enumerate(zip(groups, kinds, strict=True))
     ]
     return SessionFacts(history=session.options.history, strands=facts)
+
+
+def _sight(nodes: Sequence[Node]) -> StrandSight:
+    """The turns that follow one root of a tree, as what tells their kind."""
+    return StrandSight(kind=None, shows_tools=bool(nodes[-1].turn.context.tools), num_turns=len(nodes))
 
 
 def _number(strand: Strand | None) -> int | None:

@@ -42,6 +42,7 @@ from stenograph.offload.loop_lag import LoopLag
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
+from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
 from stenograph.session.manager import Limits, SessionManager
 from stenograph.session.turn import TurnServices
 from stenograph.trajectory.matching import MATCHERS, load_matcher
@@ -94,6 +95,22 @@ def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
     return settings.chat_template_kwargs
 
 
+def kind_rules_of(settings: Settings) -> KindRules:
+    """The rules that label requests: those of `--side-rules`, then the shipped ones. Raises StartupError, with the file
+    and the rule."""
+    if settings.side_rules is None:
+        return KindRules.read(SHIPPED_RULES)
+    file = repr(str(settings.side_rules))
+    try:
+        return KindRules.read(settings.side_rules.read_text(encoding="utf-8"), SHIPPED_RULES)
+    except OSError as error:
+        raise StartupError(f"--side-rules: cannot read the file {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise StartupError(f"--side-rules: the file {file} is not UTF-8") from error
+    except BadSideRules as error:
+        raise StartupError(f"--side-rules: the file {file}: {error}") from error
+
+
 def sampling_of(settings: Settings) -> SamplingRules | None:
     """The sampling of all sessions, from the file of `--sampling`. Raises StartupError, with the file and the field."""
     if settings.sampling is None:
@@ -129,8 +146,16 @@ def make_app(
     body_slots = body_slots or BodySlots(settings.body_slots)
     metrics = Metrics(version=__version__)
     share = LoopShare()
+    kind_rules = kind_rules_of(settings)
     manager = _make_manager(
-        settings, engine=engine, renderer=renderer, pool=pool, share=share, clock=clock, metrics=metrics
+        settings,
+        engine=engine,
+        renderer=renderer,
+        pool=pool,
+        share=share,
+        clock=clock,
+        metrics=metrics,
+        kind_rules=kind_rules,
     )
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
 
@@ -145,6 +170,7 @@ def make_app(
             pool=pool,
             share=share,
             body_slots=body_slots,
+            sought_headers=frozenset(name.encode() for name in kind_rules.headers),
         )
 
     sessions = _session_routes(
@@ -182,6 +208,7 @@ def _make_manager(
     share: LoopShare,
     clock: Clock,
     metrics: Metrics,
+    kind_rules: KindRules,
 ) -> SessionManager:
     """The manager. It reports its events to the metrics, and is the source of their gauges."""
     services = TurnServices(
@@ -195,6 +222,7 @@ def _make_manager(
         template_kwargs=settings.chat_template_kwargs,
         share=share,
         tokenizer=engine if engine.tokenizes else None,
+        kind_rules=kind_rules,
     )
     limits = Limits(
         max_sessions=settings.max_sessions,
@@ -277,6 +305,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
     clock = SystemClock()
     with listen(settings.host, settings.port) as listener:
         sampling_of(settings)  # a bad file ends the start before a model is fetched and loaded
+        kind_rules_of(settings)
         name, cache, has_weights = settings.model, settings.cache_dir, settings.engine is EngineKind.EMBEDDED
         path = await asyncio.to_thread(resolve_model, name, cache_dir=cache, progress=progress, weights=has_weights)
         files = await asyncio.to_thread(load_model_files, path)

@@ -147,6 +147,7 @@ class ControlRoutes:
                 Route("/sessions/{id}", keyed(sessions.delete), methods=["DELETE"]),
                 Route("/sessions/{id}/samples", keyed(sessions.samples), methods=["POST"]),
                 Route("/sessions/{id}/drift", keyed(sessions.drift), methods=["GET"]),
+                Route("/sessions/{id}/ledger", keyed(sessions.ledger), methods=["GET"]),
                 Route("/sessions/{id}/abort", keyed(sessions.abort), methods=["POST"]),
                 Route("/sessions/{id}/{path:path}", keyed(proxy.of_session), methods=PROXY_METHODS),
                 Route("/v1/{path:path}", keyed(proxy.of_server), methods=PROXY_METHODS),

@@ -23,6 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from stenograph.core.errors import Limit, StenographError
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.telemetry import GrammarStep, SessionEnd, TurnEnd, TurnReport
 from stenograph.core.types import Stage
 from stenograph.engine.base import EngineState, EngineStatus, Outcome
@@ -123,6 +124,12 @@ def _histogram(
 
 
 TURNS = _counter("stenograph_turns_total", "Turns, by how they ended.", label="end", values=TurnEnd)
+LABELLED_TURNS = _counter(
+    "stenograph_labelled_turns_total",
+    "Turns of sessions whose requests a rule labels, by the kind that it says.",
+    label="kind",
+    values=StrandKind,
+)
 TURN_FAILURES = _counter(
     "stenograph_turn_failures_total",
     "Turns that failed, by the error's code.",
@@ -381,6 +388,8 @@ class Metrics(Collector):
     def turn_ended(self, report: TurnReport) -> None:
         """Count a turn. Its stage `reply`, if it has one, is left to `reply_delivered`, so that it counts once."""
         self._counters[TURNS].add(value=report.end)
+        if report.kind is not None:
+            self._counters[LABELLED_TURNS].add(value=report.kind)
         if report.code is not None:
             self._counters[TURN_FAILURES].add(value=report.code)
         if report.law is not None:

@@ -20,6 +20,7 @@ from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.dialects.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
+from stenograph.export.ledger_rows import LedgerPage, ledger_rows
 from stenograph.export.line_drift import line_drift
 from stenograph.export.lines import leaves, tree_metadata
 from stenograph.export.records import (
@@ -222,6 +223,23 @@ class SessionRoutes:
         body: DriftReports = {"session_id": session.id, "lines": lines}
         return json_in_pieces(self.share, body)
 
+    async def ledger(self, request: Request) -> Response:
+        """`GET /sessions/{id}/ledger?limit=&after=`: every request that named the session, in order."""
+        session = self._session(request)
+        _check_query(request, "limit", "after")
+        limit, after = _number(request, "limit", 1000, least=1), _number(request, "after", 0, least=0)
+        if limit > MAX_PAGE:
+            raise InvalidRequest(f"limit must be at most {MAX_PAGE}, got {limit}.", param="/limit")
+        rows = session.ledger.rows(limit, after)
+        last = rows[-1].number if rows else session.ledger.num_rows
+        page: LedgerPage = {
+            "session_id": session.id,
+            "requests": ledger_rows(rows, session_facts(session)),
+            "num_requests": session.ledger.num_requests,
+            "next": last if last < session.ledger.num_rows else None,
+        }
+        return json_in_pieces(self.share, page)
+
     async def samples(self, request: Request) -> Response:
         """`POST /sessions/{id}/samples`."""
         self._session(request)  # 404 comes before a body that is wrong
@@ -377,6 +395,16 @@ def _strand(facts: SessionFacts, number: str) -> Node | None:
         f"strand must be a number below {len(facts.strands)}, got {number[:20]!r}: metadata.strands lists them.",
         param="/strand",
     )
+
+
+def _number(request: Request, name: str, default: int, *, least: int) -> int:
+    """A number of the query. Raises InvalidRequest."""
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdecimal() and len(given) <= 9) or int(given) < least:
+        raise InvalidRequest(f"{name} must be a number of at least {least}, got {given[:20]!r}.", param=f"/{name}")
+    return int(given)
 
 
 def _check_query(request: Request, *known: str) -> None:

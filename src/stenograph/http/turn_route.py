@@ -22,8 +22,12 @@ from stenograph.http.wire import Client, ClientGone, count_error, header_value, 
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
+from stenograph.session.caller import Caller
+from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.manager import SessionManager
+from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
+from stenograph.session.session import Session
 from stenograph.session.watch import TurnAbandoned, Watch
 
 DECODED_OFF_LOOP_BYTES = 128 * 1024
@@ -53,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRoute:
-    """One dialect's turns on one server."""
+    """One dialect's turns on one server. `sought_headers` are those that rules look at, in lower case."""
 
     dialect: Dialect
     manager: SessionManager
@@ -64,11 +68,18 @@ class TurnRoute:
     pool: CpuPool
     share: LoopShare
     body_slots: BodySlots
+    sought_headers: frozenset[bytes] = frozenset()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
         """Serve one request, which came to `place`."""
-        stages = StageTimes(start=self.clock.monotonic())
         reading = _Reading(self.dialect)
+        try:
+            await self._handle(scope, receive, send, place, reading)
+        finally:
+            reading.note.close()
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, place: Place, reading: "_Reading") -> None:
+        stages = StageTimes(start=self.clock.monotonic())
         await self.body_slots.small()
         try:
             watch = await self._admit(scope, receive, stages, place, reading)
@@ -76,11 +87,12 @@ class TurnRoute:
             return
         except StenographError as error:
             log.debug("refused before a turn began (session %s): %s: %s", place.session_id, error.code, error)
+            reading.note.refused(error)
             await self._send_error(send, error, reading.spelling)
             return
         try:
             with Client(scope, on_gone=watch.leave) as client:
-                await (self._stream if watch.options.stream else self._whole)(watch, client, send)
+                await (self._stream if watch.options.stream else self._whole)(watch, client, send, reading.note)
         finally:
             watch.leave()
 
@@ -89,6 +101,9 @@ class TurnRoute:
     ) -> Watch:
         self.doorman.check_key(scope["headers"])
         session = self.doorman.session_of(place.session_id, scope["headers"])
+        name = _client_name(scope)
+        if session is not None:
+            reading.note = self._noted(session, place, name)
         body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
         stages.mark(Stage.RECEIVE, self.clock.monotonic())
         await self.manager.settle(session)
@@ -100,9 +115,20 @@ class TurnRoute:
             stages.mark(Stage.ADMIT, self.clock.monotonic())
             async with self.body_slots.decoding():
                 reading.decoded = await self._decode_large(incoming)
-        client = _client_name(scope)
+        caller = Caller(name=name, path=place.route, headers=self._sought_headers(scope), note=reading.note)
         decode = partial(reading.decode, incoming)
-        return self.manager.start(session, decode, started=stages, identity=identity, client=client)
+        return self.manager.start(session, decode, started=stages, identity=identity, caller=caller)
+
+    def _noted(self, session: Session, place: Place, name: str) -> LedgerNote:
+        """A row for the request in its session's ledger."""
+        ledger, now = session.ledger, self.clock.wall()
+        number = ledger.begin(received_s=now, path=place.route, dialect=self.dialect.name, client=name)
+        return LedgerNote(ledger, number, self.clock)
+
+    def _sought_headers(self, scope: Scope) -> dict[str, str]:
+        """The headers that rules look at; of several with one name the last."""
+        sought = self.sought_headers
+        return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in sought}
 
     async def _decode_large(self, incoming: Incoming) -> Decoded:
         """Decode without holding the loop for long. msgspec holds the GIL on every thread."""
@@ -115,9 +141,9 @@ class TurnRoute:
         assert decoded is not None, "the last step gives the request"
         return decoded
 
-    async def _whole(self, watch: Watch, client: Client, send: Send) -> None:
+    async def _whole(self, watch: Watch, client: Client, send: Send, note: LedgerNote) -> None:
         try:
-            outcome = await watch.result()
+            outcome = await _result(watch, note)
         except TurnAbandoned:
             return  # the client is gone
         except StenographError as error:
@@ -130,12 +156,12 @@ class TurnRoute:
         if await client.finish(send_whole(send, 200, content, headers)):
             watch.delivered()
 
-    async def _stream(self, watch: Watch, client: Client, send: Send) -> None:
+    async def _stream(self, watch: Watch, client: Client, send: Send, note: LedgerNote) -> None:
         pieces = await watch.take()
         if pieces is None:
             # It ended before anything was said: its error, if it has one, can still be a status.
             try:
-                await watch.result()
+                await _result(watch, note)
             except TurnAbandoned:
                 return
             except StenographError as error:
@@ -149,12 +175,14 @@ class TurnRoute:
         while pieces is not None:
             await self._send_more(send, writer.pieces(pieces, watch.prompts))
             pieces = await watch.take()
-        await self._end_stream(watch, client, writer, send)
+        await self._end_stream(watch, client, writer, send, note)
 
-    async def _end_stream(self, watch: Watch, client: Client, writer: StreamWriter, send: Send) -> None:
+    async def _end_stream(
+        self, watch: Watch, client: Client, writer: StreamWriter, send: Send, note: LedgerNote
+    ) -> None:
         """Send the end of a stream: the finish after the commit, or the error."""
         try:
-            replies = (await watch.result()).replies
+            replies = (await _result(watch, note)).replies
         except TurnAbandoned:
             return
         except StenographError as error:
@@ -188,10 +216,11 @@ class TurnRoute:
 
 
 class _Reading:
-    """One request's decoding, which may be over before the manager asks for it."""
+    """One request's decoding, which may be over before the manager asks for it, and its row in the ledger."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.decoded: Decoded | None = None
+        self.note = NO_NOTE
         self._dialect = dialect
 
     def decode(self, incoming: Incoming) -> Decoded:
@@ -218,6 +247,17 @@ def _identity(scope: Scope, place: Place, body: bytes) -> RequestIdentity:
 def _client_name(scope: Scope) -> str:
     """The client's own name, shortened. Nothing checks it."""
     return (header_value(scope, b"user-agent") or "")[:MAX_CLIENT_CHARS]
+
+
+async def _result(watch: Watch, note: LedgerNote) -> TurnOutcome:
+    """The turn's end, noted. Raises as `Watch.result`."""
+    try:
+        outcome = await watch.result()
+    except StenographError as error:
+        note.refused(error)
+        raise
+    note.answered(outcome)
+    return outcome
 
 
 async def _start_stream(watch: Watch, writer: StreamWriter, send: Send) -> None:

@@ -5,6 +5,7 @@ a client's request costs is no warning: the outage has its own line, where it be
 """
 
 import logging
+from collections.abc import Sequence
 
 from stenograph.core.errors import InternalError, StenographError, UpstreamInvalid
 from stenograph.core.log_line import LogLine
@@ -42,6 +43,20 @@ def log_turn_end(
     about = (type(error), error, error.__traceback__) if is_ours and error is not None else None
     # Not `log.log`, which looks for its caller on the stack: that costs more than all else here.
     log.handle(logging.LogRecord(log.name, level, "", 0, line, None, about))
+
+
+def log_discarded(session: Session, turns: Sequence[TurnRun]) -> None:
+    """Name each turn that a request's commit took out of its session: nothing that was sampled goes silently."""
+    for turn in turns:
+        for gone in turn.discarded:
+            log.warning(
+                "session %s: turn %s replaced turn %s, whose %d sampled tokens are discarded; a session with history"
+                " 'tree' keeps both",
+                session.id,
+                turn.request_id,
+                gone.request_id,
+                len(gone.sampled.ids),
+            )
 
 
 STOPPED = "stopped"

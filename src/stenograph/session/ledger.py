@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
+from stenograph.core.clock import Clock, SystemClock
+from stenograph.core.errors import StenographError
 from stenograph.session.kinds import UNLABELLED, Label
+from stenograph.session.request import TurnOutcome
 
 MAX_ROWS = 10_000
 """Number of requests that have a row. A number fits in 16 bits."""
@@ -196,6 +199,57 @@ class RequestLedger:
         if kept not in self._client_texts and len(self._client_texts) >= MAX_CLIENT_TEXTS:
             kept = OTHER_TEXT
         return _index_of(self._client_texts, kept)
+
+
+class LedgerNote:
+    """One request's row while it is served. It ends once: by an answer, an error, or a client that left."""
+
+    __slots__ = ("_clock", "_is_open", "_ledger", "_number")
+
+    def __init__(self, ledger: RequestLedger, number: int, clock: Clock, *, is_open: bool = True) -> None:
+        self._ledger = ledger
+        self._number = number
+        self._clock = clock
+        self._is_open = is_open
+
+    def __repr__(self) -> str:
+        return f"<LedgerNote {self._number}>"
+
+    def labelled(self, label: Label) -> None:
+        """Note what a rule said of the request."""
+        if self._is_open:
+            self._ledger.label(self._number, label)
+
+    def refused(self, error: StenographError) -> None:
+        """The request failed."""
+        if self._is_open:
+            self._is_open = False
+            self._ledger.end(self._number, ended_s=self._clock.wall(), status=error.status, error=error.code)
+
+    def answered(self, outcome: TurnOutcome) -> None:
+        """The request has its reply, of which only what the client gets is left to do."""
+        if self._is_open:
+            self._is_open = False
+            self._ledger.end(
+                self._number,
+                ended_s=self._clock.wall(),
+                status=200,
+                strand=outcome.strand,
+                turn=outcome.node,
+                num_prompt_tokens=sum(reply.usage.num_prompt for reply in outcome.replies),
+                num_cached_tokens=sum(reply.usage.num_cached for reply in outcome.replies),
+                num_sampled_tokens=sum(reply.usage.num_completion for reply in outcome.replies),
+            )
+
+    def close(self) -> None:
+        """Nothing was answered: the client has left."""
+        if self._is_open:
+            self._is_open = False
+            self._ledger.end(self._number, ended_s=self._clock.wall())
+
+
+NO_NOTE = LedgerNote(RequestLedger(), 0, SystemClock(), is_open=False)
+"""The note of a request without a session."""
 
 
 def _index_of(texts: dict[str, int], text: str) -> int:

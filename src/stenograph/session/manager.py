@@ -25,7 +25,9 @@ from stenograph.core.errors import (
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import FinishReason, RequestId, SessionId, Stage, StageTimes
-from stenograph.session.journal import STOPPED, log_session_end, log_turn_end
+from stenograph.session.caller import Caller
+from stenograph.session.journal import STOPPED, log_discarded, log_session_end, log_turn_end
+from stenograph.session.kinds import Sighting
 from stenograph.session.opening import openings
 from stenograph.session.request import RequestRun, TurnOutcome
 from stenograph.session.retries import RequestIdentity
@@ -35,6 +37,9 @@ from stenograph.session.turn import TurnRun, TurnServices
 from stenograph.session.watch import Delivery, RequestTask, Watch
 
 log = logging.getLogger(__name__)
+
+NOBODY = Caller()
+"""A caller of whom nothing is known."""
 
 HANG_UP_PASSES = 8
 """Event-loop iterations until the turn learns of a closed connection: two are enough in the tests."""
@@ -172,7 +177,7 @@ class SessionManager:
         *,
         started: StageTimes,
         identity: RequestIdentity | None = None,
-        client: str = "",
+        caller: Caller = NOBODY,
     ) -> Watch:
         """Admit a request, decode it and run its turns. `session` None serves it statelessly, unrecorded.
 
@@ -181,7 +186,7 @@ class SessionManager:
         SessionBusy of a linear session before Draining and LimitExceeded before whatever `decode` raises before
         SessionBusy of a strand; nothing is held then. The seats are given back when the task ends, however it ends.
         Where `started` says when admission ended, `is_new` was asked then and what came after it was decoding.
-        `client` is what the client calls itself, for the log.
+        `caller` is whoever asks.
         """
         if session is not None and not session.is_closing and identity is not None:
             repeated = session.find_repeated(identity)
@@ -199,13 +204,15 @@ class SessionManager:
         request, request_json = decode()
         self._check_prompts(session, request)
         started.mark(Stage.DECODE, self._services.clock.monotonic())
-        seats = Seats(None if session is None else session.strands)
+        seats = self._seats(session, request, caller)
         try:
             run = self._make_run(session, request, request_json, started, seats)
+            if session is not None and isinstance(request, ChatRequest):
+                session.check_strand(run.turns[0].strand, seats.label)
         except BaseException:
             seats.give_back()
             raise
-        return self._run(run, session, seats, identity, client).watch()
+        return self._run(run, session, seats, identity, caller.name).watch()
 
     async def delete(self, session_id: str) -> None:
         """Close a session: refuse new turns at once, end the running ones at the engine, forget everything.
@@ -320,6 +327,15 @@ class SessionManager:
                 retry_after_s=5.0,
             )
 
+    def _seats(self, session: Session | None, request: TurnRequest, caller: Caller) -> Seats:
+        """The request's places, none of which is taken yet, with what the rules say of it."""
+        if session is None:
+            return Seats(None)
+        rules = self._services.kind_rules
+        label = rules.label(Sighting(headers=caller.headers, path=caller.path, request=request))
+        caller.note.labelled(label)
+        return Seats(session.strands, agent_id=rules.agent_id(caller.headers) if caller.headers else "", label=label)
+
     def _make_run(
         self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes, seats: Seats
     ) -> RequestRun:
@@ -426,7 +442,7 @@ class SessionManager:
                 log_turn_end(one, report, session=session, client=client, error=error)
                 error = None  # is logged once
             if session is not None:
-                _log_discarded(session, run)
+                log_discarded(session, run.turns)
 
         task.add_done_callback(ended)
         return turn
@@ -448,6 +464,7 @@ def _report(run: RequestRun, index: int, task: "asyncio.Task[TurnOutcome]") -> T
         tpot_s=meter.tpot_s,
         itl_s=meter.itl_s,
         unasked_replay=meter.unasked_replay,
+        kind=turn.kind,
     )
     if task.cancelled():
         return report
@@ -469,17 +486,3 @@ def _report(run: RequestRun, index: int, task: "asyncio.Task[TurnOutcome]") -> T
         num_discarded_turns=len(turn.discarded),
         num_discarded_tokens=sum(len(gone.sampled.ids) for gone in turn.discarded),
     )
-
-
-def _log_discarded(session: Session, run: RequestRun) -> None:
-    """Name each turn that the request's commit took out of its session: nothing that was sampled goes silently."""
-    for turn in run.turns:
-        for gone in turn.discarded:
-            log.warning(
-                "session %s: turn %s replaced turn %s, whose %d sampled tokens are discarded; a session with history"
-                " 'tree' keeps both",
-                session.id,
-                turn.request_id,
-                gone.request_id,
-                len(gone.sampled.ids),
-            )

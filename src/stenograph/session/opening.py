@@ -29,7 +29,7 @@ from stenograph.reply.plain import PlainParser
 from stenograph.reply.reading import Parser
 from stenograph.session.chunk_reader import READ_AT_ONCE
 from stenograph.session.settings import OverBudget
-from stenograph.session.strand import Seats, Strand
+from stenograph.session.strand import Seats, Strand, chapter_of
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.matching import num_compared
 from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, line_ids
@@ -131,6 +131,7 @@ class ChatOpening:
             day=Day.of(opened_at) if renderer.writer.reads_date else None,
         )
         self.strand = seats.of_chat(request, self.context)
+        self._seats = seats
         self._request = request
         self._renderer = renderer
         self._pool = pool
@@ -151,7 +152,10 @@ class ChatOpening:
         unknown = messages[num_known:]
         num_bytes = CHECK_BYTES * len(unknown) + (0 if history.latest is None else num_compared(unknown))
 
-        def position() -> Attachment:
+        others = self._seats.before(self.strand)
+        num_bytes += CHECK_BYTES * sum(len(line) for _, line in others)
+
+        def position() -> tuple[Attachment, Strand | None]:
             attachment = None if before is None else history.position_after(before, messages, context)
             attachment = attachment or history.position(messages, context)
             parent = attachment.parent
@@ -161,9 +165,11 @@ class ChatOpening:
                 first=0 if parent is None else parent.num_messages,
                 follows_call=parent is not None and parent.has_calls,
             )
-            return attachment
+            return attachment, chapter_of(others, messages, context) if others else None
 
-        attachment = await self._pool.run(position, num_bytes=num_bytes)
+        attachment, earlier = await self._pool.run(position, num_bytes=num_bytes)
+        if earlier is not None:
+            self.strand.continues, self.strand.chapter = earlier, earlier.chapter + 1
         parent = attachment.parent
         if parent is not None and parent.turn.context.is_same(context):
             self.context = parent.turn.context  # one object for all turns of a line

@@ -26,11 +26,16 @@ NO_DEADLINE_S = 10 * 365 * 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOutcome:
-    """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept."""
+    """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept.
+
+    `strand` and `node` number the place of the first turn that is kept; None if none is.
+    """
 
     replies: tuple[ChatReply, ...]
     committed: bool
     remaining: Remaining
+    strand: int | None = None
+    node: int | None = None
 
     @property
     def reply(self) -> ChatReply:
@@ -148,7 +153,13 @@ class RequestRun:
             context_tokens=None if limit is None else limit - longest,
             session_tokens=None if before.session_tokens is None else before.session_tokens - sum(num_sampled),
         )
-        return TurnOutcome(replies=replies, committed=committed, remaining=remaining)
+        return TurnOutcome(
+            replies=replies,
+            committed=committed,
+            remaining=remaining,
+            strand=self.turns[0].strand.number,
+            node=self.turns[0].node_id,
+        )
 
     def _begin_grace(self) -> None:
         """Bring the deadline forward. One that has passed already ends the request as it is."""

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from stenograph.core.errors import Limit, LimitExceeded, SessionNotFound
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.kept import KeptReply
+from stenograph.session.kinds import Label
+from stenograph.session.ledger import RequestLedger
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.strand import Strand, Strands
 from stenograph.session.watch import RequestTask
@@ -61,6 +64,7 @@ class Session:
         self.options = options
         self.created_at = created_at
         self.strands = Strands(session_id, options.history, options.matcher, options.after_length)
+        self.ledger = RequestLedger()
         self._is_closing = False
         self._running: dict[RequestId, RequestTask] = {}
         self._kept: dict[RequestId, _Kept] = {}
@@ -122,10 +126,8 @@ class Session:
         # One whose task is done is a node by now, or never will be, though its lease ends a moment later.
         running = (turn for turn in self._running.values() if not turn.task.done())
         num_turns = strands.num_turns + sum(len(turn.run.turns) for turn in running)
-        if options.max_turns is not None and num_turns + num_new > options.max_turns:
-            raise LimitExceeded(
-                Limit.SESSION_TURNS, f"this session has {num_turns} of its {options.max_turns} turns (max_turns)"
-            )
+        if options.history is not HistoryKind.STRANDS:
+            self._check_turns(num_turns, num_new)
         is_tree = options.history is HistoryKind.TREE
         if options.max_nodes is not None and is_tree and num_turns + num_new > options.max_nodes:
             raise LimitExceeded(
@@ -138,6 +140,24 @@ class Session:
                     Limit.SESSION_TOKENS,
                     f"this session has used {used} of its {options.max_total_tokens} tokens (max_total_tokens)",
                 )
+
+    def check_strand(self, strand: Strand, label: Label) -> None:
+        """Raise LimitExceeded if the main work has its turns, and a turn of this strand is of it: side requests and
+        sub-agents count for nothing."""
+        is_main = label.kind in (None, StrandKind.MAIN)
+        if self.options.max_turns is None or self.options.history is not HistoryKind.STRANDS or not is_main:
+            return
+        kept, kinds = self.strands.kept, self.strands.kinds()
+        if strand.number is None or kinds[strand.number] is StrandKind.MAIN:
+            is_new_work = strand.number is None and StrandKind.MAIN in kinds
+            pairs = zip(kept, kinds, strict=True)
+            num_turns = sum(len(one.history.nodes) for one, kind in pairs if kind is StrandKind.MAIN)
+            self._check_turns(0 if is_new_work else num_turns, 1)
+
+    def _check_turns(self, num_turns: int, num_new: int) -> None:
+        limit = self.options.max_turns
+        if limit is not None and num_turns + num_new > limit:
+            raise LimitExceeded(Limit.SESSION_TURNS, f"this session has {num_turns} of its {limit} turns (max_turns)")
 
     def refuse_new(self) -> None:
         """Begin to be deleted: every turn is refused from now on. Those that run keep their seats until they end."""

@@ -52,6 +52,12 @@ class SessionSettings:
         ' `{"default": {…}, "force": {…}}`; a session\'s own values are laid over it.',
         shown="none",
     )
+    side_rules: Path | None = setting(
+        None,
+        folder(),
+        "TOML file of rules that say what a strand of a session is for, in front of those that are shipped.",
+        shown="none",
+    )
     max_sessions: int = setting(10_000, whole_number(1), "Sessions that may be open at once.", unit="sessions")
     max_in_flight: int = setting(256, whole_number(1), "Turns that may run at once in the whole server.", unit="turns")
     max_held_tokens: int = setting(

@@ -11,9 +11,13 @@ from collections.abc import Sequence
 
 from stenograph.core.chat import ChatRequest, KnownMessages
 from stenograph.core.history_kinds import AfterLength, HistoryKind
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.messages import Message
+from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import Prompt, SessionId
 from stenograph.session.gate import Gate, Lease
+from stenograph.session.kinds import UNLABELLED, Label
+from stenograph.session.strand_kinds import StrandSight, kinds_of
+from stenograph.trajectory.chapters import earlier_line, has_frame_of
 from stenograph.trajectory.history import Attachment, Discarded, History, is_continued
 from stenograph.trajectory.latest import LineJson, RecentRequest
 from stenograph.trajectory.linear import LinearHistory
@@ -33,13 +37,22 @@ class Strand:
 
     `number` counts the session's strands in the order of their first commits; None before. `continues` is the strand
     whose work this one goes on with, after the client rewrote its history, and `chapter` counts those before it.
-    `kind` is what a `rule` takes it for, `client` whose; None where no rule holds.
+    `label` is what rules say of the request that opened it, `last_kind` of the one that was committed last.
     """
 
     __slots__ = (
-        "agent_id", "chapter", "client", "continues", "gate", "history", "key", "kind", "line_json", "number", "recent",
-        "rule",
-    )  # fmt: skip
+        "agent_id",
+        "chapter",
+        "continues",
+        "gate",
+        "history",
+        "key",
+        "label",
+        "last_kind",
+        "line_json",
+        "number",
+        "recent",
+    )
 
     def __init__(self, history: History, gate: Gate, *, key: bytes | None = None, agent_id: str = "") -> None:
         self.history = history
@@ -51,9 +64,8 @@ class Strand:
         self.number: int | None = None
         self.continues: Strand | None = None
         self.chapter = 0
-        self.kind: StrandKind | None = None
-        self.rule: str | None = None
-        self.client: str | None = None
+        self.label = UNLABELLED
+        self.last_kind: StrandKind | None = None
 
     def __repr__(self) -> str:
         return f"<Strand {self.number} {self.history!r} {self.gate!r}>"
@@ -136,7 +148,18 @@ class Strands:
                 best, most = strand, latest.num_tokens
         return self._new(None, "") if best is None else best
 
-    def commit(self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt) -> Node:
+    def kinds(self) -> Sequence[StrandKind]:
+        """The kind of each strand that is kept, as it is now."""
+        return kinds_of([_sight(strand) for strand in self._kept])
+
+    def before(self, strand: Strand) -> "list[tuple[Strand, list[Node]]]":
+        """The strands that a new one may go on with the work of, the latest first, with their turns as they are now."""
+        if self._only is not None or strand.number is not None:
+            return []
+        found = [(other, list(other.history.nodes)) for other in self._kept if other.history.latest is not None]
+        return sorted(found, key=lambda pair: -pair[1][-1].id)
+
+    def commit(self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt, label: Label) -> Node:
         """Keep a turn in its strand, in one step. Raises SessionInvariant if its place is no more."""
         history = strand.history
         gone = history.replaced_by(attachment)
@@ -146,8 +169,9 @@ class Strands:
         self.discarded = self.discarded.with_turns(gone)
         self.num_turns += 1 - len(gone)
         self.num_tokens += history.num_tokens - num_before
+        strand.last_kind = label.kind
         if strand.number is None:
-            strand.number = len(self._kept)
+            strand.number, strand.label = len(self._kept), label
             self._kept.append(strand)
         if not self._latest or self._latest[0] is not strand:
             self._latest = [strand, *(other for other in self._latest if other is not strand)][:NUM_KNOWN]
@@ -169,7 +193,9 @@ class Seats:
     `strands` None: the request has no session, and each turn a strand that nobody else sees.
     """
 
-    def __init__(self, strands: Strands | None, *, agent_id: str = "") -> None:
+    def __init__(self, strands: Strands | None, *, agent_id: str = "", label: Label = UNLABELLED) -> None:
+        self.label = label
+        """What rules say of the request."""
         self._strands = strands
         self._agent_id = agent_id
         self._taken: list[tuple[Strand, Lease]] = []
@@ -197,7 +223,12 @@ class Seats:
     def commit(self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt) -> Node:
         """Keep a turn in its strand, in one step. Raises SessionInvariant if its place is no more."""
         assert self._strands is not None, "a turn without a session is not kept"
-        return self._strands.commit(strand, attachment, turn, prompt)
+        return self._strands.commit(strand, attachment, turn, prompt, self.label)
+
+    def before(self, strand: Strand) -> "list[tuple[Strand, list[Node]]]":
+        """The strands that this one may be a chapter of, the latest first; none if it is known for something else."""
+        is_side = self.label.kind is not None and self.label.kind not in TRAINED_KINDS
+        return [] if self._strands is None or is_side else self._strands.before(strand)
 
     def give_back(self) -> None:
         """Release every lease. Harmless when repeated."""
@@ -214,6 +245,28 @@ class Seats:
 
 def _alone() -> Strand:
     return Strand(LinearHistory(StrictMatcher()), Gate(SessionId(""), exclusive=False))
+
+
+def chapter_of(
+    before: "Sequence[tuple[Strand, list[Node]]]", messages: Sequence[Message], context: PromptContext
+) -> Strand | None:
+    """The strand that a new one goes on with the work of: it generated a reply that stands in the new one's prompt, or
+    it ended with a compaction and has the same frame. Pure: a worker may call it."""
+    found = earlier_line(messages, [line for _, line in before])
+    if found is not None:
+        return before[found][0]
+    ended = (pair for pair in before if pair[0].last_kind is StrandKind.COMPACTION)
+    return next((strand for strand, line in ended if has_frame_of(line, messages, context)), None)
+
+
+def _sight(strand: Strand) -> StrandSight:
+    latest = strand.history.latest
+    return StrandSight(
+        kind=strand.label.kind,
+        shows_tools=latest is not None and bool(latest.turn.context.tools),
+        num_turns=len(strand.history.nodes),
+        continues=None if strand.continues is None else strand.continues.number,
+    )
 
 
 def _id(node: Node) -> int:

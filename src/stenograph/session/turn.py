@@ -19,6 +19,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
 from stenograph.core.clock import Clock
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import (
     Chunk,
     EngineReply,
@@ -42,6 +43,7 @@ from stenograph.render.renderer import Renderer
 from stenograph.reply.held import Holder, held_grammar
 from stenograph.session.budget import max_tokens
 from stenograph.session.chunk_reader import READ_AT_ONCE, ChunkReader
+from stenograph.session.kinds import SHIPPED_RULES, KindRules
 from stenograph.session.meter import TurnMeter
 from stenograph.session.opening import Opening
 from stenograph.session.reply_buffer import ReplyBuffer
@@ -61,6 +63,7 @@ class TurnServices:
     `max_tokens` that exceeds what the context leaves. `template_kwargs` are the template's arguments in every chat
     that does not set them, nor its session. `share` does work that holds the GIL in pieces.
     `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
+    `kind_rules` label the requests of sessions.
     """
 
     engine: Engine
@@ -73,6 +76,7 @@ class TurnServices:
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     share: LoopShare = field(default_factory=LoopShare)
     tokenizer: Engine | None = None
+    kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,8 @@ class TurnRun:
         self._reply: _ReadReply | None = None
         self._ends_early = False
         self._has_sampled = False
+        self.node_id: int | None = None
+        """Its node in the session, once it is kept."""
         self.discarded: tuple[CommittedTurn, ...] = ()
         """The turns that its commit took out of the history."""
 
@@ -156,6 +162,11 @@ class TurnRun:
     def strand(self) -> Strand:
         """The strand that it is of, once it is open."""
         return self._opening.strand
+
+    @property
+    def kind(self) -> StrandKind | None:
+        """The kind that a rule says of its request; None if none does."""
+        return self._seats.label.kind
 
     @property
     def num_new_tokens(self) -> int:
@@ -299,6 +310,7 @@ class TurnRun:
         )
         replaced = strand.history.replaced_by(self.attachment)
         node = self._seats.commit(strand, self.attachment, turn, prompt)
+        self.node_id = node.id
         self.discarded = tuple(gone.turn for gone in replaced)
         untrack(node)
         if isinstance(self._request, ChatRequest):

@@ -37,6 +37,7 @@ from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.openai.dialect import CHAT_PATH, COMPLETIONS_PATH
 from stenograph.dialects.sessions import AbortRequest, CreateSession, Detokenize, Nothing, SamplesRequest, Tokenize
 from stenograph.export.arrow import MEDIA_TYPE as ARROW
+from stenograph.export.ledger_rows import LedgerPage
 from stenograph.export.records import SessionView
 from stenograph.http.control_routes import Health, ModelList, Readiness, Text, Tokens
 from stenograph.http.front_page import FrontPage
@@ -172,7 +173,8 @@ _TOKENS = (
 )
 
 _ON_OPENED = (
-    "getSession", "chatOnSession", "completeOnSession", "getSamples", "getDrift", "abortSession", "deleteSession",
+    "getSession", "chatOnSession", "completeOnSession", "getSamples", "getDrift", "getLedger", "abortSession",
+    "deleteSession",
 )  # fmt: skip
 _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100}
 _PAGE = (
@@ -181,6 +183,13 @@ _PAGE = (
 )
 _FULL_OR_DELTA: Schema = {"type": "string", "enum": ["full", "delta"], "default": "full"}
 _RECORDS = _parameter("query", "records", "`delta` leaves out what earlier records contain.", _FULL_OR_DELTA)
+_STRAND = _parameter(
+    "query", "strand", "The strand whose line is shown, the main one's by default.", {"type": "integer", "minimum": 0}
+)
+_LEDGER_PAGE = (
+    _parameter("query", "limit", "The most requests that a page has.", {**_LIMIT, "default": MAX_PAGE}),
+    _parameter("query", "after", "The page begins after this number.", {"type": "integer", "minimum": 0}),
+)
 
 _SESSIONS = (
     _operation(
@@ -205,7 +214,7 @@ _SESSIONS = (
         "getSession",
         "Get a session's records and metadata",
         SessionView,
-        parameters=(_RECORDS,),
+        parameters=(_RECORDS, _STRAND),
         errors=(InvalidRequest, TokenizationFailed),
     ),
     _operation(
@@ -227,6 +236,14 @@ _SESSIONS = (
     ),
     _operation(
         "GET /sessions/{id}/drift", "getDrift", "Get the drift of each line", DriftReports, errors=(TokenizationFailed,)
+    ),
+    _operation(
+        "GET /sessions/{id}/ledger",
+        "getLedger",
+        "Get every request that named the session",
+        LedgerPage,
+        parameters=_LEDGER_PAGE,
+        errors=(InvalidRequest,),
     ),
     _operation("POST /sessions/{id}/abort", "abortSession", "End the session's running turns", Aborted, body=Nothing),
     _operation("POST /abort_request", "abortAll", "End every running turn", Aborted, body=AbortRequest),

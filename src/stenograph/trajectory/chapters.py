@@ -1,0 +1,42 @@
+"""Chapters: conversations that go on with another's work after their client rewrote its history. Pure."""
+
+from collections.abc import Sequence
+
+from stenograph.core.messages import Message, Role
+from stenograph.trajectory.turn import Node, PromptContext
+
+LEAST_CHARS = 64
+"""Length from which a reply's text says whose it is: a shorter one may be anybody's."""
+
+
+def earlier_line(messages: Sequence[Message], lines: Sequence[Sequence[Node]]) -> int | None:
+    """The index of the first line that generated one of the replies in `messages`; None if none of them did.
+
+    A reply is known again by the ids of its calls, or by a text of at least 64 characters.
+    """
+    replies = [message for message in messages if message.role is Role.ASSISTANT]
+    call_ids = {call.id for message in replies for call in message.tool_calls}
+    texts = {text for message in replies if len(text := _text(message)) >= LEAST_CHARS}
+    if not call_ids and not texts:
+        return None
+    for index, line in enumerate(lines):
+        for node in reversed(line):
+            reply = node.turn.reply.message
+            if _text(reply) in texts or any(call.id in call_ids for call in reply.tool_calls):
+                return index
+    return None
+
+
+def has_frame_of(line: Sequence[Node], messages: Sequence[Message], context: PromptContext) -> bool:
+    """Whether a conversation has the system text, the tools and the template arguments of a line."""
+    if not line or not line[0].turn.context.is_same(context):
+        return False
+    return _system(line[0].turn.messages) == _system(messages)
+
+
+def _system(messages: Sequence[Message]) -> list[str]:
+    return [_text(message) for message in messages if message.role in (Role.SYSTEM, Role.DEVELOPER)]
+
+
+def _text(message: Message) -> str:
+    return (message.content or "").strip()
