@@ -17,6 +17,7 @@ import msgspec
 
 from stenograph.core.errors import StartupError
 from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.trajectory.text_calls import CALLS_END, added_text, comparable, read_calls
 
 _THOUGHT = re.compile(r"<(?:think|thinking|budget:thinking)>(.*?)</(?:think|thinking|budget:thinking)>(.*)", re.DOTALL)
 """The part that LiteLLM takes out of a text that begins with it, and sends back as reasoning."""
@@ -43,12 +44,18 @@ class MatcherName(enum.StrEnum):
 
 class HarnessMatcher:
     """Same for a real client: role; text, outer whitespace aside; tool calls by id, name, order and count, with
-    arguments equal as JSON; reasoning only where the client sends it back."""
+    arguments equal as JSON; reasoning only where the client sends it back. Calls may come back as text (text_calls.py).
+    """
 
     def matches(self, stored: Message, given: Message) -> bool:
         if self._is_same(stored, given):
             return True
-        if stored.role is not Role.ASSISTANT or stored.reasoning:
+        if stored.role is not Role.ASSISTANT or given.role is not Role.ASSISTANT:
+            return False
+        if added := added_text(stored, given):
+            as_given = replace(stored, content=given.content, tool_calls=given.tool_calls)
+            return self._is_same(as_given, given) and _are_in_text(stored.tool_calls, added)
+        if stored.reasoning:
             return False
         thought = _THOUGHT.match(stored.content or "")
         return thought is not None and self._is_same(replace(stored, reasoning=thought[1], content=thought[2]), given)
@@ -135,6 +142,17 @@ def _same_texts(stored: Message, given: Message) -> bool:
     )
 
 
+def _are_in_text(stored: tuple[ToolCall, ...], added: str) -> bool:
+    """Whether an added text has these calls; of a reply without any, at most one, which the client made of its text."""
+    given = read_calls(added)
+    if given is None or not stored:
+        return given is not None and len(given) <= 1
+    try:
+        return _same_calls(comparable(stored, like=given), given)
+    except RecursionError:
+        return False
+
+
 def _same_calls(stored: tuple[ToolCall, ...], given: tuple[ToolCall, ...]) -> bool:
     return len(stored) == len(given) and all(
         a.id == b.id and a.name == b.name and same_json(a.arguments, b.arguments)
@@ -144,7 +162,13 @@ def _same_calls(stored: tuple[ToolCall, ...], given: tuple[ToolCall, ...]) -> bo
 
 def num_compared(messages: Iterable[Message]) -> int:
     """About how many bytes have to be read as JSON to compare these with the stored messages, if all are respelled."""
-    return sum(len(call.arguments) for message in messages for call in message.tool_calls)
+    num_bytes = 0
+    for message in messages:
+        for call in message.tool_calls:
+            num_bytes += len(call.arguments)
+        if message.role is Role.ASSISTANT and message.content and message.content.rstrip().endswith(CALLS_END):
+            num_bytes += len(message.content)
+    return num_bytes
 
 
 def same_json(one: str, other: str) -> bool:

@@ -1,0 +1,111 @@
+"""Real opencode: its title request runs beside the first turn, and every token that was sampled is in one sample.
+
+scripts/test-agents installs it into the cache folder. It runs in a home of its own and reaches this machine alone.
+"""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stenograph.model.settings import default_cache_dir
+
+from .conftest import Talk, Talking, call
+
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
+
+FOLDER = Path(os.environ.get("STENOGRAPH_CACHE") or default_cache_dir(os.environ)) / "opencode-1.18.33"
+LOOK = "<think>\nLook first.\n</think>\n\nI look.\n" + call("bash", '{"command":  "ls", "description": "list"}')
+LOOK_TWICE = (
+    call("bash", '{"command": "cat notes.txt", "description": "read"}')
+    + "\n"
+    + call("bash", '{"command": "pwd", "description": "where"}')
+)
+TITLE = {"You are a title generator": "A folder's files"}
+
+
+@pytest.fixture
+def opencode() -> Path:
+    program = FOLDER / "node_modules" / ".bin" / "opencode"
+    if not program.exists():
+        pytest.skip("opencode is not installed: scripts/test-agents installs it where there is npm")
+    return program
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "notes.txt").write_text("a note\n")
+    return tmp_path
+
+
+async def run(opencode: Path, home: Path, base_url: str, *arguments: str) -> str:
+    """One run of the program in the folder, to its end; what it prints."""
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": base_url, "apiKey": "none"},
+        "models": {"tiny": {"limit": {"context": 1 << 20, "output": 4096}}},
+    }
+    config = {"permission": "allow", "share": "disabled", "autoupdate": False, "provider": {"steno": provider}}
+    (home / "work" / "opencode.json").write_text(json.dumps(config))
+    nowhere = "http://127.0.0.1:9"
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        "HTTP_PROXY": nowhere,
+        "HTTPS_PROXY": nowhere,
+        "NO_PROXY": "127.0.0.1,localhost",
+    }
+    process = await asyncio.create_subprocess_exec(
+        opencode,
+        "run",
+        "-m",
+        "steno/tiny",
+        *arguments,
+        cwd=home / "work",
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        printed = (await process.communicate())[0].decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, printed
+    return printed
+
+
+async def check_two_samples(talk: Talk, base_url: str) -> None:
+    """The main line and the title are a sample each, and all that was sampled is in them."""
+    samples = await talk.samples(base_url)
+    talk.check_all_trained_once(samples)
+    assert len(samples) == 2
+
+
+async def test_a_run_with_a_title_beside_it_and_a_second_one_is_two_samples(
+    opencode: Path, home: Path, talking: Talking
+) -> None:
+    async with talking(LOOK, LOOK_TWICE, "There is a note.", LOOK, "Still a note.", side=TITLE) as talk:
+        base_url = await talk.open_session()
+        assert "There is a note." in await run(opencode, home, base_url, "What is here?")
+        assert "Still a note." in await run(opencode, home, base_url, "--continue", "And now?")
+        await check_two_samples(talk, base_url)
+
+
+async def test_a_title_request_that_the_first_turn_overtakes_loses_nothing(
+    opencode: Path, home: Path, talking: Talking
+) -> None:
+    async with talking(LOOK, "There is a note.", side=TITLE, holds_side=True) as talk:
+        base_url = await talk.open_session()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(run(opencode, home, base_url, "What is here?"))
+            await talk.engine.begun(3)
+            talk.engine.step(100)
+        await check_two_samples(talk, base_url)
