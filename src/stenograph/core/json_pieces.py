@@ -26,6 +26,7 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 """Types of which any number up to PIECE_VALUES is written at once."""
 
 _FEW_CHARS = 1024
+_FEW_VALUES = 16
 
 
 T = TypeVar("T")
@@ -176,4 +177,7 @@ _WHOLE = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def _is_small(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        values = cast("Sequence[object]", value)
+        return len(values) <= _FEW_VALUES and all(type(one) in _PLAIN for one in values)
     return type(value) in _PLAIN or (isinstance(value, str) and len(value) <= _FEW_CHARS)

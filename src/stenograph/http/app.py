@@ -146,17 +146,8 @@ def make_app(
     body_slots = body_slots or BodySlots(settings.body_slots)
     metrics = Metrics(version=__version__)
     share = LoopShare()
-    kind_rules = kind_rules_of(settings)
-    manager = _make_manager(
-        settings,
-        engine=engine,
-        renderer=renderer,
-        pool=pool,
-        share=share,
-        clock=clock,
-        metrics=metrics,
-        kind_rules=kind_rules,
-    )
+    services = _services(settings, engine, renderer, pool, share, clock)
+    manager = _make_manager(settings, services, metrics)
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
 
     def route(dialect: Dialect) -> TurnRoute:
@@ -170,7 +161,7 @@ def make_app(
             pool=pool,
             share=share,
             body_slots=body_slots,
-            sought_headers=frozenset(name.encode() for name in kind_rules.headers),
+            sought_headers=frozenset(name.encode() for name in services.kind_rules.headers),
         )
 
     sessions = _session_routes(
@@ -199,19 +190,11 @@ def make_app(
     return App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal), manager
 
 
-def _make_manager(
-    settings: Settings,
-    *,
-    engine: Engine,
-    renderer: Renderer,
-    pool: CpuPool,
-    share: LoopShare,
-    clock: Clock,
-    metrics: Metrics,
-    kind_rules: KindRules,
-) -> SessionManager:
-    """The manager. It reports its events to the metrics, and is the source of their gauges."""
-    services = TurnServices(
+def _services(
+    settings: Settings, engine: Engine, renderer: Renderer, pool: CpuPool, share: LoopShare, clock: Clock
+) -> TurnServices:
+    """The services of all turns. Raises StartupError for a file of rules that cannot be read."""
+    return TurnServices(
         engine=engine,
         renderer=renderer,
         pool=pool,
@@ -222,8 +205,13 @@ def _make_manager(
         template_kwargs=settings.chat_template_kwargs,
         share=share,
         tokenizer=engine if engine.tokenizes else None,
-        kind_rules=kind_rules,
+        kind_rules=kind_rules_of(settings),
     )
+
+
+def _make_manager(settings: Settings, services: TurnServices, metrics: Metrics) -> SessionManager:
+    """The manager. It reports its events to the metrics, and is the source of their gauges."""
+    engine = services.engine
     limits = Limits(
         max_sessions=settings.max_sessions,
         max_in_flight=settings.max_in_flight,

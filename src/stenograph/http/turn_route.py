@@ -27,7 +27,6 @@ from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.manager import SessionManager
 from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.session import Session
 from stenograph.session.watch import TurnAbandoned, Watch
 
 DECODED_OFF_LOOP_BYTES = 128 * 1024
@@ -72,29 +71,28 @@ class TurnRoute:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
         """Serve one request, which came to `place`."""
-        reading = _Reading(self.dialect)
-        try:
-            await self._handle(scope, receive, send, place, reading)
-        finally:
-            reading.note.close()
-
-    async def _handle(self, scope: Scope, receive: Receive, send: Send, place: Place, reading: "_Reading") -> None:
         stages = StageTimes(start=self.clock.monotonic())
+        reading = _Reading(self.dialect)
         await self.body_slots.small()
         try:
             watch = await self._admit(scope, receive, stages, place, reading)
-        except ClientGone:
-            return
         except StenographError as error:
             log.debug("refused before a turn began (session %s): %s: %s", place.session_id, error.code, error)
             reading.note.refused(error)
             await self._send_error(send, error, reading.spelling)
             return
+        except BaseException as error:
+            reading.note.close()
+            if isinstance(error, ClientGone):
+                return
+            raise
         try:
             with Client(scope, on_gone=watch.leave) as client:
                 await (self._stream if watch.options.stream else self._whole)(watch, client, send, reading.note)
         finally:
             watch.leave()
+            if reading.note.is_open:
+                reading.note.close()
 
     async def _admit(
         self, scope: Scope, receive: Receive, stages: StageTimes, place: Place, reading: "_Reading"
@@ -103,7 +101,7 @@ class TurnRoute:
         session = self.doorman.session_of(place.session_id, scope["headers"])
         name = _client_name(scope)
         if session is not None:
-            reading.note = self._noted(session, place, name)
+            reading.note = session.ledger.note(self.clock, path=place.route, dialect=self.dialect.name, client=name)
         body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
         stages.mark(Stage.RECEIVE, self.clock.monotonic())
         await self.manager.settle(session)
@@ -119,16 +117,13 @@ class TurnRoute:
         decode = partial(reading.decode, incoming)
         return self.manager.start(session, decode, started=stages, identity=identity, caller=caller)
 
-    def _noted(self, session: Session, place: Place, name: str) -> LedgerNote:
-        """A row for the request in its session's ledger."""
-        ledger, now = session.ledger, self.clock.wall()
-        number = ledger.begin(received_s=now, path=place.route, dialect=self.dialect.name, client=name)
-        return LedgerNote(ledger, number, self.clock)
-
     def _sought_headers(self, scope: Scope) -> dict[str, str]:
         """The headers that rules look at; of several with one name the last."""
-        sought = self.sought_headers
-        return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in sought}
+        found: dict[str, str] = {}
+        for name, value in scope["headers"]:
+            if name in self.sought_headers:
+                found[name.decode()] = value.decode("latin-1")
+        return found
 
     async def _decode_large(self, incoming: Incoming) -> Decoded:
         """Decode without holding the loop for long. msgspec holds the GIL on every thread."""

@@ -7,7 +7,7 @@ Owns the rows. Knows neither what a request asks for nor how a row is written fo
 import math
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -97,6 +97,11 @@ class RequestLedger:
         """Number of requests that have a row."""
         return len(self._packed) // _ROW_BYTES
 
+    def note(self, clock: Clock, *, path: str, dialect: str, client: str) -> "LedgerNote":
+        """`begin` now, as a note that ends itself."""
+        number = self.begin(received_s=clock.wall(), path=path, dialect=dialect, client=client)
+        return LedgerNote(self, number, clock)
+
     def begin(self, *, received_s: float, path: str, dialect: str, client: str) -> int:
         """Note a request that came; it overlaps with all that are running. Returns its number, from 1."""
         self.num_requests += 1
@@ -105,7 +110,7 @@ class RequestLedger:
             return number
         at = len(self._packed)
         self._packed += bytes(_ROW_BYTES)
-        own = _index_of(self._own_texts, dialect)
+        own = self._own_texts.setdefault(dialect, len(self._own_texts))
         _BEGUN.pack_into(self._packed, at, received_s, self._client_text(path), own, self._client_text(client))
         _ENDED.pack_into(self._packed, at + _END_AT, math.nan, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0)
         overlaps = array("H")
@@ -135,20 +140,22 @@ class RequestLedger:
         num_prompt_tokens: int = 0,
         num_cached_tokens: int = 0,
         num_sampled_tokens: int = 0,
-        rewrites: Iterable[str] = (),
+        rewrites: Sequence[str] = (),
     ) -> None:
         """Note the end of a request that is running. A request without a row is left alone."""
         if number > MAX_ROWS:
             return
         assert number in self._running, f"request {number} is not running"
         overlaps = self._running.pop(number)
-        applied = [_index_of(self._own_texts, name) for name in dict.fromkeys(rewrites)][:MAX_LISTED]
+        applied = (
+            [_index_of(self._own_texts, name) for name in dict.fromkeys(rewrites)][:MAX_LISTED] if rewrites else []
+        )
         _ENDED.pack_into(
             self._packed,
             (number - 1) * _ROW_BYTES + _END_AT,
             ended_s,
             status or 0,
-            _index_of(self._own_texts, error or ""),
+            0 if error is None else _index_of(self._own_texts, error),
             -1 if strand is None else strand,
             -1 if turn is None else turn,
             num_prompt_tokens,
@@ -198,54 +205,62 @@ class RequestLedger:
         kept = text[:MAX_TEXT_CHARS]
         if kept not in self._client_texts and len(self._client_texts) >= MAX_CLIENT_TEXTS:
             kept = OTHER_TEXT
-        return _index_of(self._client_texts, kept)
+        return self._client_texts.setdefault(kept, len(self._client_texts))
 
 
 class LedgerNote:
-    """One request's row while it is served. It ends once: by an answer, an error, or a client that left."""
+    """One request's row while it is served. It ends once: by an answer, an error, or a client that left.
 
-    __slots__ = ("_clock", "_is_open", "_ledger", "_number")
+    `is_open`: it has not ended.
+    """
+
+    __slots__ = ("_clock", "_ledger", "is_open", "number")
 
     def __init__(self, ledger: RequestLedger, number: int, clock: Clock, *, is_open: bool = True) -> None:
         self._ledger = ledger
-        self._number = number
+        self.number = number
         self._clock = clock
-        self._is_open = is_open
+        self.is_open = is_open
 
     def __repr__(self) -> str:
-        return f"<LedgerNote {self._number}>"
+        return f"<LedgerNote {self.number}>"
 
     def labelled(self, label: Label) -> None:
         """Note what a rule said of the request."""
-        if self._is_open:
-            self._ledger.label(self._number, label)
+        if self.is_open and label is not UNLABELLED:
+            self._ledger.label(self.number, label)
 
     def refused(self, error: StenographError) -> None:
         """The request failed."""
-        if self._is_open:
-            self._is_open = False
-            self._ledger.end(self._number, ended_s=self._clock.wall(), status=error.status, error=error.code)
+        if self.is_open:
+            self.is_open = False
+            self._ledger.end(self.number, ended_s=self._clock.wall(), status=error.status, error=error.code)
 
     def answered(self, outcome: TurnOutcome) -> None:
         """The request has its reply, of which only what the client gets is left to do."""
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
+            num_prompt = num_cached = num_sampled = 0
+            for reply in outcome.replies:
+                num_prompt += reply.usage.num_prompt
+                num_cached += reply.usage.num_cached
+                num_sampled += reply.usage.num_completion
             self._ledger.end(
-                self._number,
+                self.number,
                 ended_s=self._clock.wall(),
                 status=200,
                 strand=outcome.strand,
                 turn=outcome.node,
-                num_prompt_tokens=sum(reply.usage.num_prompt for reply in outcome.replies),
-                num_cached_tokens=sum(reply.usage.num_cached for reply in outcome.replies),
-                num_sampled_tokens=sum(reply.usage.num_completion for reply in outcome.replies),
+                num_prompt_tokens=num_prompt,
+                num_cached_tokens=num_cached,
+                num_sampled_tokens=num_sampled,
             )
 
     def close(self) -> None:
         """Nothing was answered: the client has left."""
-        if self._is_open:
-            self._is_open = False
-            self._ledger.end(self._number, ended_s=self._clock.wall())
+        if self.is_open:
+            self.is_open = False
+            self._ledger.end(self.number, ended_s=self._clock.wall())
 
 
 NO_NOTE = LedgerNote(RequestLedger(), 0, SystemClock(), is_open=False)

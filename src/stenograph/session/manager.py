@@ -149,10 +149,10 @@ class SessionManager:
         A client that disconnects and reconnects may be here before the disconnect has been read from its old
         connection: a few event-loop iterations let it be read, and no abandoned turn makes the session busy.
         """
-        if session is None:
+        if session is None or not session.running:
             return
         for _ in range(HANG_UP_PASSES):
-            if not session.takes_turns or any(turn.is_abandoned for turn in session.running):
+            if not session.is_full or any(turn.is_abandoned for turn in session.running):
                 break
             await asyncio.sleep(0)
         while tasks := [turn.task for turn in session.running if turn.is_abandoned]:
@@ -207,7 +207,7 @@ class SessionManager:
         seats = self._seats(session, request, caller)
         try:
             run = self._make_run(session, request, request_json, started, seats)
-            if session is not None and isinstance(request, ChatRequest):
+            if session is not None and session.options.max_turns is not None and isinstance(request, ChatRequest):
                 session.check_strand(run.turns[0].strand, seats.label)
         except BaseException:
             seats.give_back()
@@ -333,7 +333,8 @@ class SessionManager:
             return Seats(None)
         rules = self._services.kind_rules
         label = rules.label(Sighting(headers=caller.headers, path=caller.path, request=request))
-        caller.note.labelled(label)
+        if label.kind is not None:
+            caller.note.labelled(label)
         return Seats(session.strands, agent_id=rules.agent_id(caller.headers) if caller.headers else "", label=label)
 
     def _make_run(

@@ -68,7 +68,7 @@ class RequestRun:
         """By which the engine knows it; of several turns the first's."""
         self._reply_id = reply_id
         self.remaining = Remaining()
-        self._seats = seats
+        self.seats = seats
         self._may_commit = may_commit
         self._token_limit = token_limit
         self._services = services
@@ -130,7 +130,7 @@ class RequestRun:
         """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""
         limit, session = self._services.engine.capabilities.max_context_tokens, None
         if self._token_limit is not None:
-            num_before = self._seats.num_tokens_before([(turn.strand, turn.attachment) for turn in self.turns])
+            num_before = self.seats.num_tokens_before([(turn.strand, turn.attachment) for turn in self.turns])
             session = self._token_limit - num_before - sum(turn.num_new_tokens for turn in self.turns)
         context = None if limit is None else limit - max(len(turn.prompt.ids) for turn in self.turns)
         self.remaining = Remaining(context_tokens=context, session_tokens=session)

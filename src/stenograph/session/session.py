@@ -51,7 +51,7 @@ class _Kept:
     """
 
     reply: KeptReply
-    strands: tuple[Strand, ...]
+    strands: Sequence[Strand]
     num_started: int
     is_superseded: bool
 
@@ -65,7 +65,8 @@ class Session:
         self.created_at = created_at
         self.strands = Strands(session_id, options.history, options.matcher, options.after_length)
         self.ledger = RequestLedger()
-        self._is_closing = False
+        self.is_closing = False
+        """Whether it is being deleted; nothing is committed from then on."""
         self._running: dict[RequestId, RequestTask] = {}
         self._kept: dict[RequestId, _Kept] = {}
         self._last_chat = now
@@ -88,11 +89,6 @@ class Session:
         return bool(self._running)
 
     @property
-    def is_closing(self) -> bool:
-        """Whether it is being deleted; nothing is committed from then on."""
-        return self._is_closing
-
-    @property
     def nodes(self) -> Sequence[Node]:
         """All its turns, oldest commit first. A view: do not keep it across a commit."""
         return self.strands.nodes
@@ -104,13 +100,13 @@ class Session:
         return None if strand is None else strand.history.latest
 
     @property
-    def takes_turns(self) -> bool:
-        """Whether a request that runs may keep another from running beside it."""
+    def is_full(self) -> bool:
+        """Whether a request runs that may keep another from running beside it."""
         return self.is_busy and self.options.history is not HistoryKind.TREE
 
     def check_open(self) -> None:
         """Raise SessionNotFound if it is being deleted, SessionBusy if it takes one chat at a time and runs one."""
-        if self._is_closing:
+        if self.is_closing:
             raise SessionNotFound(self.id)
         if (only := self.strands.only) is not None:
             only.gate.check()
@@ -118,11 +114,13 @@ class Session:
     def is_expired(self, now: float) -> bool:
         """Whether it has been without a chat for longer than it may. One that is being deleted ends by that."""
         ttl_s = self.options.ttl_s
-        return ttl_s is not None and not self.is_busy and not self._is_closing and now - self._last_chat >= ttl_s
+        return ttl_s is not None and not self.is_busy and not self.is_closing and now - self._last_chat >= ttl_s
 
     def check_limits(self, num_new: int = 1) -> None:
         """Raise LimitExceeded if those that are kept, or may yet be, leave no place for more turns."""
         options, strands = self.options, self.strands
+        if options.max_turns is options.max_nodes is options.max_total_tokens is None:
+            return
         # One whose task is done is a node by now, or never will be, though its lease ends a moment later.
         running = (turn for turn in self._running.values() if not turn.task.done())
         num_turns = strands.num_turns + sum(len(turn.run.turns) for turn in running)
@@ -161,7 +159,7 @@ class Session:
 
     def refuse_new(self) -> None:
         """Begin to be deleted: every turn is refused from now on. Those that run keep their seats until they end."""
-        self._is_closing = True
+        self.is_closing = True
 
     def close(self) -> None:
         """Let go of what refers back to the session, so that it is given back at once."""
@@ -210,7 +208,7 @@ class Session:
         del self._running[turn.request_id]
         self._last_chat = now
         if committed:
-            strands = tuple(one.strand for one in turn.run.turns)
+            strands = turn.run.seats.taken
             self._kept = {id_: kept for id_, kept in self._kept.items() if not _is_over(kept, turn, strands)}
             if (reply := _kept_reply(turn)) is not None:
                 while len(self._kept) >= MAX_KEPT:
@@ -244,7 +242,7 @@ def _kept_reply(task: RequestTask) -> KeptReply | None:
     )
 
 
-def _is_over(kept: _Kept, turn: RequestTask, strands: tuple[Strand, ...]) -> bool:
+def _is_over(kept: _Kept, turn: RequestTask, strands: Sequence[Strand]) -> bool:
     """Whether a turn that was begun after a reply had been committed has taken that reply's strand further."""
     return kept.num_started < turn.order and any(strand in strands for strand in kept.strands)
 

@@ -85,12 +85,13 @@ class Strands:
         self.num_turns = 0
         self.num_tokens = 0
         self.discarded = Discarded()
-        self._only: Strand | None = None
+        self.only: Strand | None = None
+        """The strand of every request, where the session has but one."""
         if kind is HistoryKind.LINEAR:
-            self._only = self._new(None, "")
+            self.only = self._new(None, "")
         elif kind is HistoryKind.TREE:
             tree = TreeHistory(matcher, after_length=after_length)
-            self._only = Strand(tree, Gate(session_id, exclusive=False))
+            self.only = Strand(tree, Gate(session_id, exclusive=False))
 
     def __repr__(self) -> str:
         return f"<Strands {len(self._kept)} with {self.num_turns} turns>"
@@ -99,11 +100,6 @@ class Strands:
     def kept(self) -> Sequence[Strand]:
         """Those that have turns or had one, in the order of their first commits. A view."""
         return self._kept
-
-    @property
-    def only(self) -> Strand | None:
-        """The strand of every request, where the session has but one."""
-        return self._only
 
     @property
     def latest(self) -> Strand | None:
@@ -119,17 +115,24 @@ class Strands:
 
     def known(self, dialect: str, body: bytes) -> Sequence[KnownMessages]:
         """The beginnings that a body may have: the latest messages of the strands that committed last."""
-        found = (strand.recent.known for strand in self._latest)
-        return [one for one in found if one is not None and one.dialect == dialect and _may_begin(one, body)]
+        found: list[KnownMessages] = []
+        for strand in self._latest:
+            if (one := strand.recent.known) is not None and one.dialect == dialect:
+                end = one.text_print.length
+                if end < len(body) and body[end] in _BETWEEN_ELEMENTS:  # more than that is for the decoder to see
+                    found.append(one)
+        return found
 
     def of_chat(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
         """The strand that a chat belongs to; a new one, without a turn, if none has its opening."""
-        if self._only is not None:
-            return self._only
+        if self.only is not None:
+            return self.only
         if request.known is not None:
             for strand in self._latest:
-                if strand.recent.known is request.known and strand.agent_id == agent_id and _is_of(strand, context):
-                    return strand
+                if strand.recent.known is request.known and strand.agent_id == agent_id:
+                    latest = strand.history.latest
+                    if latest is not None and latest.turn.context.is_same(context):
+                        return strand
         strips = isinstance(self._matcher, HarnessMatcher)
         key = opening_key(request.messages, context, agent_id, strips=strips)
         if key not in self._by_key:
@@ -138,8 +141,8 @@ class Strands:
 
     def of_ids(self, ids: "array[int]") -> Strand:
         """The strand with the longest line that a prompt begins with; a new one if there is none."""
-        if self._only is not None:
-            return self._only
+        if self.only is not None:
+            return self.only
         best: Strand | None = None
         most = 0
         for strand in self._kept:
@@ -154,7 +157,7 @@ class Strands:
 
     def before(self, strand: Strand) -> "list[tuple[Strand, list[Node]]]":
         """The strands that a new one may go on with the work of, the latest first, with their turns as they are now."""
-        if self._only is not None or strand.number is not None:
+        if self.only is not None or strand.number is not None:
             return []
         found = [(other, list(other.history.nodes)) for other in self._kept if other.history.latest is not None]
         return sorted(found, key=lambda pair: -pair[1][-1].id)
@@ -178,8 +181,8 @@ class Strands:
         return node
 
     def released(self, strand: Strand) -> None:
-        """Forget a strand that nobody works on and that has no turn."""
-        if strand.number is None and strand.key is not None and not strand.gate.is_busy:
+        """Forget a strand without a turn that nobody works on any more."""
+        if strand.key is not None and not strand.gate.is_busy:
             self._by_key.pop(strand.key, None)
 
     def _new(self, key: bytes | None, agent_id: str) -> Strand:
@@ -195,13 +198,15 @@ class Seats:
 
     def __init__(self, strands: Strands | None, *, agent_id: str = "", label: Label = UNLABELLED) -> None:
         self.label = label
-        """What rules say of the request."""
+        """The label that rules give the request."""
         self._strands = strands
         self._agent_id = agent_id
-        self._taken: list[tuple[Strand, Lease]] = []
+        self.taken: list[Strand] = []
+        """The strands in which it has a place, also when that has been given back."""
+        self._leases: list[Lease] = []
 
     def __repr__(self) -> str:
-        return f"<Seats {len(self._taken)}>"
+        return f"<Seats {len(self._leases)}>"
 
     def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
         """Take a chat's place. Raises SessionBusy."""
@@ -232,14 +237,15 @@ class Seats:
 
     def give_back(self) -> None:
         """Release every lease. Harmless when repeated."""
-        taken, self._taken = self._taken, []
-        for strand, lease in taken:
+        leases, self._leases = self._leases, []
+        for strand, lease in zip(self.taken, leases, strict=False):
             lease.release()
-            assert self._strands is not None, "without a session nothing is taken"
-            self._strands.released(strand)
+            if strand.number is None and self._strands is not None:
+                self._strands.released(strand)
 
     def _take(self, strand: Strand) -> Strand:
-        self._taken.append((strand, strand.gate.lease()))
+        self._leases.append(strand.gate.lease())
+        self.taken.append(strand)
         return strand
 
 
@@ -271,14 +277,3 @@ def _sight(strand: Strand) -> StrandSight:
 
 def _id(node: Node) -> int:
     return node.id
-
-
-def _may_begin(known: KnownMessages, body: bytes) -> bool:
-    """Whether a list may go on in a body where what is known ends: more than that is for the decoder to see."""
-    end = known.text_print.length
-    return end < len(body) and body[end] in _BETWEEN_ELEMENTS
-
-
-def _is_of(strand: Strand, context: PromptContext) -> bool:
-    latest = strand.history.latest
-    return latest is not None and latest.turn.context.is_same(context)

@@ -19,7 +19,6 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
 from stenograph.core.clock import Clock
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest
-from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import (
     Chunk,
     EngineReply,
@@ -123,6 +122,8 @@ class TurnRun:
         self._request = request
         self._request_json = request_json
         self._opening = opening
+        self.kind = seats.label.kind
+        """The kind that a rule says of its request; None if none does."""
         self._seats = seats
         self._affinity_key = affinity_key
         self._services = services
@@ -162,11 +163,6 @@ class TurnRun:
     def strand(self) -> Strand:
         """The strand that it is of, once it is open."""
         return self._opening.strand
-
-    @property
-    def kind(self) -> StrandKind | None:
-        """The kind that a rule says of its request; None if none does."""
-        return self._seats.label.kind
 
     @property
     def num_new_tokens(self) -> int:
