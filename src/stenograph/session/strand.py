@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from stenograph.core.chat import ChatRequest, KnownMessages
 from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.messages import Role
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Prompt, SessionId
 from stenograph.session.gate import Gate, Lease
@@ -116,7 +117,8 @@ class Strands:
             return self._only
         if request.known is not None:
             for strand in self._latest:
-                if strand.recent.known is request.known and strand.agent_id == agent_id and _is_of(strand, context):
+                node = strand.recent.node_of(request)
+                if node is not None and strand.agent_id == agent_id and _goes_on(request, node, context):
                     return strand
         strips = isinstance(self._matcher, HarnessMatcher)
         key = opening_key(request.messages, context, agent_id, strips=strips)
@@ -226,6 +228,7 @@ def _may_begin(known: KnownMessages, body: bytes) -> bool:
     return end < len(body) and body[end] in _BETWEEN_ELEMENTS
 
 
-def _is_of(strand: Strand, context: PromptContext) -> bool:
-    latest = strand.history.latest
-    return latest is not None and latest.turn.context.is_same(context)
+def _goes_on(request: ChatRequest, node: Node, context: PromptContext) -> bool:
+    """Whether a request that begins with the messages of a turn's request has its opening: a reply ends that, and where
+    none comes next, another message may belong to the opening."""
+    return node.turn.context.is_same(context) and request.messages[node.num_messages - 1].role is Role.ASSISTANT
