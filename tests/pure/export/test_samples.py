@@ -21,7 +21,7 @@ from stenograph.trajectory.turn import TurnStatus, line_ids
 NewSession = Callable[[], Any]
 
 
-def make(session: Any, **rest: Any) -> SampleSet:
+def make(session: Any, /, **rest: Any) -> SampleSet:
     return make_samples(session.nodes, decode=lambda ids: f"{len(ids)} ids", **{"max_trim_tokens": 1, **rest})
 
 
@@ -60,7 +60,7 @@ def test_a_worked_example(new_session: NewSession) -> None:
 
 
 def test_no_sample_for_two_reasons_is_all_truncated(new_session: NewSession) -> None:
-    """`left_out` is said where asking for other kinds gives all there is; here the main line would still be too long."""
+    """`left_out` says that another choice of kinds would give samples; here the main line would still be too long."""
     session = new_session()
     main = session.add(None, [1, 2, 3], [(10, -0.5)])
     title = session.add(None, [4], [(11, -0.5)])
