@@ -1,5 +1,7 @@
 """Chapters: a conversation that holds what another line generated goes on with its work."""
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +33,14 @@ def line(*replies: Message, system: str = "s", tools: tuple[Tool, ...] = ()) -> 
             request_id=RequestId("r"),
             new_prompt_ids=token_ids([1]),
             sampled=SampledTurn(
-                ids=token_ids(), logprobs=(), finish=Finish(reason=FinishReason.STOP), num_cached_tokens=0
+                ids=token_ids(),
+                logprobs=array("d"),
+                sampling_logprobs=None,
+                top_logprobs=None,
+                weights=(),
+                finish=Finish(reason=FinishReason.STOP),
+                num_cached_tokens=0,
+                times=None,
             ),
             status=TurnStatus.COMPLETED,
             messages=(*before, asked(str(index))),
