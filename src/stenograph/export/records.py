@@ -33,7 +33,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 RecordedRewrite = TypedDict("RecordedRewrite", {"rule": str, "where": str, "from": str, "to": str})
-RecordedRewrite.__doc__ = """A change to what the client sent: the rule, the client's own pointer, the text before and after.
+RecordedRewrite.__doc__ = """A change to what the client sent: the rule, the client's own pointer, and both texts.
 
 Of a text of more than 4 KiB there is its hash and its length."""
 
