@@ -163,7 +163,9 @@ class Strands:
         found = [(other, list(other.history.nodes)) for other in self._kept if other.history.latest is not None]
         return sorted(found, key=lambda pair: -pair[1][-1].id)
 
-    def commit(self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt, label: Label) -> Node:
+    def commit(
+        self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt, label: Label = UNLABELLED
+    ) -> Node:
         """Keep a turn in its strand, in one step. Raises SessionInvariant if its place is no more."""
         history = strand.history
         gone = history.replaced_by(attachment)

@@ -23,10 +23,10 @@ from tests.service.conftest import END, running
 CONTEXT_TOKENS = 1 << 20
 """A byte or so is a token here, and opencode's tools alone are 40 KB."""
 
-SESSION: dict[str, Any] = {"history": "tree"}
+SESSION: dict[str, Any] = {}
 """A session in which a title request beside the main line replaces nothing."""
 
-SAMPLES: dict[str, Any] = {"format": "json"}
+SAMPLES: dict[str, Any] = {"format": "json", "include_side": True}
 """All samples of a session."""
 
 
