@@ -497,6 +497,9 @@ NOT_IN_THE_SCHEMA = (
     "include_stop_str_in_output and no_stop_trim disagree",
     "min_tokens must be at most",
     "min_new_tokens must be at most",
+    "include_side is all kinds: ",
+    "history is 'linear' with compat 'miles'",
+    "after_length is 'refuse' with compat 'miles'",
 )
 """How a message begins that says why a request is refused which the schemas allow. The document says these in words."""
 

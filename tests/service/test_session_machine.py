@@ -1,7 +1,7 @@
 """Sessions, turns and retries against a plain model of their contract (SPEC 3 and 4, docs/http-api.md), in any order.
 
 The engine's replies are all paused, so that every turn stands in the engine between two rules; what strikes a turn in
-the middle of a step is a part of the rule that makes the step. Linear histories and trees are driven by one machine.
+the middle of a step is a part of the rule that makes the step. All kinds of histories are driven by one machine.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import gc
 import math
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import pytest
@@ -91,6 +92,14 @@ class Counted(NoTelemetry):
 # -- the model
 
 
+Opening = tuple[tuple[Message, ...], str]
+"""The messages before the first reply, and the template arguments."""
+
+
+def opening_of(messages: list[Message], kwargs: dict[str, object]) -> Opening:
+    return tuple(takewhile(lambda message: message.role is not Role.ASSISTANT, messages)), repr(kwargs)
+
+
 @dataclass(eq=False, kw_only=True)
 class Turn:
     """A committed turn: the whole line down to it, as messages and ids."""
@@ -102,6 +111,10 @@ class Turn:
     status: TurnStatus
     request_id: str
     node_id: int
+
+    @property
+    def opening(self) -> "Opening":
+        return opening_of(self.messages, self.kwargs)
 
     @property
     def num_own(self) -> int:
@@ -118,6 +131,10 @@ class Sent:
     key: str | None
     script: Script
     ending: str
+
+    @property
+    def opening(self) -> Opening:
+        return opening_of(self.messages, self.kwargs)
 
     @property
     def body(self) -> bytes:
@@ -168,7 +185,16 @@ class Place:
     last_began: dict[bytes, int] = field(default_factory=dict[bytes, int])
     sent: list[Sent] = field(default_factory=list)
     node_ids: set[int] = field(default_factory=set)
+    num_replaced: int = 0
     is_gone: bool = False
+
+    def are_beside(self, one: Opening, other: Opening) -> bool:
+        """Whether requests with these openings have nothing to do with each other."""
+        return self.kind is HistoryKind.STRANDS and one != other
+
+    def turns_of(self, sent: Sent) -> list[Turn]:
+        """The turns of the history that a request belongs to."""
+        return [turn for turn in self.turns if not self.are_beside(turn.opening, sent.opening)]
 
 
 class Refused(Exception):
@@ -182,13 +208,14 @@ class Refused(Exception):
 
 def parent_of(place: Place, sent: Sent) -> Turn | None:
     """Where a request attaches. Raises Refused."""
+    turns = place.turns_of(sent)
     matching = [
         turn
-        for turn in place.turns
+        for turn in turns
         if turn.messages == sent.messages[: len(turn.messages)] and _same_kwargs(turn, sent.kwargs)
     ]
     parent = max(matching, key=lambda turn: (len(turn.messages), turn.node_id), default=None)
-    if place.kind is HistoryKind.LINEAR and len(matching) < len(place.turns) - 1:
+    if place.kind is not HistoryKind.TREE and len(matching) < len(turns) - 1:
         raise Refused("history_mismatch")
     if parent is not None and len(parent.messages) == len(sent.messages):
         raise Refused("history_mismatch")
@@ -532,7 +559,7 @@ class SessionMachine(RuleBasedStateMachine):
         try:
             joins, replies = self.repeated(place, sent, is_retry=is_retry)
             if not joins and not replies:
-                self.check_admitted(place)
+                self.check_admitted(place, sent)
         except Refused as error:
             refused = error
         granted = None if joins or replies or refused else self.granted(place, sent)
@@ -607,8 +634,8 @@ class SessionMachine(RuleBasedStateMachine):
         ]
         return joins, [] if joins else replies
 
-    def check_admitted(self, place: Place | None) -> None:
-        """Raises Refused if a new turn is."""
+    def check_admitted(self, place: Place | None, sent: Sent) -> None:
+        """Raises Refused if a new turn is. A strand is known only when the request is decoded: it comes last."""
         if place is not None and place.kind is HistoryKind.LINEAR and place.flights:
             raise Refused("session_busy")
         if len(self.flights) >= MAX_IN_FLIGHT:
@@ -623,6 +650,9 @@ class SessionMachine(RuleBasedStateMachine):
         num_tokens = sum(turn.num_own for turn in place.turns)
         if options.max_total_tokens is not None and num_tokens >= options.max_total_tokens:
             raise Refused("limit_exceeded", Limit.SESSION_TOKENS)
+        is_strands = place.kind is HistoryKind.STRANDS
+        if is_strands and any(flight.sent.opening == sent.opening for flight in place.flights):
+            raise Refused("session_busy")
 
     def granted(self, place: Place | None, sent: Sent) -> int | None:
         """How many tokens its session has left for the reply; None if it has no limit, or the turn no place."""
@@ -635,8 +665,10 @@ class SessionMachine(RuleBasedStateMachine):
             return None
         num_line = len(parent.ids) if parent else 0
         num_new = len(self.renderer.render(sent.messages, (), sent.kwargs)) - num_line
-        is_linear = place.kind is HistoryKind.LINEAR
-        return limit - num_new - (num_line if is_linear else sum(turn.num_own for turn in place.turns))
+        if place.kind is HistoryKind.TREE:
+            return limit - num_new - sum(turn.num_own for turn in place.turns)
+        beside = [turn for turn in place.turns if place.are_beside(turn.opening, sent.opening)]
+        return limit - num_new - num_line - sum(turn.num_own for turn in beside)
 
     def has_started(
         self, place: Place | None, sent: Sent, watch: Watch, task: "asyncio.Task[Any]", strike: str | None, num: int
@@ -893,11 +925,18 @@ class SessionMachine(RuleBasedStateMachine):
             request_id=flight.request_id,
             node_id=node.id,
         )
-        if place.kind is HistoryKind.LINEAR:
-            del place.turns[0 if flight.parent is None else place.turns.index(flight.parent) + 1 :]
+        if place.kind is not HistoryKind.TREE:
+            turns = place.turns_of(flight.sent)
+            replaced = turns[0 if flight.parent is None else turns.index(flight.parent) + 1 :]
+            place.num_replaced += len(replaced)
+            place.turns = [turn for turn in place.turns if turn not in replaced]
         place.turns.append(turn)
         place.turns.sort(key=lambda turn: turn.node_id)
-        place.replies = [reply for reply in place.replies if reply.committed_at > flight.began_at]
+        place.replies = [
+            reply
+            for reply in place.replies
+            if reply.committed_at > flight.began_at or place.are_beside(reply.sent.opening, flight.sent.opening)
+        ]
         place.replies.append(
             Reply(
                 sent=flight.sent,
@@ -924,8 +963,18 @@ class SessionMachine(RuleBasedStateMachine):
                 before = line_ids(parent).tolist()
                 assert turn.ids[: len(before)] == before
                 assert node.num_tokens == len(turn.ids)
-            if place.kind is HistoryKind.LINEAR:
-                _check_line(nodes)
+            strands = place.real.strands
+            assert strands.discarded.num_turns == place.num_replaced
+            assert (strands.num_turns, strands.num_tokens) == (len(nodes), sum(turn.num_own for turn in place.turns))
+            if place.kind is not HistoryKind.TREE:
+                for strand in strands.kept:
+                    _check_line(strand.history.nodes)
+            if place.kind is HistoryKind.STRANDS:
+                ids = {turn.opening: set[int]() for turn in place.turns}
+                for turn in place.turns:
+                    ids[turn.opening].add(turn.node_id)
+                kept = [{node.id for node in strand.history.nodes} for strand in strands.kept]
+                assert sorted(kept, key=min) == sorted(ids.values(), key=min)
 
     @invariant()
     def nothing_runs_or_is_held_but_what_the_model_knows(self) -> None:

@@ -228,7 +228,7 @@ async def test_errors_have_its_shape_and_point_into_its_requests(live: Live) -> 
         assert answer.headers["toy-oops"] == answer.json()["oops"]
         return answer.status, answer.json()["oops"], answer.json()["where"]
 
-    session = await live.open()
+    session = await live.open(history="linear")
     live.says("one")
     live.says("two")
     await say(live, session, "a", persona="p")

@@ -9,6 +9,13 @@ from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Stage
 
 
+class RewriteFact(Protocol):
+    """A change that a rule made to what a client sent."""
+
+    @property
+    def rule(self) -> str: ...
+
+
 class TurnEnd(enum.StrEnum):
     """Ends of a turn."""
 
@@ -42,7 +49,8 @@ class TurnReport:
     byte to the first token, `itl_s` the gaps between steps that sampled tokens, `tpot_s` their mean per token; None and
     empty where the engine does not stream. `num_kept` of `num_prompt` stood in the line before. `unasked_replay` names
     payloads in the reply that were not requested. Its commit discarded `num_discarded_turns` turns of its session, with
-    `num_discarded_tokens` sampled tokens in them. `kind` is what a rule says of its request, None if none does.
+    `num_discarded_tokens` sampled tokens in them. `kind` is what a rule says of its request, None if none does;
+    `rewrites` are the changes to what its client sent.
     """
 
     end: TurnEnd
@@ -62,6 +70,7 @@ class TurnReport:
     itl_s: tuple[float, ...] = ()
     unasked_replay: tuple[str, ...] = ()
     kind: StrandKind | None = None
+    rewrites: tuple[RewriteFact, ...] = ()
 
     @property
     def num_wasted(self) -> int:

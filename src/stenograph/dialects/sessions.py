@@ -24,7 +24,10 @@ SAMPLE_FORMATS = ("safetensors", "json", "arrow")
 
 
 class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of a new session. `null` means absent."""
+    """Options of a new session. `null` means absent.
+
+    `compat` `miles` is `history` `linear` and `after_length` `refuse`; another value of either beside it is refused.
+    """
 
     history: Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in HistoryKind]})] | None = None
     matcher: str | None = None
@@ -41,7 +44,7 @@ class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
 class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Options of the samples. `null` means absent. `token_texts` needs `format` `json`; `arrow` needs pyarrow.
 
-    `kinds` are the kinds of strands that become samples; `include_side: true` is all of them.
+    `kinds` are the kinds of strands that become samples; `include_side: true` is all of them, and needs no `kinds`.
     """
 
     max_seq_len: Annotated[int, Meta(ge=1, lt=2**31)] | None = None

@@ -32,6 +32,12 @@ from stenograph.trajectory.turn import CommittedTurn, Node, TurnStatus, line_ids
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+RecordedRewrite = TypedDict("RecordedRewrite", {"rule": str, "where": str, "from": str, "to": str})
+RecordedRewrite.__doc__ = """A change to what the client sent: the rule, the client's own pointer, and both texts.
+
+Of a text of more than 4 KiB there is its hash and its length."""
+
+
 class RecordedRequest(TypedDict):
     """A request as it went to the engine; the two counts come with `records=delta`. Beside these fields it has the
     client's sampling fields, by the client's names and as they were sent."""
@@ -40,6 +46,7 @@ class RecordedRequest(TypedDict):
     input_ids: TokenIds
     tools: Sequence[object]
     parameters: Mapping[str, object]
+    rewrites: NotRequired[Sequence[RecordedRewrite]]
     num_kept_ids: NotRequired[Count]
     num_kept_messages: NotRequired[Count]
 
@@ -148,7 +155,8 @@ class SessionSummary(TypedDict):
 class SessionMetadata(TypedDict):
     """The session's own metadata, and the server's keys over it; unless it is linear, also `tree` (docs/samples.md).
 
-    With samples `left_out` counts, by kind, the strands that are none, and the sampled tokens in them.
+    `rewrites` counts by rule the changes to what the client sent. With samples `left_out` counts, by kind, the strands
+    that are none, and the sampled tokens in them.
     """
 
     accumulated_token_ids: TokenIds
@@ -156,6 +164,7 @@ class SessionMetadata(TypedDict):
     discarded: DiscardedTurns
     tito_session_mismatch: NotRequired[Sequence[DriftFacts]]
     strands: Sequence[StrandRow]
+    rewrites: Mapping[str, Count]
     tree: NotRequired[Mapping[str, object]]
     left_out: NotRequired[Mapping[StrandKind, LeftOut]]
 
@@ -272,6 +281,9 @@ def _record(node: Node, request: Mapping[str, object]) -> Record:
     kept = _OBJECT.decode(turn.request_json)
     sent, path = _OBJECT.decode(kept.pop("sent", b"{}")), kept.pop("path", None)
     tools = [msgspec.Raw(tool.json.encode()) for tool in turn.context.tools]
+    if turn.rewrites:
+        told = [{"rule": one.rule, "where": one.where, "from": one.before, "to": one.after} for one in turn.rewrites]
+        request = {**request, "rewrites": told}
     parameters: dict[str, object] = {
         **kept,
         "sampling_params": msgspec.to_builtins(turn.params),

@@ -172,7 +172,8 @@ def make_samples(
     has_lines = session is not None and session.history is HistoryKind.STRANDS
     lines: list[SampleLine] = []
     left_out: list[SampleLine] = []
-    for leaf in leaves(nodes) if has_lines else kept_leaves(nodes):
+    kept = leaves(nodes) if has_lines else kept_leaves(nodes)
+    for leaf in kept:
         whole = whole_line(leaf, max_trim_tokens=max_trim_tokens)
         if leaf.id in strands and strands[leaf.id].kind not in kinds:
             left_out.append(whole)
@@ -196,7 +197,9 @@ def make_samples(
             ours[DISCARDED] = discarded
         owned = frozenset(part.node.id for part in line.parts if owner[part.node.id] == index)
         samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}))
-    reason = None if samples else EmptyReason.LEFT_OUT if left_out else EmptyReason.ALL_TRUNCATED
+    reason = None
+    if not samples:
+        reason = EmptyReason.LEFT_OUT if len(left_out) == len(kept) else EmptyReason.ALL_TRUNCATED
     return SampleSet(samples=tuple(samples), empty_reason=reason, left_out=tuple(left_out))
 
 

@@ -185,6 +185,9 @@ ABORTED_TOKENS = _counter(
     "stenograph_aborted_tokens_total", "Tokens of turns that the engine ended early, with finish reason abort."
 )
 WASTED_TOKENS = _counter("stenograph_wasted_tokens_total", "Sampled tokens of turns that failed or were abandoned.")
+REWRITES = _counter(
+    "stenograph_rewrites_total", "Changes to what clients sent, by their rules.", label="rule", is_open=True
+)
 DISCARDED_TURNS = _counter(
     "stenograph_discarded_turns_total", "Committed turns that a later turn of their session replaced."
 )
@@ -258,6 +261,7 @@ METRICS: tuple[Metric, ...] = (
     *(TURNS, TURN_FAILURES, UPSTREAM_INVALID, TURNS_ABORTED),
     *(STAGE, TTFT, TPOT, ITL, GRAMMAR),
     *(PROMPT_TOKENS, COMPLETION_TOKENS, KEPT_TOKENS, CACHED_TOKENS, ABORTED_TOKENS, WASTED_TOKENS),
+    REWRITES,
     *(DISCARDED_TURNS, DISCARDED_TOKENS),
     *(ERRORS, LIMITS, RETRIES, SESSIONS_ENDED, DRIFT, UNASKED_REPLAY),
     LOOP_LAG,
@@ -412,6 +416,8 @@ class Metrics(Collector):
         self._counters[WASTED_TOKENS].add(report.num_wasted)
         for payload in report.unasked_replay:
             self._counters[UNASKED_REPLAY].add(value=payload)
+        for rewrite in report.rewrites:
+            self._counters[REWRITES].add(value=rewrite.rule)
         self._counters[DISCARDED_TURNS].add(report.num_discarded_turns)
         self._counters[DISCARDED_TOKENS].add(report.num_discarded_tokens)
 

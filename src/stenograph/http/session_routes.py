@@ -4,6 +4,7 @@ Large answers (records, samples, drift) are computed on the CPU pool, from a sna
 node does not change. The loop writes them out in pieces, and serves others between them.
 """
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -322,6 +323,7 @@ class SessionRoutes:
             "max_trim_tokens": self.renderer.max_trim_tokens,
             "discarded": discarded_json(discarded),
             "strands": [strand.row() for strand in facts.strands],
+            "rewrites": Counter(one.rule for node in facts.nodes for one in node.turn.rewrites),
         }
         mismatches = [] if report is None else drift_json(report)
         if mismatches is not None:  # a line that the template cannot show was not compared

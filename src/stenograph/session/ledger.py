@@ -254,6 +254,7 @@ class LedgerNote:
                 num_prompt_tokens=num_prompt,
                 num_cached_tokens=num_cached,
                 num_sampled_tokens=num_sampled,
+                rewrites=[one.rule for one in outcome.rewrites] if outcome.rewrites else (),
             )
 
     def close(self) -> None:

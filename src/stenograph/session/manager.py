@@ -486,4 +486,5 @@ def _report(run: RequestRun, index: int, task: "asyncio.Task[TurnOutcome]") -> T
         finish=reply.sampled.finish.reason.value,
         num_discarded_turns=len(turn.discarded),
         num_discarded_tokens=sum(len(gone.sampled.ids) for gone in turn.discarded),
+        rewrites=turn.rewrites,
     )

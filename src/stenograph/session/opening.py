@@ -32,6 +32,8 @@ from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand, chapter_of
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.matching import num_compared
+from stenograph.trajectory.rewrites import AppliedRewrite, kept_text
+from stenograph.trajectory.text_calls import rewrites_of
 from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, line_ids
 
 FRAME_BYTES = 32
@@ -77,6 +79,9 @@ class Opening(Protocol):
     tokenization: Tokenization | None
     """Makes ids of text where our own tokenizer does not do it."""
 
+    rewrites: tuple[AppliedRewrite, ...]
+    """The changes that were made to what the client sent; settled by `position`."""
+
     @property
     def strand(self) -> Strand:
         """The strand that it is of, once it is positioned."""
@@ -107,6 +112,7 @@ class ChatOpening:
     """The next message of a conversation."""
 
     asked = Asked.CHAT
+    rewrites: tuple[AppliedRewrite, ...] = ()
     prompt_blame = Blame(RequestPart.PROMPT)
 
     def __init__(
@@ -171,11 +177,22 @@ class ChatOpening:
         if earlier is not None:
             self.strand.continues, self.strand.chapter = earlier, earlier.chapter + 1
         parent = attachment.parent
+        if parent is not None and messages[parent.num_messages - 1].content != parent.turn.reply.message.content:
+            self.rewrites = self._rewrites(parent)
         if parent is not None and parent.turn.context.is_same(context):
             self.context = parent.turn.context  # one object for all turns of a line
         if parent is not None and parent.turn.status is TurnStatus.TRUNCATED:
             await self._check_closable(parent)
         return attachment
+
+    def _rewrites(self, parent: Node) -> tuple[AppliedRewrite, ...]:
+        """The changes that made the last reply of what the client sent in its place."""
+        index, spelling = parent.num_messages - 1, self._request.spelling
+        where = spelling.pointer(Blame(RequestPart.MESSAGES, index, ("content",))) or ""
+        return tuple(
+            AppliedRewrite(rule=one.rule, where=where, before=kept_text(one.from_text), after=kept_text(one.to_text))
+            for one in rewrites_of(parent.turn.reply.message, self._request.messages[index])
+        )
 
     async def _check_closable(self, cut: Node) -> None:
         """Raise TruncatedGeneration if a reply was cut off where closing its turn does not make it whole.
@@ -276,6 +293,7 @@ class CompletionOpening:
     """The continuation of one prompt of a request."""
 
     asked = Asked.COMPLETION
+    rewrites: tuple[AppliedRewrite, ...] = ()
     tool_choice = ToolChoice()
     parallel_tool_calls = True
     context = PromptContext()

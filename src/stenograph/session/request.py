@@ -19,6 +19,7 @@ from stenograph.core.errors import StenographError, UpstreamTimeout
 from stenograph.core.sampling_rules import blame_session
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
+from stenograph.trajectory.rewrites import AppliedRewrite
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""
@@ -28,7 +29,7 @@ NO_DEADLINE_S = 10 * 365 * 86400.0
 class TurnOutcome:
     """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept.
 
-    `strand` and `node` number the place of the first turn that is kept; None if none is.
+    `strand` and `node` number the place of the first turn that is kept, None if none is; `rewrites` are its changes.
     """
 
     replies: tuple[ChatReply, ...]
@@ -36,6 +37,7 @@ class TurnOutcome:
     remaining: Remaining
     strand: int | None = None
     node: int | None = None
+    rewrites: tuple[AppliedRewrite, ...] = ()
 
     @property
     def reply(self) -> ChatReply:
@@ -159,6 +161,7 @@ class RequestRun:
             remaining=remaining,
             strand=self.turns[0].strand.number,
             node=self.turns[0].node_id,
+            rewrites=self.turns[0].rewrites,
         )
 
     def _begin_grace(self) -> None:

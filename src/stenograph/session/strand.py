@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from stenograph.core.chat import ChatRequest, KnownMessages
 from stenograph.core.history_kinds import AfterLength, HistoryKind
-from stenograph.core.messages import Message
+from stenograph.core.messages import Message, Role
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import Prompt, SessionId
 from stenograph.session.gate import Gate, Lease
@@ -129,10 +129,11 @@ class Strands:
             return self.only
         if request.known is not None:
             for strand in self._latest:
-                if strand.recent.known is request.known and strand.agent_id == agent_id:
-                    latest = strand.history.latest
-                    if latest is not None and latest.turn.context.is_same(context):
-                        return strand
+                node = strand.recent.node_of(request)
+                if node is None or strand.agent_id != agent_id or not node.turn.context.is_same(context):
+                    continue
+                if request.messages[node.num_messages - 1].role is Role.ASSISTANT:
+                    return strand  # a reply ends the opening: where none comes next, a message may belong to it
         strips = isinstance(self._matcher, HarnessMatcher)
         key = opening_key(request.messages, context, agent_id, strips=strips)
         if key not in self._by_key:

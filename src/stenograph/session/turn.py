@@ -49,6 +49,7 @@ from stenograph.session.reply_buffer import ReplyBuffer
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand
 from stenograph.trajectory.history import Attachment
+from stenograph.trajectory.rewrites import AppliedRewrite
 from stenograph.trajectory.turn import CommittedTurn, TurnStatus
 
 T = TypeVar("T")
@@ -136,6 +137,8 @@ class TurnRun:
         self._has_sampled = False
         self.node_id: int | None = None
         """Its node in the session, once it is kept."""
+        self.rewrites: tuple[AppliedRewrite, ...] = ()
+        """The changes to what its client sent, once it is kept."""
         self.discarded: tuple[CommittedTurn, ...] = ()
         """The turns that its commit took out of the history."""
 
@@ -300,13 +303,14 @@ class TurnRun:
             reply_id=self.reply_id,
             context=opening.context,
             request_json=request_json,
+            rewrites=opening.rewrites,
             requested_at=self._requested_at,
             committed_at=now,
             stages=self.stages,
         )
         replaced = strand.history.replaced_by(self.attachment)
         node = self._seats.commit(strand, self.attachment, turn, prompt)
-        self.node_id = node.id
+        self.node_id, self.rewrites = node.id, opening.rewrites
         self.discarded = tuple(gone.turn for gone in replaced)
         untrack(node)
         if isinstance(self._request, ChatRequest):

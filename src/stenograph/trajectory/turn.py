@@ -15,6 +15,7 @@ from stenograph.core.chat import Asked, ParsedReply, ToolChoice
 from stenograph.core.day import STRFTIME_NOW, Day
 from stenograph.core.messages import Message, Tool
 from stenograph.core.types import FinishReason, RequestId, SampledTurn, SamplingParams, StageTimes, token_ids
+from stenograph.trajectory.rewrites import AppliedRewrite
 
 
 class TurnStatus(enum.StrEnum):
@@ -79,7 +80,7 @@ class CommittedTurn:
     `params` are those that the engine was given, `request_json` the rest of what the client sent (the model's name,
     recorded fields) as a JSON object.
     `stages` is the turn's own clock, which the reply still marks after the commit. `reply_id` is what the client
-    knows the reply by.
+    knows the reply by. `rewrites` are the changes to what the client sent.
     """
 
     request_id: RequestId
@@ -96,6 +97,7 @@ class CommittedTurn:
     parallel_tool_calls: bool = True
     reply_id: str = ""
     request_json: bytes = b"{}"
+    rewrites: tuple[AppliedRewrite, ...] = ()
     requested_at: float = 0.0
     committed_at: float = 0.0
     stages: StageTimes = field(default_factory=lambda: StageTimes(start=0.0))

@@ -9,16 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import json_pieces
+from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import FinishReason
 from stenograph.export.lines import kept_leaves
 from stenograph.export.samples import EmptyReason, Sample, SampleSet, make_samples, to_json
+from stenograph.export.strand_facts import SessionFacts, StrandFacts
 from stenograph.trajectory.turn import TurnStatus, line_ids
 
 NewSession = Callable[[], Any]
 
 
-def make(session: Any, **rest: Any) -> SampleSet:
+def make(session: Any, /, **rest: Any) -> SampleSet:
     return make_samples(session.nodes, decode=lambda ids: f"{len(ids)} ids", **{"max_trim_tokens": 1, **rest})
 
 
@@ -54,6 +57,24 @@ def test_a_worked_example(new_session: NewSession) -> None:
             },
         }
     ]
+
+
+def test_no_sample_for_two_reasons_is_all_truncated(new_session: NewSession) -> None:
+    """`left_out` says that another choice of kinds would give samples; here the main line would still be too long."""
+    session = new_session()
+    main = session.add(None, [1, 2, 3], [(10, -0.5)])
+    title = session.add(None, [4], [(11, -0.5)])
+    facts = SessionFacts(
+        history=HistoryKind.STRANDS,
+        strands=[
+            StrandFacts(number=0, kind=StrandKind.MAIN, nodes=[main]),
+            StrandFacts(number=1, kind=StrandKind.TITLE, nodes=[title]),
+        ],
+    )
+    kinds = [StrandKind.MAIN]
+    assert make(session, session=facts, kinds=kinds, max_seq_len=3).empty_reason is EmptyReason.ALL_TRUNCATED
+    assert make(session, session=facts, kinds=[StrandKind.AGENT], max_seq_len=3).empty_reason is EmptyReason.LEFT_OUT
+    assert len(make(session, session=facts, kinds=kinds, max_seq_len=4).samples) == 1
 
 
 def test_an_opener_that_the_next_turn_replaces_is_not_in_the_line(new_session: NewSession) -> None:

@@ -378,7 +378,7 @@ def test_what_was_read_before_is_not_read_again_and_nothing_else_is_skipped(
         text = f",{gap}".join(json.dumps(message, ensure_ascii=False) for message in messages)
         return f'{{{head}"messages": [{text}{end}], {tail}"temperature": 0.5}}'.encode()
 
-    def outcome(body: bytes, known: KnownMessages | None = None) -> ChatRequest | tuple[str, str | None]:
+    def outcome(body: bytes, *known: KnownMessages) -> ChatRequest | tuple[str, str | None]:
         try:
             return decode_chat(body, unknown_fields=unknown_fields, known=known)
         except StenographError as error:
@@ -419,7 +419,7 @@ def test_an_error_after_what_is_known_points_at_the_messages_place_in_the_whole(
         ({"role": "user", "content": [{"type": "video", "video": {}}]}, "/messages/3/content/0/type"),
         (3, "/messages/3"),
     ):
-        for at_hand in (None, known):
+        for at_hand in ((), (known,)):
             with pytest.raises(StenographError) as caught:
                 decode_chat(body(messages=[USER, USER, USER, bad]), known=at_hand)
             assert caught.value.param == param

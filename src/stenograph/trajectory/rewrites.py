@@ -1,0 +1,25 @@
+"""Rewrites: named changes to what a client sent, made before it is rendered, as a turn keeps them. Pure."""
+
+import hashlib
+from dataclasses import dataclass
+
+MAX_KEPT_BYTES = 4096
+"""The longest text that is kept as it was; of a longer one its hash and its length are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedRewrite:
+    """A change that a rule made: `where`, as the client's own pointer, and the text before and after it."""
+
+    rule: str
+    where: str
+    before: str
+    after: str
+
+
+def kept_text(text: str) -> str:
+    """A text as a record has it: whole, or its SHA-256 and its length in UTF-8 bytes."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    if len(encoded) <= MAX_KEPT_BYTES:
+        return text
+    return f"sha256:{hashlib.sha256(encoded).hexdigest()}, {len(encoded)} bytes"
