@@ -90,7 +90,7 @@ class GrammarBesideCall(CallerError):
 
 
 class HistoryMismatch(CallerError):
-    """The request's messages or ids continue neither the session's history nor the history without its last turn."""
+    """The request's messages or ids continue neither its strand's line nor that line without its last turn."""
 
     code, status = "history_mismatch", 400
 
@@ -310,7 +310,7 @@ class RequestTimeout(NobodyError):
 
 
 class SessionBusy(NobodyError):
-    """A linear session runs one turn at a time, and one is running. SDKs must not retry this by themselves."""
+    """A strand, and a linear session, runs one turn at a time, and one does. SDKs must not retry this by themselves."""
 
     code, status, retryable = "session_busy", 409, False
 

@@ -10,11 +10,12 @@ from stenograph.session.ledger import LedgerRow
 
 
 class LedgerEntry(TypedDict):
-    """A request that named the session. Times are in seconds of the epoch; `ended` is null while it runs.
+    """A chat or completion that named the session. Times are in seconds of the epoch; `ended` is null while it runs.
 
     `kind` is that which a `rule` says, else its strand's; `client` is the user agent, `known_as` whose client the rule
     takes it for. `strand` and `turn` (a node id) are null if it made no turn; `overlaps` are the numbers of requests
     that ran with it, at most 16. `status` is null if its client left before an answer; `error` is the error's code.
+    Of a stream that fails after it has begun, both are those of its error event.
     """
 
     number: Count

@@ -170,7 +170,7 @@ class SessionMetadata(TypedDict):
 
 
 class SessionView(TypedDict):
-    """A session: the records of its latest line, and metadata for a trainer."""
+    """A session: the records of its main line or of the strand that was asked for, and metadata for a trainer."""
 
     session_id: Hex32
     records: Sequence[Record]

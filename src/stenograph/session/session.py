@@ -22,9 +22,9 @@ from stenograph.trajectory.turn import Node
 class SessionOptions:
     """Options that a session is created with. None is no limit.
 
-    `max_turns` counts turns in the history and on their way there, `max_total_tokens` the tokens of all of them, each
-    once. `ttl_s`: seconds without a chat after which the session is dropped. Its requests are under the rules of
-    `sampling`.
+    `max_turns` counts the turns of the main strand; on a linear session and a tree all turns, those on their way
+    there included. `max_total_tokens` counts the tokens of all turns, each once. `ttl_s`: seconds without a chat after
+    which the session is dropped. Its requests are under the rules of `sampling`.
     """
 
     history: HistoryKind = HistoryKind.STRANDS

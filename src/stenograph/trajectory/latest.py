@@ -1,4 +1,4 @@
-"""A session's latest line and request, kept so that the next turn costs no more for its history. Pure.
+"""A strand's latest line and request, kept so that the next turn costs no more for its history. Pure.
 
 An agent sends its whole history with each turn, as a rule spelled as before: of a request that begins with the text of
 the last one only the rest is decoded and compared. And an engine whose requests carry the ids as JSON is sent all of
@@ -38,7 +38,7 @@ class LineJson:
 
 
 class RecentRequest:
-    """The last request of a session that was committed, and the node that it became."""
+    """The last request of a strand that was committed, and the node that it became."""
 
     def __init__(self) -> None:
         self._node: Node | None = None

@@ -240,7 +240,7 @@ _SESSIONS = (
     _operation(
         "GET /sessions/{id}/ledger",
         "getLedger",
-        "Get every request that named the session",
+        "Get the chats and completions that named the session",
         LedgerPage,
         parameters=_LEDGER_PAGE,
         errors=(InvalidRequest,),
