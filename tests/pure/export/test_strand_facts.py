@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Tool
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Prompt, SessionId, token_ids

@@ -75,5 +75,7 @@ def test_each_strand_has_a_kind_and_there_is_one_main_work_if_any_strand_is_open
         mains = {works[number] for number, kind in enumerate(kinds) if kind is MAIN}
         assert len(mains) == (MAIN in kinds)
         assert MAIN in kinds or UNKNOWN not in [
-            kind for strand, kind in zip(strands, kinds, strict=True) if strand.kind is None and strand.continues is None
+            kind
+            for strand, kind in zip(strands, kinds, strict=True)
+            if strand.kind is None and strand.continues is None
         ]

@@ -88,7 +88,9 @@ def test_no_text_ends_in_the_next_one(one: str, other: str, at: int) -> None:
 
 
 @given(OPENINGS, MESSAGES, st.booleans())
-def test_what_comes_after_the_first_reply_is_no_part_of_it(opening: Opening, later: list[Message], strips: bool) -> None:
+def test_what_comes_after_the_first_reply_is_no_part_of_it(
+    opening: Opening, later: list[Message], strips: bool
+) -> None:
     messages, context, agent_id = opening
     reply = Message(role=Role.ASSISTANT, content="b")
     longer = [*messages, reply, *later]
