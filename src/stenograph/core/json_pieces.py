@@ -26,6 +26,8 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 """Types of which any number up to PIECE_VALUES is written at once."""
 
 _FEW_CHARS = 1024
+_FEW_VALUES = 16
+_FEW_KEYS = PIECE_VALUES // _FEW_VALUES
 
 
 T = TypeVar("T")
@@ -111,7 +113,7 @@ def _text_pieces(text: str) -> Iterator[bytes]:
 
 
 def _object_pieces(value: dict[object, object]) -> Iterator[bytes]:
-    if len(value) <= PIECE_VALUES and all(map(_is_small, value.values())):
+    if len(value) <= _FEW_KEYS and all(map(_is_small, value.values())):
         yield msgspec.json.encode(value)
         return
     before = b"{"
@@ -176,4 +178,7 @@ _WHOLE = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def _is_small(value: object) -> bool:
+    if type(value) is list:
+        few = cast("list[object]", value)
+        return len(few) <= _FEW_VALUES and _PLAIN.issuperset(map(type, few))
     return type(value) in _PLAIN or (isinstance(value, str) and len(value) <= _FEW_CHARS)

@@ -190,7 +190,7 @@ class Session:
         del self._running[turn.request_id]
         self._last_chat = now
         if committed:
-            strands = tuple(one.strand for one in turn.run.turns)
+            strands = tuple([one.strand for one in turn.run.turns])
             self._kept = {id_: kept for id_, kept in self._kept.items() if not _is_over(kept, turn, strands)}
             if (reply := _kept_reply(turn)) is not None:
                 while len(self._kept) >= MAX_KEPT:

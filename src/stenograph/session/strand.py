@@ -108,8 +108,12 @@ class Strands:
 
     def known(self, dialect: str, body: bytes) -> Sequence[KnownMessages]:
         """The beginnings that a body may have: the latest messages of the strands that committed last."""
-        found = (strand.recent.known for strand in self._latest)
-        return [one for one in found if one is not None and one.dialect == dialect and _may_begin(one, body)]
+        found: list[KnownMessages] = []
+        for strand in self._latest:
+            one = strand.recent.known
+            if one is not None and one.dialect == dialect and _may_begin(one, body):
+                found.append(one)
+        return found
 
     def of_chat(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
         """The strand that a chat belongs to; a new one, without a turn, if none has its opening."""
@@ -138,14 +142,20 @@ class Strands:
                 best, most = strand, latest.num_tokens
         return self._new(None, "") if best is None else best
 
-    def commit(self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt) -> Node:
-        """Keep a turn in its strand, in one step. Raises SessionInvariant if its place is no more."""
+    def commit(
+        self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt
+    ) -> tuple[Node, Sequence[Node]]:
+        """Keep a turn in its strand, in one step: its node, and those that it replaces.
+
+        Raises SessionInvariant if its place is no more.
+        """
         history = strand.history
         gone = history.replaced_by(attachment)
         num_before = history.num_tokens
         node = history.commit(attachment, turn)
         strand.line_json.extend(prompt, turn.sampled, node)
-        self.discarded = self.discarded.with_turns(gone)
+        if gone:
+            self.discarded = self.discarded.with_turns(gone)
         self.num_turns += 1 - len(gone)
         self.num_tokens += history.num_tokens - num_before
         if strand.number is None:
@@ -153,7 +163,7 @@ class Strands:
             self._kept.append(strand)
         if not self._latest or self._latest[0] is not strand:
             self._latest = [strand, *(other for other in self._latest if other is not strand)][:NUM_KNOWN]
-        return node
+        return node, gone
 
     def released(self, strand: Strand) -> None:
         """Forget a strand that nobody works on and that has no turn."""
@@ -196,8 +206,10 @@ class Seats:
         goes = {id(strand): strand.history.num_tokens - strand.history.num_tokens_before(at) for strand, at in places}
         return self._strands.num_tokens - sum(goes.values())
 
-    def commit(self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt) -> Node:
-        """Keep a turn in its strand, in one step. Raises SessionInvariant if its place is no more."""
+    def commit(
+        self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt
+    ) -> tuple[Node, Sequence[Node]]:
+        """As `Strands.commit`."""
         assert self._strands is not None, "a turn without a session is not kept"
         return self._strands.commit(strand, attachment, turn, prompt)
 
