@@ -109,6 +109,7 @@ async def test_a_second_request_of_the_same_opening_is_refused_while_the_first_r
     refused = await live.chat(session, SYSTEM, user("look it up"))
     assert (refused.status, refused.json()["error"]["code"]) == (409, "session_busy")
     assert refused.headers["x-should-retry"] == "false"
+    assert "linear" not in refused.json()["error"]["message"]
     assert len(live.engine.requests) == 1
     live.says("two")
     assert (await live.chat(session, SYSTEM, user("look it up"), tools=[ADD])).status == 200, "another opening"
