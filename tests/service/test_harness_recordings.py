@@ -29,6 +29,10 @@ RECORDINGS: dict[str, dict[str, Any]] = {
 CASES = [(name, history) for name, recording in RECORDINGS.items() for history in recording["histories"]]
 
 
+NUM_REWRITTEN = {"smolagents": 2, "smolagents-stream": 2, "smolagents-code": 1}
+"""Turns that a client's next request replaces on a line: it writes the calls of a reply into its text, or that anew."""
+
+
 @pytest.fixture
 async def live(renderer: Renderer) -> AsyncIterator[Live]:
     engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=65536)
@@ -140,6 +144,37 @@ async def test_every_request_of_a_client_is_taken_and_continues_the_turn_that_it
     answer = await live.call("POST", f"/sessions/{session}/samples", {"format": "json", "include_side": True})
     num_samples = recording["num_samples"]
     assert len(answer.json()["samples"]) == (num_samples if isinstance(num_samples, int) else num_samples[history])
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+async def test_every_request_of_a_client_is_taken_by_strands_and_every_token_is_in_one_sample(
+    live: Live, name: str
+) -> None:
+    recording = RECORDINGS[name]
+    session = await live.open(history="strands")
+    client = Client(live, recording, session)
+    for request in recording["requests"]:
+        await client.send(request)
+    for index, request in enumerate(recording["requests"]):
+        if (after := request["after"]) is not None:
+            before = list(live.engine.requests[after].prompt.ids) + list(client.scripts[after].ids)
+            assert list(live.engine.requests[index].prompt.ids)[: len(before)] == before
+    answer = (await live.call("POST", f"/sessions/{session}/samples", {"format": "json", "include_side": True})).json()
+    drawn = [
+        id_
+        for sample in answer["samples"]
+        for id_, is_drawn in zip(
+            sample["tokens"][len(sample["tokens"]) - sample["response_length"] :], sample["loss_mask"], strict=True
+        )
+        if is_drawn
+    ]
+    kept = [list(node.turn.sampled.ids) for node in live.manager.get(session).nodes]
+    num_lost = sum(len(script.ids) for script in client.scripts) - sum(map(len, kept))
+    discarded = {"turns": NUM_REWRITTEN.get(name, 0), "sampled_tokens": num_lost}
+    assert answer["session_metadata"]["discarded"] == discarded
+    assert len(kept) == len(client.scripts) - discarded["turns"]
+    assert answer["session_metadata"]["left_out"] == {}
+    assert sorted(drawn) == sorted(id_ for ids in kept for id_ in ids)
 
 
 async def test_what_harbor_reads_of_a_rollout_is_where_it_looks(live: Live) -> None:

@@ -315,7 +315,9 @@ class SessionBusy(NobodyError):
     code, status, retryable = "session_busy", 409, False
 
     def __init__(self, session_id: str) -> None:
-        super().__init__(f"Session {session_id} is generating another turn; a linear session takes one chat at a time.")
+        super().__init__(
+            f"Session {session_id} is generating another turn on this line, which takes one chat at a time."
+        )
 
 
 class Limit(enum.StrEnum):

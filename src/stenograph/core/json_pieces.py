@@ -27,6 +27,7 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 
 _FEW_CHARS = 1024
 _FEW_VALUES = 16
+_FEW_KEYS = PIECE_VALUES // _FEW_VALUES
 
 
 T = TypeVar("T")
@@ -112,7 +113,7 @@ def _text_pieces(text: str) -> Iterator[bytes]:
 
 
 def _object_pieces(value: dict[object, object]) -> Iterator[bytes]:
-    if len(value) <= PIECE_VALUES and all(map(_is_small, value.values())):
+    if len(value) <= _FEW_KEYS and all(map(_is_small, value.values())):
         yield msgspec.json.encode(value)
         return
     before = b"{"
@@ -177,7 +178,7 @@ _WHOLE = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def _is_small(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        values = cast("Sequence[object]", value)
-        return len(values) <= _FEW_VALUES and all(type(one) in _PLAIN for one in values)
+    if type(value) is list:
+        few = cast("list[object]", value)
+        return len(few) <= _FEW_VALUES and _PLAIN.issuperset(map(type, few))
     return type(value) in _PLAIN or (isinstance(value, str) and len(value) <= _FEW_CHARS)

@@ -258,7 +258,7 @@ ENGINE_CACHED = _of_engine(
 BUILD_INFO = _gauge("stenograph_build_info", "Always 1; the label is the running version.", label="version")
 
 METRICS: tuple[Metric, ...] = (
-    *(TURNS, TURN_FAILURES, UPSTREAM_INVALID, TURNS_ABORTED),
+    *(TURNS, LABELLED_TURNS, TURN_FAILURES, UPSTREAM_INVALID, TURNS_ABORTED),
     *(STAGE, TTFT, TPOT, ITL, GRAMMAR),
     *(PROMPT_TOKENS, COMPLETION_TOKENS, KEPT_TOKENS, CACHED_TOKENS, ABORTED_TOKENS, WASTED_TOKENS),
     REWRITES,

@@ -21,6 +21,7 @@ PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 OWN_PATHS = {
     "samples": ("POST",),
     "drift": ("GET", "HEAD"),
+    "ledger": ("GET", "HEAD"),
     "abort": ("POST",),
 }
 """Routes of a session that this server owns: another method on them is 405, whatever the allow-list says."""

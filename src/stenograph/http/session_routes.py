@@ -55,6 +55,9 @@ T = TypeVar("T")
 MAX_PAGE = 1000
 """Most sessions that one `GET /sessions` lists."""
 
+MAX_NUMBER = 10**9
+"""Stands for every number of a query that is larger: no session has as many of anything."""
+
 MAX_SESSION_BODY_BYTES = 2**20
 """Most bytes of a body that has no messages, whatever `--max-body-bytes` allows."""
 
@@ -404,9 +407,9 @@ def _number(request: Request, name: str, default: int, *, least: int) -> int:
     given = request.query_params.get(name)
     if given is None:
         return default
-    if not (given.isascii() and given.isdecimal() and len(given) <= 9) or int(given) < least:
+    if not (given.isascii() and given.isdecimal()) or (len(given) < len(str(MAX_NUMBER)) and int(given) < least):
         raise InvalidRequest(f"{name} must be a number of at least {least}, got {given[:20]!r}.", param=f"/{name}")
-    return int(given)
+    return int(given) if len(given) < len(str(MAX_NUMBER)) else MAX_NUMBER
 
 
 def _check_query(request: Request, *known: str) -> None:

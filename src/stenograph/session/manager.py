@@ -207,8 +207,6 @@ class SessionManager:
         seats = self._seats(session, request, caller)
         try:
             run = self._make_run(session, request, request_json, started, seats)
-            if session is not None and session.options.max_turns is not None and isinstance(request, ChatRequest):
-                session.check_strand(run.turns[0].strand, seats.label)
         except BaseException:
             seats.give_back()
             raise
@@ -335,7 +333,12 @@ class SessionManager:
         label = rules.label(Sighting(headers=caller.headers, path=caller.path, request=request))
         if label.kind is not None:
             caller.note.labelled(label)
-        return Seats(session.strands, agent_id=rules.agent_id(caller.headers) if caller.headers else "", label=label)
+        return Seats(
+            session.strands,
+            agent_id=rules.agent_id(caller.headers) if caller.headers else "",
+            label=label,
+            check=None if session.options.max_turns is None else session.check_strand,
+        )
 
     def _make_run(
         self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes, seats: Seats

@@ -7,7 +7,7 @@ says of itself, but for the agent id that is a part of its opening.
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stenograph.core.chat import ChatRequest, KnownMessages
 from stenograph.core.history_kinds import AfterLength, HistoryKind
@@ -165,23 +165,29 @@ class Strands:
 
     def commit(
         self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt, label: Label = UNLABELLED
-    ) -> Node:
-        """Keep a turn in its strand, in one step. Raises SessionInvariant if its place is no more."""
+    ) -> tuple[Node, Sequence[Node]]:
+        """Keep a turn in its strand, in one step: its node, and those that it replaces.
+
+        Raises SessionInvariant if its place is no more.
+        """
         history = strand.history
         gone = history.replaced_by(attachment)
         num_before = history.num_tokens
         node = history.commit(attachment, turn)
         strand.line_json.extend(prompt, turn.sampled, node)
-        self.discarded = self.discarded.with_turns(gone)
+        if gone:
+            self.discarded = self.discarded.with_turns(gone)
         self.num_turns += 1 - len(gone)
         self.num_tokens += history.num_tokens - num_before
         strand.last_kind = label.kind
         if strand.number is None:
-            strand.number, strand.label = len(self._kept), label
+            strand.number = len(self._kept)
+            if self.only is None:  # a strand of all openings is of no kind of its own
+                strand.label = label
             self._kept.append(strand)
         if not self._latest or self._latest[0] is not strand:
             self._latest = [strand, *(other for other in self._latest if other is not strand)][:NUM_KNOWN]
-        return node
+        return node, gone
 
     def released(self, strand: Strand) -> None:
         """Forget a strand without a turn that nobody works on any more."""
@@ -196,14 +202,23 @@ class Strands:
 class Seats:
     """The places of one request's turns in the strands of its session, each with its lease. Give them back.
 
-    `strands` None: the request has no session, and each turn a strand that nobody else sees.
+    `strands` None: the request has no session, and each turn a strand that nobody else sees. `check` raises for a
+    strand that takes no more turns.
     """
 
-    def __init__(self, strands: Strands | None, *, agent_id: str = "", label: Label = UNLABELLED) -> None:
+    def __init__(
+        self,
+        strands: Strands | None,
+        *,
+        agent_id: str = "",
+        label: Label = UNLABELLED,
+        check: Callable[[Strand, Label], None] | None = None,
+    ) -> None:
         self.label = label
         """The label that rules give the request."""
         self._strands = strands
         self._agent_id = agent_id
+        self._check = check
         self.taken: list[Strand] = []
         """The strands in which it has a place, also when that has been given back."""
         self._leases: list[Lease] = []
@@ -228,8 +243,10 @@ class Seats:
         goes = {id(strand): strand.history.num_tokens - strand.history.num_tokens_before(at) for strand, at in places}
         return self._strands.num_tokens - sum(goes.values())
 
-    def commit(self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt) -> Node:
-        """Keep a turn in its strand, in one step. Raises SessionInvariant if its place is no more."""
+    def commit(
+        self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt
+    ) -> tuple[Node, Sequence[Node]]:
+        """As `Strands.commit`."""
         assert self._strands is not None, "a turn without a session is not kept"
         return self._strands.commit(strand, attachment, turn, prompt, self.label)
 
@@ -247,6 +264,8 @@ class Seats:
                 self._strands.released(strand)
 
     def _take(self, strand: Strand) -> Strand:
+        if self._check is not None:
+            self._check(strand, self.label)
         self._leases.append(strand.gate.lease())
         self.taken.append(strand)
         return strand

@@ -308,10 +308,10 @@ class TurnRun:
             committed_at=now,
             stages=self.stages,
         )
-        replaced = strand.history.replaced_by(self.attachment)
-        node = self._seats.commit(strand, self.attachment, turn, prompt)
+        node, replaced = self._seats.commit(strand, self.attachment, turn, prompt)
         self.node_id, self.rewrites = node.id, opening.rewrites
-        self.discarded = tuple(gone.turn for gone in replaced)
+        if replaced:
+            self.discarded = tuple(gone.turn for gone in replaced)
         untrack(node)
         if isinstance(self._request, ChatRequest):
             strand.recent.extend(self._request, node)

@@ -63,11 +63,6 @@ class History(Protocol):
         """Tokens of all turns, those that several lines share once."""
         ...
 
-    @property
-    def discarded(self) -> Discarded:
-        """The turns that were in it and are no more."""
-        ...
-
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """Find where a request attaches. Raises HistoryMismatch or TruncatedGeneration."""
         ...

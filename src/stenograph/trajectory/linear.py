@@ -11,7 +11,6 @@ from stenograph.core.history_kinds import AfterLength
 from stenograph.core.messages import Message
 from stenograph.trajectory.history import (
     Attachment,
-    Discarded,
     answers,
     check_extension,
     check_ids_extension,
@@ -37,7 +36,6 @@ class LinearHistory:
         self._after_length = after_length
         self._nodes: list[Node] = []
         self._revision = 0
-        self._discarded = Discarded()
 
     def __repr__(self) -> str:
         return f"<LinearHistory {len(self._nodes)} turns, revision {self._revision}>"
@@ -53,10 +51,6 @@ class LinearHistory:
     @property
     def num_tokens(self) -> int:
         return self._nodes[-1].num_tokens if self._nodes else 0
-
-    @property
-    def discarded(self) -> Discarded:
-        return self._discarded
 
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """Find where a request attaches. Changes nothing.
@@ -121,7 +115,6 @@ class LinearHistory:
             )
         parent = attachment.parent
         node = Node(id_=next(self._ids), turn=turn, parent=parent)
-        self._discarded = self._discarded.with_turns(self.replaced_by(attachment))
         del self._nodes[parent.depth if parent is not None else 0 :]
         self._nodes.append(node)
         self._revision += 1

@@ -11,7 +11,6 @@ from stenograph.core.history_kinds import AfterLength
 from stenograph.core.messages import Message
 from stenograph.trajectory.history import (
     Attachment,
-    Discarded,
     answers,
     check_extension,
     check_ids_extension,
@@ -46,10 +45,6 @@ class TreeHistory:
     @property
     def num_tokens(self) -> int:
         return self._num_tokens
-
-    @property
-    def discarded(self) -> Discarded:
-        return Discarded()
 
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """The deepest node whose whole line is a prefix of the request, ties to the latest; else a new root.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Tool
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Prompt, SessionId, token_ids
@@ -31,7 +31,8 @@ def commit(session: Session, strand: Strand, by_hand: Any, parent: Node | None, 
     made = by_hand.add(None, [1, 2], [(3, -1.0), (4, -1.0), (5, -1.0)])
     object.__setattr__(made.turn, "context", PromptContext(tools=(ADD,) if shows_tools else ()))
     at = Attachment(parent=parent, new_messages=made.turn.messages, revision=len(strand.history.nodes))
-    return session.strands.commit(strand, at, made.turn, Prompt(ids=token_ids([1, 2])))
+    node, _ = session.strands.commit(strand, at, made.turn, Prompt(ids=token_ids([1, 2])))
+    return node
 
 
 def test_a_tree_has_a_strand_for_each_root_with_all_that_follows_it(new_session: NewSession) -> None:

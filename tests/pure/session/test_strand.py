@@ -194,7 +194,8 @@ class StrandsMachine(RuleBasedStateMachine):
         before = line_ids(at.parent)
         ids = before + token_ids([0]) if seat.ids is None else seat.ids
         turn = turn_of(at.new_messages, ids[len(before) :].tolist(), drawn, f"reply {self.num_drawn}", seat.context)
-        node = seat.seats.commit(line.real, at, turn, Prompt(ids=ids, num_kept=len(before)))
+        node, gone = seat.seats.commit(line.real, at, turn, Prompt(ids=ids, num_kept=len(before)))
+        assert list(gone) == replaced
         if seat.request is not None:
             line.real.recent.extend(seat.request, node)
         line.nodes = [*line.nodes[:keep], node]
@@ -265,7 +266,8 @@ def test_a_session_of_another_kind_has_one_strand_whatever_a_request_begins_with
     for text in "ab":
         assert strands.of_chat(ChatRequest(messages=(user(text),)), PromptContext(), text) is only
     assert strands.of_ids(token_ids([1])) is only
-    assert list(strands.kept) == list(strands.nodes) == []
+    assert not strands.kept
+    assert not strands.nodes
     seats = Seats(strands)
     seats.of_ids(token_ids([1]))
     if kind is HistoryKind.LINEAR:
