@@ -54,9 +54,11 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "sessions": (
         "history",
+        "compat",
         "after_length",
         "matcher",
         "sampling",
+        "side_rules",
     ),
     "limits and deadlines": (
         "max_sessions",

@@ -24,7 +24,7 @@ CONTEXT_TOKENS = 1 << 20
 """A byte or so is a token here, and opencode's tools alone are 40 KB."""
 
 SESSION: dict[str, Any] = {}
-"""A session in which a title request beside the main line replaces nothing."""
+"""A session as it is by default: a title request beside the main line replaces nothing."""
 
 SAMPLES: dict[str, Any] = {"format": "json", "include_side": True}
 """All samples of a session."""
@@ -52,9 +52,9 @@ class Talk:
     engine: ScriptedEngine
     replies: list[Reply]
 
-    async def open_session(self) -> str:
+    async def open_session(self, **options: Any) -> str:
         """The base URL of a new session."""
-        async with self.client.post(f"{self.url}/sessions", json=SESSION) as response:
+        async with self.client.post(f"{self.url}/sessions", json={**SESSION, **options}) as response:
             return str((await response.json())["base_url"])
 
     async def samples(self, base_url: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Prompt, SessionId, token_ids
 from stenograph.export.lines import leaves, whole_line
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
+from stenograph.session.kinds import Label
 from stenograph.session.session import Session, SessionOptions
 from stenograph.session.strand import Strand
 from stenograph.trajectory.history import Attachment
@@ -73,7 +74,7 @@ def test_a_session_s_own_line_is_its_main_strand_s_however_late_a_title_comes(ne
         "num_tokens": 5,
         "leaf": beside.id,
     }
-    title.kind = StrandKind.MAIN
+    title.label = Label(kind=StrandKind.MAIN)
     assert session_facts(session).latest is beside
 
 
@@ -82,7 +83,8 @@ def test_what_is_told_of_a_strand_is_what_it_says(new_session: NewSession) -> No
     main, later = (session.strands.of_ids(token_ids([number])) for number in (1, 2))
     commit(session, main, by_hand, None)
     commit(session, later, by_hand, None)
-    later.continues, later.chapter, later.rule, later.client, later.agent_id = main, 1, "a rule", "a client", "agent"
+    later.label = Label(rule="a rule", client="a client")
+    later.continues, later.chapter, later.agent_id = main, 1, "agent"
     row: Any = session_facts(session).strands[1].row()
     told = {name: row[name] for name in ("kind", "continues", "chapter", "rule", "client", "agent_id")}
     assert told == {
