@@ -186,11 +186,19 @@ class Place:
     sent: list[Sent] = field(default_factory=list)
     node_ids: set[int] = field(default_factory=set)
     num_replaced: int = 0
+    openings: dict[Opening, None] = field(default_factory=dict[Opening, None])
+    """The openings that have had a turn, in the order of their first."""
     is_gone: bool = False
 
     def are_beside(self, one: Opening, other: Opening) -> bool:
         """Whether requests with these openings have nothing to do with each other."""
         return self.kind is HistoryKind.STRANDS and one != other
+
+    def num_main_turns(self, opening: Opening) -> int:
+        """Turns of the main strand, if that has this opening; no other's turns are limited."""
+        nums = {one: sum(turn.opening == one for turn in self.turns) for one in self.openings}
+        main = max(nums, key=lambda one: nums[one], default=None)
+        return nums[opening] if opening == main else 0
 
     def turns_of(self, sent: Sent) -> list[Turn]:
         """The turns of the history that a request belongs to."""
@@ -643,14 +651,16 @@ class SessionMachine(RuleBasedStateMachine):
         if place is None:
             return
         options, num = place.real.options, len(place.turns) + len(place.flights)
-        if options.max_turns is not None and num >= options.max_turns:
+        is_strands = place.kind is HistoryKind.STRANDS
+        if options.max_turns is not None and not is_strands and num >= options.max_turns:
             raise Refused("limit_exceeded", Limit.SESSION_TURNS)
         if place.kind is HistoryKind.TREE and options.max_nodes is not None and num >= options.max_nodes:
             raise Refused("limit_exceeded", Limit.NODES)
         num_tokens = sum(turn.num_own for turn in place.turns)
         if options.max_total_tokens is not None and num_tokens >= options.max_total_tokens:
             raise Refused("limit_exceeded", Limit.SESSION_TOKENS)
-        is_strands = place.kind is HistoryKind.STRANDS
+        if is_strands and options.max_turns is not None and place.num_main_turns(sent.opening) >= options.max_turns:
+            raise Refused("limit_exceeded", Limit.SESSION_TURNS)
         if is_strands and any(flight.sent.opening == sent.opening for flight in place.flights):
             raise Refused("session_busy")
 
@@ -931,6 +941,7 @@ class SessionMachine(RuleBasedStateMachine):
             place.num_replaced += len(replaced)
             place.turns = [turn for turn in place.turns if turn not in replaced]
         place.turns.append(turn)
+        place.openings.setdefault(turn.opening)
         place.turns.sort(key=lambda turn: turn.node_id)
         place.replies = [
             reply
