@@ -1,9 +1,20 @@
 """The ledger of a session over HTTP: every request that named it, with its kind, strand, turn, overlaps and end."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from stenograph.core.errors import StartupError
+from stenograph.core.history_kinds import Compat, HistoryKind
+from stenograph.core.types import Finish, FinishReason
+
 from .conftest import Live, assistant, user
+
+Serve = Callable[..., AbstractAsyncContextManager[Live]]
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 TITLE = {"role": "system", "content": "You are a title generator. Write a title."}
@@ -139,6 +150,75 @@ async def test_max_turns_counts_the_main_strand_alone(live: Live) -> None:
     reply = first.json()["choices"][0]["message"]
     answer = await live.chat(session, user("hi"), reply, user("more"), tools=[TOOL])
     assert (answer.status, answer.json()["error"]["code"]) == (429, "limit_exceeded")
+
+
+async def test_max_turns_counts_the_completions_of_the_main_strand(live: Live) -> None:
+    session = await live.open(max_turns=1)
+    script = live.says("one")
+    path = f"/sessions/{session}/v1/completions"
+    assert (await live.call("POST", path, {"prompt": [5, 6]})).status == 200
+    answer = await live.call("POST", path, {"prompt": [5, 6, *script.ids, 7]})
+    assert (answer.status, answer.json()["error"]["code"]) == (429, "limit_exceeded")
+    live.says("two")
+    assert (await live.call("POST", path, {"prompt": [8]})).status == 200  # another strand
+
+
+async def test_a_linear_session_that_a_title_opens_gives_its_sample(live: Live) -> None:
+    session = await live.open(compat="miles")
+    live.says("a title")
+    assert (await live.chat(session, TITLE, user("hi"))).status == 200
+    answer = await live.call("POST", f"/sessions/{session}/samples", {"format": "json"})
+    assert [sample["metadata"]["kind"] for sample in answer.json()["samples"]] == ["main"]
+
+
+async def test_an_operators_rules_stand_in_front(serve: Serve, tmp_path: Path) -> None:
+    rules = tmp_path / "side.toml"
+    rules.write_text('[[rules]]\nname = "ours"\nclient = "ours"\nkind = "probe"\n[rules.when]\nlast_user = "^ping$"\n')
+    async with serve(side_rules=rules) as live:
+        session = await live.open()
+        for message, kind in ((user("ping"), "probe"), (TITLE, "title")):
+            live.says("x")
+            assert (await live.chat(session, message, user("ping" if kind == "probe" else "hi"))).status == 200
+        assert [row["rule"] for row in (await ledger(live, session))["requests"]] == ["ours", "oc-title"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(b"[[rules]]\nname = 'a'", "rule 'a'"), (b"\xff", "is not UTF-8"), (None, "cannot read the file")],
+)
+async def test_a_file_of_rules_that_is_wrong_stops_the_start(
+    serve: Serve, tmp_path: Path, text: bytes | None, said: str
+) -> None:
+    rules = tmp_path / "side.toml"
+    if text is not None:
+        rules.write_bytes(text)
+    with pytest.raises(StartupError, match=said) as caught:
+        async with serve(side_rules=rules):
+            raise AssertionError
+    assert str(rules) in str(caught.value)
+
+
+async def test_a_server_that_keeps_to_miles_contract_opens_linear_sessions(serve: Serve) -> None:
+    async with serve(compat=Compat.MILES) as live:
+        session = await live.open()
+        live.says("cut", finish=Finish(reason=FinishReason.LENGTH))
+        reply = (await live.chat(session, user("hi"))).json()["choices"][0]["message"]
+        answer = await live.chat(session, user("hi"), reply, user("go on"))
+        assert (answer.status, answer.json()["error"]["code"]) == (409, "truncated_generation")
+        (summary,) = (await live.call("GET", "/sessions")).json()["sessions"]
+        assert summary["history"] == "linear"
+    with pytest.raises(StartupError, match="compat miles"):
+        async with serve(compat=Compat.MILES, history=HistoryKind.TREE):
+            raise AssertionError
+
+
+async def test_a_turn_that_a_rule_labels_is_counted_and_leaves_its_session_usable(live: Live) -> None:
+    session = await live.open()
+    for _ in range(2):
+        live.says("a title")
+        assert (await live.chat(session, TITLE, user("hi"))).status == 200
+    metrics = (await live.call("GET", "/metrics")).body.decode()
+    assert 'stenograph_labelled_turns_total{kind="title"} 2' in metrics
 
 
 async def test_calls_that_come_back_as_text_are_told_in_the_record_the_ledger_and_the_metrics(live: Live) -> None:

@@ -4,7 +4,7 @@ The rules are data: `side.toml` is shipped, and an operator's own file stands in
 never decides whether a request is served. Knows no session and no dialect: a request is seen as core's values, with
 the few headers that a rule or an agent id names.
 
-A file has `[[rules]]` and `[[agent_ids]]`; its `[[drop]]` and `[[pin]]` are read elsewhere. A rule has `name`,
+A file has `[[rules]]` and `[[agent_ids]]`. A rule has `name`,
 `client`, `seen` (versions of the client), and either a `kind`, or a `header` with `kinds` (glob of its value → kind,
 the first that matches). All conditions of `when` must hold:
 
@@ -128,12 +128,10 @@ class AgentIdFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class SideFileFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A file of rules; `drop` and `pin` are rewrites, which are read elsewhere."""
+    """A file of rules."""
 
     rules: list[dict[str, object]] = []
     agent_ids: list[dict[str, object]] = []
-    drop: object = None
-    pin: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext
 
 _BETWEEN_ELEMENTS = b", \t\r\n"
 
-NUM_KNOWN = 4
-"""Strands whose latest request is looked for at the beginning of the next one: those that committed last."""
+NUM_KNOWN = 16
+"""Strands whose latest request and line are kept as text, to be known again: those that committed last."""
 
 
 class Strand:
@@ -69,6 +69,10 @@ class Strand:
 
     def __repr__(self) -> str:
         return f"<Strand {self.number} {self.history!r} {self.gate!r}>"
+
+    def forget_texts(self) -> None:
+        """Keep its latest request and line as text no longer: they are as large as a whole line."""
+        self.recent, self.line_json = RecentRequest(), LineJson()
 
 
 class Strands:
@@ -186,7 +190,9 @@ class Strands:
                 strand.label = label
             self._kept.append(strand)
         if not self._latest or self._latest[0] is not strand:
-            self._latest = [strand, *(other for other in self._latest if other is not strand)][:NUM_KNOWN]
+            self._latest = [strand, *(other for other in self._latest if other is not strand)]
+            if len(self._latest) > NUM_KNOWN:
+                self._latest.pop().forget_texts()
         return node, gone
 
     def released(self, strand: Strand) -> None:

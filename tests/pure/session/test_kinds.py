@@ -331,8 +331,9 @@ def test_a_wrong_file_says_which_rule_and_field(text: str, name: str | None, fie
     assert str(caught.value).startswith("side rules: ")
 
 
-def test_rewrites_may_stand_in_the_same_file() -> None:
-    assert KindRules.read("[[drop]]\nname = 'a'\n[[pin]]\nname = 'b'\n").rules == ()
+def test_what_is_not_applied_is_refused() -> None:
+    with pytest.raises(BadSideRules, match="drop"):
+        KindRules.read("[[drop]]\nname = 'a'\n")
 
 
 # Whatever comes.
