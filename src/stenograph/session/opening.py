@@ -158,7 +158,7 @@ class ChatOpening:
         unknown = messages[num_known:]
         num_bytes = CHECK_BYTES * len(unknown) + (0 if history.latest is None else num_compared(unknown))
 
-        others = [] if self.strand.number is not None else self._seats.before(self.strand)
+        others = [] if self.strand.number is not None else self._seats.before(self.strand, messages)
         num_bytes += CHECK_BYTES * sum(len(line) for _, line in others)
 
         def position() -> tuple[Attachment, Strand | None]:

@@ -85,6 +85,7 @@ class Strands:
         self._ids = itertools.count()
         self._by_key: dict[bytes, Strand] = {}
         self._latest: list[Strand] = []
+        self._has_compaction = False
         self._kept: list[Strand] = []
         self.num_turns = 0
         self.num_tokens = 0
@@ -160,9 +161,11 @@ class Strands:
         """The kind of each strand that is kept, as it is now."""
         return kinds_of([_sight(strand) for strand in self._kept])
 
-    def before(self, strand: Strand) -> "list[tuple[Strand, list[Node]]]":
+    def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
         """The strands that a new one may go on with the work of, the latest first, with their turns as they are now."""
         if self.only is not None or strand.number is not None:
+            return []
+        if not self._has_compaction and all(message.role is not Role.ASSISTANT for message in messages):
             return []
         found = [(other, list(other.history.nodes)) for other in self._kept if other.history.latest is not None]
         return sorted(found, key=lambda pair: -pair[1][-1].id)
@@ -184,6 +187,7 @@ class Strands:
         self.num_turns += 1 - len(gone)
         self.num_tokens += history.num_tokens - num_before
         strand.last_kind = label.kind
+        self._has_compaction |= label.kind is StrandKind.COMPACTION
         if strand.number is None:
             strand.number = len(self._kept)
             if self.only is None:  # a strand of all openings is of no kind of its own
@@ -256,10 +260,10 @@ class Seats:
         assert self._strands is not None, "a turn without a session is not kept"
         return self._strands.commit(strand, attachment, turn, prompt, self.label)
 
-    def before(self, strand: Strand) -> "list[tuple[Strand, list[Node]]]":
+    def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
         """The strands that this one may be a chapter of, the latest first; none if it is known for something else."""
         is_side = self.label.kind is not None and self.label.kind not in TRAINED_KINDS
-        return [] if self._strands is None or is_side else self._strands.before(strand)
+        return [] if self._strands is None or is_side else self._strands.before(strand, messages)
 
     def give_back(self) -> None:
         """Release every lease. Harmless when repeated."""

@@ -164,7 +164,10 @@ def is_continued(node: Node, ids: "array[int]") -> bool:
 
     After a turn that sampled nothing none does: by ids, that would be the same as asking for it again.
     """
-    return bool(node.turn.sampled.ids) and node.num_tokens <= len(ids) and ids[: node.num_tokens] == line_ids(node)
+    sampled, end = node.turn.sampled.ids, node.num_tokens
+    if not sampled or end > len(ids) or ids[end - len(sampled) : end] != sampled:
+        return False  # most lines differ in what was sampled: only then is the whole one made
+    return ids[:end] == line_ids(node)
 
 
 def check_ids_extension(parent: Node | None, ids: "array[int]", after_length: AfterLength) -> None:
