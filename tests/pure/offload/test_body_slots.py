@@ -74,11 +74,20 @@ async def test_a_cancelled_body_gives_its_slot_on(where: str, monkeypatch: pytes
     assert slots.num_held == 0
 
 
-async def test_a_body_that_drips_needs_no_slot_and_one_that_turns_to_dripping_gives_it_up() -> None:
-    slots = BodySlots(1)
+async def test_a_body_that_drips_needs_no_slot_and_one_that_turns_to_dripping_gives_it_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots, loop = BodySlots(1), asyncio.get_running_loop()
+    began_s, waited_s = loop.time(), 0.0
+    monkeypatch.setattr(loop, "time", lambda: began_s + waited_s)
 
     async def bring(num_bytes: int) -> int:
         return num_bytes
+
+    async def drip() -> int:
+        nonlocal waited_s
+        waited_s += body_slots.STALL_S / 10
+        return 1
 
     async with slots.slot() as slot:
         for _ in range(1000):
@@ -86,10 +95,11 @@ async def test_a_body_that_drips_needs_no_slot_and_one_that_turns_to_dripping_gi
         assert slots.num_held == 0
         await slot.piece(bring(100_000), int)
         assert slots.num_held == 1
-        for _ in range(100_000):  # a few bytes are lost of what it is ahead by in each
-            await slot.piece(asyncio.sleep(0, 1), int)
-            if not slots.num_held:
-                break
+        for _ in range(8):
+            await slot.piece(drip(), int)
+        assert slots.num_held == 1
+        for _ in range(3):
+            await slot.piece(drip(), int)
         assert slots.num_held == 0
 
 

@@ -18,8 +18,30 @@ class _RecordTimes(msgspec.Struct):
     stage_seconds: dict[str, float]
 
 
+class _Strand(msgspec.Struct):
+    strand: int
+
+
+class _Metadata(msgspec.Struct):
+    strands: list[_Strand] = []
+
+
 class _SessionTimes(msgspec.Struct):
     records: list[_RecordTimes]
+    metadata: _Metadata
+
+
+async def _records(client: LoadClient, session_id: str) -> list[_RecordTimes]:
+    """The records of all strands; a turn that follows a cut reply is of a strand of its own."""
+    path = f"/sessions/{session_id}?records=delta"
+    session = msgspec.json.decode((await client.asked("GET", path, [])).body, type=_SessionTimes)
+    if len(session.metadata.strands) < 2:
+        return session.records
+    records: list[_RecordTimes] = []
+    for one in session.metadata.strands:
+        answer = await client.asked("GET", f"{path}&strand={one.strand}", [])
+        records += msgspec.json.decode(answer.body, type=_SessionTimes).records
+    return records
 
 
 class HttpTarget:
@@ -47,8 +69,7 @@ class HttpTarget:
         client = self.client()
         try:
             for session_id in self._session_ids:
-                answer = await client.asked("GET", f"/sessions/{session_id}?records=delta", [])
-                for record in msgspec.json.decode(answer.body, type=_SessionTimes).records:
+                for record in await _records(client, session_id):
                     if (one := by_id.get(record.request_id)) is not None:
                         one.stages_s = record.stage_seconds
                 await client.asked("DELETE", f"/sessions/{session_id}", [])
