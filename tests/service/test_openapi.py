@@ -491,6 +491,7 @@ NOT_IN_THE_SCHEMA = (
     "A tool message answers a tool call, but none comes before it.",
     "This model's maximum context length is ",
     "truncation_side needs truncate_prompt_tokens.",
+    "strand must be a number below ",
     "truncate_prompt_tokens is not for a chat on a session",
     "seed and sampling_seed disagree",
     "min_tokens and min_new_tokens disagree",
