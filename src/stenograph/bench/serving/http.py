@@ -18,17 +18,17 @@ class _RecordTimes(msgspec.Struct):
     stage_seconds: dict[str, float]
 
 
-class _Strand(msgspec.Struct):
+class _StrandNumber(msgspec.Struct):
     strand: int
 
 
-class _Metadata(msgspec.Struct):
-    strands: list[_Strand] = []
+class _StrandNumbers(msgspec.Struct):
+    strands: list[_StrandNumber] = []
 
 
 class _SessionTimes(msgspec.Struct):
     records: list[_RecordTimes]
-    metadata: _Metadata
+    metadata: _StrandNumbers
 
 
 async def _records(client: LoadClient, session_id: str) -> list[_RecordTimes]:
