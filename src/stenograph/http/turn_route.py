@@ -81,10 +81,11 @@ class TurnRoute:
             reading.note.refused(error)
             await self._send_error(send, error, reading.spelling)
             return
-        except BaseException as error:
+        except ClientGone:
             reading.note.close()
-            if isinstance(error, ClientGone):
-                return
+            return
+        except BaseException:
+            reading.note.close()
             raise
         try:
             with Client(scope, on_gone=watch.leave) as client:

@@ -1,7 +1,8 @@
-"""The ledger of a session: every request that named it, in order, whatever became of it. Pure: the caller has the time.
+"""The ledger of a session: every request that named it, in order, whatever became of it.
 
-Owns the rows. Knows neither what a request asks for nor how a row is written for a client. A row takes 54 bytes, and
-2 for each overlap and each rewrite; texts are kept once. The first 10,000 requests have rows, later ones are counted.
+Owns the rows, and `LedgerNote`, which ends one. Knows neither what a request asks for nor how a row is written for a
+client; `RequestLedger` is pure, its caller has the time. A row takes 54 bytes, and 2 for each overlap and each rewrite;
+texts are kept once. The first 10,000 requests have rows, later ones are counted.
 """
 
 import math
@@ -214,27 +215,27 @@ class LedgerNote:
     `is_open`: it has not ended.
     """
 
-    __slots__ = ("_clock", "_ledger", "is_open", "number")
+    __slots__ = ("_clock", "_ledger", "_number", "is_open")
 
     def __init__(self, ledger: RequestLedger, number: int, clock: Clock, *, is_open: bool = True) -> None:
         self._ledger = ledger
-        self.number = number
+        self._number = number
         self._clock = clock
         self.is_open = is_open
 
     def __repr__(self) -> str:
-        return f"<LedgerNote {self.number}>"
+        return f"<LedgerNote {self._number}>"
 
     def labelled(self, label: Label) -> None:
         """Note what a rule said of the request."""
-        if self.is_open and label is not UNLABELLED:
-            self._ledger.label(self.number, label)
+        if self.is_open:
+            self._ledger.label(self._number, label)
 
     def refused(self, error: StenographError) -> None:
         """The request failed."""
         if self.is_open:
             self.is_open = False
-            self._ledger.end(self.number, ended_s=self._clock.wall(), status=error.status, error=error.code)
+            self._ledger.end(self._number, ended_s=self._clock.wall(), status=error.status, error=error.code)
 
     def answered(self, outcome: TurnOutcome) -> None:
         """The request has its reply, of which only what the client gets is left to do."""
@@ -246,7 +247,7 @@ class LedgerNote:
                 num_cached += reply.usage.num_cached
                 num_sampled += reply.usage.num_completion
             self._ledger.end(
-                self.number,
+                self._number,
                 ended_s=self._clock.wall(),
                 status=200,
                 strand=outcome.strand,
@@ -261,7 +262,7 @@ class LedgerNote:
         """Nothing was answered: the client has left."""
         if self.is_open:
             self.is_open = False
-            self._ledger.end(self.number, ended_s=self._clock.wall())
+            self._ledger.end(self._number, ended_s=self._clock.wall())
 
 
 NO_NOTE = LedgerNote(RequestLedger(), 0, SystemClock(), is_open=False)
