@@ -116,7 +116,7 @@ class ToyDialect:
     def steps(self, incoming: Incoming) -> Iterator[Decoded | None] | None:
         return None
 
-    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply]) -> Body:
+    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
         said = {"id": reply_id, "line": replies[0].parsed.message.content}
         return Body(content=msgspec.json.encode(said), headers=[("content-type", "application/json")])
 

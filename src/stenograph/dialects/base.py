@@ -102,8 +102,8 @@ class Dialect(Protocol):
         """The same in steps for the loop: what they do holds the GIL. None where a worker does as well."""
         ...
 
-    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply]) -> Body:
-        """A reply that is not streamed."""
+    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
+        """A reply to a request of this spelling that is not streamed."""
         ...
 
     def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> StreamWriter:

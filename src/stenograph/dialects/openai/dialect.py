@@ -40,7 +40,7 @@ class ChatDialect:
     def steps(self, incoming: Incoming) -> None:
         return None
 
-    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply]) -> Body:
+    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
         (reply,) = replies
         written = reply.written
         if written is None:
@@ -85,7 +85,7 @@ class CompletionDialect:
             else:
                 yield request, request_json(COMPLETIONS_PATH, request.model, request.recorded, request.sent)
 
-    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply]) -> Body:
+    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
         content = encode_completion(reply_id, replies, options, self.token_text)
         return Body(content=content, headers=[("content-type", "application/json")])
 
