@@ -20,7 +20,7 @@ LAYERS = [
     ["render"],
     ["families"],
     ["embedded"],
-    ["engine"],
+    ["engine", "store"],
     ["session"],
     ["export"],
     ["verify"],
@@ -61,6 +61,7 @@ PURE = (
     "session/ledger",
     "session/meter",
     "session/retries",
+    "store/codec",
     "embedded/kv",
     "embedded/scheduler",
     "embedded/grammar/llguidance_limits",
@@ -79,8 +80,8 @@ IMPURE_MODULES = {
 }  # fmt: skip
 
 BELOW_DIALECTS = {
-    "core", "model", "trajectory", "offload", "reply", "render", "families", "embedded", "engine", "session", "export",
-    "verify",
+    "core", "model", "trajectory", "offload", "reply", "render", "families", "embedded", "engine", "store", "session",
+    "export",    "verify",
 }  # fmt: skip
 """Rooms that know requests as values, whatever dialect they came in."""
 

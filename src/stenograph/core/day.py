@@ -24,5 +24,10 @@ class Day:
         """The day of `wall_s` seconds since the Unix epoch, in the machine's time zone."""
         return Day(date=datetime.datetime.fromtimestamp(wall_s).astimezone().date())
 
+    @staticmethod
+    def of_iso(text: str) -> "Day":
+        """The day that is written as YYYY-MM-DD. Raises ValueError."""
+        return Day(date=datetime.date.fromisoformat(text))
+
     def __call__(self, form: str) -> str:
         return self.date.strftime(form)

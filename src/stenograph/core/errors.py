@@ -5,13 +5,14 @@
     │   ├── InvalidJson, InvalidRequest, GrammarBesideCall, HistoryMismatch, UnrenderableMessage,
     │   │   ContextLengthExceeded    400
     │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, RouteNotFound 404, MethodNotAllowed 405
-    │   ├── TruncatedGeneration 409, BodyTooLarge 413, UriTooLong 414, UnsupportedMediaType 415,
+    │   ├── TruncatedGeneration 409, ModelMismatch 409, BodyTooLarge 413, UriTooLong 414, UnsupportedMediaType 415,
     │   │   SamplesInconsistent 422, IdempotencyMismatch 422, HeadersTooLarge 431
     ├── UpstreamError         the engine is at fault: UpstreamInvalid 502, UpstreamUnreachable 502, UpstreamTimeout 504,
     │                         UpstreamRefused (the engine's own status and body)
-    ├── InternalError         we are at fault: SessionInvariant, TokenizationFailed, UnexpectedFailure    500
+    ├── InternalError         we are at fault: SessionInvariant, SessionDamaged, TokenizationFailed,
+    │                         UnexpectedFailure    500
     └── NobodyError           try again: RequestTimeout 408, SessionBusy 409, LimitExceeded 429, Draining 503,
-                              EngineUnavailable 503
+                              EngineUnavailable 503, StorageUnavailable 503
 
 Each class fixes `code` (wire-stable), `status` and `retryable`. `blame` is the part of the request that is at
 fault; `param` is its JSON pointer where who raises has read the client's own bytes, a dialect. How an error is written
@@ -181,6 +182,18 @@ class TruncatedGeneration(CallerError):
     code, status = "truncated_generation", 409
 
 
+class ModelMismatch(CallerError):
+    """The session was made with another tokenizer or chat template: it can be read, but takes no more turns."""
+
+    code, status = "model_mismatch", 409
+
+    def __init__(self, session_id: str, *, made_with: str, served: str) -> None:
+        super().__init__(
+            f"Session {session_id} was made with the tokenizer and chat template of {made_with!r}, and this server has"
+            f" those of {served!r}: its turns and samples can be read, but no turn can follow. Open a new session."
+        )
+
+
 class BodyTooLarge(CallerError):
     """The body has more bytes than the server accepts."""
 
@@ -285,6 +298,16 @@ class SessionInvariant(InternalError):
     code, status = "session_invariant", 500
 
 
+class SessionDamaged(InternalError):
+    """The rows of the session on disk are not those that were written; the message names the place."""
+
+    code, status = "session_damaged", 500
+
+    def __init__(self, session_id: str, *, place: str, problem: str) -> None:
+        super().__init__(f"Session {session_id} is damaged on disk, in {place}: {problem}. No other session is.")
+        self.place = place
+
+
 class TokenizationFailed(InternalError):
     """The tokenizer failed on a text that passed every check."""
 
@@ -353,6 +376,16 @@ class EngineUnavailable(NobodyError):
     """No engine can run the turn: it is starting, has died, or is full."""
 
     code, status = "engine_unavailable", 503
+
+
+class StorageUnavailable(NobodyError):
+    """The store cannot write: its disk is full, or it has failed. `is_full`: it goes on once there is room."""
+
+    code, status = "storage_unavailable", 503
+
+    def __init__(self, message: str, *, is_full: bool, retry_after_s: float = 5.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.is_full = is_full
 
 
 class StartupError(Exception):

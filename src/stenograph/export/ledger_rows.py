@@ -6,7 +6,7 @@ from typing import TypedDict
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.export.strand_facts import SessionFacts
-from stenograph.session.ledger import LedgerRow
+from stenograph.trajectory.commits import LedgerRow
 
 
 class LedgerEntry(TypedDict):

@@ -9,13 +9,13 @@ import math
 import struct
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError
 from stenograph.core.strand_kinds import UNLABELLED, Label
 from stenograph.session.request import TurnOutcome
+from stenograph.trajectory.commits import LedgerRow
 
 MAX_ROWS = 10_000
 """Number of requests that have a row. A number fits in 16 bits."""
@@ -47,33 +47,6 @@ NaN, 0 and -1 stand for None.
 _LABEL_AT = _BEGUN.size
 _END_AT = _LABEL_AT + _LABELLED.size
 _ROW_BYTES = _END_AT + _ENDED.size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerRow:
-    """A request of a session. Times are in seconds by the caller's clock; `ended_s` None: it is still running.
-
-    `client` is the user agent. `strand` and `turn` (its node's id) are None if it made no turn. `overlaps` are the
-    numbers of requests that ran with it, the first 16. `status` is that of the HTTP answer, None if none was sent;
-    `error` is the code of an error. `rewrites` are the names of the rewrites that were applied, the first 16.
-    """
-
-    number: int
-    received_s: float
-    path: str
-    dialect: str
-    client: str
-    label: Label
-    overlaps: tuple[int, ...]
-    ended_s: float | None = None
-    status: int | None = None
-    error: str | None = None
-    strand: int | None = None
-    turn: int | None = None
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_sampled_tokens: int = 0
-    rewrites: tuple[str, ...] = ()
 
 
 class RequestLedger:

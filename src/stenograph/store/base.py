@@ -1,0 +1,190 @@
+"""The interface of a store of sessions, and its contract, which testing/suite/store_laws.py checks.
+
+A store keeps rows of bytes: a session's opening, then one row for each commit, in order. It knows neither what a row
+says (store/codec) nor what a session is. Its methods are called on the event loop; what they wait for is done
+elsewhere.
+
+The contract:
+- `create`, `append` and `delete` are durable when they say that they are done, as far as the store's durability goes,
+  and whole or absent if the process ends before. A cancelled wait takes nothing back: it only means unknown.
+- Rows of one session are written in the order of `append`, and `done` is called in that order, on the loop, once each.
+- A row that fails is absent now, unless the store has failed for good: then the next start tells. It harms no other
+  row: the number and the digest of a row are settled when it is written.
+- After a full disk all goes on once there is room, and `delete` works meanwhile. Any other failure to write is for
+  good: `failure` is set, and nothing is done any more.
+- `take` is for who goes on with a session, `load` for who only reads. There is one who goes on with a session at a
+  time: whoever has its `Tail`.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from stenograph.core.errors import SessionDamaged, StenographError, StorageUnavailable
+from stenograph.core.types import SessionId
+from stenograph.store.codec.rows import COMMIT, DIGEST_BYTES, OPENED, RowDamaged, Totals, row_digest, row_payload
+
+FULL_RETRY_S = 10.0
+"""Time that a client is asked to wait while the disk is full."""
+
+Done = Callable[[StenographError | None], None]
+"""Called on the loop when a row is durable (None), or with the reason for which it is not there."""
+
+
+class Durability(enum.StrEnum):
+    """The events that an acknowledged turn survives."""
+
+    NONE = "none"
+    INTERVAL = "interval"
+    COMMIT = "commit"
+
+
+class Tail:
+    """The end of a session's rows, where the next one goes. Changed by the store alone, on its own thread."""
+
+    __slots__ = ("digest", "number", "seq", "session_id", "totals")
+
+    def __init__(self, session_id: SessionId, number: int, *, seq: int, digest: bytes, totals: Totals) -> None:
+        self.session_id = session_id
+        self.number = number
+        self.seq = seq
+        self.digest = digest
+        self.totals = totals
+
+    def __repr__(self) -> str:
+        return f"<Tail of {self.session_id} at row {self.seq}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRow:
+    """One row as it was written. The opening is row 0."""
+
+    seq: int
+    body: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSession:
+    """A session's rows, in order, the opening first. Not checked: `checked_payloads` does that.
+
+    `at` is when the last was written, in seconds of the epoch.
+    """
+
+    session_id: SessionId
+    number: int
+    at: float
+    rows: Sequence[StoredRow]
+
+    def tail(self) -> Tail:
+        """Where the next row goes. Raises RowDamaged if the last row has no head."""
+        last, totals = self.rows[-1], Totals.of(self.rows[-1].body)
+        return Tail(self.session_id, self.number, seq=last.seq, digest=last.digest, totals=totals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSummary:
+    """A session in a list: its opening, and the head of its last row. `at`: seconds of the epoch of that row."""
+
+    session_id: SessionId
+    number: int
+    opened: StoredRow
+    last_head: bytes
+    last_seq: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """Counts of a store since it was opened: rows, the groups that they were written in, writes that failed because
+    the disk was full, other writes that failed, and the seconds that all groups took."""
+
+    num_rows: int = 0
+    num_groups: int = 0
+    num_bytes: int = 0
+    num_full: int = 0
+    num_failed: int = 0
+    write_s: float = 0.0
+
+
+class SessionStore(Protocol):
+    """Rows of sessions. The module's docstring is the contract."""
+
+    @property
+    def stats(self) -> StoreStats:
+        """Its counts, as they are now."""
+        ...
+
+    @property
+    def failure(self) -> StorageUnavailable | None:
+        """The failure after which nothing is done any more; None while there is none."""
+        ...
+
+    async def create(self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None) -> Tail:
+        """Keep a new session. Raises StorageUnavailable."""
+        ...
+
+    def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done) -> None:
+        """Write a commit's row behind a session's last. What becomes of it is told by `done`, never raised."""
+        ...
+
+    async def take(self, session_id: SessionId) -> StoredSession | None:
+        """The rows of a session that the caller goes on with; None if there is none.
+
+        Raises SessionDamaged if they cannot be read, or StorageUnavailable.
+        """
+        ...
+
+    async def load(self, session_id: SessionId) -> StoredSession | None:
+        """The rows of a session that the caller only reads, as `take`."""
+        ...
+
+    async def delete(self, session_id: SessionId) -> bool:
+        """Forget a session and all its rows; whether there was one. Raises StorageUnavailable."""
+        ...
+
+    async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
+        """Up to `limit` sessions in the order of their creation, those after `after`. Raises StorageUnavailable.
+
+        Empty if there is no session `after`.
+        """
+        ...
+
+    async def expired(self, *, now: float, limit: int) -> Sequence[SessionId]:
+        """Up to `limit` sessions whose last row is older than they may be idle. Raises StorageUnavailable."""
+        ...
+
+    async def backup(self, path: Path) -> int:
+        """Write a copy of all that is durable now to a new file, while others go on; its bytes. Raises OSError."""
+        ...
+
+    async def aclose(self) -> None:
+        """Write what is waiting, and close."""
+        ...
+
+
+def checked_payloads(stored: StoredSession) -> list[memoryview]:
+    """The payloads of a session's rows, opening first, each held to its digest and its place.
+
+    Raises SessionDamaged, which names the first row that is not what was written.
+    """
+    payloads: list[memoryview] = []
+    before = b""
+    for seq, row in enumerate(stored.rows):
+        try:
+            if row.seq != seq:
+                raise RowDamaged(f"row {seq} is missing, row {row.seq} follows")
+            if len(row.digest) != DIGEST_BYTES or row_digest(before, stored.session_id, seq, row.body) != row.digest:
+                raise RowDamaged("its digest does not fit its bytes and the row before")
+            payloads.append(row_payload(row.body, OPENED if seq == 0 else COMMIT))
+        except RowDamaged as error:
+            raise damaged_at(stored.session_id, row.seq, error) from error
+        before = row.digest
+    return payloads
+
+
+def damaged_at(session_id: str, seq: int, error: RowDamaged) -> SessionDamaged:
+    """The error of a session for damage in one of its rows."""
+    return SessionDamaged(session_id, place="its opening" if seq == 0 else f"row {seq}", problem=str(error))

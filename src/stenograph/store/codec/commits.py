@@ -1,0 +1,206 @@
+"""The payloads of rows: a session's opening, and a commit. Pure."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from stenograph.core.chat import Remaining
+from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.strand_kinds import Label, StrandKind
+from stenograph.core.types import SessionId
+from stenograph.store.codec.rows import RowDamaged
+from stenograph.store.codec.scalars import (
+    maybe_read,
+    maybe_written,
+    object_read,
+    text_read,
+    text_written,
+    values_read,
+    values_written,
+)
+from stenograph.store.codec.turns import WrittenTurn, turn_read, turn_written
+from stenograph.trajectory.commits import LedgerRow, ModelMark, RequestMark, SessionCommit, SessionOpened
+from stenograph.trajectory.turn import Node
+
+_Text = bytes | None
+_WrittenLabel = tuple[str | None, _Text, _Text]
+_WrittenRequest = tuple[bytes, bytes, int, _Text, int, int, int | None, int | None]
+_WrittenLedgerRow = tuple[
+    tuple[int, float, bytes, bytes, bytes, _WrittenLabel, tuple[int, ...]],
+    tuple[float | None, int | None, str | None, int | None, int | None],
+    tuple[int, int, int],
+    tuple[bytes, ...],
+]
+
+
+class _WrittenCommit(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    turns: list[WrittenTurn]
+    label: _WrittenLabel
+    reply_id: str | None
+    request: _WrittenRequest | None
+    ledger: list[_WrittenLedgerRow]
+
+
+class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    session_id: str
+    created_at: float
+    model: tuple[bytes, bytes]
+    history: str
+    matcher: str
+    after_length: str
+    metadata: bytes
+    ttl_s: float | None
+    limits: tuple[int | None, int | None, int | None]
+    template_kwargs: bytes
+    sampling: tuple[dict[str, Any], dict[str, Any]] | None
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_COMMITS = msgspec.msgpack.Decoder(_WrittenCommit)
+_OPENINGS = msgspec.msgpack.Decoder(_WrittenOpening)
+
+
+def encode_commit(commit: SessionCommit) -> bytes:
+    """The payload of a commit's row."""
+    return _ENCODER.encode(
+        _WrittenCommit(
+            turns=[turn_written(placed) for placed in commit.turns],
+            label=_label_written(commit.label),
+            reply_id=commit.reply_id,
+            request=None if commit.request is None else _request_written(commit.request),
+            ledger=[_ledger_row_written(row) for row in commit.ledger],
+        )
+    )
+
+
+def decode_commit(payload: memoryview, node_of: Callable[[int], Node]) -> SessionCommit:
+    """A commit. `node_of` gives the nodes of the rows before, by id. Raises RowDamaged."""
+    try:
+        written = _COMMITS.decode(payload)
+        return SessionCommit(
+            turns=tuple(turn_read(one, node_of) for one in written.turns),
+            label=_label_read(written.label),
+            reply_id=written.reply_id,
+            request=None if written.request is None else _request_read(written.request),
+            ledger=tuple(map(_ledger_row_read, written.ledger)),
+        )
+    except (ValueError, TypeError, KeyError) as error:  # msgspec's errors are ValueErrors
+        raise RowDamaged(f"its content cannot be read: {error}") from error
+
+
+def encode_opened(opened: SessionOpened) -> bytes:
+    """The payload of a session's first row."""
+    sampling = opened.sampling
+    return _ENCODER.encode(
+        _WrittenOpening(
+            session_id=opened.session_id,
+            created_at=opened.created_at,
+            model=(text_written(opened.model.name), opened.model.digest),
+            history=opened.history,
+            matcher=opened.matcher,
+            after_length=opened.after_length,
+            metadata=msgspec.json.encode(opened.metadata),
+            ttl_s=opened.ttl_s,
+            limits=(opened.max_turns, opened.max_total_tokens, opened.max_nodes),
+            template_kwargs=msgspec.json.encode(opened.template_kwargs),
+            sampling=None if sampling is None else (values_written(sampling.default), values_written(sampling.force)),
+        )
+    )
+
+
+def decode_opened(payload: memoryview) -> SessionOpened:
+    """A session as it was opened. Raises RowDamaged."""
+    try:
+        written = _OPENINGS.decode(payload)
+        rules = written.sampling
+        return SessionOpened(
+            session_id=SessionId(written.session_id),
+            created_at=written.created_at,
+            model=ModelMark(name=text_read(written.model[0]), digest=written.model[1]),
+            history=HistoryKind(written.history),
+            matcher=written.matcher,
+            after_length=AfterLength(written.after_length),
+            metadata=object_read(written.metadata),
+            ttl_s=written.ttl_s,
+            max_turns=written.limits[0],
+            max_total_tokens=written.limits[1],
+            max_nodes=written.limits[2],
+            template_kwargs=object_read(written.template_kwargs),
+            sampling=None
+            if rules is None
+            else SamplingRules(default=values_read(rules[0]), force=values_read(rules[1])),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise RowDamaged(f"its content cannot be read: {error}") from error
+
+
+def _label_written(label: Label) -> _WrittenLabel:
+    return None if label.kind is None else label.kind.value, maybe_written(label.client), maybe_written(label.rule)
+
+
+def _label_read(written: _WrittenLabel) -> Label:
+    kind, client, rule = written
+    kind_read = None if kind is None else StrandKind(kind)
+    return Label(kind=kind_read, client=maybe_read(client), rule=maybe_read(rule))
+
+
+def _request_written(mark: RequestMark) -> _WrittenRequest:
+    budget = mark.budget
+    return (
+        text_written(mark.route),
+        mark.body_print,
+        mark.num_body_bytes,
+        maybe_written(mark.key),
+        mark.order,
+        mark.num_begun,
+        budget.context_tokens,
+        budget.session_tokens,
+    )
+
+
+def _request_read(written: _WrittenRequest) -> RequestMark:
+    route, body_print, num_bytes, key, order, num_begun, context, session = written
+    return RequestMark(
+        route=text_read(route),
+        body_print=body_print,
+        num_body_bytes=num_bytes,
+        key=maybe_read(key),
+        order=order,
+        num_begun=num_begun,
+        budget=Remaining(context_tokens=context, session_tokens=session),
+    )
+
+
+def _ledger_row_written(row: LedgerRow) -> _WrittenLedgerRow:
+    path, dialect, client = text_written(row.path), text_written(row.dialect), text_written(row.client)
+    return (
+        (row.number, row.received_s, path, dialect, client, _label_written(row.label), row.overlaps),
+        (row.ended_s, row.status, row.error, row.strand, row.turn),
+        (row.num_prompt_tokens, row.num_cached_tokens, row.num_sampled_tokens),
+        tuple(map(text_written, row.rewrites)),
+    )
+
+
+def _ledger_row_read(written: _WrittenLedgerRow) -> LedgerRow:
+    (number, received_s, path, dialect, client, label, overlaps), end, tokens, rewrites = written
+    ended_s, status, error, strand, turn = end
+    return LedgerRow(
+        number=number,
+        received_s=received_s,
+        path=text_read(path),
+        dialect=text_read(dialect),
+        client=text_read(client),
+        label=_label_read(label),
+        overlaps=overlaps,
+        ended_s=ended_s,
+        status=status,
+        error=error,
+        strand=strand,
+        turn=turn,
+        num_prompt_tokens=tokens[0],
+        num_cached_tokens=tokens[1],
+        num_sampled_tokens=tokens[2],
+        rewrites=tuple(map(text_read, rewrites)),
+    )

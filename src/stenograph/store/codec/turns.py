@@ -1,0 +1,270 @@
+"""A turn as a list of MessagePack: what it added to its parent. Pure."""
+
+from array import array
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, ToolChoice, ToolMode
+from stenograph.core.day import Day
+from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.types import (
+    EngineTimes,
+    Finish,
+    FinishReason,
+    Replay,
+    RequestId,
+    SampledTurn,
+    SamplingParams,
+    StageTimes,
+    TopLogprob,
+    WeightSpan,
+)
+from stenograph.store.codec.scalars import (
+    array_written,
+    floats_read,
+    ids_read,
+    maybe_read,
+    maybe_written,
+    object_read,
+    params_written,
+    text_read,
+    text_written,
+    values_read,
+)
+from stenograph.trajectory.commits import PlacedTurn, StrandOpened
+from stenograph.trajectory.rewrites import AppliedRewrite
+from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus
+
+_Text = bytes | None
+_Calls = list[tuple[bytes, bytes, bytes]]
+_WrittenMessage = tuple[str, _Text, _Text, _Calls, _Text, _Text]
+
+
+class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    ids: bytes
+    logprobs: bytes
+    sampling_logprobs: bytes | None
+    top_logprobs: tuple[bytes, bytes, bytes] | None
+    finish: str
+    matched: int | bytes | None
+    weights: list[tuple[bytes, int, int]]
+    num_cached: int
+    times: tuple[float, float, float, float] | None
+    routed_experts: bytes | None
+    indexer_topk: bytes | None
+    has_replay: bool
+
+
+class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    parent: int | None
+    strand: int | None
+    opened: tuple[bytes | None, bytes, int | None] | None
+    request_id: str
+    new_prompt_ids: bytes
+    num_trimmed: int
+    sampled: _WrittenSampled
+    status: str
+    messages: list[_WrittenMessage]
+    reply: _WrittenMessage
+    faults: list[tuple[str, bytes, int, int]]
+    num_reasoning: int
+    asked: str
+    context: tuple[list[tuple[bytes, bytes, bytes]], bytes, str | None] | None
+    params: dict[str, Any] | None
+    tool_choice: tuple[str, _Text] | None
+    parallel: bool
+    reply_id: str
+    request_json: bytes | None
+    rewrites: list[tuple[bytes, bytes, bytes, bytes]]
+    requested_at: float
+    committed_at: float
+    started: float
+    stages: dict[str, float]
+
+
+def turn_written(placed: PlacedTurn) -> WrittenTurn:
+    turn, opened = placed.turn, placed.opened
+    before = None if placed.parent is None else placed.parent.turn
+    context, params, choice, request_json = turn.context, turn.params, turn.tool_choice, turn.request_json
+    return WrittenTurn(
+        parent=None if placed.parent is None else placed.parent.id,
+        strand=placed.strand,
+        opened=None if placed.strand is not None else (opened.key, text_written(opened.agent_id), opened.continues),
+        request_id=turn.request_id,
+        new_prompt_ids=array_written(turn.new_prompt_ids),
+        num_trimmed=turn.num_trimmed,
+        sampled=_sampled_written(turn.sampled),
+        status=turn.status,
+        messages=[_message_written(message) for message in turn.messages],
+        reply=_message_written(turn.reply.message),
+        faults=[(fault.problem, text_written(fault.seen), fault.start, fault.end) for fault in turn.reply.faults],
+        num_reasoning=turn.reply.num_reasoning_tokens,
+        asked=turn.asked,
+        context=None if before is not None and context is before.context else _context_written(context),
+        params=None if before is not None and params is before.params else params_written(params),
+        tool_choice=None
+        if before is not None and choice is before.tool_choice
+        else (choice.mode, maybe_written(choice.name)),
+        parallel=turn.parallel_tool_calls,
+        reply_id=turn.reply_id,
+        request_json=None if before is not None and request_json is before.request_json else request_json,
+        rewrites=[
+            (text_written(r.rule), text_written(r.where), text_written(r.before), text_written(r.after))
+            for r in turn.rewrites
+        ],
+        requested_at=turn.requested_at,
+        committed_at=turn.committed_at,
+        started=turn.stages.start,
+        stages=turn.stages.ends,
+    )
+
+
+def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTurn:
+    parent = None if written.parent is None else node_of(written.parent)
+    before = None if parent is None else parent.turn
+    turn = CommittedTurn(
+        request_id=RequestId(written.request_id),
+        new_prompt_ids=ids_read(written.new_prompt_ids),
+        num_trimmed=written.num_trimmed,
+        sampled=_sampled_read(written.sampled),
+        status=TurnStatus(written.status),
+        messages=tuple(map(_message_read, written.messages)),
+        reply=ParsedReply(
+            message=_message_read(written.reply),
+            faults=tuple(
+                ParseFault(problem=ParseProblem(problem), seen=text_read(seen), start=start, end=end)
+                for problem, seen, start, end in written.faults
+            ),
+            num_reasoning_tokens=written.num_reasoning,
+        ),
+        asked=Asked(written.asked),
+        context=_kept(before, "context") if written.context is None else _context_read(written.context),
+        params=_kept(before, "params") if written.params is None else SamplingParams(**values_read(written.params)),
+        tool_choice=_kept(before, "tool_choice")
+        if written.tool_choice is None
+        else ToolChoice(mode=ToolMode(written.tool_choice[0]), name=maybe_read(written.tool_choice[1])),
+        parallel_tool_calls=written.parallel,
+        reply_id=written.reply_id,
+        request_json=_kept(before, "request_json") if written.request_json is None else written.request_json,
+        rewrites=tuple(
+            AppliedRewrite(rule=text_read(rule), where=text_read(where), before=text_read(old), after=text_read(new))
+            for rule, where, old, new in written.rewrites
+        ),
+        requested_at=written.requested_at,
+        committed_at=written.committed_at,
+        stages=StageTimes(start=written.started, ends=written.stages),
+    )
+    opened = StrandOpened()
+    if written.opened is not None:
+        key, agent_id, continues = written.opened
+        opened = StrandOpened(key=key, agent_id=text_read(agent_id), continues=continues)
+    return PlacedTurn(turn=turn, parent=parent, strand=written.strand, opened=opened)
+
+
+def _kept(before: CommittedTurn | None, name: str) -> Any:
+    """A value that a turn shares with the one before it."""
+    if before is None:
+        raise ValueError(f"a first turn has no {name}")
+    return getattr(before, name)
+
+
+def _context_written(context: PromptContext) -> tuple[list[tuple[bytes, bytes, bytes]], bytes, str | None]:
+    tools = [
+        (text_written(tool.name), text_written(tool.json), text_written(tool.parameters_json)) for tool in context.tools
+    ]
+    kwargs = msgspec.json.encode(context.template_kwargs)
+    return tools, kwargs, None if context.day is None else context.day.date.isoformat()
+
+
+def _context_read(written: tuple[list[tuple[bytes, bytes, bytes]], bytes, str | None]) -> PromptContext:
+    tools, kwargs, day = written
+    return PromptContext(
+        tools=tuple(
+            Tool(name=text_read(name), json=text_read(json), parameters_json=text_read(p)) for name, json, p in tools
+        ),
+        template_kwargs=object_read(kwargs),
+        day=None if day is None else Day.of_iso(day),
+    )
+
+
+def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
+    times, replay, matched, tops = sampled.times, sampled.replay, sampled.finish.matched, sampled.top_logprobs
+    return _WrittenSampled(
+        ids=array_written(sampled.ids),
+        logprobs=array_written(sampled.logprobs),
+        sampling_logprobs=None if sampled.sampling_logprobs is None else array_written(sampled.sampling_logprobs),
+        top_logprobs=None if tops is None else _tops_written(tops),
+        finish=sampled.finish.reason,
+        matched=text_written(matched) if isinstance(matched, str) else matched,
+        weights=[(text_written(span.version), span.start, span.end) for span in sampled.weights],
+        num_cached=sampled.num_cached_tokens,
+        times=None if times is None else (times.submitted, times.admitted, times.first_token, times.finished),
+        routed_experts=None if replay is None else maybe_written(replay.routed_experts),
+        indexer_topk=None if replay is None else maybe_written(replay.indexer_topk),
+        has_replay=replay is not None,
+    )
+
+
+def _sampled_read(written: _WrittenSampled) -> SampledTurn:
+    times, matched, sampling = written.times, written.matched, written.sampling_logprobs
+    replay = Replay(routed_experts=maybe_read(written.routed_experts), indexer_topk=maybe_read(written.indexer_topk))
+    return SampledTurn(
+        ids=ids_read(written.ids),
+        logprobs=floats_read(written.logprobs),
+        sampling_logprobs=None if sampling is None else floats_read(sampling),
+        top_logprobs=None if written.top_logprobs is None else _tops_read(*written.top_logprobs),
+        finish=Finish(
+            reason=FinishReason(written.finish), matched=text_read(matched) if isinstance(matched, bytes) else matched
+        ),
+        weights=tuple(WeightSpan(version=text_read(v), start=start, end=end) for v, start, end in written.weights),
+        num_cached_tokens=written.num_cached,
+        times=None
+        if times is None
+        else EngineTimes(submitted=times[0], admitted=times[1], first_token=times[2], finished=times[3]),
+        replay=replay if written.has_replay else None,
+    )
+
+
+def _tops_written(rows: tuple[tuple[TopLogprob, ...], ...]) -> tuple[bytes, bytes, bytes]:
+    lengths = array("i", map(len, rows))
+    ids = array("i", (one.id for row in rows for one in row))
+    logprobs = array("d", (one.logprob for row in rows for one in row))
+    return array_written(lengths), array_written(ids), array_written(logprobs)
+
+
+def _tops_read(lengths: bytes, ids: bytes, logprobs: bytes) -> tuple[tuple[TopLogprob, ...], ...]:
+    pairs = zip(ids_read(ids), floats_read(logprobs), strict=True)
+    every = (TopLogprob(id=id_, logprob=logprob) for id_, logprob in pairs)
+    rows = tuple(tuple(islice(every, length)) for length in ids_read(lengths))
+    if sum(map(len, rows)) * 4 != len(ids):
+        raise ValueError("the rows of top logprobs do not have as many as there are")
+    return rows
+
+
+def _message_written(message: Message) -> _WrittenMessage:
+    calls = [
+        (text_written(call.id), text_written(call.name), text_written(call.arguments)) for call in message.tool_calls
+    ]
+    return (
+        message.role,
+        maybe_written(message.content),
+        maybe_written(message.reasoning),
+        calls,
+        maybe_written(message.tool_call_id),
+        maybe_written(message.name),
+    )
+
+
+def _message_read(written: _WrittenMessage) -> Message:
+    role, content, reasoning, calls, tool_call_id, name = written
+    return Message(
+        role=Role(role),
+        content=maybe_read(content),
+        reasoning=maybe_read(reasoning),
+        tool_calls=tuple(ToolCall(id=text_read(i), name=text_read(n), arguments=text_read(a)) for i, n, a in calls),
+        tool_call_id=maybe_read(tool_call_id),
+        name=maybe_read(name),
+    )

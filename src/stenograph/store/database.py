@@ -1,0 +1,352 @@
+"""The SQLite file of a store: its schema, its statements, and the meaning of SQLite's errors. Used by one thread.
+
+One connection, which locks the file for itself: no second one can write or move the log, which older SQLites do not
+survive, and nothing of the log's index is in shared memory. Rows are written by one statement in autocommit, and read
+by one step: each step lets go of the GIL, and to get it back beside a busy loop takes up to 5 ms.
+"""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
+from stenograph.core.types import SessionId
+from stenograph.store.base import FULL_RETRY_S, Durability, StoredRow, StoredSession, StoredSummary
+from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES
+
+SCHEMA = 1
+"""The schema that this server writes, in `PRAGMA user_version`."""
+
+APPLICATION_ID = 0x53746E67
+"""`Stng`, in `PRAGMA application_id`: the file is ours."""
+
+MAX_GROUP_ROWS = 256
+"""Rows of one statement; it has five parameters a row, and SQLite takes 32,766."""
+
+MAX_READ_BYTES = 256 * 2**20
+"""The longest session that is read in one step. SQLite has values of up to 10^9 bytes."""
+
+_MIGRATIONS = (
+    (
+        "CREATE TABLE sessions (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, ttl_s REAL, at REAL NOT NULL,"
+        " body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE TABLE rows (place INTEGER PRIMARY KEY, session INTEGER NOT NULL, seq INTEGER NOT NULL,"
+        " at REAL NOT NULL, body BLOB NOT NULL, digest BLOB NOT NULL)",
+        "CREATE UNIQUE INDEX rows_of_session ON rows (session, seq)",
+    ),
+)
+"""The statements that bring a file from each schema to the next."""
+
+_ROWS = "INSERT INTO rows (session, seq, at, body, digest) VALUES "
+_OPENINGS = "INSERT INTO sessions (number, id, ttl_s, at, body, digest) VALUES "
+
+_READ_AT_ONCE = (
+    "SELECT count(*), max(at), group_concat(seq), group_concat(length(body)),"
+    " CAST(group_concat(body, '') AS BLOB), CAST(group_concat(digest, '') AS BLOB)"
+    " FROM (SELECT at, seq, body, digest FROM rows WHERE session = ? ORDER BY seq)"
+)
+
+_LAST = "SELECT {} FROM rows WHERE session = s.number ORDER BY seq DESC LIMIT 1"
+_PAGE = (
+    "SELECT s.number, s.id, s.body, s.digest,"
+    f" coalesce(({_LAST.format('seq')}), 0), coalesce(({_LAST.format('at')}), s.at),"
+    f" coalesce(({_LAST.format(f'substr(body, 1, {HEAD_BYTES})')}), substr(s.body, 1, {HEAD_BYTES}))"
+    " FROM sessions s WHERE s.number > ? ORDER BY s.number LIMIT ?"
+)
+_EXPIRED = (
+    "SELECT s.id FROM sessions s WHERE s.ttl_s IS NOT NULL"
+    f" AND coalesce(({_LAST.format('at')}), s.at) + s.ttl_s <= ? LIMIT ?"
+)
+
+_FULL = sqlite3.SQLITE_FULL
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class SqlConnection(Protocol):
+    """The part of a connection to SQLite that a store needs. Raises sqlite3.Error."""
+
+    def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement to its end; its rows."""
+        ...
+
+    def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
+        """Copy all into a new file, a part at a time. `meanwhile` is called between parts, and may run statements."""
+        ...
+
+    def close(self) -> None: ...
+
+
+Connect = Callable[[Path], SqlConnection]
+
+_BACKUP_PAGES = 1024
+"""Pages that a backup copies before others may go on: 4 MiB."""
+
+
+class FileConnection:
+    """A connection to a file, by the standard library."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        self._sqlite = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+
+    def __repr__(self) -> str:
+        return "<FileConnection>"
+
+    def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return self._sqlite.execute(sql, parameters).fetchall()
+
+    def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
+        target = sqlite3.connect(path)
+        try:
+            self._sqlite.backup(target, pages=_BACKUP_PAGES, progress=lambda status, left, total: meanwhile())
+        finally:
+            target.close()
+
+    def close(self) -> None:
+        self._sqlite.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRow:
+    """A row that is to be written."""
+
+    session: int
+    seq: int
+    at: float
+    body: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession:
+    """A session that is to be written, by its opening."""
+
+    number: int
+    session_id: SessionId
+    ttl_s: float | None
+    at: float
+    body: bytes
+    digest: bytes
+
+
+class Database:
+    """One open file. Every method raises StorageUnavailable where SQLite fails, but for damage of what is read."""
+
+    def __init__(self, path: Path, *, durability: Durability, connect: Connect = FileConnection) -> None:
+        """Open or make the file. Raises StartupError for one that is not ours, is newer, damaged, or locked."""
+        self._connection: SqlConnection | None = None
+        try:
+            self._connection = connect(path)
+            self._configure(durability)
+            self._migrate(path)
+            self.last_number: int = self._run("SELECT coalesce(max(number), 0) FROM sessions")[0][0]
+        except sqlite3.Error as error:
+            self.close()
+            raise StartupError(f"--data-dir: the file {str(path)!r} cannot be opened: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Database open={self._connection is not None}>"
+
+    def insert_rows(self, rows: Sequence[NewRow]) -> None:
+        """Write rows, all or none, in one statement."""
+        values = [value for row in rows for value in (row.session, row.seq, row.at, row.body, row.digest)]
+        self._write(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), values)
+
+    def insert_session(self, new: NewSession) -> None:
+        """Write a session."""
+        self._write(_OPENINGS + "(?,?,?,?,?,?)", (new.number, new.session_id, new.ttl_s, new.at, new.body, new.digest))
+
+    def read(self, session_id: SessionId) -> StoredSession | None:
+        """A session's rows; None if there is none. Raises SessionDamaged if SQLite cannot find its way to them."""
+        try:
+            return self._read(session_id)
+        except sqlite3.Error as error:
+            if _code(error) in _DAMAGE:
+                raise SessionDamaged(session_id, place="the file's own structure", problem=str(error)) from error
+            raise _unavailable(error) from error
+
+    def _read(self, session_id: SessionId) -> StoredSession | None:
+        found = self._run("SELECT number, at, body, digest FROM sessions WHERE id = ?", (session_id,))
+        if not found:
+            return None
+        number, opened_at, body, digest = found[0]
+        rows, last_at = self._rows(number)
+        opening = StoredRow(seq=0, body=bytes(body), digest=bytes(digest))
+        at = opened_at if last_at is None else last_at
+        return StoredSession(session_id=session_id, number=number, at=at, rows=[opening, *rows])
+
+    def _rows(self, number: int) -> tuple[list[StoredRow], float | None]:
+        """The rows behind an opening, and when the last was written."""
+        size = self._run("SELECT coalesce(sum(length(body)), 0), max(at) FROM rows WHERE session = ?", (number,))[0]
+        if size[0] > MAX_READ_BYTES:
+            found = self._run("SELECT seq, body, digest FROM rows WHERE session = ? ORDER BY seq", (number,))
+            return [StoredRow(seq=seq, body=body, digest=digest) for seq, body, digest in found], size[1]
+        if size[1] is None:
+            return [], None
+        num, last_at, seqs, lengths, bodies, digests = self._run(_READ_AT_ONCE, (number,))[0]
+        if len(digests) != num * DIGEST_BYTES:  # a damaged digest has another length: row by row it can be told which
+            found = self._run("SELECT seq, body, digest FROM rows WHERE session = ? ORDER BY seq", (number,))
+            return [StoredRow(seq=seq, body=bytes(body), digest=bytes(d)) for seq, body, d in found], last_at
+        rows: list[StoredRow] = []
+        start = 0
+        for index, (seq, length) in enumerate(zip(seqs.split(","), map(int, lengths.split(",")), strict=True)):
+            digest = digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+            rows.append(StoredRow(seq=int(seq), body=bodies[start : start + length], digest=digest))
+            start += length
+        return rows, last_at
+
+    def delete(self, session_id: SessionId) -> bool:
+        """Forget a session and its rows; whether there was one."""
+        try:
+            found = self._run("SELECT number FROM sessions WHERE id = ?", (session_id,))
+            if not found:
+                return False
+            self._in_transaction(
+                ("DELETE FROM rows WHERE session = ?", found[0]), ("DELETE FROM sessions WHERE number = ?", found[0])
+            )
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+        return True
+
+    def page(self, *, limit: int, after: SessionId | None) -> list[StoredSummary]:
+        """As `SessionStore.page`."""
+        try:
+            first = 0
+            if after is not None:
+                found = self._run("SELECT number FROM sessions WHERE id = ?", (after,))
+                if not found:
+                    return []
+                first = found[0][0]
+            rows = self._run(_PAGE, (first, limit))
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+        return [
+            StoredSummary(
+                session_id=SessionId(id_),
+                number=number,
+                opened=StoredRow(seq=0, body=bytes(body), digest=bytes(digest)),
+                last_head=bytes(head),
+                last_seq=seq,
+                at=at,
+            )
+            for number, id_, body, digest, seq, at, head in rows
+        ]
+
+    def expired(self, *, now: float, limit: int) -> list[SessionId]:
+        """As `SessionStore.expired`."""
+        try:
+            return [SessionId(row[0]) for row in self._run(_EXPIRED, (now, limit))]
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+
+    def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
+        """Copy all that is durable into a new file. Raises OSError."""
+        assert self._connection is not None, "the file is open"
+        try:
+            self._connection.backup(path, meanwhile)
+        except sqlite3.Error as error:
+            raise OSError(str(error)) from error
+
+    def checkpoint(self) -> None:
+        """Move the log into the file, so that the log's room can be used for something else, as far as that works."""
+        try:
+            self._run("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+
+    def problems(self) -> list[str]:
+        """Faults that SQLite finds in the file's own structure."""
+        try:
+            found = [str(row[0]) for row in self._run("PRAGMA integrity_check(100)")]
+        except sqlite3.Error as error:
+            return [str(error)]
+        return [] if found == ["ok"] else found
+
+    def close(self) -> None:
+        """Close the file. Harmless when repeated."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _configure(self, durability: Durability) -> None:
+        """The exclusive lock first: with it the log's index is in this process alone."""
+        synchronous = "FULL" if durability is Durability.COMMIT else "NORMAL"
+        for pragma in (
+            "locking_mode = EXCLUSIVE",
+            "journal_mode = WAL",
+            f"synchronous = {synchronous}",
+            "cell_size_check = ON",
+            "cache_size = -16384",
+            "journal_size_limit = 67108864",
+            "temp_store = MEMORY",
+        ):
+            self._run(f"PRAGMA {pragma}")
+
+    def _migrate(self, path: Path) -> None:
+        version = self._run("PRAGMA user_version")[0][0]
+        theirs = self._run("PRAGMA application_id")[0][0]
+        has_tables = bool(self._run("SELECT 1 FROM sqlite_schema LIMIT 1"))
+        if has_tables and theirs != APPLICATION_ID:
+            raise StartupError(f"--data-dir: the file {str(path)!r} is a database of another program")
+        if version > SCHEMA:
+            raise StartupError(
+                f"--data-dir: the file {str(path)!r} has schema {version}, and this server knows {SCHEMA}: a newer"
+                " stenograph has written it. Use that one, or another folder"
+            )
+        steps = [(sql, ()) for migration in _MIGRATIONS[version:] for sql in migration]
+        if steps:
+            marks = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {SCHEMA}")
+            self._in_transaction(*steps, *((mark, ()) for mark in marks))
+        self._run("BEGIN IMMEDIATE")  # a second connection to the file fails here, not later
+        self._run("COMMIT")
+
+    def _in_transaction(self, *statements: tuple[str, Sequence[object]]) -> None:
+        self._run("BEGIN IMMEDIATE")
+        try:
+            for sql, parameters in statements:
+                self._run(sql, parameters)
+            self._run("COMMIT")
+        except sqlite3.Error:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        """End a transaction, unless SQLite has ended it by itself."""
+        try:
+            self._run("ROLLBACK")
+        except sqlite3.Error:
+            return
+
+    def _write(self, sql: str, values: Sequence[object]) -> None:
+        try:
+            self._run(sql, values)
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+
+    def _run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        assert self._connection is not None, "the file is open"
+        return self._connection.run(sql, parameters)
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary code of an error; 0 where it has none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _unavailable(error: sqlite3.Error) -> StorageUnavailable:
+    if _code(error) == _FULL:
+        return StorageUnavailable(
+            "The disk of --data-dir is full: nothing more can be kept. Delete sessions, or make room.",
+            is_full=True,
+            retry_after_s=FULL_RETRY_S,
+        )
+    if _code(error) == sqlite3.SQLITE_TOOBIG:
+        return StorageUnavailable(f"The turn is larger than the store takes: {error}.", is_full=True)
+    return StorageUnavailable(
+        f"The store in --data-dir cannot be used any more ({error}); the server is about to end.", is_full=False
+    )

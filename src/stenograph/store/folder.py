@@ -1,0 +1,136 @@
+"""The folder of a store: who holds it, what it lies on, and the room that is kept for a full disk."""
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+from stenograph.core.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+LOCK_NAME = "lock"
+RESERVE_NAME = "reserve"
+RESERVE_BYTES = 4 * 2**20
+"""Room that is given up when the disk is full and a session is deleted: SQLite writes before it frees."""
+
+_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "9p", "afs", "ncpfs"})
+"""Filesystems whose locks and syncs SQLite cannot rely on. Source: sqlite.org/wal.html, sqlite.org/faq.html#q5."""
+
+
+class DataFolder:
+    """A folder that this process holds. `address` is where its server can be reached, for whoever finds it held."""
+
+    def __init__(self, path: Path, *, address: str) -> None:
+        """Make the folder if it is not there, and lock it. Raises StartupError."""
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _check_filesystem(path)
+            self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StartupError(f"--data-dir: cannot use the folder {str(path)!r}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StartupError(held_message(path)) from error
+        text = json.dumps({"pid": os.getpid(), "address": address}).encode()
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, text, 0)
+
+    def __repr__(self) -> str:
+        return f"<DataFolder {str(self.path)!r}>"
+
+    def file(self, number: int = 0) -> Path:
+        """The file of a worker's sessions: their ids begin with its name's two digits."""
+        return file_of(self.path, number)
+
+    def reserve(self) -> None:
+        """Keep room for a full disk, if there is room for that."""
+        path = self.path / RESERVE_NAME
+        if path.exists() and path.stat().st_size == RESERVE_BYTES:
+            return
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+            finally:
+                os.close(descriptor)
+
+    def give_up_reserve(self) -> None:
+        """Let go of the room that was kept. Harmless when repeated."""
+        (self.path / RESERVE_NAME).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        os.close(self._lock)
+
+
+def file_of(folder: Path, number: int = 0) -> Path:
+    """The file of a worker's sessions in a folder."""
+    return folder / f"{number:02x}.sqlite3"
+
+
+@contextmanager
+def looked_at(folder: Path) -> Iterator[list[Path]]:
+    """Hold a folder for looking at it, without changing it; its files. Raises StartupError if it is held or is none."""
+    files = sorted(folder.glob("[0-9a-f][0-9a-f].sqlite3"))
+    if not files:
+        raise StartupError(f"there are no sessions in the folder {str(folder)!r}: it has no file like 00.sqlite3")
+    try:
+        lock = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield files  # a backup: nobody has ever served it
+        return
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StartupError(held_message(folder)) from error
+        yield files
+    finally:
+        os.close(lock)
+
+
+def held_message(folder: Path) -> str:
+    """The refusal of a folder that a server holds, with that server's address."""
+    try:
+        holder = cast("dict[str, object]", json.loads((folder / LOCK_NAME).read_bytes()))
+        who = f"the server at {holder['address']} (process {holder['pid']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        who = "another process"
+    return f"the folder {str(folder)!r} is held by {who}: stop it first, or take a backup with POST /backup"
+
+
+def filesystem_of(device: int, mountinfo: str) -> str:
+    """The type of the filesystem with this device number, by the text of /proc/self/mountinfo; "" if it is not there.
+
+    Source: proc_pid_mountinfo(5).
+    """
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mountinfo.splitlines():
+        before, dash, after = line.partition(" - ")
+        if dash and len(parts := before.split()) > 2 and parts[2] == wanted:
+            return after.split()[0]
+    return ""
+
+
+def _check_filesystem(path: Path) -> None:
+    """Raise StartupError for a filesystem of the network. Where none can be asked for, nothing is checked."""
+    try:
+        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    found = filesystem_of(path.stat().st_dev, mountinfo)
+    if found in _NETWORK:
+        raise StartupError(
+            f"--data-dir: {str(path)!r} lies on {found}, a filesystem of the network, where a database is not safe:"
+            " choose a folder on a disk of this machine"
+        )
+    if found.startswith("fuse"):
+        log.warning("--data-dir %s lies on %s: whether what is synced survives is up to it", path, found)

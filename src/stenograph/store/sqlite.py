@@ -1,0 +1,376 @@
+"""Sessions in an SQLite file: one thread that writes and reads, one statement for each group of rows.
+
+Owns the thread. The loop hands it jobs and goes on; the thread takes what is waiting, writes the rows of a group by one
+statement, and tells the loop of all of them at once. Numbers and digests of rows are settled on the thread, when they
+are written: a row that fails leaves no gap, and nothing behind it depends on it.
+"""
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from stenograph.core.errors import StenographError, StorageUnavailable
+from stenograph.core.types import SessionId
+from stenograph.store.base import Done, Durability, StoredSession, StoredSummary, StoreStats, Tail
+from stenograph.store.codec.rows import COMMIT, OPENED, Totals, row_body, row_digest
+from stenograph.store.database import (
+    MAX_GROUP_ROWS,
+    Connect,
+    Database,
+    FileConnection,
+    NewRow,
+    NewSession,
+)
+from stenograph.store.folder import DataFolder
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_GROUP_BYTES = 8 * 2**20
+"""Bytes of one statement; a single row may be larger."""
+
+SYNC_PERIOD_S = 1.0
+"""With `interval`, the time after which what was written is synced."""
+
+
+class _Append:
+    """A row that is to be written behind a session's last."""
+
+    __slots__ = ("adds", "at", "done", "error", "payload", "tail")
+
+    def __init__(self, tail: Tail, payload: bytes, adds: Totals, at: float, done: Done) -> None:
+        self.tail = tail
+        self.payload = payload
+        self.adds = adds
+        self.at = at
+        self.done = done
+        self.error: StenographError | None = None
+
+    def tell(self) -> None:
+        self.done(self.error)
+
+
+class _FileJob(Generic[T]):
+    """Anything else that the thread does: it has the file to itself meanwhile."""
+
+    def __init__(self, work: Callable[[Database], T], future: "asyncio.Future[T]") -> None:
+        self.work = work
+        self._future = future
+        self.answer: T | BaseException | None = None
+
+    def tell(self) -> None:
+        if self._future.done():  # whoever waited has left
+            return
+        if isinstance(self.answer, BaseException):
+            self._future.set_exception(self.answer)
+        else:
+            self._future.set_result(self.answer)  # type: ignore[arg-type]  # it has run
+
+
+_Job = _Append | _FileJob[object]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Rows of a group as they would be, and the ends of their sessions after them."""
+
+    jobs: list[_Append]
+    rows: list[NewRow]
+    ends: dict[int, tuple[Tail, int, bytes, Totals]]
+
+
+class SqliteStore:
+    """A store in a folder. Make it with `open`; use it on the loop that runs then."""
+
+    def __init__(
+        self,
+        database: Database,
+        folder: DataFolder,
+        *,
+        durability: Durability,
+        on_failed: Callable[[StorageUnavailable], None],
+    ) -> None:
+        self._database = database
+        self._folder = folder
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._failure: StorageUnavailable | None = None
+        self._stats = StoreStats()
+        self._log = None if durability is Durability.COMMIT else Path(f"{folder.file()}-wal")
+        self._unsynced_since: float | None = None
+        self._is_closed = False
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    async def open(
+        cls,
+        folder: DataFolder,
+        *,
+        durability: Durability = Durability.COMMIT,
+        connect: Connect = FileConnection,
+        on_failed: Callable[[StorageUnavailable], None] = lambda failure: None,
+    ) -> "SqliteStore":
+        """Open or make the file of a folder that this process holds. Raises StartupError.
+
+        `on_failed` is called on the loop when the store has failed for good.
+        """
+        folder.reserve()
+        database = await asyncio.to_thread(Database, folder.file(), durability=durability, connect=connect)
+        return cls(database, folder, durability=durability, on_failed=on_failed)
+
+    def __repr__(self) -> str:
+        return f"<SqliteStore in {self._folder!r}, failed={self._failure is not None}>"
+
+    @property
+    def failure(self) -> StorageUnavailable | None:
+        return self._failure
+
+    @property
+    def stats(self) -> StoreStats:
+        return self._stats
+
+    def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done) -> None:
+        self._jobs.put(_Append(tail, payload, adds, at, done))
+
+    async def create(self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None) -> Tail:
+        body = row_body(OPENED, Totals(), payload)
+        digest = row_digest(b"", session_id, 0, body)
+
+        def create(database: Database) -> Tail:
+            number = database.last_number + 1
+            new = NewSession(number=number, session_id=session_id, ttl_s=ttl_s, at=at, body=body, digest=digest)
+            database.insert_session(new)
+            database.last_number = number
+            return Tail(session_id, number, seq=0, digest=digest, totals=Totals())
+
+        return await self._call(create)
+
+    async def take(self, session_id: SessionId) -> StoredSession | None:
+        return await self.load(session_id)
+
+    async def load(self, session_id: SessionId) -> StoredSession | None:
+        return await self._call(lambda database: database.read(session_id))
+
+    async def delete(self, session_id: SessionId) -> bool:
+        return await self._call(lambda database: self._delete(database, session_id))
+
+    async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
+        return await self._call(lambda database: database.page(limit=limit, after=after))
+
+    async def expired(self, *, now: float, limit: int) -> Sequence[SessionId]:
+        return await self._call(lambda database: database.expired(now=now, limit=limit))
+
+    async def backup(self, path: Path) -> int:
+        def copy(database: Database) -> int:
+            database.backup(path, self._run_meanwhile)
+            return path.stat().st_size
+
+        return await self._call(copy)
+
+    async def aclose(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._jobs.put(None)
+        await asyncio.wait({self._ended})
+        self._thread.join()
+
+    async def _call(self, work: Callable[[Database], T]) -> T:
+        if self._is_closed:
+            raise StorageUnavailable("The store is closed: the server is shutting down.", is_full=False)
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._jobs.put(_FileJob(work, future))  # type: ignore[arg-type]  # its answer goes to its own future
+        return await future
+
+    # --- on the thread -----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            is_open = True
+            while is_open:
+                is_open = self._run_waiting(waits=True)
+            self._sync()
+        finally:
+            self._database.close()
+            self._tell(self._ended.set_result, None)
+
+    def _run_waiting(self, *, waits: bool) -> bool:
+        """Do the jobs that are there, and tell the loop of them; False at the end. `waits`: for the first one."""
+        jobs, is_end = self._taken(waits=waits)
+        if jobs:
+            began = time.perf_counter()
+            for group in _groups(jobs):
+                self._do(group)
+            self._stats = replace(self._stats, write_s=self._stats.write_s + time.perf_counter() - began)
+            self._tell(_tell_all, jobs)
+        if self._unsynced_since is not None and time.monotonic() - self._unsynced_since >= SYNC_PERIOD_S:
+            self._sync()
+        return not is_end
+
+    def _run_meanwhile(self) -> None:
+        """Do the jobs that are there, between two parts of a backup."""
+        self._run_waiting(waits=False)
+
+    def _taken(self, *, waits: bool) -> tuple[list[_Job], bool]:
+        jobs: list[_Job] = []
+        num_bytes = 0
+        while len(jobs) < MAX_GROUP_ROWS and num_bytes < MAX_GROUP_BYTES:
+            try:
+                job = self._jobs.get(waits and not jobs, self._patience_s())
+            except queue.Empty:
+                break
+            if job is None:
+                if waits:
+                    return jobs, True
+                self._jobs.put(None)  # a backup is on its way: the end comes after it
+                break
+            jobs.append(job)
+            num_bytes += len(job.payload) if isinstance(job, _Append) else 0
+        return jobs, False
+
+    def _patience_s(self) -> float | None:
+        """Time to wait for a job: until what was written has to be synced."""
+        if self._unsynced_since is None:
+            return None
+        return max(0.0, self._unsynced_since + SYNC_PERIOD_S - time.monotonic())
+
+    def _do(self, group: "list[_Append] | _FileJob[object]") -> None:
+        if isinstance(group, list):
+            self._write(group)
+            return
+        if self._failure is not None:
+            group.answer = self._failure
+            return
+        try:
+            group.answer = group.work(self._database)
+            self._changed()
+        except (StenographError, OSError) as error:
+            group.answer = error
+            self._note(error)
+
+    def _write(self, jobs: list[_Append]) -> None:
+        """Write a group's rows in one statement, and move the ends of their sessions if that went well."""
+        error: StenographError | None = self._failure
+        if error is None:
+            pending = _pending(jobs)
+            try:
+                self._database.insert_rows(pending.rows)
+            except StorageUnavailable as failed:
+                error = failed
+                self._note(failed)
+            else:
+                self._written(pending)
+        if error is not None:
+            for job in jobs:
+                job.error = error
+
+    def _written(self, pending: _Pending) -> None:
+        for tail, seq, digest, totals in pending.ends.values():
+            tail.seq, tail.digest, tail.totals = seq, digest, totals
+        stats, num_bytes = self._stats, sum(len(row.body) for row in pending.rows)
+        self._stats = replace(
+            stats,
+            num_rows=stats.num_rows + len(pending.rows),
+            num_groups=stats.num_groups + 1,
+            num_bytes=stats.num_bytes + num_bytes,
+        )
+        self._changed()
+
+    def _changed(self) -> None:
+        """Something may have been written that `interval` has to sync."""
+        if self._log is not None and self._unsynced_since is None:
+            self._unsynced_since = time.monotonic()
+
+    def _delete(self, database: Database, session_id: SessionId) -> bool:
+        """Delete also when the disk is full: with the room that was kept for it."""
+        try:
+            return database.delete(session_id)
+        except StorageUnavailable as error:
+            if not error.is_full:
+                raise
+        self._folder.give_up_reserve()
+        was_there = database.delete(session_id)
+        database.checkpoint()
+        self._folder.reserve()
+        return was_there
+
+    def _sync(self) -> None:
+        """Sync the log of `interval`: SQLite itself does so only when it moves the log into the file."""
+        self._unsynced_since = None
+        if self._log is None or self._failure is not None:
+            return
+        try:
+            descriptor = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            return  # it has been moved into the file
+        except OSError as error:
+            self._note(StorageUnavailable(f"The store's log cannot be synced: {error}", is_full=False))
+
+    def _note(self, error: Exception) -> None:
+        """Count a failure; the first that is for good is kept, and the loop is told."""
+        if not isinstance(error, StorageUnavailable):
+            return
+        stats = self._stats
+        if error.is_full:
+            self._stats = replace(stats, num_full=stats.num_full + 1)
+            return
+        self._stats = replace(stats, num_failed=stats.num_failed + 1)
+        if self._failure is None:
+            self._failure = error
+            self._tell(self._on_failed, error)
+
+    def _tell(self, what: Callable[[T], object], about: T) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(what, about)
+
+
+def _groups(jobs: Sequence[_Job]) -> "Iterator[list[_Append] | _FileJob[object]]":
+    """Jobs in their order, rows that follow one another together."""
+    rows: list[_Append] = []
+    for job in jobs:
+        if isinstance(job, _Append):
+            rows.append(job)
+            continue
+        if rows:
+            yield rows
+            rows = []
+        yield job
+    if rows:
+        yield rows
+
+
+def _pending(jobs: Sequence[_Append]) -> _Pending:
+    """The rows of a group, each behind the one before it of its session."""
+    pending = _Pending(jobs=list(jobs), rows=[], ends={})
+    for job in jobs:
+        tail = job.tail
+        _, seq, digest, totals = pending.ends.get(id(tail), (tail, tail.seq, tail.digest, tail.totals))
+        seq, totals = seq + 1, totals.plus(job.adds)
+        body = row_body(COMMIT, totals, job.payload)
+        digest = row_digest(digest, tail.session_id, seq, body)
+        pending.rows.append(NewRow(session=tail.number, seq=seq, at=job.at, body=body, digest=digest))
+        pending.ends[id(tail)] = (tail, seq, digest, totals)
+    return pending
+
+
+def _tell_all(jobs: Sequence[_Job]) -> None:
+    """Tell each of its end; whatever one of them does with that, the others hear of theirs."""
+    for job in jobs:
+        try:
+            job.tell()
+        except Exception:
+            log.exception("what followed a write has failed")

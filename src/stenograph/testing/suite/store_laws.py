@@ -1,0 +1,173 @@
+"""`check_store`: does a store keep the contract of `store.base`? For whoever writes one, in one call of a test.
+
+    async def test_my_store_keeps_the_laws(tmp_path: Path) -> None:
+        await check_store(lambda: my_store(tmp_path))
+
+`open_store` opens the same store each time: what one has kept the next one finds, unless it `survives` nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+from stenograph.core.errors import SessionDamaged, StenographError
+from stenograph.core.types import SessionId
+from stenograph.store.base import SessionStore, StoredSession, Tail, checked_payloads
+from stenograph.store.codec.rows import Totals
+
+OpenStore = Callable[[], Awaitable[SessionStore]]
+
+ONE_TURN = Totals(num_turns=1, num_tokens=7)
+
+
+def session_id(number: int) -> SessionId:
+    """An id like those that a server gives."""
+    return SessionId(f"00{number:030x}")
+
+
+async def appended(store: SessionStore, tail: Tail, payload: bytes, *, at: float = 2.0) -> None:
+    """Append a row, and wait until it is durable. Raises what the store tells."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(error: StenographError | None) -> None:
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    store.append(tail, payload, adds=ONE_TURN, at=at, done=done)
+    await future
+
+
+def payloads(stored: StoredSession | None) -> list[bytes]:
+    """The payloads of a session's rows, each held to its digest."""
+    assert stored is not None
+    return list(map(bytes, checked_payloads(stored)))
+
+
+async def check_store(open_store: OpenStore, *, survives: bool = True) -> None:
+    """Test every law. Raises AssertionError."""
+    for law in (_keeps_rows_in_order, _forgets, _lists, _knows_what_is_idle, _finds_damage):
+        store = await open_store()
+        async with aclosing(store):
+            await law(store)
+    if survives:
+        await _survives(open_store)
+
+
+async def _keeps_rows_in_order(store: SessionStore) -> None:
+    one, other = session_id(1), session_id(2)
+    tails = [await store.create(id_, b"opening of " + id_.encode(), at=1.0, ttl_s=None) for id_ in (one, other)]
+    told: list[tuple[str, int]] = []
+
+    def noted(tail: Tail, number: int) -> Callable[[StenographError | None], None]:
+        def done(error: StenographError | None) -> None:
+            assert error is None, error
+            told.append((tail.session_id, number))
+
+        return done
+
+    for number in range(1000):
+        tail = tails[number % 2]
+        store.append(tail, b"%d" % number, adds=ONE_TURN, at=2.0, done=noted(tail, number))
+    assert told == [], "done is never called by append itself"
+    await appended(store, tails[0], b"x" * 1_400_000)
+    assert told == [(tails[number % 2].session_id, number) for number in range(1000)], "done is called in order"
+    found = payloads(await store.load(one))
+    assert found == [b"opening of " + one.encode(), *(b"%d" % n for n in range(0, 1000, 2)), b"x" * 1_400_000]
+    stored = await store.take(other)
+    assert stored is not None
+    tail = stored.tail()
+    assert (tail.seq, tail.totals) == (500, Totals(num_turns=500, num_tokens=3500))
+    await appended(store, tail, b"after being taken")
+    assert payloads(await store.load(other))[-2:] == [b"999", b"after being taken"]
+    assert await store.load(session_id(404)) is None
+
+
+async def _forgets(store: SessionStore) -> None:
+    gone, stays = session_id(3), session_id(4)
+    tails = [await store.create(id_, b"", at=1.0, ttl_s=None) for id_ in (gone, stays)]
+    for tail in tails:
+        await appended(store, tail, b"a row")
+    assert await store.delete(gone)
+    assert not await store.delete(gone)
+    assert await store.load(gone) is None
+    assert payloads(await store.load(stays)) == [b"", b"a row"]
+    assert await store.delete(stays)
+
+
+async def _lists(store: SessionStore) -> None:
+    before = [one.session_id for one in await store.page(limit=1000, after=None)]
+    ids = [session_id(10 + number) for number in range(5)]
+    for id_ in ids:
+        tail = await store.create(id_, b"opening", at=1.0, ttl_s=None)
+        await appended(store, tail, b"row", at=3.0)
+    found = await _paged(store)
+    assert found == before + ids, "sessions are listed in the order of their creation, each once"
+    (last,) = [one for one in await store.page(limit=1000, after=ids[-2]) if one.session_id == ids[-1]]
+    assert (Totals.of(last.last_head), last.last_seq, last.at) == (ONE_TURN, 1, 3.0)
+    assert await store.page(limit=10, after=session_id(404)) == []
+    for id_ in ids:
+        await store.delete(id_)
+
+
+async def _paged(store: SessionStore) -> Sequence[SessionId]:
+    found: list[SessionId] = []
+    after: SessionId | None = None
+    while page := await store.page(limit=2, after=after):
+        found += [one.session_id for one in page]
+        after = found[-1]
+    return found
+
+
+async def _knows_what_is_idle(store: SessionStore) -> None:
+    young, old, forever = session_id(20), session_id(21), session_id(22)
+    for id_, ttl_s in ((young, 10.0), (old, 10.0), (forever, None)):
+        tail = await store.create(id_, b"", at=100.0, ttl_s=ttl_s)
+        if id_ is young:
+            await appended(store, tail, b"", at=105.0)
+    assert list(await store.expired(now=109.0, limit=10)) == []
+    assert list(await store.expired(now=110.0, limit=10)) == [old]
+    assert set(await store.expired(now=115.0, limit=10)) == {young, old}
+    assert len(await store.expired(now=115.0, limit=1)) == 1
+    for id_ in (young, old, forever):
+        await store.delete(id_)
+
+
+async def _finds_damage(store: SessionStore) -> None:
+    id_ = session_id(30)
+    tail = await store.create(id_, b"opening", at=1.0, ttl_s=None)
+    for number in range(3):
+        await appended(store, tail, b"%d" % number)
+    stored = await store.load(id_)
+    assert stored is not None
+    whole = list(stored.rows)
+    for rows in (whole[:1] + whole[2:], whole[1:], whole[:1] + whole[:2]):
+        broken = StoredSession(session_id=id_, number=stored.number, at=stored.at, rows=rows)
+        try:
+            checked_payloads(broken)
+        except SessionDamaged:
+            continue
+        raise AssertionError("rows that are missing or doubled were taken for whole")
+    await store.delete(id_)
+
+
+async def _survives(open_store: OpenStore) -> None:
+    id_, gone = session_id(40), session_id(41)
+    store = await open_store()
+    async with aclosing(store):
+        tail = await store.create(id_, b"opening", at=1.0, ttl_s=None)
+        await appended(store, tail, b"one")
+        await store.create(gone, b"", at=1.0, ttl_s=None)
+        await store.delete(gone)
+    store = await open_store()
+    async with aclosing(store):
+        stored = await store.take(id_)
+        assert payloads(stored) == [b"opening", b"one"]
+        assert await store.load(gone) is None
+        assert stored is not None
+        await appended(store, stored.tail(), b"two")
+    store = await open_store()
+    async with aclosing(store):
+        assert payloads(await store.load(id_)) == [b"opening", b"one", b"two"]
+        await store.delete(id_)

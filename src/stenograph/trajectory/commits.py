@@ -1,0 +1,131 @@
+"""The additions of one commit to a session, as values: what a store writes, and what a session is read back from. Pure.
+
+A session begins with a `SessionOpened` and goes on with `SessionCommit`s: each is what one request added, with all of
+its turns. Their order is that of the commits; applied in that order to an empty session they make the session again.
+Knows neither the bytes that a store writes (store/codec.py) nor how a session is run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stenograph.core.chat import Remaining
+from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.strand_kinds import UNLABELLED, Label
+from stenograph.core.types import SessionId
+from stenograph.trajectory.turn import CommittedTurn, Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMark:
+    """The tokenizer and the chat template that a session's ids were made with: a name for people, a digest to compare.
+
+    An empty digest is of a model that is not known.
+    """
+
+    name: str = ""
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOpened:
+    """A session as it was opened: its options by value, the matcher by its name. `created_at`: seconds of the epoch."""
+
+    session_id: SessionId
+    created_at: float
+    model: ModelMark = ModelMark()
+    history: HistoryKind = HistoryKind.STRANDS
+    matcher: str = "harness"
+    after_length: AfterLength = AfterLength.CLOSE
+    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    ttl_s: float | None = None
+    max_turns: int | None = None
+    max_total_tokens: int | None = None
+    max_nodes: int | None = None
+    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    sampling: SamplingRules | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrandOpened:
+    """A strand that a turn opens: its key, None if no request can have it, and the number of the one it continues."""
+
+    key: bytes | None = None
+    agent_id: str = ""
+    continues: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedTurn:
+    """A turn and its place: after `parent`, in the strand of that number, or in one that it opens.
+
+    Where a session has but one strand, every turn says how that was opened, and the first to come opened it.
+    """
+
+    turn: CommittedTurn
+    parent: Node | None = None
+    strand: int | None = None
+    opened: StrandOpened = StrandOpened()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMark:
+    """The part of a request that is kept, so that another is known to repeat it: the print of its body, not the body.
+
+    `body_print` is XXH3 of 128 bits of its `num_body_bytes`. `order` counts the session's requests as they were begun,
+    `num_begun` how many had been by the time of the commit. `budget` is what was left before anything was sampled.
+    """
+
+    route: str
+    body_print: bytes
+    num_body_bytes: int
+    key: str | None = None
+    order: int = 0
+    num_begun: int = 0
+    budget: Remaining = field(default_factory=Remaining)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRow:
+    """A request of a session. Times are in seconds by the caller's clock; `ended_s` None: it is still running.
+
+    `client` is the user agent. `strand` and `turn` (its node's id) are None if it made no turn. `overlaps` are the
+    numbers of requests that ran with it, the first 16. `status` is that of the HTTP answer, None if none was sent;
+    `error` is the code of an error. `rewrites` are the names of the rewrites that were applied, the first 16.
+    """
+
+    number: int
+    received_s: float
+    path: str
+    dialect: str
+    client: str
+    label: Label
+    overlaps: tuple[int, ...]
+    ended_s: float | None = None
+    status: int | None = None
+    error: str | None = None
+    strand: int | None = None
+    turn: int | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_sampled_tokens: int = 0
+    rewrites: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCommit:
+    """The turns that one request added. `reply_id` is by which the client knows its reply; None: that of the one turn.
+
+    `label` is what rules say of it. `request` None: no other can be known to repeat it. `ledger` has the rows of the
+    requests that ended since the commit before, and this one's.
+    """
+
+    turns: tuple[PlacedTurn, ...]
+    label: Label = UNLABELLED
+    reply_id: str | None = None
+    request: RequestMark | None = None
+    ledger: tuple[LedgerRow, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.turns:
+            raise ValueError("a commit has at least one turn")

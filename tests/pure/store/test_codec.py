@@ -1,0 +1,422 @@
+"""Every value comes back from a row bit for bit, and one changed byte is always found."""
+
+import contextlib
+import dataclasses
+import datetime
+import struct
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, Remaining, ToolChoice, ToolMode
+from stenograph.core.day import Day
+from stenograph.core.errors import SessionDamaged
+from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.strand_kinds import Label, StrandKind
+from stenograph.core.types import (
+    EngineTimes,
+    Finish,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Replay,
+    RequestId,
+    SampledTurn,
+    SamplingParams,
+    SessionId,
+    StageTimes,
+    TopLogprob,
+    WeightSpan,
+    token_ids,
+)
+from stenograph.store.base import StoredRow, StoredSession, checked_payloads
+from stenograph.store.codec.commits import decode_commit, decode_opened, encode_commit, encode_opened
+from stenograph.store.codec.rows import (
+    COMMIT,
+    HEAD_BYTES,
+    OPENED,
+    RowDamaged,
+    Totals,
+    row_body,
+    row_digest,
+    row_payload,
+)
+from stenograph.trajectory.commits import (
+    LedgerRow,
+    ModelMark,
+    PlacedTurn,
+    RequestMark,
+    SessionCommit,
+    SessionOpened,
+    StrandOpened,
+)
+from stenograph.trajectory.rewrites import AppliedRewrite
+from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus
+
+texts = st.text(st.characters(codec=None), max_size=20)
+"""Lone surrogates among them, which JSON can write."""
+counts = st.integers(0, 2**31 - 1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | finite | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+json_objects = st.dictionaries(st.text(max_size=8), json_values, max_size=3)
+calls = st.builds(ToolCall, id=texts, name=texts, arguments=texts)
+
+
+def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | values
+
+
+def ids(size: int | None = None) -> st.SearchStrategy[Any]:
+    least, most = (0, 20) if size is None else (size, size)
+    return st.lists(st.integers(-(2**31), 2**31 - 1), min_size=least, max_size=most).map(token_ids)
+
+
+def floats(size: int, *, any_bits: bool = False) -> st.SearchStrategy[Any]:
+    values = st.floats() if any_bits else finite
+    return st.lists(values, min_size=size, max_size=size).map(lambda found: array("d", found))
+
+
+messages = st.one_of(
+    st.builds(
+        Message,
+        role=st.just(Role.ASSISTANT),
+        content=maybe(texts),
+        reasoning=maybe(texts),
+        tool_calls=st.lists(calls, max_size=2).map(tuple),
+        name=maybe(texts),
+    ),
+    st.builds(Message, role=st.just(Role.TOOL), content=maybe(texts), tool_call_id=maybe(texts), name=maybe(texts)),
+    st.builds(Message, role=st.sampled_from([Role.SYSTEM, Role.DEVELOPER, Role.USER]), content=maybe(texts)),
+)
+params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100) | st.just(1),
+    top_p=st.floats(0.01, 1.0),
+    top_k=counts,
+    min_p=st.floats(0, 1),
+    seed=maybe(st.integers(-(2**63), 2**64 - 1)),
+    max_tokens=maybe(st.integers(100, 2**31 - 1)),
+    min_tokens=st.integers(0, 100),
+    stop=st.lists(texts.filter(bool), max_size=2).map(tuple),
+    stop_token_ids=st.lists(counts, max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2) | st.just(-0.0),
+    repetition_penalty=st.floats(0.01, 100),
+    logit_bias=st.lists(st.tuples(counts, st.floats(-100, 100)), max_size=3).map(tuple),
+    grammar=maybe(st.builds(Grammar, kind=st.sampled_from(GrammarKind), source=texts)),
+    num_top_logprobs=st.integers(0, 20),
+)
+contexts = st.builds(
+    PromptContext,
+    tools=st.lists(st.builds(Tool, name=texts, json=texts, parameters_json=texts), max_size=2).map(tuple),
+    template_kwargs=json_objects,
+    day=maybe(st.dates(min_value=datetime.date(1000, 1, 1)).map(lambda date: Day(date=date))),
+)
+stages = st.builds(
+    StageTimes, start=finite, ends=st.dictionaries(st.sampled_from(["receive", "sample", "commit"]), finite)
+)
+labels = st.builds(Label, kind=maybe(st.sampled_from(StrandKind)), client=maybe(texts), rule=maybe(texts))
+
+
+@st.composite
+def sampled_turns(draw: Any) -> SampledTurn:
+    num = draw(st.integers(0, 6))
+    top = st.builds(TopLogprob, id=st.integers(-(2**31), 2**31 - 1), logprob=st.floats())
+    rows = st.lists(st.lists(top, max_size=3).map(tuple), min_size=num, max_size=num).map(tuple)
+    spans: list[WeightSpan] = []
+    if num >= 2:
+        spans = [WeightSpan(version=draw(texts), start=0, end=1), WeightSpan(version="2", start=1, end=num)]
+    return SampledTurn(
+        ids=draw(ids(num)),
+        logprobs=draw(floats(num)),
+        sampling_logprobs=draw(maybe(floats(num, any_bits=True))),
+        top_logprobs=draw(maybe(rows)),
+        finish=Finish(reason=draw(st.sampled_from(FinishReason)), matched=draw(maybe(counts | texts))),
+        weights=tuple(spans),
+        num_cached_tokens=draw(counts),
+        times=draw(
+            maybe(st.builds(EngineTimes, submitted=finite, admitted=finite, first_token=finite, finished=finite))
+        ),
+        replay=draw(maybe(st.builds(Replay, routed_experts=maybe(texts), indexer_topk=maybe(texts)))),
+    )
+
+
+turns = st.builds(
+    CommittedTurn,
+    request_id=st.uuids().map(lambda id_: RequestId(id_.hex)),
+    new_prompt_ids=ids(),
+    sampled=sampled_turns(),
+    status=st.sampled_from(TurnStatus),
+    messages=st.lists(messages, max_size=3).map(tuple),
+    reply=st.builds(
+        ParsedReply,
+        message=messages,
+        faults=st.lists(
+            st.builds(ParseFault, problem=st.sampled_from(ParseProblem), seen=texts, start=counts, end=counts),
+            max_size=2,
+        ).map(tuple),
+        num_reasoning_tokens=counts,
+    ),
+    context=contexts,
+    asked=st.sampled_from(Asked),
+    num_trimmed=counts,
+    params=params,
+    tool_choice=st.builds(ToolChoice, mode=st.sampled_from([ToolMode.AUTO, ToolMode.NONE, ToolMode.REQUIRED]))
+    | st.builds(ToolChoice, mode=st.just(ToolMode.NAMED), name=texts),
+    parallel_tool_calls=st.booleans(),
+    reply_id=st.text(max_size=10),
+    request_json=st.binary(max_size=10),
+    rewrites=st.lists(st.builds(AppliedRewrite, rule=texts, where=texts, before=texts, after=texts), max_size=2).map(
+        tuple
+    ),
+    requested_at=finite,
+    committed_at=finite,
+    stages=stages,
+)
+ledger_rows = st.builds(
+    LedgerRow,
+    number=counts,
+    received_s=finite,
+    path=texts,
+    dialect=texts,
+    client=texts,
+    label=labels,
+    overlaps=st.lists(counts, max_size=3).map(tuple),
+    ended_s=maybe(finite),
+    status=maybe(counts),
+    error=maybe(st.text(max_size=5)),
+    strand=maybe(counts),
+    turn=maybe(counts),
+    num_prompt_tokens=counts,
+    num_cached_tokens=counts,
+    num_sampled_tokens=counts,
+    rewrites=st.lists(texts, max_size=2).map(tuple),
+)
+marks = st.builds(
+    RequestMark,
+    route=texts,
+    body_print=st.binary(min_size=16, max_size=16),
+    num_body_bytes=counts,
+    key=maybe(texts),
+    order=counts,
+    num_begun=counts,
+    budget=st.builds(
+        Remaining,
+        context_tokens=maybe(st.integers(-(2**31), 2**31)),
+        session_tokens=maybe(st.integers(-(2**31), 2**31)),
+    ),
+)
+openings = st.builds(
+    SessionOpened,
+    session_id=st.uuids().map(lambda id_: SessionId(id_.hex)),
+    created_at=finite,
+    model=st.builds(ModelMark, name=texts, digest=st.binary(max_size=32)),
+    history=st.sampled_from(HistoryKind),
+    matcher=st.text(max_size=10),
+    after_length=st.sampled_from(AfterLength),
+    metadata=json_objects,
+    ttl_s=maybe(finite),
+    max_turns=maybe(counts),
+    max_total_tokens=maybe(counts),
+    max_nodes=maybe(counts),
+    template_kwargs=json_objects,
+    sampling=maybe(
+        st.builds(
+            SamplingRules,
+            default=st.fixed_dictionaries({}, optional={"temperature": st.floats(0, 2) | st.just(1), "top_k": counts}),
+            force=st.fixed_dictionaries(
+                {},
+                optional={
+                    "stop": st.just(("a", "b")),
+                    "logit_bias": st.just(((1, 2.5), (3, -1.0))),
+                    "max_tokens": st.integers(1, 99),
+                },
+            ),
+        )
+    ),
+)
+
+
+@st.composite
+def commits(draw: Any) -> tuple[SessionCommit, dict[int, Node]]:
+    """A commit, and the nodes that it may hang on; what a turn shares with its parent is the parent's own object."""
+    nodes = {7: Node(id_=7, turn=draw(turns), parent=None)}
+    placed: list[PlacedTurn] = []
+    for _ in range(draw(st.integers(1, 2))):
+        turn, parent = draw(turns), draw(st.sampled_from([None, nodes[7]]))
+        if parent is not None:
+            shared = draw(st.sets(st.sampled_from(["context", "params", "tool_choice", "request_json"])))
+            turn = dataclasses.replace(turn, **{name: getattr(parent.turn, name) for name in shared})
+        opened = st.builds(
+            StrandOpened,
+            key=maybe(st.binary(min_size=16, max_size=16)),
+            agent_id=texts,
+            continues=maybe(st.integers(0, 99)),
+        )
+        strand = draw(maybe(st.integers(0, 99)))
+        opens = draw(opened) if strand is None else StrandOpened()
+        placed.append(PlacedTurn(turn=turn, parent=parent, strand=strand, opened=opens))
+    commit = SessionCommit(
+        turns=tuple(placed),
+        label=draw(labels),
+        reply_id=draw(maybe(st.text(max_size=5))),
+        request=draw(maybe(marks)),
+        ledger=tuple(draw(st.lists(ledger_rows, max_size=2))),
+    )
+    return commit, nodes
+
+
+def bits(value: Any) -> Any:  # noqa: PLR0911
+    """A value as what is compared: every float by its bits, every number with its type, every field of every part."""
+    match value:
+        case bool() | None:
+            return value
+        case float():
+            return ("float", struct.pack("<d", value))
+        case int():
+            return ("int", int(value))
+        case str() | bytes():
+            return (type(value).__name__, value)
+        case array():
+            return (value.typecode, value.tobytes())
+        case tuple() | list():
+            return (type(value).__name__, [bits(one) for one in value])
+        case dict() | Mapping():
+            return ("dict", [(key, bits(one)) for key, one in value.items()])
+        case Node():
+            return ("node", value.id)
+        case datetime.date():
+            return value.isoformat()
+        case _:
+            fields = [field.name for field in dataclasses.fields(value)]
+            return (type(value).__name__, [(name, bits(getattr(value, name))) for name in fields])
+
+
+slow = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+
+
+@slow
+@given(commits())
+def test_a_commit_comes_back_bit_for_bit(made: tuple[SessionCommit, dict[int, Node]]) -> None:
+    commit, nodes = made
+    back = decode_commit(memoryview(encode_commit(commit)), nodes.__getitem__)
+    assert bits(back) == bits(commit)
+    for before, after in zip(commit.turns, back.turns, strict=True):
+        if before.parent is not None and before.turn.context is before.parent.turn.context:
+            assert after.turn.context is before.parent.turn.context, "what is shared is one object again"
+
+
+@slow
+@given(openings)
+@example(SessionOpened(session_id=SessionId("0" * 32), created_at=1.0, metadata={"big": 10**30, "one": 1, "uno": 1.0}))
+def test_an_opening_comes_back_bit_for_bit(opened: SessionOpened) -> None:
+    assert bits(decode_opened(memoryview(encode_opened(opened)))) == bits(opened)
+
+
+def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
+    """The strategies above name each: a field that is added has to be written, and comes here."""
+    known = {
+        CommittedTurn: 18, SampledTurn: 9, SessionOpened: 13, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
+        LedgerRow: 16, SamplingParams: 16, Message: 6, Tool: 3, ToolCall: 3, Replay: 2, PromptContext: 4,
+        ParsedReply: 3, AppliedRewrite: 4, SamplingRules: 2, StrandOpened: 3, Remaining: 2, Label: 3, StageTimes: 2,
+    }  # fmt: skip
+    assert {kind: len(dataclasses.fields(kind)) for kind in known} == known
+
+
+def stored(num_rows: int) -> StoredSession:
+    id_ = SessionId("00" * 16)
+    rows: list[StoredRow] = []
+    digest = b""
+    for seq in range(num_rows):
+        body = row_body(OPENED if seq == 0 else COMMIT, Totals(num_turns=seq), b"what row %d says " % seq * 200)
+        digest = row_digest(digest, id_, seq, body)
+        rows.append(StoredRow(seq=seq, body=body, digest=digest))
+    return StoredSession(session_id=id_, number=1, at=1.0, rows=rows)
+
+
+@given(st.integers(0, 3), st.sampled_from(["body", "digest"]), st.integers(0, 10**6), st.integers(1, 255))
+def test_one_changed_byte_is_found_wherever_it_is(row: int, part: str, at: int, flip: int) -> None:
+    session = stored(4)
+    checked_payloads(session)
+    rows = list(session.rows)
+    changed = bytearray(getattr(rows[row], part))
+    changed[at % len(changed)] ^= flip
+    rows[row] = dataclasses.replace(rows[row], **{part: bytes(changed)})
+    with pytest.raises(SessionDamaged, match="opening" if row == 0 else f"row {row}"):
+        checked_payloads(dataclasses.replace(session, rows=rows))
+
+
+@given(st.binary(max_size=300))
+def test_whatever_a_row_holds_it_is_read_or_damaged(payload: bytes) -> None:
+    for read in (
+        lambda: decode_opened(memoryview(payload)),
+        lambda: decode_commit(memoryview(payload), {}.__getitem__),
+        lambda: row_payload(payload, COMMIT),
+    ):
+        try:
+            read()
+        except RowDamaged:
+            continue
+
+
+@slow
+@given(commits(), st.data())
+def test_a_commit_with_changed_bytes_is_read_or_damaged(
+    made: tuple[SessionCommit, dict[int, Node]], data: st.DataObject
+) -> None:
+    commit, nodes = made
+    payload = bytearray(encode_commit(commit))
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(RowDamaged):
+        decode_commit(memoryview(bytes(payload)), nodes.__getitem__)
+
+
+def test_a_row_of_another_kind_or_a_later_format_is_damage() -> None:
+    body = row_body(OPENED, Totals(num_tokens=5), b"payload")
+    assert (bytes(row_payload(body, OPENED)), Totals.of(body[:HEAD_BYTES])) == (b"payload", Totals(num_tokens=5))
+    with pytest.raises(RowDamaged, match="kind 0, not 1"):
+        row_payload(body, COMMIT)
+    with pytest.raises(RowDamaged, match="format 2, and this server knows 1"):
+        row_payload(b"\x02" + body[1:], OPENED)
+    with pytest.raises(RowDamaged, match="has 3 bytes"):
+        row_payload(body[:3], OPENED)
+
+
+def test_a_turn_s_row_is_as_long_as_what_the_turn_added_however_long_its_line_is() -> None:
+    turn = CommittedTurn(
+        request_id=RequestId("a" * 32),
+        new_prompt_ids=token_ids(range(100)),
+        sampled=SampledTurn(
+            ids=token_ids(range(100)),
+            logprobs=array("d", [-0.5] * 100),
+            sampling_logprobs=None,
+            top_logprobs=None,
+            finish=Finish(reason=FinishReason.STOP, matched=2),
+            weights=(),
+            num_cached_tokens=0,
+            times=None,
+        ),
+        status=TurnStatus.COMPLETED,
+        messages=(Message(role=Role.USER, content="x" * 400),),
+        reply=ParsedReply(message=Message(role=Role.ASSISTANT, content="y" * 400)),
+        context=PromptContext(tools=(Tool(name="t", json="j" * 50_000),)),
+        request_json=b'{"model": "m"}',
+    )
+    parent, sizes = None, list[int]()
+    for number in range(50):
+        sizes.append(len(encode_commit(SessionCommit(turns=(PlacedTurn(turn=turn, parent=parent, strand=0),)))))
+        parent = Node(id_=number, turn=turn, parent=parent)
+    assert sizes[0] > 50_000
+    assert sizes[1] == sizes[40] < 2_700
