@@ -31,8 +31,9 @@ TESTING = PRODUCT + "testing/"
 
 # Files, functions, calls, changes of room. Goal: 35 files, 220 functions, 450 calls for a chat.
 # Strands, their labels and the ledger took 25 calls, and 380 of the samples: their metadata has every strand and turn.
-CHAT = (66, 450, 656, 188)
-STREAMED_CHAT = (68, 474, 718, 206)
+# Admission took a file, and saved eleven calls.
+CHAT = (67, 448, 645, 183)
+STREAMED_CHAT = (69, 471, 706, 201)
 SAMPLES = (40, 240, 1469, 177)
 
 

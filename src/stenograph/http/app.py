@@ -42,8 +42,9 @@ from stenograph.offload.loop_lag import LoopLag
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
+from stenograph.session.admission import Limits
 from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
-from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.manager import SessionManager
 from stenograph.session.turn import TurnServices
 from stenograph.trajectory.matching import MATCHERS, load_matcher
 

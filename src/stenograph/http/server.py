@@ -86,6 +86,7 @@ def uvicorn_config(app: App, settings: Settings) -> uvicorn.Config:
         log_config=None,
         lifespan="off",
         server_header=False,
+        proxy_headers=False,
         headers=[("server", "stenograph")],
         # The drain ends every turn by its own deadline; this one is for a client that does not take its reply.
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + settings.abort_grace_s) + 5,
@@ -112,6 +113,7 @@ async def run_uvicorn(
         await listens.wait()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(10_000, 10, 10)
         await tell_of_readiness(engine, url=url, ready=ready)
 
     listens = asyncio.Event()
