@@ -5,7 +5,7 @@ leaving stops what still runs. The terminal event of a stream is sent after the 
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -100,7 +100,7 @@ class TurnRoute:
     ) -> Watch:
         self.doorman.check_key(scope["headers"])
         session = self.doorman.session_of(place.session_id, scope["headers"])
-        name = _client_name(scope)
+        name = client_name(scope)
         if session is not None:
             reading.note = session.ledger.note(self.clock, path=place.route, dialect=self.dialect.name, client=name)
         body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
@@ -114,17 +114,10 @@ class TurnRoute:
             stages.mark(Stage.ADMIT, self.clock.monotonic())
             async with self.body_slots.decoding():
                 reading.decoded = await self._decode_large(incoming)
-        caller = Caller(name=name, path=place.route, headers=self._sought_headers(scope), note=reading.note)
+        headers = sought_headers(scope, self.sought_headers)
+        caller = Caller(name=name, path=place.route, headers=headers, note=reading.note)
         decode = partial(reading.decode, incoming)
         return self.manager.start(session, decode, started=stages, identity=identity, caller=caller)
-
-    def _sought_headers(self, scope: Scope) -> dict[str, str]:
-        """The headers that rules look at; of several with one name the last."""
-        found: dict[str, str] = {}
-        for name, value in scope["headers"]:
-            if name in self.sought_headers:
-                found[name.decode()] = value.decode("latin-1")
-        return found
 
     async def _decode_large(self, incoming: Incoming) -> Decoded:
         """Decode without holding the loop for long. msgspec holds the GIL on every thread."""
@@ -240,7 +233,16 @@ def _identity(scope: Scope, place: Place, body: bytes) -> RequestIdentity:
     )
 
 
-def _client_name(scope: Scope) -> str:
+def sought_headers(scope: Scope, sought: Container[bytes]) -> dict[str, str]:
+    """The headers that rules look at; of several with one name the last."""
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        if name in sought:
+            found[name.decode()] = value.decode("latin-1")
+    return found
+
+
+def client_name(scope: Scope) -> str:
     """The client's own name, shortened. Nothing checks it."""
     return (header_value(scope, b"user-agent") or "")[:MAX_CLIENT_CHARS]
 
