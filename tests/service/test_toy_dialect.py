@@ -82,6 +82,9 @@ class ToyWriter:
     def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes:
         return b"".join(line({"more": piece.delta.content}) for piece in pieces if piece.delta.content)
 
+    def alive(self, prompts: Sequence["array[int]"]) -> bytes:
+        return line({"hm": len(prompts[0])})
+
     def end(self, replies: Sequence[ChatReply]) -> bytes:
         return line({"end": str(replies[0].sampled.finish.reason)})
 

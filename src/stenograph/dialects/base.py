@@ -84,6 +84,15 @@ class StreamWriter(Protocol):
         """The events that come last, the terminal one included."""
         ...
 
+    def alive(self, prompts: Sequence["array[int]"]) -> bytes:
+        """A sign of life after a long silence.
+
+        It may come before `start`, and begin the reply itself where its events need it; `start` adds what is left then.
+        A prompt's ids are empty until they are known. Where the reply has its engine's id (`keeps_engine_id`), another
+        writer may go on from here: nothing is said of the reply then.
+        """
+        ...
+
     def failed(self, error: StenographError) -> bytes:
         """The last bytes instead of `end`: the error, and nothing that says the reply is whole."""
         ...

@@ -11,12 +11,13 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from stenograph.core.chat import Remaining, Spelling
+from stenograph.core.chat import Remaining, Spelling, StreamPiece
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Stage, StageTimes
 from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.http.auth import Doorman
+from stenograph.http.keep_alive import Pulse
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import Client, ClientGone, count_error, header_value, read_json, send_refusal, send_whole
 from stenograph.offload.body_slots import BodySlots
@@ -146,25 +147,48 @@ class TurnRoute:
             watch.delivered()
 
     async def _stream(self, watch: Watch, client: Client, send: Send, note: LedgerNote) -> None:
-        pieces = await watch.take()
-        if pieces is None:
-            # It ended before anything was said: its error, if it has one, can still be a status.
-            try:
-                await _result(watch, note)
-            except TurnAbandoned:
-                return
-            except StenographError as error:
-                await self._send_error(send, error, watch.spelling, watch)
-                return
-        writer = self.dialect.stream(
-            watch.reply_id, watch.options, created=int(self.clock.wall()), spelling=watch.spelling
-        )
-        await _start_stream(watch, writer, send)
-        await self._send_more(send, writer.start(watch.prompts))
-        while pieces is not None:
-            await self._send_more(send, writer.pieces(pieces, watch.prompts))
+        with Pulse(self.clock, watch.call) as pulse:
             pieces = await watch.take()
+            if pieces is None:
+                # It ended before anything was said: its error, if it has one, can still be a status.
+                try:
+                    await _result(watch, note)
+                except TurnAbandoned:
+                    return
+                except StenographError as error:
+                    await self._send_error(send, error, watch.spelling, watch)
+                    return
+            writer = self._writer(watch)
+            await _start_stream(watch, writer, send)
+            if pieces == []:
+                pieces = await self._wait(watch, writer, send, pulse)
+                if watch.spelling.keeps_engine_id:
+                    writer = self._writer(watch)
+            await self._send_more(send, writer.start(watch.prompts))
+            pulse.sent()
+            while pieces is not None:
+                content = writer.pieces(pieces, watch.prompts)
+                if content:
+                    await self._send_more(send, content)
+                    pulse.sent()
+                elif pulse.is_due:
+                    await _send_piece(send, writer.alive(watch.prompts))
+                    pulse.sent()
+                pieces = await watch.take()
         await self._end_stream(watch, client, writer, send, note)
+
+    def _writer(self, watch: Watch) -> StreamWriter:
+        created = int(self.clock.wall())
+        return self.dialect.stream(watch.reply_id, watch.options, created=created, spelling=watch.spelling)
+
+    async def _wait(self, watch: Watch, writer: StreamWriter, send: Send, pulse: Pulse) -> list[StreamPiece] | None:
+        """The first pieces of a turn that takes long to begin; meanwhile its client gets signs of life."""
+        pieces: list[StreamPiece] | None = []
+        while pieces == []:
+            await _send_piece(send, writer.alive(watch.prompts))
+            pulse.sent()
+            pieces = await watch.take()
+        return pieces
 
     async def _end_stream(
         self, watch: Watch, client: Client, writer: StreamWriter, send: Send, note: LedgerNote
