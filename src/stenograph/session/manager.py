@@ -35,6 +35,7 @@ from stenograph.session.session import Session, SessionOptions
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
 from stenograph.session.watch import Delivery, RequestTask, Watch
+from stenograph.trajectory.late_system import with_reminders
 
 log = logging.getLogger(__name__)
 
@@ -344,6 +345,8 @@ class SessionManager:
         self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes, seats: Seats
     ) -> RequestRun:
         request = self._with_options(request, session)
+        if isinstance(request, ChatRequest) and (unshown := self._services.renderer.unshown_late):
+            request = with_reminders(request, unshown)
 
         def may_commit() -> bool:
             return session is not None and not session.is_closing
