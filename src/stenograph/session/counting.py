@@ -30,8 +30,8 @@ class PromptCounter:
         A chat that its session would refuse, because its history goes on otherwise, counts as one without a session.
         Raises CallerError for what cannot be shown, and TokenizationFailed.
         """
-        ruled = self._manager.with_options(request, session)
-        assert isinstance(ruled, ChatRequest), "options make no other request of a chat"
+        ruled = self._manager.as_sent(request, session)
+        assert isinstance(ruled, ChatRequest), "a chat is sent as a chat"
         if session is not None:
             try:
                 return await _num_ids(self._opening(ruled, session, caller))

@@ -35,6 +35,7 @@ from stenograph.session.session import Session, SessionOptions
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
 from stenograph.session.watch import Delivery, RequestTask, Watch
+from stenograph.trajectory.late_system import with_reminders
 
 log = logging.getLogger(__name__)
 
@@ -343,7 +344,7 @@ class SessionManager:
     def _make_run(
         self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes, seats: Seats
     ) -> RequestRun:
-        request = self.with_options(request, session)
+        request = self.as_sent(request, session)
 
         def may_commit() -> bool:
             return session is not None and not session.is_closing
@@ -387,18 +388,20 @@ class SessionManager:
             services=services,
         )
 
-    def with_options(self, request: TurnRequest, session: Session | None) -> TurnRequest:
-        """The request under its session's sampling rules, and a chat with the arguments that the server and its session
-        give the template, where it has none."""
+    def as_sent(self, request: TurnRequest, session: Session | None) -> TurnRequest:
+        """The request as it is matched, rendered and sampled: under its session's sampling rules, a chat with the
+        arguments that the server and its session give the template where it has none, and with what the template
+        cannot show as it stands rewritten."""
         if session is not None and session.options.sampling is not None:
             request = session.options.sampling.ruled(request)
         if not isinstance(request, ChatRequest):
             return request
         of_session: Mapping[str, object] = {} if session is None else session.options.template_kwargs
-        if not of_session and not self._services.template_kwargs:
-            return request
-        kwargs = {**self._services.template_kwargs, **of_session, **request.template_kwargs}
-        return replace(request, template_kwargs=kwargs)
+        if of_session or self._services.template_kwargs:
+            kwargs = {**self._services.template_kwargs, **of_session, **request.template_kwargs}
+            request = replace(request, template_kwargs=kwargs)
+        unshown = self._services.renderer.unshown_late
+        return with_reminders(request, unshown) if unshown else request
 
     def _run(
         self,
