@@ -26,6 +26,7 @@ from stenograph.session.session import Session, SessionOptions
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
 from stenograph.session.watch import Delivery, RequestTask, Watch
+from stenograph.trajectory.late_system import with_reminders
 
 log = logging.getLogger(__name__)
 
@@ -279,6 +280,21 @@ class SessionManager:
             check=None if session.options.max_turns is None else session.check_strand,
         )
 
+    def as_sent(self, request: TurnRequest, session: Session | None) -> TurnRequest:
+        """The request as it is matched, rendered and sampled: under its session's sampling rules, a chat with the
+        arguments that the server and its session give the template where it has none, and with what the template
+        cannot show as it stands rewritten."""
+        if session is not None and session.options.sampling is not None:
+            request = session.options.sampling.ruled(request)
+        if not isinstance(request, ChatRequest):
+            return request
+        of_session: Mapping[str, object] = {} if session is None else session.options.template_kwargs
+        if of_session or self._services.template_kwargs:
+            kwargs = {**self._services.template_kwargs, **of_session, **request.template_kwargs}
+            request = replace(request, template_kwargs=kwargs)
+        unshown = self._services.renderer.unshown_late
+        return with_reminders(request, unshown) if unshown else request
+
     def _run(self, run: RequestRun, place: Place, seats: Seats, client: str) -> RequestTask:
         """Start the task of a request. Its callback ends its life here: a coroutine that is cancelled before its first
         step runs no `finally`, a task's callback always runs."""
@@ -333,7 +349,6 @@ def _request_run(
     services: TurnServices,
 ) -> RequestRun:
     """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
-    request = _with_options(request, session, services)
     opened = openings(
         request,
         seats=seats,
@@ -375,16 +390,3 @@ def _request_run(
         token_limit=None if session is None else session.options.max_total_tokens,
         services=services,
     )
-
-
-def _with_options(request: TurnRequest, session: Session | None, services: TurnServices) -> TurnRequest:
-    """The request under its session's sampling rules, and a chat with the arguments that the server and its session
-    give the template, where it has none."""
-    if session is not None and session.options.sampling is not None:
-        request = session.options.sampling.ruled(request)
-    if not isinstance(request, ChatRequest):
-        return request
-    of_session: Mapping[str, object] = {} if session is None else session.options.template_kwargs
-    if not of_session and not services.template_kwargs:
-        return request
-    return replace(request, template_kwargs={**services.template_kwargs, **of_session, **request.template_kwargs})

@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from stenograph.core.chat import ChatReply, Remaining, TurnRequest
+from stenograph.core.chat import ChatReply, ChatRequest, Remaining, TurnRequest
 from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamTimeout
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
 from stenograph.core.telemetry import TurnEnd, TurnReport
 from stenograph.core.types import FinishReason
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
-from stenograph.trajectory.rewrites import AppliedRewrite
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""
@@ -131,6 +131,8 @@ class RequestRun:
             raise self._timeout_error() from error
         except StenographError as error:
             blame_session(error, self.request.imposed)
+            if isinstance(self.request, ChatRequest):
+                error.blame = self.request.blame_of_client(error.blame)
             raise
         finally:
             self._deadline = None

@@ -19,6 +19,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
 from stenograph.core.clock import Clock
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import (
     Chunk,
     EngineReply,
@@ -49,7 +50,6 @@ from stenograph.session.reply_buffer import ReplyBuffer
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand
 from stenograph.trajectory.history import Attachment
-from stenograph.trajectory.rewrites import AppliedRewrite
 from stenograph.trajectory.turn import CommittedTurn, TurnStatus
 
 T = TypeVar("T")
