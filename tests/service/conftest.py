@@ -13,7 +13,7 @@ import pytest
 
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.types import Finish, FinishReason
-from stenograph.dialects.base import Dialect
+from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.engine.base import Engine
 from stenograph.http.app import make_app, make_renderer, openai_dialects
 from stenograph.http.server import Server, listen, uvicorn_config
@@ -118,6 +118,7 @@ async def running(
     clock: Clock | None = None,
     slots: BodySlots | None = None,
     dialects: Sequence[Dialect] = (),
+    counters: Sequence[CountDialect] = (),
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager]]:
     """A server around an engine that has been started, on a socket of its own: its URL, and its manager.
@@ -136,6 +137,7 @@ async def running(
         moe_shape=(2, 2),
         body_slots=slots,
         dialects=(*openai_dialects(made, renderer, "tiny"), *dialects),
+        counters=counters,
     )
     ready = asyncio.Event()
     config = uvicorn_config(app, made)

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stenograph.core.errors import MethodNotAllowed
 from stenograph.dialects.base import Refuse
+from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
 from stenograph.http.turn_route import Place, TurnRoute
 from stenograph.http.wire import count_error, send_refusal
@@ -18,7 +19,9 @@ class App:
     `refuse` writes the errors of requests that come to no dialect.
     """
 
-    def __init__(self, *, turns: Sequence[TurnRoute], control: ASGIApp, metrics: Metrics, refuse: Refuse) -> None:
+    def __init__(
+        self, *, turns: Sequence[TurnRoute | CountRoute], control: ASGIApp, metrics: Metrics, refuse: Refuse
+    ) -> None:
         self._mounts = [(_pattern(path), turn) for turn in turns for path in turn.dialect.paths]
         self._control = control
         self.metrics = metrics
@@ -37,7 +40,7 @@ class App:
         count_error(self.metrics, error)
         await send_refusal(send, turn.dialect.refusal(error, None))
 
-    def _find(self, path: str) -> tuple[TurnRoute, Place] | None:
+    def _find(self, path: str) -> tuple[TurnRoute | CountRoute, Place] | None:
         """The dialect's route for this path, and the path's parts."""
         for pattern, turn in self._mounts:
             if found := pattern.fullmatch(path):

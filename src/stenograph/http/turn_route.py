@@ -5,18 +5,19 @@ leaving stops what still runs. The terminal event of a stream is sent after the 
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from stenograph.core.chat import Remaining, Spelling
+from stenograph.core.chat import Remaining, Spelling, StreamPiece
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Stage, StageTimes
 from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.http.auth import Doorman
+from stenograph.http.keep_alive import Pulse
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import Client, ClientGone, count_error, header_value, read_json, send_refusal, send_whole
 from stenograph.offload.body_slots import BodySlots
@@ -100,7 +101,7 @@ class TurnRoute:
     ) -> Watch:
         self.doorman.check_key(scope)
         session = self.doorman.session_of(place.session_id, scope)
-        name = _client_name(scope)
+        name = client_name(scope)
         if session is not None:
             reading.note = session.ledger.note(self.clock, path=place.route, dialect=self.dialect.name, client=name)
         body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
@@ -114,17 +115,10 @@ class TurnRoute:
             stages.mark(Stage.ADMIT, self.clock.monotonic())
             async with self.body_slots.decoding():
                 reading.decoded = await self._decode_large(incoming)
-        caller = Caller(name=name, path=place.route, headers=self._sought_headers(scope), note=reading.note)
+        headers = sought_headers(scope, self.sought_headers)
+        caller = Caller(name=name, path=place.route, headers=headers, note=reading.note)
         decode = partial(reading.decode, incoming)
         return self.manager.start(session, decode, started=stages, identity=identity, caller=caller)
-
-    def _sought_headers(self, scope: Scope) -> dict[str, str]:
-        """The headers that rules look at; of several with one name the last."""
-        found: dict[str, str] = {}
-        for name, value in scope["headers"]:
-            if name in self.sought_headers:
-                found[name.decode()] = value.decode("latin-1")
-        return found
 
     async def _decode_large(self, incoming: Incoming) -> Decoded:
         """Decode without holding the loop for long. msgspec holds the GIL on every thread."""
@@ -153,25 +147,48 @@ class TurnRoute:
             watch.delivered()
 
     async def _stream(self, watch: Watch, client: Client, send: Send, note: LedgerNote) -> None:
-        pieces = await watch.take()
-        if pieces is None:
-            # It ended before anything was said: its error, if it has one, can still be a status.
-            try:
-                await _result(watch, note)
-            except TurnAbandoned:
-                return
-            except StenographError as error:
-                await self._send_error(send, error, watch.spelling, watch)
-                return
-        writer = self.dialect.stream(
-            watch.reply_id, watch.options, created=int(self.clock.wall()), spelling=watch.spelling
-        )
-        await _start_stream(watch, writer, send)
-        await self._send_more(send, writer.start(watch.prompts))
-        while pieces is not None:
-            await self._send_more(send, writer.pieces(pieces, watch.prompts))
+        with Pulse(self.clock, watch.call) as pulse:
             pieces = await watch.take()
+            if pieces is None:
+                # It ended before anything was said: its error, if it has one, can still be a status.
+                try:
+                    await _result(watch, note)
+                except TurnAbandoned:
+                    return
+                except StenographError as error:
+                    await self._send_error(send, error, watch.spelling, watch)
+                    return
+            writer = self._writer(watch)
+            await _start_stream(watch, writer, send)
+            if pieces == []:
+                pieces = await self._wait(watch, writer, send, pulse)
+                if watch.spelling.keeps_engine_id:
+                    writer = self._writer(watch)
+            await self._send_more(send, writer.start(watch.prompts))
+            pulse.sent()
+            while pieces is not None:
+                content = writer.pieces(pieces, watch.prompts)
+                if content:
+                    await self._send_more(send, content)
+                    pulse.sent()
+                elif pulse.is_due:
+                    await _send_piece(send, writer.alive(watch.prompts))
+                    pulse.sent()
+                pieces = await watch.take()
         await self._end_stream(watch, client, writer, send, note)
+
+    def _writer(self, watch: Watch) -> StreamWriter:
+        created = int(self.clock.wall())
+        return self.dialect.stream(watch.reply_id, watch.options, created=created, spelling=watch.spelling)
+
+    async def _wait(self, watch: Watch, writer: StreamWriter, send: Send, pulse: Pulse) -> list[StreamPiece] | None:
+        """The first pieces of a turn that takes long to begin; meanwhile its client gets signs of life."""
+        pieces: list[StreamPiece] | None = []
+        while pieces == []:
+            await _send_piece(send, writer.alive(watch.prompts))
+            pulse.sent()
+            pieces = await watch.take()
+        return pieces
 
     async def _end_stream(
         self, watch: Watch, client: Client, writer: StreamWriter, send: Send, note: LedgerNote
@@ -240,7 +257,16 @@ def _identity(scope: Scope, place: Place, body: bytes) -> RequestIdentity:
     )
 
 
-def _client_name(scope: Scope) -> str:
+def sought_headers(scope: Scope, sought: Container[bytes]) -> dict[str, str]:
+    """The headers that rules look at; of several with one name the last."""
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        if name in sought:
+            found[name.decode()] = value.decode("latin-1")
+    return found
+
+
+def client_name(scope: Scope) -> str:
     """The client's own name, shortened. Nothing checks it."""
     return (header_value(scope, b"user-agent") or "")[:MAX_CLIENT_CHARS]
 

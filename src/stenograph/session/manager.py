@@ -343,7 +343,7 @@ class SessionManager:
     def _make_run(
         self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes, seats: Seats
     ) -> RequestRun:
-        request = self._with_options(request, session)
+        request = self.with_options(request, session)
 
         def may_commit() -> bool:
             return session is not None and not session.is_closing
@@ -387,7 +387,7 @@ class SessionManager:
             services=services,
         )
 
-    def _with_options(self, request: TurnRequest, session: Session | None) -> TurnRequest:
+    def with_options(self, request: TurnRequest, session: Session | None) -> TurnRequest:
         """The request under its session's sampling rules, and a chat with the arguments that the server and its session
         give the template, where it has none."""
         if session is not None and session.options.sampling is not None:
