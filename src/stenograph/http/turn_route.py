@@ -98,8 +98,8 @@ class TurnRoute:
     async def _admit(
         self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
     ) -> Watch:
-        self.doorman.check_key(scope["headers"])
-        session = self.doorman.session_of(path.session_id, scope["headers"])
+        self.doorman.check_key(scope)
+        session = self.doorman.session_of(path.session_id, scope)
         name = client_name(scope)
         if session is not None:
             reading.note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
