@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from stenograph.core.errors import Limit, LimitExceeded, SessionNotFound
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.kept import KeptReply
-from stenograph.session.kinds import Label
 from stenograph.session.ledger import RequestLedger
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.strand import Strand, Strands

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from stenograph.core.chat import ChatRequest, KnownMessages
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.core.strand_kinds import TRAINED_KINDS, UNLABELLED, Label, StrandKind
 from stenograph.core.types import Prompt, SessionId
 from stenograph.session.gate import Gate, Lease
-from stenograph.session.kinds import UNLABELLED, Label
 from stenograph.session.strand_kinds import StrandSight, kinds_of
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
 from stenograph.trajectory.history import Attachment, Discarded, History, is_continued
