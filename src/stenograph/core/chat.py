@@ -5,12 +5,14 @@ Knows neither a wire format nor a template.
 
 import enum
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from stenograph.core.blame import Blame
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.messages import Message, Tool
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.text_print import TextPrint
 from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Stage, Usage
 
@@ -92,13 +94,16 @@ class Truncation:
 class KnownMessages:
     """Messages that a request may begin with, and the print of its body up to the end of the last one.
 
-    Their list begins at the byte `list_start` of the body, which is of this `dialect`.
+    Their list begins at the byte `list_start` of the body, which is of this `dialect`. `of_line` gives them as they
+    are kept, rewrites made: `num_messages`, with the `gaps` that `ChatRequest` has.
     """
 
     dialect: str
     text_print: TextPrint
     list_start: int
     of_line: Callable[[], Sequence[Message]]
+    num_messages: int
+    gaps: tuple[int, ...] = ()
 
 
 class Spelling(Protocol):
@@ -150,6 +155,9 @@ class ChatRequest:
     `text_print` is that of its body up to the end of the last message, whose list begins at `list_start`; `known` is
     what the body was seen to begin with. `messages_json` is the messages as an OpenAI list, for engines that parse
     replies by it.
+    `rewrites` are the changes to what the client sent: those that its dialect had to make, then those that rules make.
+    Where messages have been joined with others, `gaps` has the index of the message after each one that has gone, in
+    order: `place_of` gives the number that a message has for its client.
     """
 
     messages: tuple[Message, ...]
@@ -172,10 +180,22 @@ class ChatRequest:
     sent: Mapping[str, str] = field(default_factory=dict[str, str])
     said: frozenset[str] = frozenset()
     imposed: frozenset[str] = frozenset()
+    rewrites: tuple[AppliedRewrite, ...] = ()
+    gaps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.messages:
             raise ValueError("a conversation has at least one message")
+
+    def place_of(self, index: int) -> int:
+        """The number of a message among those that the dialect read from the body."""
+        return index + bisect_right(self.gaps, index)
+
+    def blame_of_client(self, blame: Blame | None) -> Blame | None:
+        """The same part of the request as it was read from the body."""
+        if blame is None or blame.part is not RequestPart.MESSAGES or blame.index is None or not self.gaps:
+            return blame
+        return replace(blame, index=self.place_of(blame.index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,6 +231,12 @@ class LedgerNote:
                 rewrites=[one.rule for one in outcome.rewrites] if outcome.rewrites else (),
             )
 
+    def counted(self, num_prompt_tokens: int) -> None:
+        """The request was answered with the tokens of its prompt, and made no turn."""
+        if self.is_open:
+            self.is_open = False
+            self._ledger.end(self._number, ended_s=self._clock.wall(), status=200, num_prompt_tokens=num_prompt_tokens)
+
     def close(self) -> None:
         """Nothing was answered: the client has left."""
         if self.is_open:

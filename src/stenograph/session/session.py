@@ -69,7 +69,8 @@ class Session:
         self._running: dict[RequestId, RequestTask] = {}
         self._kept: dict[RequestId, _Kept] = {}
         self._last_chat = now
-        self._num_started = 0
+        self.num_started = 0
+        """Requests that were begun on it."""
         self._looked_at: set[int] = set()
         self.num_counted_tokens = 0
         """Number of its tokens that the manager has counted among those that all sessions hold."""
@@ -197,8 +198,8 @@ class Session:
             before.is_superseded |= _are_alike(before.identity, turn.identity)
         for kept in self._kept.values():
             kept.is_superseded |= _are_alike(kept.reply.identity, turn.identity)
-        self._num_started += 1
-        turn.order = self._num_started
+        self.num_started += 1
+        turn.order = self.num_started
         self._running[turn.request_id] = turn
 
     def ended(self, turn: RequestTask, *, now: float, committed: bool) -> None:
@@ -213,7 +214,7 @@ class Session:
                 while len(self._kept) >= MAX_KEPT:
                     del self._kept[next(iter(self._kept))]
                 kept = _Kept(
-                    reply=reply, strands=strands, num_started=self._num_started, is_superseded=turn.is_superseded
+                    reply=reply, strands=strands, num_started=self.num_started, is_superseded=turn.is_superseded
                 )
                 self._kept[turn.request_id] = kept
                 self.release_delivered(turn.request_id)

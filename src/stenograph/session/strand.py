@@ -144,6 +144,14 @@ class Strands:
             self._by_key[key] = self._new(key, agent_id)
         return self._by_key[key]
 
+    def seen(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
+        """The strand that a chat belongs to, as it is now: for who takes no place in it, while others may commit."""
+        strand = self.of_chat(request, context, agent_id)
+        self.released(strand)
+        copy = Strand(strand.history.as_it_is(), Gate(self._session_id, exclusive=False), agent_id=agent_id)
+        copy.recent, copy.line_json, copy.number = strand.recent, strand.line_json, strand.number
+        return copy
+
     def of_ids(self, ids: "array[int]") -> Strand:
         """The strand with the longest line that a prompt begins with; a new one if there is none."""
         if self.only is not None:
@@ -200,7 +208,7 @@ class Strands:
 
     def released(self, strand: Strand) -> None:
         """Forget a strand without a turn that nobody works on any more."""
-        if strand.key is not None and not strand.gate.is_busy:
+        if strand.key is not None and strand.number is None and not strand.gate.is_busy:
             self._by_key.pop(strand.key, None)
 
     def _new(self, key: bytes | None, agent_id: str) -> Strand:
@@ -278,6 +286,17 @@ class Seats:
         self._leases.append(strand.gate.lease())
         self.taken.append(strand)
         return strand
+
+
+class Onlooker(Seats):
+    """A request that makes no turn: it looks at its place and takes none, so that it never waits and is never refused
+    for another that runs."""
+
+    def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
+        return _alone() if self._strands is None else self._strands.seen(request, context, self._agent_id)
+
+    def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
+        return []
 
 
 def _alone() -> Strand:

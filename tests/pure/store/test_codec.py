@@ -17,6 +17,7 @@ from stenograph.core.day import Day
 from stenograph.core.errors import SessionDamaged
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import (
@@ -56,7 +57,6 @@ from stenograph.trajectory.commits import (
     SessionOpened,
     StrandOpened,
 )
-from stenograph.trajectory.rewrites import AppliedRewrite
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus
 
 texts = st.text(st.characters(codec=None), max_size=20)
@@ -177,9 +177,9 @@ turns = st.builds(
     parallel_tool_calls=st.booleans(),
     reply_id=st.text(max_size=10),
     request_json=st.binary(max_size=10),
-    rewrites=st.lists(st.builds(AppliedRewrite, rule=texts, where=texts, before=texts, after=texts), max_size=2).map(
-        tuple
-    ),
+    rewrites=st.lists(
+        st.builds(AppliedRewrite, rule=texts, where=texts, before=texts, after=texts, message=maybe(counts)), max_size=2
+    ).map(tuple),
     requested_at=finite,
     committed_at=finite,
     stages=stages,
@@ -329,7 +329,7 @@ def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     known = {
         CommittedTurn: 18, SampledTurn: 9, SessionOpened: 13, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 16, Message: 6, Tool: 3, ToolCall: 3, Replay: 2, PromptContext: 4,
-        ParsedReply: 3, AppliedRewrite: 4, SamplingRules: 2, StrandOpened: 3, Remaining: 2, Label: 3, StageTimes: 2,
+        ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2, StrandOpened: 3, Remaining: 2, Label: 3, StageTimes: 2,
     }  # fmt: skip
     assert {kind: len(dataclasses.fields(kind)) for kind in known} == known
 

@@ -10,6 +10,7 @@ import msgspec
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, ToolChoice, ToolMode
 from stenograph.core.day import Day
 from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import (
     EngineTimes,
     Finish,
@@ -35,7 +36,6 @@ from stenograph.store.codec.scalars import (
     values_read,
 )
 from stenograph.trajectory.commits import PlacedTurn, StrandOpened
-from stenograph.trajectory.rewrites import AppliedRewrite
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus
 
 _Text = bytes | None
@@ -78,7 +78,7 @@ class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     parallel: bool
     reply_id: str
     request_json: bytes | None
-    rewrites: list[tuple[bytes, bytes, bytes, bytes]]
+    rewrites: list[tuple[bytes, bytes, bytes, bytes, int | None]]
     requested_at: float
     committed_at: float
     started: float
@@ -112,7 +112,7 @@ def turn_written(placed: PlacedTurn) -> WrittenTurn:
         reply_id=turn.reply_id,
         request_json=None if before is not None and request_json is before.request_json else request_json,
         rewrites=[
-            (text_written(r.rule), text_written(r.where), text_written(r.before), text_written(r.after))
+            (text_written(r.rule), text_written(r.where), text_written(r.before), text_written(r.after), r.message)
             for r in turn.rewrites
         ],
         requested_at=turn.requested_at,
@@ -150,8 +150,10 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
         reply_id=written.reply_id,
         request_json=_kept(before, "request_json") if written.request_json is None else written.request_json,
         rewrites=tuple(
-            AppliedRewrite(rule=text_read(rule), where=text_read(where), before=text_read(old), after=text_read(new))
-            for rule, where, old, new in written.rewrites
+            AppliedRewrite(
+                rule=text_read(rule), where=text_read(where), before=text_read(old), after=text_read(new), message=at
+            )
+            for rule, where, old, new, at in written.rewrites
         ),
         requested_at=written.requested_at,
         committed_at=written.committed_at,
