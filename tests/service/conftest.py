@@ -28,8 +28,10 @@ from stenograph.session.manager import SessionManager
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
 from stenograph.session.watch import Watch
+from stenograph.store.base import SessionStore
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
+from stenograph.trajectory.commits import ModelMark
 
 END = 2
 """`<|im_end|>`"""
@@ -124,6 +126,8 @@ async def running(
     slots: BodySlots | None = None,
     dialects: Sequence[Dialect] = (),
     counters: Sequence[CountDialect] = (),
+    store: SessionStore | None = None,
+    mark: ModelMark | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager]]:
     """A server around an engine that has been started, on a socket of its own: its URL, and its manager.
@@ -143,6 +147,8 @@ async def running(
         body_slots=slots,
         dialects=(*openai_dialects(made, renderer, "tiny"), *dialects),
         counters=counters,
+        store=store,
+        mark=mark,
     )
     ready = asyncio.Event()
     config = uvicorn_config(app, made)

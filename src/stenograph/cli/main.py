@@ -1,7 +1,8 @@
 """The command line: `stenograph serve`, `verify`, `fetch` and `bench`. Flags are the rows of the settings table.
 
 Owns exit codes: 0 when all went well, 1 when `verify` found that it does not hold, 2 for whatever stops the start or
-the check (one line on stderr), 130 for an interrupt, also where `serve` drained after it.
+the check (one line on stderr), 74 when the store of `serve` has failed, 130 for an interrupt, also where `serve`
+drained after it.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from stenograph.cli.settings_table import (
     load_settings,
 )
 from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
-from stenograph.core.errors import StartupError
+from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.nearest import nearest_name
 from stenograph.core.settings import Setting
 from stenograph.engine.settings import EngineKind
@@ -39,6 +40,7 @@ from stenograph.model.progress import StreamProgress
 log = logging.getLogger(__name__)
 
 EXIT_STARTUP = 2
+EXIT_STORAGE = 74
 EXIT_INTERRUPTED = 130
 
 SERVE_EXAMPLES = """\
@@ -87,6 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StartupError as error:
         print(f"stenograph: {error}", file=sys.stderr)
         return EXIT_STARTUP
+    except StorageLost as error:
+        print(f"stenograph: {error}", file=sys.stderr)
+        return EXIT_STORAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

@@ -6,10 +6,12 @@ from stenograph.dialects.settings import ReplyMode
 from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype
 from stenograph.engine.settings import EngineKind, ReplayKind
 from stenograph.http.settings import Settings
+from stenograph.store.base import Durability
 
 
 def check_together(settings: Settings) -> None:
     """Raise StartupError for settings that do not fit each other."""
+    _check_store(settings)
     _check_embedded(settings)
     is_embedded = settings.engine is EngineKind.EMBEDDED
     if not is_embedded and not settings.engine_url:
@@ -37,6 +39,13 @@ def check_together(settings: Settings) -> None:
         raise StartupError(f"--replay is {settings.replay}, but LMDeploy reports routed_experts alone")
     if settings.engine is EngineKind.LMDEPLOY and settings.reply is not ReplyMode.PASSTHROUGH:
         raise StartupError(f"--reply is {settings.reply}, but LMDeploy writes no replies here")
+
+
+def _check_store(settings: Settings) -> None:
+    if settings.data_dir is None and settings.kept is not Durability.NONE:
+        raise StartupError(f"--durability is {settings.durability}, but sessions are in memory: give --data-dir, too")
+    if settings.data_dir is not None and settings.kept is Durability.NONE:
+        raise StartupError("--data-dir is set, but --durability is none, which keeps nothing: leave one of them out")
 
 
 def _check_embedded(settings: Settings) -> None:

@@ -60,6 +60,10 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "sampling",
         "side_rules",
     ),
+    "store": (
+        "data_dir",
+        "durability",
+    ),
     "limits and deadlines": (
         "max_sessions",
         "max_in_flight",

@@ -343,6 +343,7 @@ class Stage(enum.StrEnum):
     PREFILL = "prefill"
     DECODE_TOKENS = "decode_tokens"
     VALIDATE = "validate"
+    STORE = "store"
     COMMIT = "commit"
     REPLY = "reply"
 

@@ -20,12 +20,13 @@ from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, 
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.messages import Message
 from stenograph.core.strand_kinds import StrandKind
-from stenograph.core.types import FinishReason, SampledTurn
+from stenograph.core.types import FinishReason, SampledTurn, SessionId
 from stenograph.dialects.openai.chat_reply import RepliedMessage, ReplyFinish, finish_of, message_body
 from stenograph.export.lines import WireSpan, spans_json
 from stenograph.export.strand_facts import LeftOut, StrandRow
 from stenograph.render.drift import DriftFacts
 from stenograph.session.session import Session
+from stenograph.session.shelf import ShelvedSession
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import CommittedTurn, Node, TurnStatus, line_ids
 
@@ -254,8 +255,27 @@ def discarded_json(discarded: Discarded) -> DiscardedTurns:
     return {"turns": discarded.num_turns, "sampled_tokens": discarded.num_tokens}
 
 
-def session_summary(session: Session) -> SessionSummary:
+def session_id_of(session: Session | ShelvedSession) -> SessionId:
+    """The id of a session of a list."""
+    return session.opened.session_id if isinstance(session, ShelvedSession) else session.id
+
+
+def session_summary(session: Session | ShelvedSession) -> SessionSummary:
     """One entry of `GET /sessions`."""
+    if isinstance(session, ShelvedSession):
+        opened, totals = session.opened, session.totals
+        has_turns = bool(totals.num_turns or totals.num_discarded_turns)
+        return {
+            "session_id": opened.session_id,
+            "created_at": opened.created_at,
+            "history": opened.history,
+            "num_turns": totals.num_turns,
+            "num_strands": totals.num_strands if opened.history is HistoryKind.STRANDS else int(has_turns),
+            "num_tokens": totals.num_tokens,
+            "discarded": {"turns": totals.num_discarded_turns, "sampled_tokens": totals.num_discarded_tokens},
+            "busy": False,
+            "metadata": opened.metadata,
+        }
     strands = session.strands
     return {
         "session_id": session.id,

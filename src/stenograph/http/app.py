@@ -1,15 +1,17 @@
 """The only place that wires things together: settings in, a running server out."""
 
 import asyncio
+import hashlib
 import logging
 import signal
+import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
-from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
+from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError, StorageLost
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
@@ -31,9 +33,11 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
 from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
-from stenograph.http.server import listen, run_uvicorn
+from stenograph.http.server import listen, run_uvicorn, url_of
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
+from stenograph.http.storage import opened_store
+from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.turn_route import TurnRoute
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import ModelFiles, load_model_files
@@ -47,7 +51,10 @@ from stenograph.session.admission import Limits
 from stenograph.session.counting import PromptCounter
 from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
 from stenograph.session.manager import SessionManager
+from stenograph.session.shelf import Shelf
 from stenograph.session.turn import TurnServices
+from stenograph.store.base import SessionStore
+from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, load_matcher
 
 log = logging.getLogger(__name__)
@@ -142,16 +149,19 @@ def make_app(
     body_slots: BodySlots | None = None,
     dialects: Sequence[Dialect] | None = None,
     counters: Sequence[CountDialect] = (),
+    store: SessionStore | None = None,
+    mark: ModelMark | None = None,
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
-    `dialects` are what it speaks with clients, None for OpenAI's; `counters` those whose requests only count.
+    `dialects` are what it speaks with clients, None for OpenAI's; `counters` those whose requests only count. Sessions
+    are kept in `store`, by the `mark` of the model; None: in memory alone.
     """
     body_slots = body_slots or BodySlots(settings.body_slots)
     metrics = Metrics(version=__version__)
     share = LoopShare()
     services = _services(settings, engine, renderer, pool, share, clock)
-    manager = _make_manager(settings, services, metrics)
+    manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model))
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
     sessions = _session_routes(
         settings, manager=manager, metrics=metrics, renderer=renderer, pool=pool, share=share, moe_shape=moe_shape
@@ -253,7 +263,9 @@ def _services(
     )
 
 
-def _make_manager(settings: Settings, services: TurnServices, metrics: Metrics) -> SessionManager:
+def _make_manager(
+    settings: Settings, services: TurnServices, metrics: Metrics, store: SessionStore | None, mark: ModelMark
+) -> SessionManager:
     """The manager. It reports its events to the metrics, and is the source of their gauges."""
     engine = services.engine
     limits = Limits(
@@ -261,7 +273,13 @@ def _make_manager(settings: Settings, services: TurnServices, metrics: Metrics) 
         max_in_flight=settings.max_in_flight,
         max_held_tokens=settings.max_held_tokens,
     )
-    manager = SessionManager(services=services, limits=limits, telemetry=metrics)
+    shelf = None
+    if store is not None:
+        matchers = {settings.matcher: load_matcher(settings.matcher)}
+        shelf = Shelf(store, clock=services.clock, pool=services.pool, model=mark, matchers=matchers)
+    manager = SessionManager(services=services, limits=limits, telemetry=metrics, shelf=shelf)
+    if shelf is not None:
+        metrics.register(StoreMetrics(shelf, manager))
     engine.report_grammar_times(metrics.grammar_took)
     metrics.bind(
         num_sessions=lambda: manager.num_sessions,
@@ -328,44 +346,75 @@ def _described(settings: Settings, engine: Engine, renderer: Renderer) -> Descri
     )
 
 
+def model_mark(files: ModelFiles) -> ModelMark:
+    """The mark of a model's tokenizer and chat template, by which a session knows whether it was made with them."""
+    digest = hashlib.sha256()
+    for text in (files.tokenizer_json, files.chat_template or "", files.encoder_source or "", files.bos_token or ""):
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:" % len(encoded) + encoded)
+    return ModelMark(name=files.name, digest=digest.digest())
+
+
 async def serve(settings: Settings, *, announce: Callable[[str], None], progress: Progress) -> signal.Signals | None:
-    """Run the server until SIGTERM or SIGINT, and return which it was.
+    """Run the server until SIGTERM or SIGINT, and return which it was; raises StorageLost if its store has failed.
 
     `announce` gets one line when it is ready, `progress` long work before. Raises StartupError for whatever stops the
     start: the port first, so that it is known before anything is loaded.
     """
-    clock = SystemClock()
+    clock, failed = SystemClock(), asyncio.Event()
     with listen(settings.host, settings.port) as listener:
         sampling_of(settings)  # a bad file ends the start before a model is fetched and loaded
         kind_rules_of(settings)
-        name, cache, has_weights = settings.model, settings.cache_dir, settings.engine is EngineKind.EMBEDDED
-        path = await asyncio.to_thread(resolve_model, name, cache_dir=cache, progress=progress, weights=has_weights)
-        files = await asyncio.to_thread(load_model_files, path)
-        renderer = await asyncio.to_thread(renderer_of, settings, files, clock)
-        body_slots = BodySlots(settings.body_slots)
-        engine = make_engine(settings, files, path, body_slots, clock, renderer.tokenizer.encoder)
-        pool = CpuPool(settings.cpu_workers)
-        try:
-            app, manager = make_app(
-                settings,
-                engine=engine,
-                renderer=renderer,
-                pool=pool,
-                model=files.name,
-                clock=clock,
-                moe_shape=files.moe_shape,
-                body_slots=body_slots,
+        async with opened_store(settings, address=url_of(listener), on_failed=lambda _: failed.set()) as store:
+            ended_by = await _serve_on(
+                listener, settings, store, failed, clock=clock, announce=announce, progress=progress
             )
-            await engine.start()
-            lag = LoopLag(app.metrics.loop_lagged, name_culprits=settings.loop_watchdog is Switch.ON)
-            lag.start()
-            housekeeper = asyncio.get_running_loop().create_task(keep_house(manager, pool), name="keep-house")
-            try:
-                return await run_uvicorn(settings, app, manager, engine, listener, announce)
-            finally:
-                housekeeper.cancel()
-                await asyncio.wait({housekeeper})
-                lag.close()
+            if store is not None and store.failure is not None:
+                raise StorageLost(f"the store of --data-dir has failed: {store.failure.__cause__ or store.failure}")
+            return ended_by
+
+
+async def _serve_on(
+    listener: socket.socket,
+    settings: Settings,
+    store: SessionStore | None,
+    failed: asyncio.Event,
+    *,
+    clock: Clock,
+    announce: Callable[[str], None],
+    progress: Progress,
+) -> signal.Signals | None:
+    """Load the model, and serve until a signal comes or `failed` is set."""
+    name, cache, has_weights = settings.model, settings.cache_dir, settings.engine is EngineKind.EMBEDDED
+    path = await asyncio.to_thread(resolve_model, name, cache_dir=cache, progress=progress, weights=has_weights)
+    files = await asyncio.to_thread(load_model_files, path)
+    renderer = await asyncio.to_thread(renderer_of, settings, files, clock)
+    body_slots = BodySlots(settings.body_slots)
+    engine = make_engine(settings, files, path, body_slots, clock, renderer.tokenizer.encoder)
+    pool = CpuPool(settings.cpu_workers)
+    try:
+        app, manager = make_app(
+            settings,
+            engine=engine,
+            renderer=renderer,
+            pool=pool,
+            model=files.name,
+            clock=clock,
+            moe_shape=files.moe_shape,
+            body_slots=body_slots,
+            store=store,
+            mark=model_mark(files),
+        )
+        await engine.start()
+        lag = LoopLag(app.metrics.loop_lagged, name_culprits=settings.loop_watchdog is Switch.ON)
+        lag.start()
+        housekeeper = asyncio.get_running_loop().create_task(keep_house(manager, pool), name="keep-house")
+        try:
+            return await run_uvicorn(settings, app, manager, engine, listener, announce, failed)
         finally:
-            await engine.aclose()
-            pool.close()
+            housekeeper.cancel()
+            await asyncio.wait({housekeeper})
+            lag.close()
+    finally:
+        await engine.aclose()
+        pool.close()

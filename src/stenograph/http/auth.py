@@ -1,17 +1,20 @@
 """Authenticates a request and finds its session. Reads headers and the query; decides nothing about turns."""
 
 import hmac
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import parse_qsl
 
 from starlette.types import Scope
 
-from stenograph.core.errors import Unauthorized
+from stenograph.core.errors import SessionNotFound, Unauthorized
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
 
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 """Headers whose value is a key, beside a bearer: Anthropic's clients send the one, Google's the other."""
+SESSION_ID = re.compile(rb"[0-9a-f]{32}")
 KEY_QUERY = "key"
 """The query's name for a key. Google's clients may send it there."""
 
@@ -37,20 +40,31 @@ class Doorman:
         if sum(hmac.compare_digest(one, key) for one in given for key in self._keys) == 0:
             raise Unauthorized("The key is not one of this server's keys.")
 
-    def session_of(self, path_session_id: str | None, scope: Scope) -> Session | None:
-        """The session of the path, else of `X-Session-Id`, else (on a server without keys) of a credential.
+    async def session_of(self, path_session_id: str | None, scope: Scope) -> Session | None:
+        """The live session of the path, else of `X-Session-Id`, else (on a server without keys) of a credential.
 
         None means that the request names no session and is served statelessly. Raises SessionNotFound for a path or
-        header that names none; a credential that is no session is just a key.
+        header that names none, and as `SessionManager.wake`; a credential that is no session is just a key.
         """
         if path_session_id is not None:
-            return self._manager.get(path_session_id)
+            try:
+                return self._manager.get(path_session_id)
+            except SessionNotFound:
+                return await self._manager.wake(path_session_id)
         found = dict(scope["headers"])
         if (named := found.get(b"x-session-id")) is not None:
-            return self._manager.get(named.decode("latin-1"))
+            return await self._manager.wake(named.decode("latin-1"))
         for credential in () if self._keys else _credentials(scope):
             if self._manager.has(credential.decode("latin-1")):
                 return self._manager.get(credential.decode("latin-1"))
+        return None if self._keys or self._manager.shelf is None else await self._asleep(scope)
+
+    async def _asleep(self, scope: Scope) -> Session | None:
+        """The session of the store that a credential is the id of; None if none is."""
+        for credential in _credentials(scope):
+            if SESSION_ID.fullmatch(credential) is not None:
+                with suppress(SessionNotFound):
+                    return await self._manager.wake(credential.decode())
         return None
 
 

@@ -56,7 +56,7 @@ class WireEngineStatus(TypedDict):
 
 
 class Readiness(TypedDict):
-    """The state of each engine; `ready` if one is usable."""
+    """The state of each engine; `ready` if one is usable, and so is the store, where there is one."""
 
     ready: bool
     engines: Sequence[WireEngineStatus]
@@ -170,7 +170,9 @@ class ControlRoutes:
         return json_response(health)
 
     async def _ready(self, request: Request) -> Response:
-        ready = self.engine.health().state is EngineState.READY
+        shelf = self.sessions.manager.shelf
+        is_writable = shelf is None or shelf.store.failure is None
+        ready = is_writable and self.engine.health().state is EngineState.READY
         engines: list[WireEngineStatus] = [
             {
                 "engine": status.engine,
@@ -194,7 +196,7 @@ class ControlRoutes:
 
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:
-            self.doorman.session_of(None, request.scope)  # 404 for a header that names none
+            await self.doorman.session_of(None, request.scope)  # 404 for a header that names none
         model: Model = {
             "id": self.model,
             "object": "model",

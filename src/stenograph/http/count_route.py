@@ -43,7 +43,7 @@ class CountRoute:
         await self.body_slots.small()
         try:
             self.doorman.check_key(scope)
-            session = self.doorman.session_of(path.session_id, scope)
+            session = await self.doorman.session_of(path.session_id, scope)
             name = client_name(scope)
             if session is not None:
                 note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)

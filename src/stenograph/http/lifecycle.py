@@ -8,7 +8,9 @@ import itertools
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
+from stenograph.core.errors import StorageUnavailable
 from stenograph.engine.base import Engine, EngineState
 from stenograph.offload.memory import trim_memory
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
@@ -19,6 +21,7 @@ log = logging.getLogger(__name__)
 LOOK_PERIOD_S = 0.05
 HOUSEKEEPING_PERIOD_S = 0.5
 EXPIRE_TICKS = 20
+EXPIRE_KEPT_TICKS = 120
 TRIM_TICKS = 10
 
 
@@ -48,7 +51,10 @@ def tell_of_signal(number: signal.Signals, manager: SessionManager, *, drain_tim
 
 
 def tell_of_lost_sessions(manager: SessionManager) -> None:
-    """Log each session that ends with the process, and how much is lost: there is no store."""
+    """Log each session that ends with the process, and how much is lost where there is no store."""
+    if manager.shelf is not None:
+        log.info("%d sessions were in memory; all are in the store", manager.num_sessions)
+        return
     manager.log_stopped()
     num, num_tokens = manager.num_sessions, manager.num_held_tokens
     if num_tokens:
@@ -69,6 +75,9 @@ async def keep_house(manager: SessionManager, pool: CpuPool) -> None:
         await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
         if tick % EXPIRE_TICKS == 0:
             manager.expire()
+        if tick % EXPIRE_KEPT_TICKS == 0:
+            with suppress(StorageUnavailable):  # it is told to whoever needs the store
+                await manager.expire_kept()
         came_to_rest = not manager.num_in_flight and manager.num_held_tokens != num_held
         if came_to_rest or manager.num_forgotten != num_forgotten or tick % TRIM_TICKS == 0:
             num_forgotten, num_held = manager.num_forgotten, manager.num_held_tokens

@@ -389,6 +389,10 @@ class Metrics(Collector):
             num_sessions=num_sessions, num_in_flight=num_in_flight, engine_ready=engine_ready, engines=engines
         )
 
+    def register(self, collector: Collector) -> None:
+        """Show another's metrics beside these."""
+        self._registry.register(collector)
+
     def turn_ended(self, report: TurnReport) -> None:
         """Count a turn. Its stage `reply`, if it has one, is left to `reply_delivered`, so that it counts once."""
         self._counters[TURNS].add(value=report.end)

@@ -54,7 +54,7 @@ class ProxyRoute:
 
     async def of_session(self, request: Request) -> Response:
         """`/sessions/{id}/{path}`. Raises SessionNotFound, then what `_pass_on` raises."""
-        session = self.manager.get(request.path_params["id"])
+        session = await self.manager.look(request.path_params["id"])
         path = request.path_params["path"].rstrip("/")
         if path in OWN_PATHS:
             raise MethodNotAllowed(request.method, request.url.path, allowed=OWN_PATHS[path])
@@ -62,7 +62,7 @@ class ProxyRoute:
 
     async def of_server(self, request: Request) -> Response:
         """`/v1/{path}`, where a header may name the session."""
-        session = self.doorman.session_of(None, request.scope)
+        session = await self.doorman.session_of(None, request.scope)
         path = "v1/" + request.path_params["path"].rstrip("/")
         return await self._pass_on(request, path, affinity_key=None if session is None else session.id)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import math
 import os
 import signal
@@ -24,6 +25,9 @@ from stenograph.session.manager import SessionManager
 YOUNG_OBJECTS = 5_000
 """Allocations between two runs of the garbage collector over its youngest objects. With Python's 700 it took 7 % of a
 small chat's CPU; a run takes hardly longer, because most of what was allocated has gone by then (docs/LOG.md)."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
@@ -69,6 +73,14 @@ class Server(uvicorn.Server):
             tasks.create_task(self._manager.drain(timeout_s=self._drain_timeout_s))
         tell_of_lost_sessions(self._manager)
 
+    async def end_after(self, failed: asyncio.Event) -> None:
+        """End the server once the store has failed for good: no turn can be acknowledged any more."""
+        await failed.wait()
+        log.error("the store has failed: the server ends once its answers have gone out")
+        self._manager.refuse_new()
+        self._manager.abandon_all()
+        self.should_exit = True
+
     def _on_signal(self, number: signal.Signals) -> None:
         if self.ended_by is None:
             self.ended_by = number
@@ -103,11 +115,12 @@ async def run_uvicorn(
     engine: Engine,
     listener: socket.socket,
     announce: Callable[[str], None],
+    failed: asyncio.Event,
 ) -> signal.Signals | None:
-    """Serve on `listener` until a signal, and return it. `announce` gets a line once the engine is ready."""
+    """Serve on `listener` until a signal, and return it, or until `failed` is set. `announce` gets a line once the
+    engine is ready."""
     config = uvicorn_config(app, settings)
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = url_of(listener)
 
     def ready() -> None:
         announce(f"stenograph ready at {url} (model {settings.model}, engine {settings.engine})")
@@ -121,13 +134,24 @@ async def run_uvicorn(
 
     listens = asyncio.Event()
     server = Server(config, manager=manager, on_ready=listens.set, drain_timeout_s=settings.drain_timeout_s)
-    teller = asyncio.get_running_loop().create_task(listening(), name="tell-of-readiness")
+    loop = asyncio.get_running_loop()
+    tasks = {
+        loop.create_task(listening(), name="tell-of-readiness"),
+        loop.create_task(server.end_after(failed), name="end-after-failure"),
+    }
     try:
         await server.serve(sockets=[listener])
     finally:
-        teller.cancel()
-        await asyncio.wait({teller})
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
     return server.ended_by
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -30,6 +30,7 @@ from stenograph.export.records import (
     SessionView,
     discarded_json,
     records,
+    session_id_of,
     session_summary,
 )
 from stenograph.export.replay import ReplayShape
@@ -150,6 +151,7 @@ class SessionRoutes:
         options = SessionOptions(
             history=history if wire.history is None else HistoryKind(wire.history),
             matcher=self._matcher(wire.matcher),
+            matcher_name=self.defaults.matcher_name if wire.matcher is None else wire.matcher,
             after_length=after_length if wire.after_length is None else AfterLength(wire.after_length),
             metadata=wire.metadata or {},
             ttl_s=self.defaults.ttl_s if wire.ttl_s is None else wire.ttl_s,
@@ -159,7 +161,7 @@ class SessionRoutes:
             template_kwargs=wire.chat_template_kwargs or {},
             sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
         )
-        session = self.manager.create(options)
+        session = await self.manager.open(options)
         root = f"{str(request.base_url).rstrip('/')}/sessions/{session.id}"
         opened: OpenedSession = {"session_id": session.id, "base_url": f"{root}/v1", "root_url": root}
         return json_response(opened)
@@ -170,9 +172,9 @@ class SessionRoutes:
         limit = request.query_params.get("limit", "100")
         if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
             raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
-        found = self.manager.page(limit=int(limit) + 1, after=request.query_params.get("after"))
+        found = await self.manager.page_kept(limit=int(limit) + 1, after=request.query_params.get("after"))
         shown = found[: int(limit)]
-        more = shown[-1].id if len(found) > len(shown) else None
+        more = session_id_of(shown[-1]) if len(found) > len(shown) else None
         page: SessionPage = {"sessions": [session_summary(session) for session in shown], "next": more}
         return json_in_pieces(self.share, page)
 
@@ -181,7 +183,7 @@ class SessionRoutes:
 
         The line is the main strand's or that of strand N, where there are several the one that was committed last.
         """
-        session = self._session(request)
+        session = await self._look(request)
         _check_query(request, "records", "strand")
         wanted = request.query_params.get("records", "full")
         if wanted not in ("full", "delta"):
@@ -203,7 +205,7 @@ class SessionRoutes:
 
     async def greet(self, request: Request) -> Response:
         """`HEAD` of a session's address and of `api/hello` below it, which clients try first: 200 without a body."""
-        self._session(request)
+        await self._look(request)
         return Response()
 
     async def delete(self, request: Request) -> Response:
@@ -213,9 +215,10 @@ class SessionRoutes:
 
     async def abort(self, request: Request) -> Response:
         """`POST /sessions/{id}/abort`."""
-        session = self._session(request)
+        session = await self._look(request)
         await self._decoded(request, decode_nothing)
-        aborted: Aborted = {"aborted": await self.manager.abort(session.id)}
+        is_live = self.manager.has(session.id)
+        aborted: Aborted = {"aborted": await self.manager.abort(session.id) if is_live else 0}
         return json_response(aborted)
 
     async def abort_all(self, request: Request) -> Response:
@@ -226,7 +229,7 @@ class SessionRoutes:
 
     async def drift(self, request: Request) -> Response:
         """`GET /sessions/{id}/drift`: the report of each line."""
-        session = self._session(request)
+        session = await self._look(request)
         reports = await self._drift_of(leaves(session.nodes))
         self._count_drift(session, {leaf.id: report for leaf, report in reports})
         lines = as_list(_drifted_line(leaf, report) for leaf, report in reports)
@@ -235,7 +238,7 @@ class SessionRoutes:
 
     async def ledger(self, request: Request) -> Response:
         """`GET /sessions/{id}/ledger?limit=&after=`: every request that named the session, in order."""
-        session = self._session(request)
+        session = await self._look(request)
         _check_query(request, "limit", "after")
         limit, after = _number(request, "limit", 1000, least=1), _number(request, "after", 0, least=0)
         if limit > MAX_PAGE:
@@ -252,9 +255,9 @@ class SessionRoutes:
 
     async def samples(self, request: Request) -> Response:
         """`POST /sessions/{id}/samples`."""
-        self._session(request)  # 404 comes before a body that is wrong
+        await self._look(request)  # 404 comes before a body that is wrong
         wire = await self._decoded(request, decode_samples)
-        session = self._session(request)
+        session = await self._look(request)
         facts, discarded = session_facts(session), session.strands.discarded
         nodes = tuple(session.nodes)
         reports = await self._drift_of(leaves(nodes))
@@ -350,13 +353,16 @@ class SessionRoutes:
         return reports
 
     def _count_drift(self, session: Session, reports: Mapping[int, DriftReport]) -> None:
-        """Count each line's drift once, however often it is looked at."""
+        """Count each line's drift once, however often it is looked at; none of a session that is not in memory."""
+        if not self.manager.has(session.id):
+            return
         for leaf_id, report in reports.items():
             if session.is_first_look(leaf_id):
                 self.metrics.drift_found({str(kind): num for kind, num in num_by_class(report).items()})
 
-    def _session(self, request: Request) -> Session:
-        return self.manager.get(request.path_params["id"])
+    async def _look(self, request: Request) -> Session:
+        """The session of the path, to be read: one that is in the store alone is not woken."""
+        return await self.manager.look(request.path_params["id"])
 
     def _matcher(self, name: str | None) -> Matcher:
         defaults = self.defaults

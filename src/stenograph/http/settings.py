@@ -10,6 +10,7 @@ from stenograph.model.settings import ModelSettings
 from stenograph.offload.settings import OffloadSettings
 from stenograph.render.settings import RenderSettings
 from stenograph.session.settings import SessionSettings
+from stenograph.store.settings import StoreSettings
 
 KEYS = texts(r"[!-+\--~]+", "keys of visible ASCII without commas")
 """The characters of a key that can stand in a header: visible ASCII. The comma separates keys in the environment."""
@@ -77,6 +78,7 @@ class Settings(
     HttpSettings,
     DialectSettings,
     SessionSettings,
+    StoreSettings,
     EngineSettings,
     EmbeddedSettings,
     RenderSettings,

@@ -99,7 +99,7 @@ class TurnRoute:
         self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
     ) -> Watch:
         self.doorman.check_key(scope)
-        session = self.doorman.session_of(path.session_id, scope)
+        session = await self.doorman.session_of(path.session_id, scope)
         name = client_name(scope)
         if session is not None:
             reading.note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)

@@ -15,6 +15,7 @@ from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, InvalidRequest, Limit, LimitExceeded
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.types import StageTimes
+from stenograph.session.kept import StoredReply
 from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
@@ -46,8 +47,10 @@ class Caller:
 class Capacity:
     """The used part of the server's limits: `num_in_flight` turns, `num_held_tokens` of all sessions."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, evicts: bool = False) -> None:
         self.limits = limits
+        self.evicts = evicts
+        """Whether sessions leave memory when they hold too many tokens; else turns are refused."""
         self.num_in_flight = 0
         self.num_held_tokens = 0
         self.is_draining = False
@@ -70,7 +73,7 @@ class Capacity:
                 f"the server runs {self.num_in_flight} of at most {limits.max_in_flight} turns (--max-in-flight)",
                 retry_after_s=1.0,
             )
-        if self.num_held_tokens >= limits.max_held_tokens:
+        if self.num_held_tokens >= limits.max_held_tokens and not self.evicts:
             raise LimitExceeded(
                 Limit.HELD_TOKENS,
                 f"the sessions hold {self.num_held_tokens} tokens of at most {limits.max_held_tokens}"
@@ -87,7 +90,7 @@ class Place:
     `num_started` counts the session's requests at admission: where it has moved since, another one came first.
     """
 
-    __slots__ = ("_capacity", "_is_begun", "identity", "num_started", "num_turns", "session", "stages")
+    __slots__ = ("_capacity", "_is_begun", "identity", "num_started", "num_turns", "repeats", "session", "stages")
 
     def __init__(
         self, capacity: Capacity, session: Session | None, identity: RequestIdentity | None, stages: StageTimes
@@ -96,6 +99,8 @@ class Place:
         self.identity = identity
         self.stages = stages
         self.num_turns = 1
+        self.repeats: StoredReply | None = None
+        """The reply that it asks for again, which is written anew once its request is decoded."""
         self.num_started = 0 if session is None else session.num_started
         self._capacity = capacity
         self._is_begun = False

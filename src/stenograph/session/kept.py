@@ -7,12 +7,22 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stenograph.core.chat import ChatReply, Remaining, ReplyOptions, Spelling, StreamPiece, whole_delta
-from stenograph.core.types import RequestId, Stage
+from stenograph.core.chat import (
+    ChatReply,
+    Remaining,
+    ReplyOptions,
+    Spelling,
+    StreamPiece,
+    TurnRequest,
+    whole_delta,
+)
+from stenograph.core.types import Prompt, RequestId, Stage, Usage
+from stenograph.engine.base import Capabilities
 from stenograph.session.chunk_reader import parts_of
 from stenograph.session.request import TurnOutcome
-from stenograph.session.retries import RequestIdentity
+from stenograph.session.retries import RequestIdentity, StoredIdentity
 from stenograph.session.watch import Delivery
+from stenograph.trajectory.turn import Node, line_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +33,7 @@ class KeptReply:
     """
 
     request_id: RequestId
-    identity: RequestIdentity
+    identity: RequestIdentity | StoredIdentity
     reply_id: str
     options: ReplyOptions
     spelling: Spelling
@@ -34,6 +44,52 @@ class KeptReply:
     def watch(self) -> "KeptWatch":
         """One more client of this reply."""
         return KeptWatch(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredReply:
+    """A reply that was committed before this process began, as its record: it is written anew for who asks again.
+
+    `nodes` are its turns, the first in the strand of the number `strand`. How the client wants the reply is said by the
+    request that asks for it again.
+    """
+
+    request_id: RequestId
+    identity: StoredIdentity
+    reply_id: str
+    nodes: tuple[Node, ...]
+    strand: int | None
+    budget: Remaining
+    delivery: Delivery
+
+    def watch(self, request: TurnRequest, capabilities: Capabilities) -> "KeptWatch":
+        """A client of this reply, which is as the client's repeated request wants it."""
+        replies = tuple(_reply_of(node, capabilities.model) for node in self.nodes)
+        limit, session = capabilities.max_context_tokens, self.budget.session_tokens
+        longest = max(node.num_tokens for node in self.nodes)
+        num_sampled = sum(len(node.turn.sampled.ids) for node in self.nodes)
+        outcome = TurnOutcome(
+            replies=replies,
+            committed=True,
+            remaining=Remaining(
+                context_tokens=None if limit is None else limit - longest,
+                session_tokens=None if session is None else session - num_sampled,
+            ),
+            strand=self.strand,
+            node=self.nodes[0].id,
+            rewrites=self.nodes[0].turn.rewrites,
+        )
+        kept = KeptReply(
+            request_id=self.request_id,
+            identity=self.identity,
+            reply_id=self.reply_id,
+            options=request.reply,
+            spelling=request.spelling,
+            outcome=outcome,
+            budget=self.budget,
+            delivery=self.delivery,
+        )
+        return kept.watch()
 
 
 class KeptWatch:
@@ -97,3 +153,25 @@ class KeptWatch:
 def _piece(reply: ChatReply, index: int) -> StreamPiece:
     """A whole reply, with no more ids in a chunk than of one that is sampled."""
     return StreamPiece(delta=whole_delta(reply.parsed.message), chunks=tuple(parts_of(reply.sampled)), index=index)
+
+
+def _reply_of(node: Node, model: str) -> ChatReply:
+    """A turn's reply as its record has it. What its engine wrote of it is not kept."""
+    turn = node.turn
+    num_prompt = node.num_tokens - len(turn.sampled.ids)
+    ids = line_ids(node)[:num_prompt]
+    return ChatReply(
+        id=turn.reply_id,
+        created=int(turn.committed_at),
+        model=model,
+        prompt=Prompt(ids=ids, num_kept=num_prompt - len(turn.new_prompt_ids), num_trimmed=turn.num_trimmed),
+        parsed=turn.reply,
+        sampled=turn.sampled,
+        usage=Usage(
+            num_prompt=num_prompt,
+            num_completion=len(turn.sampled.ids),
+            num_cached=turn.sampled.num_cached_tokens,
+            num_reasoning=turn.reply.num_reasoning_tokens,
+        ),
+        stages_s=turn.stages.durations_s(),
+    )

@@ -9,6 +9,7 @@ import math
 import struct
 from array import array
 from collections.abc import Sequence
+from itertools import islice
 from typing import cast
 
 from stenograph.core.clock import Clock, SystemClock
@@ -52,7 +53,10 @@ _ROW_BYTES = _END_AT + _ENDED.size
 class RequestLedger:
     """The requests of one session. `num_requests` counts all, also those that have no row."""
 
-    __slots__ = ("_client_texts", "_labels", "_lists", "_own_texts", "_packed", "_running", "num_requests")
+    __slots__ = (
+        *("_client_texts", "_labels", "_lists", "_lost", "_own_texts", "_packed", "_running"),
+        *("num_open", "num_requests"),
+    )
 
     def __init__(self) -> None:
         self.num_requests = 0
@@ -62,6 +66,9 @@ class RequestLedger:
         self._own_texts = {"": 0}
         self._client_texts: dict[str, int] = {}
         self._labels = {UNLABELLED: 0}
+        self._lost: set[int] = set()
+        self.num_open = 0
+        """Requests that have begun and not ended, those without a row included."""
 
     def __repr__(self) -> str:
         return f"<RequestLedger {self.num_requests} requests, {len(self._running)} running>"
@@ -79,6 +86,7 @@ class RequestLedger:
     def begin(self, *, received_s: float, path: str, dialect: str, client: str) -> int:
         """Note a request that came; it overlaps with all that are running. Returns its number, from 1."""
         self.num_requests += 1
+        self.num_open += 1
         number = self.num_requests
         if number > MAX_ROWS:
             return number
@@ -117,6 +125,7 @@ class RequestLedger:
         rewrites: Sequence[str] = (),
     ) -> None:
         """Note the end of a request that is running. A request without a row is left alone."""
+        self.num_open -= 1
         if number > MAX_ROWS:
             return
         assert number in self._running, f"request {number} is not running"
@@ -146,8 +155,33 @@ class RequestLedger:
         """At most `limit` rows in order, of the requests whose number is greater than `after`."""
         begin = max(after, 0)
         own, clients, labels = list(self._own_texts), list(self._client_texts), list(self._labels)
-        numbers = range(begin + 1, min(begin + limit, self.num_rows) + 1)
-        return [self._row(number, own, clients, labels) for number in numbers]
+        kept = (number for number in range(begin + 1, self.num_rows + 1) if number not in self._lost)
+        return [self._row(number, own, clients, labels) for number in islice(kept, max(limit, 0))]
+
+    def restore(self, row: LedgerRow) -> None:
+        """Note a request of before this process began. Those before it that are not noted are lost, and have no row."""
+        if not self.num_requests < row.number <= MAX_ROWS:
+            self.num_requests = max(self.num_requests, row.number)
+            return
+        while self.num_requests < row.number:
+            number = self.begin(received_s=row.received_s, path=row.path, dialect=row.dialect, client=row.client)
+            if number < row.number:
+                self.end(number, ended_s=math.nan)
+                self._lost.add(number)
+        self.label(row.number, row.label)
+        self._running[row.number] = array("H", row.overlaps)
+        self.end(
+            row.number,
+            ended_s=math.nan if row.ended_s is None else row.ended_s,
+            status=row.status,
+            error=row.error,
+            strand=row.strand,
+            turn=row.turn,
+            num_prompt_tokens=row.num_prompt_tokens,
+            num_cached_tokens=row.num_cached_tokens,
+            num_sampled_tokens=row.num_sampled_tokens,
+            rewrites=row.rewrites,
+        )
 
     def _row(self, number: int, own: list[str], clients: list[str], labels: list[Label]) -> LedgerRow:
         at = (number - 1) * _ROW_BYTES
@@ -198,6 +232,11 @@ class LedgerNote:
 
     def __repr__(self) -> str:
         return f"<LedgerNote {self._number}>"
+
+    def row(self) -> LedgerRow | None:
+        """The row as it is now; None if the request has none."""
+        rows = self._ledger.rows(1, self._number - 1) if self.is_open else []
+        return rows[0] if rows and rows[0].number == self._number else None
 
     def labelled(self, label: Label) -> None:
         """Note what a rule said of the request."""

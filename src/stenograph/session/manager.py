@@ -12,19 +12,22 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 
-from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
+from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, Limit, LimitExceeded, SessionNotFound
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd
-from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
+from stenograph.core.types import SessionId, Stage, StageTimes
 from stenograph.session.admission import Caller, Capacity, Limits, Place
+from stenograph.session.durable import Keeper
 from stenograph.session.journal import STOPPED, log_discarded, log_session_end, log_turn_end
+from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
-from stenograph.session.opening import openings
-from stenograph.session.request import RequestRun, TurnOutcome, turn_reports
+from stenograph.session.making import request_run
+from stenograph.session.request import Keep, RequestRun, TurnOutcome, turn_reports
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session, SessionOptions
+from stenograph.session.shelf import Shelf, ShelvedSession
 from stenograph.session.strand import Seats
-from stenograph.session.turn import TurnRun, TurnServices
+from stenograph.session.turn import TurnServices
 from stenograph.session.watch import Delivery, RequestTask, Watch
 from stenograph.trajectory.late_system import with_reminders
 
@@ -33,6 +36,9 @@ log = logging.getLogger(__name__)
 NOBODY = Caller()
 """A caller of whom nothing is known."""
 
+FILE_DIGITS = "00"
+"""The beginning of the ids of sessions in the store's one file, whose name it is."""
+
 HANG_UP_PASSES = 8
 """Event-loop iterations until the turn learns of a closed connection: two are enough in the tests."""
 
@@ -40,14 +46,25 @@ HANG_UP_PASSES = 8
 class SessionManager:
     """All sessions of this process."""
 
-    def __init__(self, *, services: TurnServices, limits: Limits, telemetry: Telemetry | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        services: TurnServices,
+        limits: Limits,
+        telemetry: Telemetry | None = None,
+        shelf: Shelf | None = None,
+    ) -> None:
         self._services = services
-        self._capacity = Capacity(limits)
+        self._capacity = Capacity(limits, evicts=shelf is not None)
         self._telemetry = telemetry or NoTelemetry()
+        self.shelf = shelf
+        """The sessions on disk; None if there are none but in memory."""
         self._sessions: dict[SessionId, Session] = {}
         self._turns: set[RequestTask] = set()
         self.num_forgotten = 0
-        """Sessions that are gone."""
+        """Sessions that have left memory."""
+        self.num_evicted = 0
+        """Those of them that are in the store still."""
 
     def __repr__(self) -> str:
         return f"<SessionManager {len(self._sessions)} sessions, {self.num_in_flight} turns in flight>"
@@ -68,22 +85,76 @@ class SessionManager:
         return len(self._sessions)
 
     def create(self, options: SessionOptions) -> Session:
-        """Open a session. Raises LimitExceeded or Draining."""
+        """Open a session in memory. Raises LimitExceeded or Draining."""
+        session = self._opened(options)
+        self._sessions[session.id] = session
+        return session
+
+    async def open(self, options: SessionOptions) -> Session:
+        """Open a session, durably where there is a store. Raises LimitExceeded, Draining or StorageUnavailable."""
+        session = self._opened(options)
+        if self.shelf is not None:
+            await self.shelf.create(session)
+        self._sessions[session.id] = session
+        return session
+
+    def _opened(self, options: SessionOptions) -> Session:
         if self._capacity.is_draining:
             raise Draining("the server is shutting down and opens no sessions", retry_after_s=5.0)
+        self._make_room()
+        clock = self._services.clock
+        id_ = uuid.uuid4().hex if self.shelf is None else FILE_DIGITS + uuid.uuid4().hex[len(FILE_DIGITS) :]
+        return Session(SessionId(id_), options, created_at=clock.wall(), now=clock.monotonic())
+
+    def _make_room(self) -> None:
+        """See that one more session may be in memory. Raises LimitExceeded."""
         limits = self._capacity.limits
         if len(self._sessions) >= limits.max_sessions:
             self.expire()
+            self._evict(1 + len(self._sessions) - limits.max_sessions, 0)
         if len(self._sessions) >= limits.max_sessions:
             raise LimitExceeded(
                 Limit.SESSIONS,
                 f"the server holds its {limits.max_sessions} sessions (--max-sessions); delete one first",
                 retry_after_s=5.0,
             )
-        clock = self._services.clock
-        session = Session(SessionId(uuid.uuid4().hex), options, created_at=clock.wall(), now=clock.monotonic())
+
+    def _evict(self, num_sessions: int, num_tokens: int) -> None:
+        """Let go of sessions that nobody works on and that the store has, those that were idle longest first, until
+        that many are gone, and that many tokens."""
+        if self.shelf is None or (num_sessions <= 0 and num_tokens <= 0):
+            return
+        for session in sorted(self._sessions.values(), key=lambda session: session.last_chat):
+            if num_sessions <= 0 and num_tokens <= 0:
+                break
+            if session.is_idle and session.tail is not None:
+                num_sessions, num_tokens = num_sessions - 1, num_tokens - session.num_counted_tokens
+                del self._sessions[session.id]
+                self._count_tokens(session, 0)
+                session.close()
+                self.num_evicted += 1
+                self.num_forgotten += 1
+
+    async def wake(self, session_id: str) -> Session:
+        """The live session of that id, read from the store if it is not in memory.
+
+        Raises SessionNotFound, SessionDamaged, StorageUnavailable, or LimitExceeded if no more may be in memory.
+        """
+        if self.shelf is None or session_id in self._sessions:
+            return self.get(session_id)
+        session = await self.shelf.read(session_id)
+        if session_id in self._sessions:  # another request was quicker
+            return self.get(session_id)
+        self._make_room()
         self._sessions[session.id] = session
+        self._count_tokens(session, session.strands.num_tokens)
         return session
+
+    async def look(self, session_id: str) -> Session:
+        """A session to be read: the live one, or what the store has of it, which wakes nothing. Raises as `wake`."""
+        if self.shelf is None or session_id in self._sessions:
+            return self.get(session_id)
+        return await self.shelf.read(session_id)
 
     def get(self, session_id: str) -> Session:
         """The live session of that id. Raises SessionNotFound, also for one that is being deleted or has expired."""
@@ -124,6 +195,23 @@ class SessionManager:
             self._drop_expired(session)
         return len(expired)
 
+    async def page_kept(self, *, limit: int, after: str | None) -> "list[Session | ShelvedSession]":
+        """As `page`, with those in the store; one that is in memory is the live one."""
+        if self.shelf is None:
+            return [*self.page(limit=limit, after=after)]
+        self.expire()
+        found = await self.shelf.page(limit=limit, after=after)
+        shown = [self._sessions.get(one.opened.session_id, one) for one in found]
+        return [one for one in shown if isinstance(one, ShelvedSession) or not one.is_closing]
+
+    async def expire_kept(self) -> None:
+        """Delete sessions in the store that have been idle for longer than they may."""
+        if self.shelf is None or self.shelf.store.failure is not None:
+            return
+        for session_id in await self.shelf.expired():
+            if session_id not in self._sessions and await self.shelf.delete(session_id):
+                self._telemetry.session_ended(SessionEnd.EXPIRED)
+
     async def settle(self, session: Session | None) -> None:
         """Wait for the abandoned turns to end. They have been cancelled; this takes no engine's time.
 
@@ -133,10 +221,10 @@ class SessionManager:
         if session is None or not session.running:
             return
         for _ in range(HANG_UP_PASSES):
-            if not session.is_full or any(turn.is_abandoned for turn in session.running):
+            if not session.is_full or any(turn.is_ending for turn in session.running):
                 break
             await asyncio.sleep(0)
-        while tasks := [turn.task for turn in session.running if turn.is_abandoned]:
+        while tasks := [turn.task for turn in session.running if turn.is_ending]:
             await asyncio.wait(tasks)
 
     def admit(
@@ -149,13 +237,20 @@ class SessionManager:
         """
         if session is not None:
             if identity is not None and (repeated := self._repeated(session, identity)) is not None:
-                return repeated
+                if not isinstance(repeated, StoredReply):
+                    return repeated
+                place = Place(self._capacity, session, identity, stages)
+                place.repeats = repeated
+                return place
             session.check_open()
-        self._capacity.check(1)
+        capacity, most = self._capacity, self._capacity.limits.max_held_tokens
+        if capacity.num_held_tokens >= most and capacity.evicts:
+            self._evict(0, 1 + capacity.num_held_tokens - most + most // 10)
+        capacity.check(1)
         stages.mark(Stage.ADMIT, self._services.clock.monotonic())
         if session is not None:
             session.check_limits()
-        return Place(self._capacity, session, identity, stages)
+        return Place(capacity, session, identity, stages)
 
     def begin(self, place: Place, decoded: tuple[TurnRequest, bytes], caller: Caller = NOBODY) -> Watch:
         """Run the turns of a request in its place. `decoded` is the request, and as JSON what of it is kept in the
@@ -166,8 +261,11 @@ class SessionManager:
         the task ends, however it ends. A request that repeats one that came while it was decoded watches that one.
         """
         session, stages = place.session, place.stages
+        if place.repeats is not None:
+            return place.repeats.watch(decoded[0], self._services.engine.capabilities)
         if session is not None and (session.is_closing or session.num_started != place.num_started):
             if place.identity is not None and (repeated := self._repeated(session, place.identity)) is not None:
+                assert not isinstance(repeated, StoredReply), "none comes while a request is decoded"
                 return repeated
             session.check_open()
             session.check_limits()
@@ -177,8 +275,14 @@ class SessionManager:
         stages.mark(Stage.DECODE, self._services.clock.monotonic())
         seats = self._seats(session, request, caller)
         try:
-            run = _request_run(
-                request, request_json, session=session, seats=seats, stages=stages, services=self._services
+            run = request_run(
+                request,
+                request_json,
+                session=session,
+                seats=seats,
+                stages=stages,
+                services=self._services,
+                keep=None if self.shelf is None else self._keep(place, seats, caller),
             )
         except BaseException:
             seats.give_back()
@@ -191,6 +295,11 @@ class SessionManager:
         The running turns' callers get what the engine answers to the abort, within a grace time. Raises
         SessionNotFound.
         """
+        if self.shelf is not None and session_id not in self._sessions:
+            if not await self.shelf.delete(session_id):
+                raise SessionNotFound(session_id)
+            self._telemetry.session_ended(SessionEnd.DELETED)
+            return
         session = self.get(session_id)
         session.refuse_new()
         turns = session.running
@@ -199,6 +308,12 @@ class SessionManager:
             await asyncio.gather(*(turn.run.abort(unanswered=SessionNotFound(session.id)) for turn in turns))
             if turns:
                 await asyncio.wait([turn.task for turn in turns])
+            if self.shelf is not None:
+                await self.shelf.delete(session_id)
+        except BaseException:
+            if self.shelf is not None:
+                self.shelf.store.discard(session.id)
+            raise
         finally:
             self._forget(session, SessionEnd.DELETED)
 
@@ -256,14 +371,21 @@ class SessionManager:
         self._capacity.num_held_tokens += num_tokens - session.num_counted_tokens
         session.num_counted_tokens = num_tokens
 
-    def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | None:
+    def _keep(self, place: Place, seats: Seats, caller: Caller) -> Keep | None:
+        """The way of a request's turns to the store; None if they do not go there."""
+        if self.shelf is None or place.session is None or place.session.tail is None:
+            return None
+        keeper = Keeper(self.shelf.store, place.session, seats=seats, identity=place.identity, note=caller.note)
+        return keeper.keep
+
+    def _repeated(self, session: Session, identity: RequestIdentity) -> Watch | StoredReply | None:
         """The turn of the session that this request asks for again. Raises IdempotencyMismatch."""
         repeated = None if session.is_closing else session.find_repeated(identity)
         if repeated is None:
             return None
         is_running = isinstance(repeated, RequestTask) and not repeated.task.done()
         self._telemetry.retry_answered(joined=is_running)
-        return repeated.watch()
+        return repeated if isinstance(repeated, StoredReply) else repeated.watch()
 
     def _seats(self, session: Session | None, request: TurnRequest, caller: Caller) -> Seats:
         """The request's places, none of which is taken yet, with what the rules say of it."""
@@ -337,56 +459,3 @@ class SessionManager:
 
         task.add_done_callback(ended)
         return turn
-
-
-def _request_run(
-    request: TurnRequest,
-    request_json: bytes,
-    *,
-    session: Session | None,
-    seats: Seats,
-    stages: StageTimes,
-    services: TurnServices,
-) -> RequestRun:
-    """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
-    opened = openings(
-        request,
-        seats=seats,
-        renderer=services.renderer,
-        pool=services.pool,
-        share=services.share,
-        capabilities=services.engine.capabilities,
-        over_budget=services.over_budget,
-        tokenizer=services.tokenizer if session is None or isinstance(request, CompletionRequest) else None,
-        clock=services.clock,
-        opened_at=session.created_at if session is not None else services.clock.wall(),
-    )
-    ids = [RequestId(uuid.uuid4().hex) for _ in opened]
-    reply_id = request.spelling.id_prefix + ids[0]
-    turns = [
-        TurnRun(
-            request_id=request_id,
-            reply_id=reply_id if len(ids) == 1 else f"{reply_id}-{index}",
-            request=request,
-            request_json=request_json,
-            opening=opening,
-            seats=seats,
-            affinity_key=session.id if session is not None else None,
-            stages=stages if len(ids) == 1 else StageTimes(start=stages.start, ends=dict(stages.ends)),
-            services=services,
-        )
-        for index, (request_id, opening) in enumerate(zip(ids, opened, strict=True))
-    ]
-
-    def may_commit() -> bool:
-        return session is not None and not session.is_closing
-
-    return RequestRun(
-        request=request,
-        reply_id=None if len(turns) == 1 else reply_id,
-        turns=turns,
-        seats=seats,
-        may_commit=may_commit,
-        token_limit=None if session is None else session.options.max_total_tokens,
-        services=services,
-    )

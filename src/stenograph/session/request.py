@@ -5,7 +5,8 @@ A chat makes one turn, a completion one for each of its prompts; each step is ta
 metrics and the log how its turns ended.
 
 Invariants. Nothing but the leases of its seats is held across an await. The commit is one synchronous step, whatever
-the number of turns. Cancelling the task is how a request is abandoned; after the commit there is nothing to cancel. An
+the number of turns. Where there is a store, the turns are durable before it, and the step is taken when that is known.
+Cancelling the task is how a request is abandoned; once its turns are on their way to the disk it is not cancelled. An
 abort is asked of the engine, which answers with what it has sampled; only if it does not, within the grace time, is the
 request ended without it.
 """
@@ -53,8 +54,8 @@ class RequestRun:
     """One request's turns. Made by the manager, run once, watched through the turns' buffers.
 
     `reply_id` is by which the client knows the reply, None if it is that of the one turn. `token_limit` is how many
-    tokens the session may have, None for no limit. `remaining` is what is left before anything is sampled; it is known
-    when the first piece is there.
+    tokens the session may have, None for no limit. `keep` makes the turns durable; None: there is no store. `remaining`
+    is what is left before anything is sampled; it is known when the first piece is there.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class RequestRun:
         may_commit: Callable[[], bool],
         token_limit: int | None,
         services: TurnServices,
+        keep: "Keep | None" = None,
     ) -> None:
         self.request = request
         self.turns = tuple(turns)
         self.request_id = self.turns[0].request_id
         """By which the engine knows it; of several turns the first's."""
-        self._reply_id = reply_id
+        self.joint_reply_id = reply_id
+        """By which the client knows the replies of several turns."""
         self.remaining = Remaining()
         self.seats = seats
         self._may_commit = may_commit
@@ -81,6 +84,9 @@ class RequestRun:
         self._deadline: asyncio.Timeout | None = None
         self._abort_error: StenographError | None = None
         self._abort_requested = False
+        self._keep = keep
+        self.is_committing = False
+        """Whether its turns are on their way to the disk: from then on it cannot be abandoned."""
 
     def __repr__(self) -> str:
         return f"<RequestRun {self.request_id}, {len(self.turns)} turns>"
@@ -88,7 +94,7 @@ class RequestRun:
     @property
     def reply_id(self) -> str:
         """By which the client knows the reply; settled when the first piece is there."""
-        return self.turns[0].reply_id if self._reply_id is None else self._reply_id
+        return self.turns[0].reply_id if self.joint_reply_id is None else self.joint_reply_id
 
     @property
     def is_timed_out(self) -> bool:
@@ -124,7 +130,9 @@ class RequestRun:
                     await _side_by_side(self.turns, TurnRun.open)
                     self._grant()
                     await _side_by_side(self.turns, TurnRun.sample)
-                return self._commit()
+                if self._keep is None:
+                    return self._commit()
+            return await self._commit_durably(self._keep)
         except TimeoutError as error:
             if not self.is_timed_out:
                 raise  # not ours: a bug of whoever let it out
@@ -157,6 +165,14 @@ class RequestRun:
                     session_tokens=None if session is None else session // len(self.turns),
                 )
             )
+
+    async def _commit_durably(self, keep: "Keep") -> TurnOutcome:
+        """Have the turns written, and kept in the very step in which that is known. Neither its deadline nor whoever
+        leaves ends it any more, until it is known. Raises StorageUnavailable."""
+        self.is_committing, self._deadline = True, None
+        if not self._may_commit():
+            return self._commit()
+        return await keep(self, self._commit)
 
     def _commit(self) -> TurnOutcome:
         """Keep the turns, unless their session is being deleted. Synchronous: nothing can come between."""
@@ -206,6 +222,10 @@ class RequestRun:
         return UpstreamTimeout(
             f"The turn took longer than {self._services.timeout_s:g} s; it was stopped, nothing of it was kept."
         )
+
+
+Keep = Callable[[RequestRun, Callable[[], TurnOutcome]], "asyncio.Future[TurnOutcome]"]
+"""Writes the turns of a request that are sampled, and calls what commits them when they are durable."""
 
 
 async def _side_by_side(turns: Sequence[TurnRun], step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:

@@ -7,6 +7,8 @@ agent that wants another reply to the same messages.
 
 from dataclasses import dataclass
 
+import xxhash
+
 from stenograph.core.errors import IdempotencyMismatch
 
 
@@ -22,12 +24,44 @@ class RequestIdentity:
     key: str | None = None
     is_retry: bool = False
 
+    def is_like(self, other: "RequestIdentity") -> bool:
+        """Whether both say the same."""
+        return self.route == other.route and self.body == other.body
+
     def is_repeated_by(self, later: "RequestIdentity") -> bool:
         """Whether `later` asks for the same turn again. Raises IdempotencyMismatch: same key, another request."""
-        same = self.route == later.route and self.body == later.body
-        if later.key is not None and later.key == self.key:
-            if not same:
-                raise IdempotencyMismatch
-            return True
-        # Another key says that it is another request, whatever the body.
-        return same and later.is_retry and later.key is None
+        return _is_repeated(self.key, later, same=self.is_like(later))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredIdentity:
+    """Identity of a request that was committed before this process began: of its body there is the print."""
+
+    route: str
+    body_print: bytes
+    num_body_bytes: int
+    key: str | None = None
+
+    def is_like(self, other: RequestIdentity) -> bool:
+        """Whether the other says the same."""
+        same_size = self.route == other.route and self.num_body_bytes == len(other.body)
+        return same_size and self.body_print == print_of(other.body)
+
+    def is_repeated_by(self, later: RequestIdentity) -> bool:
+        """As `RequestIdentity.is_repeated_by`."""
+        return _is_repeated(self.key, later, same=self.is_like(later))
+
+
+def print_of(body: bytes) -> bytes:
+    """XXH3 of 128 bits. It protects no secret: a client that makes two bodies with one print confuses only its own
+    session."""
+    return xxhash.xxh3_128_digest(body)
+
+
+def _is_repeated(key: str | None, later: RequestIdentity, *, same: bool) -> bool:
+    if later.key is not None and later.key == key:
+        if not same:
+            raise IdempotencyMismatch
+        return True
+    # Another key says that it is another request, whatever the body.
+    return same and later.is_retry and later.key is None

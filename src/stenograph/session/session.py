@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from stenograph.core.errors import Limit, LimitExceeded, SessionNotFound
+from stenograph.core.errors import Limit, LimitExceeded, ModelMismatch, SessionNotFound
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import RequestId, SessionId
-from stenograph.session.kept import KeptReply
+from stenograph.session.kept import KeptReply, StoredReply
 from stenograph.session.ledger import RequestLedger
-from stenograph.session.retries import RequestIdentity
+from stenograph.session.retries import RequestIdentity, StoredIdentity
 from stenograph.session.strand import Strand, Strands
-from stenograph.session.watch import RequestTask
+from stenograph.session.watch import Delivery, RequestTask
+from stenograph.store.base import Tail
+from stenograph.trajectory.commits import SessionCommit
 from stenograph.trajectory.matching import HarnessMatcher, Matcher
 from stenograph.trajectory.turn import Node
 
@@ -28,6 +31,7 @@ class SessionOptions:
 
     history: HistoryKind = HistoryKind.STRANDS
     matcher: Matcher = field(default_factory=HarnessMatcher)
+    matcher_name: str = "harness"
     after_length: AfterLength = AfterLength.CLOSE
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     ttl_s: float | None = None
@@ -49,7 +53,7 @@ class _Kept:
     `strands` are those of its turns. `is_superseded`: another request with the same body was begun after it.
     """
 
-    reply: KeptReply
+    reply: KeptReply | StoredReply
     strands: Sequence[Strand]
     num_started: int
     is_superseded: bool
@@ -72,6 +76,10 @@ class Session:
         self.num_started = 0
         """Requests that were begun on it."""
         self._looked_at: set[int] = set()
+        self.tail: Tail | None = None
+        """The end of its rows in the store; None if it is kept in memory alone."""
+        self.refusal: ModelMismatch | None = None
+        """The reason why it takes no turns, if it can only be read."""
         self.num_counted_tokens = 0
         """Number of its tokens that the manager has counted among those that all sessions hold."""
 
@@ -105,9 +113,12 @@ class Session:
         return self.is_busy and self.options.history is not HistoryKind.TREE
 
     def check_open(self) -> None:
-        """Raise SessionNotFound if it is being deleted, SessionBusy if it takes one chat at a time and runs one."""
+        """Raise SessionNotFound if it is being deleted, ModelMismatch if it can only be read, SessionBusy if it takes
+        one chat at a time and runs one."""
         if self.is_closing:
             raise SessionNotFound(self.id)
+        if self.refusal is not None:
+            raise self.refusal
         if (only := self.strands.only) is not None:
             only.gate.check()
 
@@ -171,7 +182,17 @@ class Session:
         self._looked_at.add(leaf_id)
         return is_first
 
-    def find_repeated(self, identity: RequestIdentity) -> RequestTask | KeptReply | None:
+    @property
+    def last_chat(self) -> float:
+        """When its last request ended, in monotonic seconds; before the first one, when it was opened."""
+        return self._last_chat
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is at work on it: no request that names it is being read, run or answered."""
+        return not self._running and not self.is_closing and self.ledger.num_open == 0
+
+    def find_repeated(self, identity: RequestIdentity) -> RequestTask | KeptReply | StoredReply | None:
         """The turn that a request asks for again: one that runs, or one whose reply is still kept for it.
 
         A kept reply that was delivered is given again only to the key it was asked for with: the same body without a
@@ -194,10 +215,11 @@ class Session:
 
     def began(self, turn: RequestTask) -> None:
         """A turn runs. A retry by its body alone is of this one from now on, and of no earlier one with that body."""
-        for before in self._running.values():
-            before.is_superseded |= _are_alike(before.identity, turn.identity)
-        for kept in self._kept.values():
-            kept.is_superseded |= _are_alike(kept.reply.identity, turn.identity)
+        if (identity := turn.identity) is not None:
+            for before in self._running.values():
+                before.is_superseded |= before.identity is not None and before.identity.is_like(identity)
+            for kept in self._kept.values():
+                kept.is_superseded |= kept.reply.identity.is_like(identity)
         self.num_started += 1
         turn.order = self.num_started
         self._running[turn.request_id] = turn
@@ -209,15 +231,62 @@ class Session:
         self._last_chat = now
         if committed:
             strands = turn.run.seats.taken
-            self._kept = {id_: kept for id_, kept in self._kept.items() if not _is_over(kept, turn, strands)}
+            self._kept = {id_: kept for id_, kept in self._kept.items() if not _is_over(kept, turn.order, strands)}
             if (reply := _kept_reply(turn)) is not None:
-                while len(self._kept) >= MAX_KEPT:
-                    del self._kept[next(iter(self._kept))]
-                kept = _Kept(
-                    reply=reply, strands=strands, num_started=self.num_started, is_superseded=turn.is_superseded
+                self._keep(
+                    turn.request_id,
+                    reply,
+                    strands,
+                    num_started=self.num_started,
+                    is_superseded=turn.is_superseded,
                 )
-                self._kept[turn.request_id] = kept
                 self.release_delivered(turn.request_id)
+
+    def _keep(
+        self,
+        request_id: RequestId,
+        reply: KeptReply | StoredReply,
+        strands: Sequence[Strand],
+        *,
+        num_started: int,
+        is_superseded: bool,
+    ) -> None:
+        while len(self._kept) >= MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[request_id] = _Kept(
+            reply=reply, strands=strands, num_started=num_started, is_superseded=is_superseded
+        )
+
+    def order_of(self, request_id: RequestId) -> int:
+        """The number of a request that runs, among those of the session as they were begun."""
+        return self._running[request_id].order
+
+    def replay(self, commit: SessionCommit) -> list[Node]:
+        """Make a commit that was made before this process began: its nodes. Raises ValueError if it has no place here.
+
+        The reply is kept as after the commit; nobody knows any more whether it was delivered.
+        """
+        placed = [self.strands.replay(one, commit.label) for one in commit.turns]
+        nodes, mark = [node for _, node in placed], commit.request
+        if mark is None:
+            return nodes
+        strands = [strand for strand, _ in placed]
+        first = nodes[0].turn
+        self._kept = {id_: kept for id_, kept in self._kept.items() if not _is_over(kept, mark.order, strands)}
+        self.num_started = max(self.num_started, mark.num_begun)
+        reply = StoredReply(
+            request_id=first.request_id,
+            identity=StoredIdentity(
+                route=mark.route, body_print=mark.body_print, num_body_bytes=mark.num_body_bytes, key=mark.key
+            ),
+            reply_id=first.reply_id if commit.reply_id is None else commit.reply_id,
+            nodes=tuple(nodes),
+            strand=strands[0].number,
+            budget=mark.budget,
+            delivery=Delivery(partial(self.release_delivered, first.request_id)),
+        )
+        self._keep(first.request_id, reply, strands, num_started=mark.num_begun, is_superseded=False)
+        return nodes
 
     def release_delivered(self, request_id: RequestId) -> None:
         """Keep a reply no longer if it has been delivered, unless a key can still ask for it."""
@@ -242,13 +311,6 @@ def _kept_reply(task: RequestTask) -> KeptReply | None:
     )
 
 
-def _is_over(kept: _Kept, turn: RequestTask, strands: Sequence[Strand]) -> bool:
-    """Whether a turn that was begun after a reply had been committed has taken that reply's strand further."""
-    return kept.num_started < turn.order and any(strand in strands for strand in kept.strands)
-
-
-def _are_alike(one: RequestIdentity | None, other: RequestIdentity | None) -> bool:
-    """Whether two requests say the same."""
-    if one is None or other is None:
-        return False
-    return one.route == other.route and one.body == other.body
+def _is_over(kept: _Kept, order: int, strands: Sequence[Strand]) -> bool:
+    """Whether a request that was begun after a reply had been committed has taken that reply's strand further."""
+    return kept.num_started < order and any(strand in strands for strand in kept.strands)

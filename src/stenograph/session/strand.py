@@ -17,6 +17,7 @@ from stenograph.core.types import Prompt, SessionId
 from stenograph.session.gate import Gate, Lease
 from stenograph.session.strand_kinds import StrandSight, kinds_of
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
+from stenograph.trajectory.commits import PlacedTurn, StrandOpened
 from stenograph.trajectory.history import Attachment, Discarded, History, is_continued
 from stenograph.trajectory.latest import LineJson, RecentRequest
 from stenograph.trajectory.linear import LinearHistory
@@ -178,17 +179,23 @@ class Strands:
         return sorted(found, key=lambda pair: -pair[1][-1].id)
 
     def commit(
-        self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt, label: Label = UNLABELLED
+        self,
+        strand: Strand,
+        attachment: Attachment,
+        turn: CommittedTurn,
+        prompt: Prompt | None,
+        label: Label = UNLABELLED,
     ) -> tuple[Node, Sequence[Node]]:
         """Keep a turn in its strand, in one step: its node, and those that it replaces.
 
-        Raises SessionInvariant if its place is no more.
+        `prompt` None: no text of the line's ids is at hand. Raises SessionInvariant if its place is no more.
         """
         history = strand.history
         gone = history.replaced_by(attachment)
         num_before = history.num_tokens
         node = history.commit(attachment, turn)
-        strand.line_json.extend(prompt, turn.sampled, node)
+        if prompt is not None:
+            strand.line_json.extend(prompt, turn.sampled, node)
         if gone:
             self.discarded = self.discarded.with_turns(gone)
         self.num_turns += 1 - len(gone)
@@ -205,6 +212,33 @@ class Strands:
             if len(self._latest) > NUM_KNOWN:
                 self._latest.pop().forget_texts()
         return node, gone
+
+    def replay(self, placed: PlacedTurn, label: Label) -> tuple[Strand, Node]:
+        """Keep a turn that was committed before, where it was: its strand and its node.
+
+        Raises ValueError if it has no such place here.
+        """
+        strand = self.only
+        if strand is None and placed.strand is not None:
+            if placed.strand >= len(self._kept):
+                raise ValueError(f"there is no strand {placed.strand}")
+            strand = self._kept[placed.strand]
+        strand = strand or self._reopened(placed.opened)
+        attachment = strand.history.after(placed.parent, placed.turn.messages)
+        if attachment is None:
+            raise ValueError("the turn before it is not in the history of its strand")
+        return strand, self.commit(strand, attachment, placed.turn, None, label)[0]
+
+    def _reopened(self, opened: StrandOpened) -> Strand:
+        strand = self._new(opened.key, opened.agent_id)
+        if opened.key is not None:
+            self._by_key[opened.key] = strand
+        if opened.continues is not None:
+            if opened.continues >= len(self._kept):
+                raise ValueError(f"there is no strand {opened.continues} to continue")
+            strand.continues = self._kept[opened.continues]
+            strand.chapter = strand.continues.chapter + 1
+        return strand
 
     def released(self, strand: Strand) -> None:
         """Forget a strand without a turn that nobody works on any more."""

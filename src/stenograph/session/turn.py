@@ -133,6 +133,7 @@ class TurnRun:
         self._params = request.params
         self._forced: Grammar | None = None
         self._reply: _ReadReply | None = None
+        self._made: CommittedTurn | None = None
         self._ends_early = False
         self._has_sampled = False
         self.node_id: int | None = None
@@ -259,10 +260,17 @@ class TurnRun:
         """The turn's reply; where `is_kept`, add the turn to its session. Raises SessionInvariant."""
         assert self._reply is not None, "a turn is sampled before it is committed"
         self._mark(Stage.COMMIT)
-        now = self._services.clock.wall()
         sampled, parsed, prompt = self._reply.sampled, self._reply.parsed, self.prompt
+        now = self._services.clock.wall() if self._made is None else self._made.committed_at
         if is_kept:
-            self._keep(sampled, parsed, now)
+            turn, strand = self._made or self._make(sampled, parsed, now), self._opening.strand
+            node, replaced = self._seats.commit(strand, self.attachment, turn, prompt)
+            self.node_id, self.rewrites = node.id, turn.rewrites
+            if replaced:
+                self.discarded = tuple(gone.turn for gone in replaced)
+            untrack(node)
+            if isinstance(self._request, ChatRequest):
+                strand.recent.extend(self._request, node)
         return ChatReply(
             id=self.reply_id,
             created=int(now),
@@ -280,15 +288,25 @@ class TurnRun:
             stages_s=self.stages.durations_s(),
         )
 
-    def _keep(self, sampled: SampledTurn, parsed: ParsedReply, now: float) -> None:
-        opening, prompt, strand = self._opening, self.prompt, self._opening.strand
+    def made(self) -> CommittedTurn:
+        """The turn as it will be kept, for a store that has to have it first. From here on it is settled."""
+        assert self._reply is not None, "a turn is sampled before it is made"
+        self._made = self._make(self._reply.sampled, self._reply.parsed, self._services.clock.wall())
+        return self._made
+
+    def stored(self) -> None:
+        """What was made is durable."""
+        self._mark(Stage.STORE)
+
+    def _make(self, sampled: SampledTurn, parsed: ParsedReply, now: float) -> CommittedTurn:
+        opening, prompt = self._opening, self.prompt
         params, tool_choice, request_json = self._params, opening.tool_choice, self._request_json
         if self.attachment.parent is not None:
             before = self.attachment.parent.turn
             params = _kept_once(params, before.params)
             tool_choice = _kept_once(tool_choice, before.tool_choice)
             request_json = _kept_once(request_json, before.request_json)
-        turn = CommittedTurn(
+        return CommittedTurn(
             request_id=self.request_id,
             new_prompt_ids=prompt.ids[prompt.num_kept :],
             num_trimmed=prompt.num_trimmed,
@@ -308,13 +326,6 @@ class TurnRun:
             committed_at=now,
             stages=self.stages,
         )
-        node, replaced = self._seats.commit(strand, self.attachment, turn, prompt)
-        self.node_id, self.rewrites = node.id, opening.rewrites
-        if replaced:
-            self.discarded = tuple(gone.turn for gone in replaced)
-        untrack(node)
-        if isinstance(self._request, ChatRequest):
-            strand.recent.extend(self._request, node)
 
     def _mark(self, stage: Stage) -> None:
         self.stages.mark(stage, self._services.clock.monotonic())

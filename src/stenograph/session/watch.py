@@ -130,6 +130,11 @@ class RequestTask:
         """Whether it was stopped by us and is only waited for to end."""
         return self._is_abandoned
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether nobody waits for it, and it ends without the engine: it is abandoned, or on its way to the disk."""
+        return self._is_abandoned or (self.run.is_committing and not self._watches)
+
     def watch(self) -> "LiveWatch":
         """One more watcher. It must leave."""
         watch = LiveWatch(self)
@@ -143,12 +148,14 @@ class RequestTask:
             self.abandon()
 
     def abandon(self, why: StenographError | None = None) -> None:
-        """Stop the turn and keep nothing of it. Without effect once it has ended; past the commit it has.
+        """Stop the turn and keep nothing of it. Without effect once it has ended, or is on its way to the disk.
 
         `why` is raised to its watchers; None if they have all left. The task is cancelled once: a second time would
         break into what it does to end, and the engine might never be asked to stop. One whose deadline has passed is
         ending already, and by that.
         """
+        if self.run.is_committing:
+            return
         if self._is_abandoned or self.run.is_timed_out or self.task.cancel():
             self._is_abandoned = True
             self._why = self._why or why

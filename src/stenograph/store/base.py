@@ -145,6 +145,10 @@ class SessionStore(Protocol):
         """Forget a session and all its rows; whether there was one. Raises StorageUnavailable."""
         ...
 
+    def discard(self, session_id: SessionId) -> None:
+        """Delete a session without waiting for it: for who is being cancelled."""
+        ...
+
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         """Up to `limit` sessions in the order of their creation, those after `after`. Raises StorageUnavailable.
 

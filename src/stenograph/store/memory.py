@@ -79,6 +79,9 @@ class MemoryStore:
             raise self.failure
         return self._sessions.pop(session_id, None) is not None
 
+    def discard(self, session_id: SessionId) -> None:
+        self._sessions.pop(session_id, None)
+
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         if after is not None and after not in self._sessions:
             return []

@@ -165,6 +165,11 @@ class SqliteStore:
     async def delete(self, session_id: SessionId) -> bool:
         return await self._call(lambda database: self._delete(database, session_id))
 
+    def discard(self, session_id: SessionId) -> None:
+        unheard: asyncio.Future[bool] = self._loop.create_future()
+        unheard.cancel()
+        self._jobs.put(_FileJob(lambda database: self._delete(database, session_id), unheard))  # type: ignore[arg-type]
+
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         return await self._call(lambda database: database.page(limit=limit, after=after))
 

@@ -67,6 +67,10 @@ class History(Protocol):
         """One with the same turns, to which nothing that is committed from now on comes."""
         ...
 
+    def after(self, parent: Node | None, messages: Sequence[Message]) -> Attachment | None:
+        """The place of a turn that is known to come after `parent`, with these messages; None if that is no place."""
+        ...
+
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """Find where a request attaches. Raises HistoryMismatch or TruncatedGeneration."""
         ...

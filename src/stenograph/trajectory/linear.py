@@ -58,6 +58,12 @@ class LinearHistory:
         copy._nodes, copy._revision = list(self._nodes), self._revision
         return copy
 
+    def after(self, parent: Node | None, messages: Sequence[Message]) -> Attachment | None:
+        """The place of a turn that is known to come after `parent`; None if that is not on the line."""
+        if parent is not None and (parent.depth > len(self._nodes) or self._nodes[parent.depth - 1] is not parent):
+            return None
+        return Attachment(parent=parent, new_messages=tuple(messages), revision=self._revision)
+
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """Find where a request attaches. Changes nothing.
 

@@ -50,6 +50,12 @@ class TreeHistory:
         """Itself: it only grows, and a place that is found is always there."""
         return self
 
+    def after(self, parent: Node | None, messages: Sequence[Message]) -> Attachment | None:
+        """The place of a turn that is known to come after `parent`; None if that is not in the tree."""
+        if parent is not None and (parent.id >= len(self._nodes) or self._nodes[parent.id] is not parent):
+            return None
+        return Attachment(parent=parent, new_messages=tuple(messages), revision=len(self._nodes))
+
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """The deepest node whose whole line is a prefix of the request, ties to the latest; else a new root.
 

@@ -1,0 +1,128 @@
+"""The sessions of a store: opened, read, deleted, listed. Whether one is in memory is the manager's business.
+
+Owns the way between a `Session` and its rows; every method that waits may find the world changed after it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stenograph.core.clock import Clock
+from stenograph.core.errors import SessionDamaged, SessionNotFound
+from stenograph.core.types import SessionId
+from stenograph.offload.pool import CpuPool
+from stenograph.session.durable import opening_of, read_opening, restored_session
+from stenograph.session.session import Session
+from stenograph.store.base import SessionStore, StoredSession, StoredSummary
+from stenograph.store.codec.commits import encode_opened
+from stenograph.store.codec.rows import Totals
+from stenograph.trajectory.commits import ModelMark, SessionOpened
+from stenograph.trajectory.matching import MATCHERS, Matcher
+
+EXPIRED_AT_ONCE = 100
+"""Sessions that are looked for and deleted at once, when they have been idle for too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShelvedSession:
+    """A session that is not in memory, in a list: as it was opened, and its sums."""
+
+    opened: SessionOpened
+    totals: Totals
+
+
+class Shelf:
+    """A store of sessions. `model` is the server's; `matchers` are those that sessions may name beside the known."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        *,
+        clock: Clock,
+        pool: CpuPool,
+        model: ModelMark,
+        matchers: Mapping[str, Matcher] | None = None,
+    ) -> None:
+        self.store = store
+        self._clock = clock
+        self._pool = pool
+        self._model = model
+        self._matchers = {**MATCHERS, **(matchers or {})}
+        self._reading: Counter[str] = Counter()
+        self._deleted: set[str] = set()
+        self.num_read = 0
+        """Sessions that were read."""
+        self.num_damaged = 0
+        """Those that could not be, because they are damaged."""
+
+    def __repr__(self) -> str:
+        return f"<Shelf of {self.store!r}>"
+
+    async def create(self, session: Session) -> None:
+        """Keep a new session. Raises StorageUnavailable."""
+        payload = encode_opened(opening_of(session, self._model))
+        ttl_s = session.options.ttl_s
+        session.tail = await self.store.create(session.id, payload, at=session.created_at, ttl_s=ttl_s)
+
+    async def read(self, session_id: str) -> Session:
+        """A session as it is in the store, which nobody else has. Raises SessionNotFound, SessionDamaged or
+        StorageUnavailable; one that has been idle for longer than it may is deleted, and not found."""
+        self._reading[session_id] += 1
+        try:
+            stored = await self.store.take(SessionId(session_id))
+            if stored is None:
+                raise SessionNotFound(session_id)
+            session = await self._restored(stored)
+            if session.is_expired(self._clock.monotonic()):
+                await self.delete(session_id)
+            if session_id in self._deleted:  # while it was read
+                raise SessionNotFound(session_id)
+            self.num_read += 1
+            return session
+        except SessionDamaged:
+            self.num_damaged += 1
+            raise
+        finally:
+            self._reading[session_id] -= 1
+            if not self._reading[session_id]:
+                del self._reading[session_id]
+                self._deleted.discard(session_id)
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session; whether there was one. Whoever is reading it finds it gone. Raises StorageUnavailable."""
+        was_there = await self.store.delete(SessionId(session_id))
+        if session_id in self._reading:
+            self._deleted.add(session_id)
+        return was_there
+
+    async def expired(self) -> Sequence[SessionId]:
+        """Sessions that have been idle for too long, as far as their rows tell. Raises StorageUnavailable."""
+        return await self.store.expired(now=self._clock.wall(), limit=EXPIRED_AT_ONCE)
+
+    async def page(self, *, limit: int, after: str | None) -> list[ShelvedSession]:
+        """Sessions in the order of their creation. Raises SessionNotFound if there is no session `after`, and
+        SessionDamaged or StorageUnavailable."""
+        found = await self.store.page(limit=limit, after=None if after is None else SessionId(after))
+        if not found and after is not None and await self.store.load(SessionId(after)) is None:
+            raise SessionNotFound(after)
+        return [shelved(one) for one in found]
+
+    async def backup(self, path: Path) -> int:
+        """Write a copy of all that is durable to a new file; its bytes. Raises OSError."""
+        return await self.store.backup(path)
+
+    async def _restored(self, stored: StoredSession) -> Session:
+        num_bytes = sum(len(row.body) for row in stored.rows)
+        now, wall = self._clock.monotonic(), self._clock.wall()
+
+        def restored() -> Session:
+            return restored_session(stored, matcher_of=self._matchers.get, model=self._model, now=now, wall=wall)
+
+        return await self._pool.run(restored, num_bytes=num_bytes)
+
+
+def shelved(summary: StoredSummary) -> ShelvedSession:
+    """A session of a list. Raises SessionDamaged."""
+    row = StoredSession(session_id=summary.session_id, number=summary.number, at=summary.at, rows=[summary.opened])
+    return ShelvedSession(opened=read_opening(row), totals=Totals.of(summary.last_head))
