@@ -178,7 +178,12 @@ class SessionManager:
         seats = self._seats(session, request, caller)
         try:
             run = _request_run(
-                request, request_json, session=session, seats=seats, stages=stages, services=self._services
+                self.as_sent(request, session),
+                request_json,
+                session=session,
+                seats=seats,
+                stages=stages,
+                services=self._services,
             )
         except BaseException:
             seats.give_back()
@@ -348,7 +353,7 @@ def _request_run(
     stages: StageTimes,
     services: TurnServices,
 ) -> RequestRun:
-    """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
+    """The turns of a request as it is sent. A chat takes its seat. Raises SessionBusy."""
     opened = openings(
         request,
         seats=seats,
