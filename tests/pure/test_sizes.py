@@ -14,15 +14,12 @@ MAX_NESTING = 3
 
 TOO_LONG: set[str] = set()
 TOO_DEEP = {
-    "bench/serving/http.HttpTarget.collect",
+    # An inner generator would cost each chunk a hop more, and have to be closed by the same blocks.
     "engine/fleet/fleet.Fleet.generate",
-    "engine/http/engine.HttpEngine._read_events",
-    "engine/http/transport.EngineTransport.events",
+    # A function for the innermost condition would cost each chunk of a chat a call.
     "session/turn.TurnRun.sample",
-    "testing/suite/conformance.check_engine",
-    "testing/suite/engine_table.serving",
 }
-"""Functions that are over a limit today. Both sets only shrink: an entry that is within the limit fails the test."""
+"""Functions over a limit, with the reason. Both sets only shrink: one that is within the limit fails the test."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Block = ast.If | ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith | ast.Try | ast.TryStar | ast.Match

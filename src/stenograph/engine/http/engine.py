@@ -199,7 +199,12 @@ class HttpEngine(Engine):
             if read and read[-1].finish is not None:
                 return  # nothing more belongs to it
         else:
-            await self._read_events(request, call, reading, chunks)
+            try:
+                await self._read_events(request, call, reading, chunks)
+            except UpstreamUnreachable:
+                if not self._running[request_id].is_whole:
+                    raise
+                # Its end was handed on: by its own word the reply was whole before its connection was cut.
 
         async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
             return await self._ask(method, target, body, (*headers, *_routing(request)))
@@ -212,20 +217,15 @@ class HttpEngine(Engine):
     async def _read_events(
         self, request: GenerateRequest, call: Call, reading: EngineReading, chunks: "asyncio.Queue[Chunk | None]"
     ) -> None:
-        try:
-            headers = (*call.headers, *_routing(request))
-            async with aclosing(self._transport.events(call.path, call.body, headers)) as events:
-                async for event in events:
-                    if isinstance(event, bytes):
-                        self._hand_on(request.request_id, reading.event(event), chunks)
-                    else:  # it does not stream after all, or refuses
-                        self._hand_on(request.request_id, self._whole(request, event, reading), chunks)
-                    if reading.has_enough:
-                        break
-        except UpstreamUnreachable:
-            if not self._running[request.request_id].is_whole:
-                raise
-            # Its end was handed on: by its own word the reply was whole before its connection was cut.
+        headers = (*call.headers, *_routing(request))
+        async with aclosing(self._transport.events(call.path, call.body, headers)) as events:
+            async for event in events:
+                if isinstance(event, bytes):
+                    self._hand_on(request.request_id, reading.event(event), chunks)
+                else:  # it does not stream after all, or refuses
+                    self._hand_on(request.request_id, self._whole(request, event, reading), chunks)
+                if reading.has_enough:
+                    break
 
     def _whole(self, request: GenerateRequest, http: HttpReply, reading: EngineReading) -> Sequence[Chunk]:
         self._is_whole(request.request_id)
