@@ -123,7 +123,7 @@ class HttpEngine(Engine):
         self._own(self._watch(), name=f"{self._name}-probe")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Draw. Raises what the adapter makes of any status but 200, as a rule UpstreamRefused."""
+        """Sample. Raises what the adapter makes of any status but 200, as a rule UpstreamRefused."""
         if self._closing:
             raise EngineUnavailable("The engine was stopped.")
         request_id = request.request_id
