@@ -124,7 +124,7 @@ class HttpEngine(Engine):
         self._own(self._watch(), name=f"{self._name}-probe")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Draw. Raises what the adapter makes of any status but 200, as a rule UpstreamRefused."""
+        """Sample. Raises what the adapter makes of any status but 200, as a rule UpstreamRefused."""
         if self._closing:
             raise EngineUnavailable("The engine was stopped.")
         request_id = request.request_id
@@ -236,7 +236,12 @@ class HttpEngine(Engine):
             if read and read[-1].finish is not None:
                 return  # nothing more belongs to it
         else:
-            await self._read_events(request, call, reading, put)
+            try:
+                await self._read_events(request, call, reading, put)
+            except UpstreamUnreachable:
+                if not self._running[request_id].is_whole:
+                    raise
+                # Its end was handed on: by its own word the reply was whole before its connection was cut.
 
         async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
             return await self._ask(method, target, body, (*headers, *_routing(request)))
@@ -249,20 +254,15 @@ class HttpEngine(Engine):
     async def _read_events(
         self, request: GenerateRequest, call: Call, reading: EngineReading, put: Callable[[Chunk], object]
     ) -> None:
-        try:
-            headers = (*call.headers, *_routing(request))
-            async with aclosing(self._transport.events(call.path, call.body, headers)) as events:
-                async for event in events:
-                    if isinstance(event, bytes):
-                        self._hand_on(request.request_id, reading.event(event), put)
-                    else:  # it does not stream after all, or refuses
-                        self._hand_on(request.request_id, self._whole(request, event, reading), put)
-                    if reading.has_enough:
-                        break
-        except UpstreamUnreachable:
-            if not self._running[request.request_id].is_whole:
-                raise
-            # Its end was handed on: by its own word the reply was whole before its connection was cut.
+        headers = (*call.headers, *_routing(request))
+        async with aclosing(self._transport.events(call.path, call.body, headers)) as events:
+            async for event in events:
+                if isinstance(event, bytes):
+                    self._hand_on(request.request_id, reading.event(event), put)
+                else:  # it does not stream after all, or refuses
+                    self._hand_on(request.request_id, self._whole(request, event, reading), put)
+                if reading.has_enough:
+                    break
 
     def _whole(self, request: GenerateRequest, http: HttpReply, reading: EngineReading) -> Sequence[Chunk]:
         self._is_whole(request.request_id)
