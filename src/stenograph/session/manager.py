@@ -35,7 +35,7 @@ from stenograph.session.session import Session, SessionOptions
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
 from stenograph.session.watch import Delivery, RequestTask, Watch
-from stenograph.trajectory.late_system import with_reminders
+from stenograph.trajectory.canonical import rewritten
 
 log = logging.getLogger(__name__)
 
@@ -345,8 +345,8 @@ class SessionManager:
         self, session: Session | None, request: TurnRequest, request_json: bytes, stages: StageTimes, seats: Seats
     ) -> RequestRun:
         request = self._with_options(request, session)
-        if isinstance(request, ChatRequest) and (unshown := self._services.renderer.unshown_late):
-            request = with_reminders(request, unshown)
+        if session is not None and session.strands.pins is not None:
+            request = seats.pinned(request)
 
         def may_commit() -> bool:
             return session is not None and not session.is_closing
@@ -391,17 +391,20 @@ class SessionManager:
         )
 
     def _with_options(self, request: TurnRequest, session: Session | None) -> TurnRequest:
-        """The request under its session's sampling rules, and a chat with the arguments that the server and its session
-        give the template, where it has none."""
+        """The request under its session's sampling rules, and a chat under its rewrites, with the arguments that the
+        server and its session give the template, where it has none."""
         if session is not None and session.options.sampling is not None:
             request = session.options.sampling.ruled(request)
         if not isinstance(request, ChatRequest):
             return request
         of_session: Mapping[str, object] = {} if session is None else session.options.template_kwargs
-        if not of_session and not self._services.template_kwargs:
-            return request
-        kwargs = {**self._services.template_kwargs, **of_session, **request.template_kwargs}
-        return replace(request, template_kwargs=kwargs)
+        if of_session or self._services.template_kwargs:
+            kwargs = {**self._services.template_kwargs, **of_session, **request.template_kwargs}
+            request = replace(request, template_kwargs=kwargs)
+        unshown, rules = self._services.renderer.unshown_late, self._services if session is None else session.options
+        if unshown or request.system_blocks is not None:  # else there is nothing to rewrite
+            request = rewritten(request, rules.canonical.drops, unshown)
+        return request
 
     def _run(
         self,
