@@ -114,7 +114,7 @@ class RewriteRules:
         """
         names = {one.rule.name for one in self.rules if one.is_default}
         if choice == OFF:
-            names = set()
+            names.clear()
         elif choice != DEFAULT:
             for name in map(str.strip, choice.split(",")):
                 if name not in self.names:

@@ -7,6 +7,7 @@ place was sent by the client before, and was rendered. A request whose opening n
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import cast
 
 import msgspec
 import xxhash
@@ -168,7 +169,7 @@ def _decoded(tool: Tool) -> dict[str, object]:
 
 def _function(tool: dict[str, object]) -> dict[str, object]:
     function = tool.get("function")
-    return {str(name): value for name, value in function.items()} if isinstance(function, dict) else {}
+    return cast("dict[str, object]", function) if isinstance(function, dict) else {}
 
 
 def _without_description(tool: dict[str, object]) -> dict[str, object]:
