@@ -14,10 +14,7 @@ MAX_NESTING = 3
 
 TOO_LONG: set[str] = set()
 TOO_DEEP = {
-    "bench/guided/load.GuidedLoad.phase",
     "bench/serving/http.HttpTarget.collect",
-    "bench/serving/load.ServingLoad._converse",
-    "bench/streaming/command._measure",
     "engine/fleet/fleet.Fleet.generate",
     "engine/http/engine.HttpEngine._read_events",
     "engine/http/transport.EngineTransport.events",

@@ -177,7 +177,7 @@ def test_all_schemas_are_schemas_and_all_references_lead_somewhere(forwards: boo
 async def test_what_is_said_to_ask_for_a_key_does_and_the_rest_does_not(serve: Serve) -> None:
     async with serve(api_key=("secret",)) as live:
         document = (await live.call("GET", "/openapi.json")).json()
-        assert set(document["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
+        assert set(document["components"]["securitySchemes"]) == {"bearer", "x-api-key", "x-goog-api-key", "key"}
         for name, operation in operations_in(document).items():
             method, path = name.split()
             answer = await live.call(method, path.replace("{id}", "0" * 32))

@@ -9,6 +9,9 @@ DONE = b"data: [DONE]\n\n"
 """OpenAI's terminal event."""
 
 
+STILL_ALIVE = b": still generating\n\n"
+"""A comment, of which a client's reader takes no notice. Source: WHATWG HTML, section 9.2.6."""
+
 EVENT_STREAM_HEADERS = (
     ("content-type", "text/event-stream; charset=utf-8"),
     ("cache-control", "no-cache"),

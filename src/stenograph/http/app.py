@@ -14,7 +14,7 @@ from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
-from stenograph.dialects.base import Dialect
+from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
 from stenograph.dialects.openai.sampling_rules import decode_rules
@@ -25,6 +25,7 @@ from stenograph.export.replay import ReplayShape
 from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
 from stenograph.http.control_routes import ControlRoutes
+from stenograph.http.count_route import CountRoute
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
 from stenograph.http.metrics import Metrics
@@ -43,8 +44,10 @@ from stenograph.offload.loop_lag import LoopLag
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
+from stenograph.session.admission import Limits
+from stenograph.session.counting import PromptCounter
 from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
-from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.manager import SessionManager
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.turn import TurnServices
 from stenograph.trajectory.canonical import Canonical
@@ -151,10 +154,11 @@ def make_app(
     moe_shape: tuple[int, int] | None = None,
     body_slots: BodySlots | None = None,
     dialects: Sequence[Dialect] | None = None,
+    counters: Sequence[CountDialect] = (),
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
-    `dialects` are what it speaks with clients, None for OpenAI's.
+    `dialects` are what it speaks with clients, None for OpenAI's; `counters` those whose requests only count.
     """
     body_slots = body_slots or BodySlots(settings.body_slots)
     metrics = Metrics(version=__version__)
@@ -162,21 +166,6 @@ def make_app(
     services = _services(settings, engine, renderer, pool, share, clock)
     manager = _make_manager(settings, services, metrics)
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
-
-    def route(dialect: Dialect) -> TurnRoute:
-        return TurnRoute(
-            dialect=dialect,
-            manager=manager,
-            doorman=doorman,
-            metrics=metrics,
-            clock=clock,
-            max_body_bytes=settings.max_body_bytes,
-            pool=pool,
-            share=share,
-            body_slots=body_slots,
-            sought_headers=frozenset(name.encode() for name in services.kind_rules.headers),
-        )
-
     sessions = _session_routes(settings, services, manager=manager, metrics=metrics, moe_shape=moe_shape)
     control = ControlRoutes(
         sessions=sessions,
@@ -197,8 +186,63 @@ def make_app(
         refuse=refusal,
     )
     spoken = openai_dialects(settings, renderer, model) if dialects is None else dialects
-    turns = [route(dialect) for dialect in spoken]
+    turns = _turn_routes(
+        settings,
+        spoken,
+        counters,
+        services=services,
+        manager=manager,
+        doorman=doorman,
+        metrics=metrics,
+        body_slots=body_slots,
+    )
     return App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal), manager
+
+
+def _turn_routes(
+    settings: Settings,
+    dialects: Sequence[Dialect],
+    counters: Sequence[CountDialect],
+    *,
+    services: TurnServices,
+    manager: SessionManager,
+    doorman: Doorman,
+    metrics: Metrics,
+    body_slots: BodySlots,
+) -> list[TurnRoute | CountRoute]:
+    """The routes of the dialects: those that make turns, and those that only count."""
+    counter = PromptCounter(manager, services)
+    sought_headers = frozenset(name.encode() for name in services.kind_rules.headers)
+    turns = [
+        TurnRoute(
+            dialect=dialect,
+            manager=manager,
+            doorman=doorman,
+            metrics=metrics,
+            clock=services.clock,
+            max_body_bytes=settings.max_body_bytes,
+            pool=services.pool,
+            share=services.share,
+            body_slots=body_slots,
+            sought_headers=sought_headers,
+        )
+        for dialect in dialects
+    ]
+    counts = [
+        CountRoute(
+            dialect=dialect,
+            counter=counter,
+            doorman=doorman,
+            metrics=metrics,
+            clock=services.clock,
+            max_body_bytes=settings.max_body_bytes,
+            pool=services.pool,
+            body_slots=body_slots,
+            sought_headers=sought_headers,
+        )
+        for dialect in counters
+    ]
+    return [*turns, *counts]
 
 
 def _services(

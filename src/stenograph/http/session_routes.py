@@ -72,10 +72,11 @@ _SENT_BYTES = 256 * 1024
 
 
 class OpenedSession(TypedDict):
-    """A new session. `base_url` is for an OpenAI client."""
+    """A new session. `base_url` is for an OpenAI client, `root_url` for one that adds `/v1` or `/v1beta` itself."""
 
     session_id: Hex32
     base_url: str
+    root_url: str
 
 
 class SessionPage(TypedDict):
@@ -165,8 +166,8 @@ class SessionRoutes:
             canonical=self.defaults.canonical if wire.canonical is None else self._canonical(wire.canonical),
         )
         session = self.manager.create(options)
-        base = str(request.base_url).rstrip("/")
-        opened: OpenedSession = {"session_id": session.id, "base_url": f"{base}/sessions/{session.id}/v1"}
+        root = f"{str(request.base_url).rstrip('/')}/sessions/{session.id}"
+        opened: OpenedSession = {"session_id": session.id, "base_url": f"{root}/v1", "root_url": root}
         return json_response(opened)
 
     async def list_sessions(self, request: Request) -> Response:
@@ -205,6 +206,11 @@ class SessionRoutes:
         shown = records([] if latest is None else latest.line(), delta=wanted == "delta")
         view: SessionView = {"session_id": session.id, "records": as_list(shown), "metadata": metadata}
         return json_in_pieces(self.share, view)
+
+    async def greet(self, request: Request) -> Response:
+        """`HEAD` of a session's address and of `api/hello` below it, which clients try first: 200 without a body."""
+        self._session(request)
+        return Response()
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /sessions/{id}`."""

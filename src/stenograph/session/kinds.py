@@ -30,7 +30,7 @@ import msgspec
 
 from stenograph.core.chat import ChatRequest, CompletionRequest
 from stenograph.core.messages import Message, Role
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.types import GrammarKind
 
 SHIPPED_RULES = Path(__file__).with_name("side.toml").read_text(encoding="utf-8")
@@ -49,18 +49,6 @@ _TEXTS = ("when.system", "when.first_user", "when.last_user")
 """The conditions on texts, in the order of `_texts_of`."""
 
 _Fields = TypeVar("_Fields")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """The kind of a request, its client, and the name of the rule that said so. All None: no rule holds."""
-
-    kind: StrandKind | None = None
-    client: str | None = None
-    rule: str | None = None
-
-
-UNLABELLED = Label()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from stenograph.core.errors import Limit, LimitExceeded, SessionNotFound
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.kept import KeptReply
-from stenograph.session.kinds import Label
 from stenograph.session.ledger import RequestLedger
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.strand import Strand, Strands
@@ -73,7 +72,8 @@ class Session:
         self._running: dict[RequestId, RequestTask] = {}
         self._kept: dict[RequestId, _Kept] = {}
         self._last_chat = now
-        self._num_started = 0
+        self.num_started = 0
+        """Requests that were begun on it."""
         self._looked_at: set[int] = set()
         self.num_counted_tokens = 0
         """Number of its tokens that the manager has counted among those that all sessions hold."""
@@ -201,8 +201,8 @@ class Session:
             before.is_superseded |= _are_alike(before.identity, turn.identity)
         for kept in self._kept.values():
             kept.is_superseded |= _are_alike(kept.reply.identity, turn.identity)
-        self._num_started += 1
-        turn.order = self._num_started
+        self.num_started += 1
+        turn.order = self.num_started
         self._running[turn.request_id] = turn
 
     def ended(self, turn: RequestTask, *, now: float, committed: bool) -> None:
@@ -217,7 +217,7 @@ class Session:
                 while len(self._kept) >= MAX_KEPT:
                     del self._kept[next(iter(self._kept))]
                 kept = _Kept(
-                    reply=reply, strands=strands, num_started=self._num_started, is_superseded=turn.is_superseded
+                    reply=reply, strands=strands, num_started=self.num_started, is_superseded=turn.is_superseded
                 )
                 self._kept[turn.request_id] = kept
                 self.release_delivered(turn.request_id)

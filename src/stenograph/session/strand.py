@@ -9,13 +9,12 @@ import itertools
 from array import array
 from collections.abc import Callable, Sequence
 
-from stenograph.core.chat import ChatRequest, KnownMessages, TurnRequest
+from stenograph.core.chat import ChatRequest, KnownMessages
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.core.strand_kinds import TRAINED_KINDS, UNLABELLED, Label, StrandKind
 from stenograph.core.types import Prompt, SessionId
 from stenograph.session.gate import Gate, Lease
-from stenograph.session.kinds import UNLABELLED, Label
 from stenograph.session.strand_kinds import StrandSight, kinds_of
 from stenograph.trajectory.canonical import PinRule
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
@@ -156,6 +155,14 @@ class Strands:
             self._by_key[key] = self._new(key, agent_id)
         return self._by_key[key]
 
+    def seen(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
+        """The strand that a chat belongs to, as it is now: for who takes no place in it, while others may commit."""
+        strand = self.of_chat(request, context, agent_id)
+        self.released(strand)
+        copy = Strand(strand.history.as_it_is(), Gate(self._session_id, exclusive=False), agent_id=agent_id)
+        copy.recent, copy.line_json, copy.number = strand.recent, strand.line_json, strand.number
+        return copy
+
     def of_ids(self, ids: "array[int]") -> Strand:
         """The strand with the longest line that a prompt begins with; a new one if there is none."""
         if self.only is not None:
@@ -225,7 +232,7 @@ class Strands:
 
     def released(self, strand: Strand) -> None:
         """Forget a strand without a turn that nobody works on any more."""
-        if strand.key is not None and not strand.gate.is_busy:
+        if strand.key is not None and strand.number is None and not strand.gate.is_busy:
             self._by_key.pop(strand.key, None)
 
     def _new(self, key: bytes | None, agent_id: str) -> Strand:
@@ -251,7 +258,8 @@ class Seats:
         self.label = label
         """The label that rules give the request."""
         self._strands = strands
-        self._agent_id = agent_id
+        self.agent_id = agent_id
+        """The client's own id of the agent that asks."""
         self._check = check
         self.taken: list[Strand] = []
         """The strands in which it has a place, also when that has been given back."""
@@ -264,13 +272,7 @@ class Seats:
         """Take a chat's place. Raises SessionBusy."""
         if self._strands is None:
             return _alone()
-        return self._take(self._strands.of_chat(request, context, self._agent_id))
-
-    def pinned(self, request: TurnRequest) -> TurnRequest:
-        """A request as the turns before it are spelled, where rules say so."""
-        if self._strands is None or self._strands.pins is None or not isinstance(request, ChatRequest):
-            return request
-        return self._strands.pinned(self._strands.pins, request, self._agent_id)
+        return self._take(self._strands.of_chat(request, context, self.agent_id))
 
     def of_ids(self, ids: "array[int]") -> Strand:
         """Take the place of a prompt given as ids. Raises SessionBusy."""
@@ -309,6 +311,17 @@ class Seats:
         self._leases.append(strand.gate.lease())
         self.taken.append(strand)
         return strand
+
+
+class Onlooker(Seats):
+    """A request that makes no turn: it looks at its place and takes none, so that it never waits and is never refused
+    for another that runs."""
+
+    def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
+        return _alone() if self._strands is None else self._strands.seen(request, context, self.agent_id)
+
+    def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
+        return []
 
 
 def _alone() -> Strand:

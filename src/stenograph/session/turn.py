@@ -1,10 +1,10 @@
 """START READING HERE. One turn, from its place in a session to its committed reply.
 
-    admit -> decode -> position -> render -> sample -> validate -> parse -> commit -> reply
+    receive -> admit -> decode -> position -> render -> sample -> validate -> parse -> commit -> reply
 
 `TurnRun` is that line from `position` to `commit`: its request (request.py) calls open, grant, sample and commit, in
-this order. Admission and decoding come before (manager.py), because they refuse without making a turn; the reply is
-written by whoever watches (http/).
+this order. The first three come before there is a turn: the route (http/turn_route.py) reads the bytes, the request
+gets its place (admission.py), a dialect decodes it. The reply is written by whoever watches (http/).
 
 Invariants. Nothing is committed unless everything before it succeeded, and the commit is one synchronous step. However
 a turn ends, the engine has been asked to stop by then: leaving the chunk iterator asks it.

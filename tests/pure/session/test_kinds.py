@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 
 from stenograph.core.chat import ChatRequest, CompletionRequest
 from stenograph.core.messages import Message, Role, Tool
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.types import Grammar, GrammarKind, SamplingParams
 from stenograph.session.kinds import (
     SEARCHED_CHARS,
     SHIPPED_RULES,
-    UNLABELLED,
     BadSideRules,
     KindRules,
-    Label,
     Sighting,
 )
 from stenograph.session.strand_kinds import StrandSight, kinds_of

@@ -30,7 +30,7 @@ from stenograph.dialects.openai.reply_parts import (
     usage_body,
     whole_or_pieces,
 )
-from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, data_event, data_event_pieces
+from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -279,6 +279,10 @@ class StreamEncoder:
             last["usage"] = usage_body([reply.usage])
             body += data_event(msgspec.json.encode(last))
         return body + DONE
+
+    def alive(self, prompts: Sequence["array[int]"]) -> bytes:
+        """A comment: OpenAI has no event for it."""
+        return STILL_ALIVE
 
     def failed(self, error: StenographError) -> bytes:
         """The error as an event, and no `[DONE]`."""
