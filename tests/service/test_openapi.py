@@ -80,6 +80,7 @@ def document_of(
         has_keys=has_keys,
         unknown_fields=unknown,
         matchers=("harness",),
+        rewrites=("cc-date",),
         vocab_size=320,
         proxy_allow=Settings().proxy_allow,
         forwards=forwards,

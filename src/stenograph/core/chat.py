@@ -90,12 +90,28 @@ class Truncation:
             raise ValueError("a prompt has at least one token")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemBlocks:
+    """The texts, in order, that the first message was joined of: the system text, which came in several blocks.
+
+    Rules look at each; one may drop a block. Block 2 is blamed as `Blame(RequestPart.MESSAGES, 0, ("content", 2))`.
+    """
+
+    texts: tuple[str, ...]
+    separator: str = ""
+
+    @property
+    def joined(self) -> str:
+        """The content of the first message, before any rule."""
+        return self.separator.join(self.texts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownMessages:
     """Messages that a request may begin with, and the print of its body up to the end of the last one.
 
     Their list begins at the byte `list_start` of the body, which is of this `dialect`. `of_line` gives them as they
-    are kept, rewrites made: `num_messages`, with the `gaps` that `ChatRequest` has.
+    are kept, rewrites made: `num_messages`, with the `gaps` and the `system_blocks` that `ChatRequest` has.
     """
 
     dialect: str
@@ -104,6 +120,7 @@ class KnownMessages:
     of_line: Callable[[], Sequence[Message]]
     num_messages: int
     gaps: tuple[int, ...] = ()
+    system_blocks: SystemBlocks | None = None
 
 
 class Spelling(Protocol):
@@ -155,6 +172,7 @@ class ChatRequest:
     `text_print` is that of its body up to the end of the last message, whose list begins at `list_start`; `known` is
     what the body was seen to begin with. `messages_json` is the messages as an OpenAI list, for engines that parse
     replies by it.
+    `system_blocks` are those that the first message was joined of; None: its text came as one, or it is no system's.
     `rewrites` are the changes to what the client sent: those that its dialect had to make, then those that rules make.
     Where messages have been joined with others, `gaps` has the index of the message after each one that has gone, in
     order: `place_of` gives the number that a message has for its client.
@@ -180,6 +198,7 @@ class ChatRequest:
     sent: Mapping[str, str] = field(default_factory=dict[str, str])
     said: frozenset[str] = frozenset()
     imposed: frozenset[str] = frozenset()
+    system_blocks: SystemBlocks | None = None
     rewrites: tuple[AppliedRewrite, ...] = ()
     gaps: tuple[int, ...] = ()
 

@@ -5,6 +5,7 @@ import logging
 import signal
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
@@ -47,7 +48,9 @@ from stenograph.session.admission import Limits
 from stenograph.session.counting import PromptCounter
 from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
 from stenograph.session.manager import SessionManager
+from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.turn import TurnServices
+from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.matching import MATCHERS, load_matcher
 
 log = logging.getLogger(__name__)
@@ -98,14 +101,24 @@ def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
     return settings.chat_template_kwargs
 
 
-def kind_rules_of(settings: Settings) -> KindRules:
-    """The rules that label requests: those of `--side-rules`, then the shipped ones. Raises StartupError, with the file
-    and the rule."""
-    if settings.side_rules is None:
-        return KindRules.read(SHIPPED_RULES)
-    file = repr(str(settings.side_rules))
+class SideRules(NamedTuple):
+    """The rules of sessions: those that label requests, those that rewrite them, and which of these are chosen."""
+
+    kinds: KindRules
+    rewrites: RewriteRules
+    canonical: Canonical
+
+
+def side_rules_of(settings: Settings) -> SideRules:
+    """The rules of `--side-rules`, then the shipped ones. Raises StartupError, with the file and the rule."""
+    file, texts = repr(str(settings.side_rules)), [SHIPPED_RULES]
     try:
-        return KindRules.read(settings.side_rules.read_text(encoding="utf-8"), SHIPPED_RULES)
+        if settings.side_rules is not None:
+            texts.insert(0, settings.side_rules.read_text(encoding="utf-8"))
+        rewrites = RewriteRules.read(*texts)
+        return SideRules(KindRules.read(*texts), rewrites, rewrites.chosen(settings.canonical))
+    except UnknownRewrite as error:
+        raise StartupError(f"--canonical: {error}") from error
     except OSError as error:
         raise StartupError(f"--side-rules: cannot read the file {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -153,9 +166,7 @@ def make_app(
     services = _services(settings, engine, renderer, pool, share, clock)
     manager = _make_manager(settings, services, metrics)
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
-    sessions = _session_routes(
-        settings, manager=manager, metrics=metrics, renderer=renderer, pool=pool, share=share, moe_shape=moe_shape
-    )
+    sessions = _session_routes(settings, services, manager=manager, metrics=metrics, moe_shape=moe_shape)
     control = ControlRoutes(
         sessions=sessions,
         doorman=doorman,
@@ -171,7 +182,7 @@ def make_app(
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
-        openapi=openapi_document(_described(settings, engine, renderer)),
+        openapi=openapi_document(_described(settings, services)),
         refuse=refusal,
     )
     spoken = openai_dialects(settings, renderer, model) if dialects is None else dialects
@@ -238,6 +249,7 @@ def _services(
     settings: Settings, engine: Engine, renderer: Renderer, pool: CpuPool, share: LoopShare, clock: Clock
 ) -> TurnServices:
     """The services of all turns. Raises StartupError for a file of rules that cannot be read."""
+    rules = side_rules_of(settings)
     return TurnServices(
         engine=engine,
         renderer=renderer,
@@ -249,7 +261,9 @@ def _services(
         template_kwargs=settings.chat_template_kwargs,
         share=share,
         tokenizer=engine if engine.tokenizes else None,
-        kind_rules=kind_rules_of(settings),
+        kind_rules=rules.kinds,
+        rewrite_rules=rules.rewrites,
+        canonical=rules.canonical,
     )
 
 
@@ -283,12 +297,10 @@ def openai_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple
 
 def _session_routes(
     settings: Settings,
+    services: TurnServices,
     *,
     manager: SessionManager,
     metrics: Metrics,
-    renderer: Renderer,
-    pool: CpuPool,
-    share: LoopShare,
     moe_shape: tuple[int, int] | None,
 ) -> SessionRoutes:
     """The sessions' own routes. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a
@@ -299,9 +311,9 @@ def _session_routes(
     return SessionRoutes(
         manager=manager,
         metrics=metrics,
-        renderer=renderer,
-        pool=pool,
-        share=share,
+        renderer=services.renderer,
+        pool=services.pool,
+        share=services.share,
         defaults=SessionDefaults(
             history=HistoryKind.LINEAR if is_miles else settings.history,
             after_length=AfterLength.REFUSE if is_miles else settings.after_length,
@@ -310,21 +322,24 @@ def _session_routes(
             ttl_s=settings.session_ttl_s,
             max_nodes=settings.max_nodes,
             sampling=sampling_of(settings),
+            canonical=services.canonical,
         ),
+        rewrite_rules=services.rewrite_rules,
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
         max_body_bytes=settings.max_body_bytes,
     )
 
 
-def _described(settings: Settings, engine: Engine, renderer: Renderer) -> Described:
+def _described(settings: Settings, services: TurnServices) -> Described:
     """The facts of this server for its OpenAPI document."""
     return Described(
         has_keys=bool(settings.api_key),
         unknown_fields=settings.unknown_fields,
         matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
-        vocab_size=renderer.tokenizer.vocab_size,
+        rewrites=services.rewrite_rules.names,
+        vocab_size=services.renderer.tokenizer.vocab_size,
         proxy_allow=settings.proxy_allow,
-        forwards=engine.forwards,
+        forwards=services.engine.forwards,
     )
 
 
@@ -337,7 +352,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
     clock = SystemClock()
     with listen(settings.host, settings.port) as listener:
         sampling_of(settings)  # a bad file ends the start before a model is fetched and loaded
-        kind_rules_of(settings)
+        side_rules_of(settings)
         name, cache, has_weights = settings.model, settings.cache_dir, settings.engine is EngineKind.EMBEDDED
         path = await asyncio.to_thread(resolve_model, name, cache_dir=cache, progress=progress, weights=has_weights)
         files = await asyncio.to_thread(load_model_files, path)

@@ -47,8 +47,10 @@ from stenograph.session.kinds import SHIPPED_RULES, KindRules
 from stenograph.session.meter import TurnMeter
 from stenograph.session.opening import Opening
 from stenograph.session.reply_buffer import ReplyBuffer
+from stenograph.session.rewrite_rules import RewriteRules
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand
+from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.turn import CommittedTurn, TurnStatus
 
@@ -63,7 +65,8 @@ class TurnServices:
     `max_tokens` that exceeds what the context leaves. `template_kwargs` are the template's arguments in every chat
     that does not set them, nor its session. `share` does work that holds the GIL in pieces.
     `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
-    `kind_rules` label the requests of sessions.
+    `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
+    their session has its own.
     """
 
     engine: Engine
@@ -77,6 +80,8 @@ class TurnServices:
     share: LoopShare = field(default_factory=LoopShare)
     tokenizer: Engine | None = None
     kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
+    rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
+    canonical: Canonical = field(default_factory=Canonical)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
 from stenograph.dialects.settings import UnknownFields
 from stenograph.http.front_page import FrontPage
 from stenograph.http.session_routes import JsonSamples
+from stenograph.session.rewrite_rules import DEFAULT, OFF
 
 Schema = dict[str, Any]
 
@@ -35,13 +36,14 @@ _REF = "#/components/schemas/"
 class Described:
     """The facts of a server that its document depends on.
 
-    `matchers` are the names that a session may be opened with. `forwards`: the engine is a server, so that the
-    allow-list's paths are passed on to it, and it may write replies itself; else this server answers some of them.
+    `matchers` and `rewrites` are the names that a session may be opened with. `forwards`: the engine is a server, so
+    that the allow-list's paths are passed on to it, and it may write replies itself; else this server answers some.
     """
 
     has_keys: bool
     unknown_fields: UnknownFields
     matchers: tuple[str, ...]
+    rewrites: tuple[str, ...]
     vocab_size: int
     proxy_allow: tuple[str, ...]
     forwards: bool
@@ -87,6 +89,8 @@ def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]
     _describe_bytes(schemas, described.vocab_size)
     _describe_sent(schemas)
     _first(schemas["CreateSession"], "matcher")["enum"] = list(described.matchers)
+    name = f"({'|'.join(map(re.escape, described.rewrites))})"
+    _first(schemas["CreateSession"], "canonical")["pattern"] = f"^({DEFAULT}|{OFF}|{name}(,{name})*)$"
     return schemas
 
 
