@@ -397,10 +397,12 @@ class SessionManager:
         if not isinstance(request, ChatRequest):
             return request
         of_session: Mapping[str, object] = {} if session is None else session.options.template_kwargs
-        if of_session or self._services.template_kwargs:
-            kwargs = {**self._services.template_kwargs, **of_session, **request.template_kwargs}
+        renderer = self._services.renderer
+        thought = renderer.thinking_arguments(request) if request.thinks is not None or request.effort else {}
+        if of_session or thought or self._services.template_kwargs:
+            kwargs = {**self._services.template_kwargs, **of_session, **thought, **request.template_kwargs}
             request = replace(request, template_kwargs=kwargs)
-        unshown = self._services.renderer.unshown_late
+        unshown = renderer.unshown_late
         return with_reminders(request, unshown) if unshown else request
 
     def _run(
