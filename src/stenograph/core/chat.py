@@ -173,6 +173,8 @@ class ChatRequest:
     what the body was seen to begin with. `messages_json` is the messages as an OpenAI list, for engines that parse
     replies by it.
     `system_blocks` are those that the first message was joined of; None: its text came as one, or it is no system's.
+    `late_tools` can be called, but are no part of what the prompt begins with: a message shows them. `thinks` says
+    whether the model is to reason, and `effort` how much, as a word; None: as the model does by itself.
     `rewrites` are the changes to what the client sent: those that its dialect had to make, then those that rules make.
     Where messages have been joined with others, `gaps` has the index of the message after each one that has gone, in
     order: `place_of` gives the number that a message has for its client.
@@ -185,11 +187,14 @@ class ChatRequest:
     known: KnownMessages | None = None
     model: str | None = None
     tools: tuple[Tool, ...] = ()
+    late_tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     params: SamplingParams = SamplingParams()
     spelling: Spelling = PlainSpelling()
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    thinks: bool | None = None
+    effort: str | None = None
     truncation: Truncation | None = None
     priority: int | None = None
     text: TextView = TextView()
@@ -339,6 +344,7 @@ class ChatReply:
     """A finished turn for its client, in any dialect. `created` is in whole seconds of the epoch.
 
     `written` is the engine's own reply where the engine writes it: a client that does not stream gets just that.
+    `fills_context`: the model's context has no room after it.
     """
 
     id: str
@@ -350,3 +356,4 @@ class ChatReply:
     usage: Usage
     written: EngineReply | None = None
     stages_s: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
+    fills_context: bool = False

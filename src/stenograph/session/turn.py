@@ -10,6 +10,7 @@ Invariants. Nothing is committed unless everything before it succeeded, and the 
 a turn ends, the engine has been asked to stop by then: leaving the chunk iterator asks it.
 """
 
+import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -266,12 +267,13 @@ class TurnRun:
         self._mark(Stage.COMMIT)
         now = self._services.clock.wall()
         sampled, parsed, prompt = self._reply.sampled, self._reply.parsed, self.prompt
+        capabilities = self._services.engine.capabilities
         if is_kept:
             self._keep(sampled, parsed, now)
         return ChatReply(
             id=self.reply_id,
             created=int(now),
-            model=self._services.engine.capabilities.model,
+            model=capabilities.model,
             prompt=prompt,
             parsed=parsed,
             sampled=sampled,
@@ -283,6 +285,7 @@ class TurnRun:
             ),
             written=self._reply.written,
             stages_s=self.stages.durations_s(),
+            fills_context=len(prompt.ids) + len(sampled.ids) >= (capabilities.max_context_tokens or math.inf),
         )
 
     def _keep(self, sampled: SampledTurn, parsed: ParsedReply, now: float) -> None:
