@@ -322,6 +322,18 @@ def message_body(message: Message) -> RepliedMessage:
     return body
 
 
+def messages_json(messages: Sequence[Message]) -> bytes:
+    """Messages as an OpenAI list, for an engine that parses replies by it."""
+    return msgspec.json.encode([_request_message(message) for message in messages])
+
+
+def _request_message(message: Message) -> RepliedMessage:
+    body = message_body(message)
+    if message.tool_call_id is not None:
+        body["tool_call_id"] = message.tool_call_id
+    return body
+
+
 def finish_of(reason: FinishReason, message: Message) -> ReplyFinish:
     """The finish of a reply to a chat, in OpenAI's words."""
     return "tool_calls" if reason is FinishReason.STOP and message.tool_calls else FINISHES[reason]

@@ -22,8 +22,10 @@ from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.openai.errors import ErrorBody
 from stenograph.dialects.openai.sampling import NOT_SAMPLING
 from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
+from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.settings import UnknownFields
 from stenograph.http.front_page import FrontPage
+from stenograph.http.openapi.responses import RESPONSES_PARTS, describe_responses
 from stenograph.http.session_routes import JsonSamples
 
 Schema = dict[str, Any]
@@ -47,7 +49,10 @@ class Described:
     forwards: bool
 
 
-_MORE = (ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, JsonSamples, TextCompletion, WireMessage)
+_MORE = (
+    *(ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, JsonSamples, TextCompletion, WireMessage),
+    *RESPONSES_PARTS,
+)
 """Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
 
 _NULL: Schema = {"type": "null"}
@@ -80,6 +85,8 @@ def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]
         schema["description"] = _unwrapped(schema["description"])
     _narrow_sampling(schemas["ChatRequest"], CHAT_FIELDS, described.unknown_fields)
     _narrow_sampling(schemas["CompletionRequest"], COMPLETION_FIELDS, described.unknown_fields)
+    _narrow_sampling(schemas["ResponsesRequest"], RESPONSES_FIELDS, described.unknown_fields)
+    describe_responses(schemas)
     _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
     _narrow_message(schemas["Message"])
     _require(schemas["TextPart"], "text")
@@ -106,9 +113,14 @@ def _describe_bytes(schemas: dict[str, Schema], vocab_size: int) -> None:
 
 
 def _describe_sent(schemas: dict[str, Schema]) -> None:
-    """Add to a record's request the sampling fields of both routes' requests: it has them as they were sent."""
+    """Add to a record's request the sampling fields of all routes' requests: it has them as they were sent."""
     recorded: Schema = schemas["RecordedRequest"]["properties"]
-    for route, rules in (("ChatRequest", CHAT_FIELDS), ("CompletionRequest", COMPLETION_FIELDS)):
+    routes = (
+        ("ChatRequest", CHAT_FIELDS),
+        ("CompletionRequest", COMPLETION_FIELDS),
+        ("ResponsesRequest", RESPONSES_FIELDS),
+    )
+    for route, rules in routes:
         asked: Schema = schemas[route]["properties"]
         for name in rules.names:
             if name in NOT_SAMPLING or name not in asked or rules.rule_of(name) is not Rule.HONOURED:
