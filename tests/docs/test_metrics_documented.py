@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from stenograph.http.metrics import METRICS, Metric, Metrics
+from stenograph.http.store_metrics import STORE_METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -24,6 +25,12 @@ def label_cell(metric: Metric) -> str:
 def test_every_metric_is_listed_as_it_is() -> None:
     assert rows("Ours") == [
         f"| `{metric.name}` | {metric.type} | {label_cell(metric)} | {metric.help} |" for metric in METRICS
+    ]
+
+
+def test_every_metric_of_the_store_is_listed_as_it_is() -> None:
+    assert rows("The store") == [
+        f"| `{metric.name}` | {metric.type} | {label_cell(metric)} | {metric.help} |" for metric in STORE_METRICS
     ]
 
 

@@ -59,6 +59,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "matcher",
         "sampling",
         "side_rules",
+        "canonical",
     ),
     "store": (
         "data_dir",

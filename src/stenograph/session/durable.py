@@ -154,6 +154,7 @@ def opening_of(session: Session, model: ModelMark) -> SessionOpened:
         max_nodes=options.max_nodes,
         template_kwargs=options.template_kwargs,
         sampling=options.sampling,
+        canonical=options.canonical,
     )
 
 
@@ -226,6 +227,7 @@ def _options(opened: SessionOpened, matcher_of: MatcherOf) -> SessionOptions:
         max_nodes=opened.max_nodes,
         template_kwargs=opened.template_kwargs,
         sampling=opened.sampling,
+        canonical=opened.canonical,
     )
 
 

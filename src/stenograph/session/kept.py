@@ -5,7 +5,7 @@ Owns how such a reply is shown once more, whole or streamed. The session decides
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stenograph.core.chat import (
     ChatReply,
@@ -64,8 +64,15 @@ class StoredReply:
 
     def watch(self, request: TurnRequest, capabilities: Capabilities) -> "KeptWatch":
         """A client of this reply, which is as the client's repeated request wants it."""
-        replies = tuple(_reply_of(node, capabilities.model) for node in self.nodes)
         limit, session = capabilities.max_context_tokens, self.budget.session_tokens
+        replies = tuple(
+            replace(
+                held_reply(node, capabilities.model),
+                stages_s=node.turn.stages.durations_s(),
+                fills_context=limit is not None and node.num_tokens >= limit,
+            )
+            for node in self.nodes
+        )
         longest = max(node.num_tokens for node in self.nodes)
         num_sampled = sum(len(node.turn.sampled.ids) for node in self.nodes)
         outcome = TurnOutcome(
@@ -150,21 +157,15 @@ class KeptWatch:
         self._is_read = True
 
 
-def _piece(reply: ChatReply, index: int) -> StreamPiece:
-    """A whole reply, with no more ids in a chunk than of one that is sampled."""
-    return StreamPiece(delta=whole_delta(reply.parsed.message), chunks=tuple(parts_of(reply.sampled)), index=index)
-
-
-def _reply_of(node: Node, model: str) -> ChatReply:
-    """A turn's reply as its record has it. What its engine wrote of it is not kept."""
+def held_reply(node: Node, model: str) -> ChatReply:
+    """The reply of a turn that is kept, as it was given to its client."""
     turn = node.turn
     num_prompt = node.num_tokens - len(turn.sampled.ids)
-    ids = line_ids(node)[:num_prompt]
     return ChatReply(
         id=turn.reply_id,
         created=int(turn.committed_at),
         model=model,
-        prompt=Prompt(ids=ids, num_kept=num_prompt - len(turn.new_prompt_ids), num_trimmed=turn.num_trimmed),
+        prompt=Prompt(ids=line_ids(node)[:num_prompt]),
         parsed=turn.reply,
         sampled=turn.sampled,
         usage=Usage(
@@ -173,5 +174,9 @@ def _reply_of(node: Node, model: str) -> ChatReply:
             num_cached=turn.sampled.num_cached_tokens,
             num_reasoning=turn.reply.num_reasoning_tokens,
         ),
-        stages_s=turn.stages.durations_s(),
     )
+
+
+def _piece(reply: ChatReply, index: int) -> StreamPiece:
+    """A whole reply, with no more ids in a chunk than of one that is sampled."""
+    return StreamPiece(delta=whole_delta(reply.parsed.message), chunks=tuple(parts_of(reply.sampled)), index=index)

@@ -15,6 +15,7 @@ from stenograph.session.retries import RequestIdentity, StoredIdentity
 from stenograph.session.strand import Strand, Strands
 from stenograph.session.watch import Delivery, RequestTask
 from stenograph.store.base import Tail
+from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.commits import SessionCommit
 from stenograph.trajectory.matching import HarnessMatcher, Matcher
 from stenograph.trajectory.turn import Node
@@ -26,7 +27,7 @@ class SessionOptions:
 
     `max_turns` counts the turns of the main strand; on a linear session and a tree all turns, those on their way
     there included. `max_total_tokens` counts the tokens of all turns, each once. `ttl_s`: seconds without a chat after
-    which the session is dropped. Its requests are under the rules of `sampling`.
+    which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -40,6 +41,7 @@ class SessionOptions:
     max_nodes: int | None = None
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     sampling: SamplingRules | None = None
+    canonical: Canonical = field(default_factory=Canonical)
 
 
 MAX_KEPT = 256
@@ -66,7 +68,8 @@ class Session:
         self.id = session_id
         self.options = options
         self.created_at = created_at
-        self.strands = Strands(session_id, options.history, options.matcher, options.after_length)
+        pins = options.canonical.pins
+        self.strands = Strands(session_id, options.history, options.matcher, options.after_length, pins)
         self.ledger = RequestLedger()
         self.is_closing = False
         """Whether it is being deleted; nothing is committed from then on."""
@@ -233,29 +236,12 @@ class Session:
             strands = turn.run.seats.taken
             self._kept = {id_: kept for id_, kept in self._kept.items() if not _is_over(kept, turn.order, strands)}
             if (reply := _kept_reply(turn)) is not None:
-                self._keep(
-                    turn.request_id,
-                    reply,
-                    strands,
-                    num_started=self.num_started,
-                    is_superseded=turn.is_superseded,
+                while len(self._kept) >= MAX_KEPT:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[turn.request_id] = _Kept(
+                    reply=reply, strands=strands, num_started=self.num_started, is_superseded=turn.is_superseded
                 )
                 self.release_delivered(turn.request_id)
-
-    def _keep(
-        self,
-        request_id: RequestId,
-        reply: KeptReply | StoredReply,
-        strands: Sequence[Strand],
-        *,
-        num_started: int,
-        is_superseded: bool,
-    ) -> None:
-        while len(self._kept) >= MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[request_id] = _Kept(
-            reply=reply, strands=strands, num_started=num_started, is_superseded=is_superseded
-        )
 
     def order_of(self, request_id: RequestId) -> int:
         """The number of a request that runs, among those of the session as they were begun."""
@@ -285,7 +271,11 @@ class Session:
             budget=mark.budget,
             delivery=Delivery(partial(self.release_delivered, first.request_id)),
         )
-        self._keep(first.request_id, reply, strands, num_started=mark.num_begun, is_superseded=False)
+        while len(self._kept) >= MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[first.request_id] = _Kept(
+            reply=reply, strands=strands, num_started=mark.num_begun, is_superseded=False
+        )
         return nodes
 
     def release_delivered(self, request_id: RequestId) -> None:

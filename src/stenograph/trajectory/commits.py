@@ -13,6 +13,7 @@ from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import UNLABELLED, Label
 from stenograph.core.types import SessionId
+from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.turn import CommittedTurn, Node
 
 
@@ -44,6 +45,7 @@ class SessionOpened:
     max_nodes: int | None = None
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     sampling: SamplingRules | None = None
+    canonical: Canonical = field(default_factory=Canonical)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -330,8 +330,8 @@ def test_a_wrong_file_says_which_rule_and_field(text: str, name: str | None, fie
 
 
 def test_what_is_not_applied_is_refused() -> None:
-    with pytest.raises(BadSideRules, match="drop"):
-        KindRules.read("[[drop]]\nname = 'a'\n")
+    with pytest.raises(BadSideRules, match="rewrite"):
+        KindRules.read("[[rewrite]]\nname = 'a'\n")
 
 
 # Whatever comes.

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
+import re
 import struct
 from array import array
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ from stenograph.store.codec.rows import (
     row_digest,
     row_payload,
 )
+from stenograph.trajectory.canonical import Canonical, DropRule, PinPlace, PinRule
 from stenograph.trajectory.commits import (
     LedgerRow,
     ModelMark,
@@ -217,6 +219,7 @@ marks = st.builds(
         session_tokens=maybe(st.integers(-(2**31), 2**31)),
     ),
 )
+patterns = st.builds(re.compile, texts.map(re.escape), st.sampled_from([0, re.IGNORECASE, re.DOTALL | re.MULTILINE]))
 openings = st.builds(
     SessionOpened,
     session_id=st.uuids().map(lambda id_: SessionId(id_.hex)),
@@ -231,6 +234,20 @@ openings = st.builds(
     max_total_tokens=maybe(counts),
     max_nodes=maybe(counts),
     template_kwargs=json_objects,
+    canonical=st.builds(
+        Canonical,
+        drops=st.lists(st.builds(DropRule, name=texts, block=patterns, num_blocks=counts), max_size=2).map(tuple),
+        pins=st.lists(
+            st.builds(
+                PinRule,
+                name=texts,
+                place=st.sampled_from(PinPlace),
+                begins=maybe(patterns),
+                pattern=maybe(patterns),
+            ),
+            max_size=2,
+        ).map(tuple),
+    ),
     sampling=maybe(
         st.builds(
             SamplingRules,
@@ -294,6 +311,8 @@ def bits(value: Any) -> Any:  # noqa: PLR0911
             return (type(value).__name__, [bits(one) for one in value])
         case dict() | Mapping():
             return ("dict", [(key, bits(one)) for key, one in value.items()])
+        case re.Pattern():
+            return ("pattern", value.pattern, value.flags)
         case Node():
             return ("node", value.id)
         case datetime.date():
@@ -327,9 +346,10 @@ def test_an_opening_comes_back_bit_for_bit(opened: SessionOpened) -> None:
 def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
-        CommittedTurn: 18, SampledTurn: 9, SessionOpened: 13, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
+        CommittedTurn: 18, SampledTurn: 9, SessionOpened: 14, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 16, Message: 6, Tool: 3, ToolCall: 3, Replay: 2, PromptContext: 4,
-        ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2, StrandOpened: 3, Remaining: 2, Label: 3, StageTimes: 2,
+        ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
+        DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 3, Remaining: 2, Label: 3, StageTimes: 2,
     }  # fmt: skip
     assert {kind: len(dataclasses.fields(kind)) for kind in known} == known
 

@@ -1,5 +1,6 @@
 """The payloads of rows: a session's opening, and a commit. Pure."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +22,12 @@ from stenograph.store.codec.scalars import (
     values_written,
 )
 from stenograph.store.codec.turns import WrittenTurn, turn_read, turn_written
+from stenograph.trajectory.canonical import Canonical, DropRule, PinPlace, PinRule
 from stenograph.trajectory.commits import LedgerRow, ModelMark, RequestMark, SessionCommit, SessionOpened
 from stenograph.trajectory.turn import Node
 
 _Text = bytes | None
+_WrittenPattern = tuple[bytes, int]
 _WrittenLabel = tuple[str | None, _Text, _Text]
 _WrittenRequest = tuple[bytes, bytes, int, _Text, int, int, int | None, int | None]
 _WrittenLedgerRow = tuple[
@@ -55,6 +58,8 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     limits: tuple[int | None, int | None, int | None]
     template_kwargs: bytes
     sampling: tuple[dict[str, Any], dict[str, Any]] | None
+    drops: list[tuple[bytes, _WrittenPattern, int]]
+    pins: list[tuple[bytes, str, _WrittenPattern | None, _WrittenPattern | None]]
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -106,6 +111,14 @@ def encode_opened(opened: SessionOpened) -> bytes:
             limits=(opened.max_turns, opened.max_total_tokens, opened.max_nodes),
             template_kwargs=msgspec.json.encode(opened.template_kwargs),
             sampling=None if sampling is None else (values_written(sampling.default), values_written(sampling.force)),
+            drops=[
+                (text_written(rule.name), (text_written(rule.block.pattern), rule.block.flags), rule.num_blocks)
+                for rule in opened.canonical.drops
+            ],
+            pins=[
+                (text_written(rule.name), rule.place, _pattern_written(rule.begins), _pattern_written(rule.pattern))
+                for rule in opened.canonical.pins
+            ],
         )
     )
 
@@ -131,9 +144,36 @@ def decode_opened(payload: memoryview) -> SessionOpened:
             sampling=None
             if rules is None
             else SamplingRules(default=values_read(rules[0]), force=values_read(rules[1])),
+            canonical=_canonical_read(written),
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, re.error) as error:
         raise RowDamaged(f"its content cannot be read: {error}") from error
+
+
+def _pattern_written(pattern: re.Pattern[str] | None) -> _WrittenPattern | None:
+    return None if pattern is None else (text_written(pattern.pattern), pattern.flags)
+
+
+def _pattern_read(written: _WrittenPattern | None) -> re.Pattern[str] | None:
+    return None if written is None else re.compile(text_read(written[0]), written[1])
+
+
+def _canonical_read(written: _WrittenOpening) -> Canonical:
+    return Canonical(
+        drops=tuple(
+            DropRule(name=text_read(name), block=re.compile(text_read(block), flags), num_blocks=num_blocks)
+            for name, (block, flags), num_blocks in written.drops
+        ),
+        pins=tuple(
+            PinRule(
+                name=text_read(name),
+                place=PinPlace(place),
+                begins=_pattern_read(begins),
+                pattern=_pattern_read(pattern),
+            )
+            for name, place, begins, pattern in written.pins
+        ),
+    )
 
 
 def _label_written(label: Label) -> _WrittenLabel:
