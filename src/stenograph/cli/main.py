@@ -1,8 +1,8 @@
-"""The command line: `stenograph serve`, `verify`, `fetch` and `bench`. Flags are the rows of the settings table.
+"""The command line: `stenograph serve`, `verify`, `fetch`, `inspect`, `check`, `bench`. Flags are settings' rows.
 
-Owns exit codes: 0 when all went well, 1 when `verify` found that it does not hold, 2 for whatever stops the start or
-the check (one line on stderr), 74 when the store of `serve` has failed, 130 for an interrupt, also where `serve`
-drained after it.
+Owns exit codes: 0 when all went well, 1 when `verify` or `check` found that it does not hold, 2 for whatever stops the
+start or the check (one line on stderr), 74 when the store of `serve` has failed, 130 for an interrupt, also where
+`serve` drained after it.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from stenograph.cli.settings_table import (
     kubernetes_variables,
     load_settings,
 )
+from stenograph.cli.store_commands import CHECK, INSPECT, check_folder, inspect_folder
 from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.nearest import nearest_name
@@ -85,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     become_bench(arguments)
     options = vars(_parsed(arguments))
     try:
+        if options["command"] in (INSPECT, CHECK):
+            return _look(**options)
         return _run_logged(options.pop("command"), options.pop("config"), options)
     except StartupError as error:
         print(f"stenograph: {error}", file=sys.stderr)
@@ -94,6 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_STORAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _look(command: str, folder: Path, session: str | None = None) -> int:
+    """Look at what a server kept, which needs no settings; returns the exit code. Raises StartupError."""
+    if command == INSPECT:
+        return inspect_folder(folder, session, out=sys.stdout)
+    return check_folder(folder, out=sys.stdout, progress=StreamProgress(sys.stderr))
 
 
 def _run_logged(command: str, config: Path | None, options: Mapping[str, object]) -> int:
@@ -181,6 +191,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 it could not be checked,"
         " because a file cannot be read or the engine does not answer.",
     )
+    _add_store_commands(commands)
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
     groups = {title: serving.add_argument_group(title) for title in SECTIONS}
     section_of = {name: title for title, names in SECTIONS.items() for name in names}
@@ -193,6 +204,26 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     for command in (serving, fetching, verifying):
         command.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
     return parser, commands.choices
+
+
+def _add_store_commands(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    """The commands that look at what a server kept; they read no settings."""
+    inspecting = commands.add_parser(
+        INSPECT,
+        help="list the sessions that a server kept, or the turns of one",
+        description="List the sessions in a folder of --data-dir, or the turns of one. Changes nothing, and needs no"
+        " server: a folder that one holds is refused.",
+    )
+    checking = commands.add_parser(
+        CHECK,
+        help="check that what a server kept is what was written",
+        description="Read every row of every session in a folder of --data-dir, and hold it to its digest, its place"
+        " and the sums of its session. Changes nothing, and needs no server: a folder that one holds is refused. Exit"
+        " code: 0 all is whole, 1 a fault was found, each on a line, 2 it could not be checked.",
+    )
+    for command in (inspecting, checking):
+        command.add_argument("folder", type=Path, metavar="DIR", help="the folder of --data-dir, or of a backup")
+    inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
 
 
 def _add_flag(add_argument: Callable[..., argparse.Action], setting: Setting) -> None:

@@ -62,6 +62,12 @@ class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
     abort_all: Annotated[bool, Meta(extra_json_schema={"const": True})]
 
 
+class BackupRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A request to copy the store. `path` is a folder on the server's machine, which does not exist or is empty."""
+
+    path: Annotated[str, Meta(min_length=1)]
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a route that takes no fields."""
 
@@ -86,6 +92,7 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 _CREATE = msgspec.json.Decoder(CreateSession)
 _SAMPLES = msgspec.json.Decoder(SamplesRequest)
 _ABORT = msgspec.json.Decoder(AbortRequest)
+_BACKUP = msgspec.json.Decoder(BackupRequest)
 _NOTHING = msgspec.json.Decoder(Nothing)
 _TOKENIZE = msgspec.json.Decoder(Tokenize)
 _DETOKENIZE = msgspec.json.Decoder(Detokenize)
@@ -170,6 +177,11 @@ def decode_abort(body: bytes) -> AbortRequest:
             "abort_all must be true here; POST /sessions/{id}/abort ends one session's turn.", param="/abort_all"
         )
     return wire
+
+
+def decode_backup(body: bytes) -> BackupRequest:
+    """Read the body of `POST /backup`. Raises InvalidJson or InvalidRequest."""
+    return decode_json(body, _BACKUP)
 
 
 def decode_nothing(body: bytes) -> None:

@@ -40,7 +40,7 @@ from stenograph.http.response_route import HeldResponses
 from stenograph.http.server import listen, run_uvicorn, url_of
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
-from stenograph.http.storage import opened_store
+from stenograph.http.storage import BackupRoute, opened_store
 from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.turn_route import TurnRoute
 from stenograph.model.fetch import resolve_model
@@ -185,6 +185,9 @@ def make_app(
     ).held
     control = ControlRoutes(
         sessions=sessions,
+        backup=BackupRoute(
+            shelf=manager.shelf, has_keys=bool(settings.api_key), max_body_bytes=settings.max_body_bytes
+        ),
         responses=HeldResponses(doorman=doorman, share=share, model=model, write=held),
         doorman=doorman,
         metrics=metrics,

@@ -26,6 +26,7 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.session_routes import SessionRoutes
+from stenograph.http.storage import BackupRoute
 from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
@@ -99,6 +100,7 @@ class ControlRoutes:
     """The routes of one server. Methods are endpoints; `app` binds them and those of sessions to paths."""
 
     sessions: SessionRoutes
+    backup: BackupRoute
     responses: HeldResponses
     doorman: Doorman
     metrics: Metrics
@@ -142,6 +144,7 @@ class ControlRoutes:
                 Route("/v1/models", keyed(self._models), methods=["GET"]),
                 Route("/tokenize", keyed(self._tokenize), methods=["POST"]),
                 Route("/detokenize", keyed(self._detokenize), methods=["POST"]),
+                Route("/backup", keyed(self.backup.backup), methods=["POST"]),
                 Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
                 Route("/sessions", keyed(sessions.create), methods=["POST"]),
                 Route("/sessions", keyed(sessions.list_sessions), methods=["GET"]),

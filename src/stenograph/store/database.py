@@ -134,17 +134,23 @@ class NewSession:
 class Database:
     """One open file. Every method raises StorageUnavailable where SQLite fails, but for damage of what is read."""
 
-    def __init__(self, path: Path, *, durability: Durability, connect: Connect = FileConnection) -> None:
-        """Open or make the file. Raises StartupError for one that is not ours, is newer, damaged, or locked."""
+    def __init__(self, path: Path, *, durability: Durability | None, connect: Connect = FileConnection) -> None:
+        """Open or make the file. Raises StartupError for one that is not ours, is newer, damaged, or locked.
+
+        `durability` None: it is only looked at, and not changed.
+        """
         self._connection: SqlConnection | None = None
         try:
             self._connection = connect(path)
-            self._configure(durability)
-            self._migrate(path)
+            if durability is None:
+                self._check_ours(path)
+            else:
+                self._configure(durability)
+                self._migrate(path)
             self.last_number: int = self._run("SELECT coalesce(max(number), 0) FROM sessions")[0][0]
         except sqlite3.Error as error:
             self.close()
-            raise StartupError(f"--data-dir: the file {str(path)!r} cannot be opened: {error}") from error
+            raise StartupError(f"the file {str(path)!r} cannot be opened: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -287,17 +293,31 @@ class Database:
         ):
             self._run(f"PRAGMA {pragma}")
 
-    def _migrate(self, path: Path) -> None:
+    def orphans(self) -> list[tuple[int, int]]:
+        """Rows without a session: the session's number, and how many there are."""
+        return [
+            (number, num)
+            for number, num in self._run(
+                "SELECT session, count(*) FROM rows WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session"
+            )
+        ]
+
+    def _check_ours(self, path: Path) -> int:
+        """The schema of the file. Raises StartupError for one that is not ours, or is newer."""
         version = self._run("PRAGMA user_version")[0][0]
         theirs = self._run("PRAGMA application_id")[0][0]
         has_tables = bool(self._run("SELECT 1 FROM sqlite_schema LIMIT 1"))
         if has_tables and theirs != APPLICATION_ID:
-            raise StartupError(f"--data-dir: the file {str(path)!r} is a database of another program")
+            raise StartupError(f"the file {str(path)!r} is a database of another program")
         if version > SCHEMA:
             raise StartupError(
-                f"--data-dir: the file {str(path)!r} has schema {version}, and this server knows {SCHEMA}: a newer"
+                f"the file {str(path)!r} has schema {version}, and this server knows {SCHEMA}: a newer"
                 " stenograph has written it. Use that one, or another folder"
             )
+        return int(version)
+
+    def _migrate(self, path: Path) -> None:
+        version = self._check_ours(path)
         steps = [(sql, ()) for migration in _MIGRATIONS[version:] for sql in migration]
         if steps:
             marks = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {SCHEMA}")

@@ -14,6 +14,7 @@ from stenograph.core.errors import (
     ContextLengthExceeded,
     Draining,
     EngineUnavailable,
+    Forbidden,
     HistoryMismatch,
     IdempotencyMismatch,
     InvalidRequest,
@@ -49,7 +50,15 @@ from stenograph.dialects.responses.fields import WireResponsesRequest
 from stenograph.dialects.responses.reply import ResponseBody
 from stenograph.dialects.responses.request import RESPONSES_PATH
 from stenograph.dialects.responses.stream import ResponseEvent
-from stenograph.dialects.sessions import AbortRequest, CreateSession, Detokenize, Nothing, SamplesRequest, Tokenize
+from stenograph.dialects.sessions import (
+    AbortRequest,
+    BackupRequest,
+    CreateSession,
+    Detokenize,
+    Nothing,
+    SamplesRequest,
+    Tokenize,
+)
 from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
 from stenograph.export.records import SessionView
@@ -58,6 +67,7 @@ from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.schemas import Described, Schema, ref
 from stenograph.http.proxy_route import OWN_PATHS, PROXY_METHODS
 from stenograph.http.session_routes import MAX_PAGE, Aborted, DriftReports, JsonSamples, OpenedSession, SessionPage
+from stenograph.http.storage import BackedUp
 from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 
 Errors = tuple[type[StenographError], ...]
@@ -274,6 +284,14 @@ _SESSIONS = (
         errors=(InvalidRequest, *_STORED),
     ),
     _operation("POST /sessions/{id}/abort", "abortSession", "End the session's running turns", Aborted, body=Nothing),
+    _operation(
+        "POST /backup",
+        "backUp",
+        "Copy the store into a folder",
+        BackedUp,
+        body=BackupRequest,
+        errors=(Forbidden, RouteNotFound, StorageUnavailable),
+    ),
     _operation("POST /abort_request", "abortAll", "End every running turn", Aborted, body=AbortRequest),
 )
 

@@ -1,0 +1,126 @@
+"""`stenograph inspect` and `stenograph check`: a look at what a server kept, and whether it is what was written.
+
+They need no server and change nothing. Exit codes: 0, 1 where `check` found a fault, 2 (a StartupError) for a folder
+that a server holds or that has no sessions.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+from stenograph.core.errors import SessionDamaged, StartupError
+from stenograph.core.types import SessionId
+from stenograph.model.progress import Progress
+from stenograph.session.durable import restored_session
+from stenograph.session.session import Session
+from stenograph.session.shelf import shelved
+from stenograph.store.base import StoredSession
+from stenograph.store.codec.rows import RowDamaged
+from stenograph.store.look import StoreLook, looks
+from stenograph.trajectory.matching import MATCHERS, HarnessMatcher, Matcher
+from stenograph.trajectory.turn import Node
+
+INSPECT, CHECK = "inspect", "check"
+EXIT_WHOLE = 0
+EXIT_FAULTS = 1
+
+_SHOWN_CHARS = 60
+
+
+def inspect_folder(folder: Path, session_id: str | None, *, out: TextIO) -> int:
+    """Write the sessions of a folder, or the turns of one. Raises StartupError, also if there is no such session."""
+    with looks(folder) as files:
+        lines = _session_lines(files) if session_id is None else _turn_lines(_found(files, SessionId(session_id)))
+        for line in lines:
+            print(line, file=out)
+    return EXIT_WHOLE
+
+
+def check_folder(folder: Path, *, out: TextIO, progress: Progress) -> int:
+    """Read every row of every session, and write each fault; returns the exit code. Raises StartupError."""
+    num_sessions = num_rows = num_faults = 0
+    with looks(folder) as files:
+        for file in files:
+            summaries, faults = list(file.summaries()), file.faults()
+            for index, summary in enumerate(summaries):
+                progress("checking", index, len(summaries))
+                num, fault = _checked(file, summary.session_id)
+                num_rows += num
+                faults += fault
+            progress("checking", len(summaries), len(summaries))
+            num_sessions, num_faults = num_sessions + len(summaries), num_faults + len(faults)
+            print(*(f"{file.path.name}: {fault}\n" for fault in faults), sep="", end="", file=out)
+    verdict = "whole" if not num_faults else f"{num_faults} faults"
+    print(f"{num_sessions} sessions, {num_rows} rows: {verdict}", file=out)
+    return EXIT_FAULTS if num_faults else EXIT_WHOLE
+
+
+def _checked(file: StoreLook, session_id: SessionId) -> tuple[int, list[str]]:
+    """The number of a session's rows that were read, and what is wrong with them."""
+    try:
+        stored = file.read(session_id)
+        if stored is None:
+            raise SessionDamaged(session_id, place="the list", problem="no rows have its id")
+        _restored(stored)
+    except SessionDamaged as error:
+        return 0, [str(error)]
+    return len(stored.rows), []
+
+
+def _found(files: Sequence[StoreLook], session_id: SessionId) -> Session:
+    """A session of a folder. Raises StartupError if it is not there, or damaged."""
+    try:
+        stored = next((one for file in files if (one := file.read(session_id)) is not None), None)
+        if stored is not None:
+            return _restored(stored)
+    except SessionDamaged as error:
+        raise StartupError(str(error)) from error
+    raise StartupError(f"there is no session {session_id!r} in this folder")
+
+
+def _restored(stored: StoredSession) -> Session:
+    """A session from its rows. Its matcher is not needed here: nothing is matched."""
+
+    def matcher_of(name: str) -> Matcher:
+        return MATCHERS.get(name) or HarnessMatcher()
+
+    try:
+        return restored_session(stored, matcher_of=matcher_of, model=None, now=0.0, wall=0.0)
+    except RowDamaged as error:
+        raise SessionDamaged(stored.session_id, place="its last row", problem=str(error)) from error
+
+
+def _session_lines(files: Sequence[StoreLook]) -> Iterator[str]:
+    yield f"{'session':32}  {'created (UTC)':19}  {'history':8} {'turns':>6} {'tokens':>9}  model"
+    for summary in (summary for file in files for summary in file.summaries()):
+        try:
+            found = shelved(summary)
+        except (SessionDamaged, RowDamaged) as error:
+            yield f"{summary.session_id:32}  damaged: {error}"
+            continue
+        opened, totals = found.opened, found.totals
+        created = datetime.fromtimestamp(opened.created_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        yield (
+            f"{opened.session_id:32}  {created}  {opened.history:8} {totals.num_turns:6} {totals.num_tokens:9}"
+            f"  {opened.model.name}"
+        )
+
+
+def _turn_lines(session: Session) -> Iterator[str]:
+    yield f"{'turn':>5} {'after':>5} {'strand':>6} {'prompt':>7} {'new':>6} {'sampled':>7}  status     reply"
+    for strand in session.strands.kept:
+        yield from (_turn_line(node, strand.number) for node in strand.history.nodes)
+
+
+def _turn_line(node: Node, strand: int | None) -> str:
+    turn = node.turn
+    after = "-" if node.parent is None else node.parent.id
+    num_sampled = len(turn.sampled.ids)
+    text = " ".join((turn.reply.message.content or "").split())[:_SHOWN_CHARS]
+    calls = ", ".join(call.name for call in turn.reply.message.tool_calls)
+    shown = text if not calls else f"{text} [calls {calls}]".strip()
+    return (
+        f"{node.id:5} {after:>5} {strand:>6} {node.num_tokens - num_sampled:7} {len(turn.new_prompt_ids):6}"
+        f" {num_sampled:7}  {turn.status:9}  {shown}"
+    )

@@ -1,0 +1,111 @@
+"""The sessions of a folder that no server holds: read without changing anything, and held to what SQLite says of them.
+
+A file is opened for reading alone. SQLite then keeps the index of the log in a file beside it, which is removed again.
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+from stenograph.core.errors import StartupError, StorageUnavailable
+from stenograph.core.types import SessionId
+from stenograph.store.base import StoredSession, StoredSummary
+from stenograph.store.database import Database, FileConnection
+from stenograph.store.folder import looked_at
+
+_PAGE = 256
+"""Sessions that are listed at once."""
+
+_LOG_HEAD = struct.Struct(">8I")
+"""Magic, version, page size, sequence, two salts, two checksums. Source: sqlite.org/fileformat2.html#walformat."""
+
+_FRAME_HEAD = struct.Struct(">6I")
+"""Page, pages of the file after a commit (else 0), two salts, two checksums."""
+
+_LOG_MAGIC = (0x377F0682, 0x377F0683)
+
+
+class StoreLook:
+    """One file, opened for reading."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises StartupError."""
+        self.path = path
+        self._database = Database(path, durability=None, connect=partial(FileConnection, read_only=True))
+
+    def __repr__(self) -> str:
+        return f"<StoreLook at {str(self.path)!r}>"
+
+    def summaries(self) -> Iterator[StoredSummary]:
+        """All sessions in the order of their creation. Raises StorageUnavailable."""
+        after: SessionId | None = None
+        while page := self._database.page(limit=_PAGE, after=after):
+            yield from page
+            after = page[-1].session_id
+
+    def read(self, session_id: SessionId) -> StoredSession | None:
+        """A session's rows. Raises SessionDamaged or StorageUnavailable."""
+        return self._database.read(session_id)
+
+    def faults(self) -> list[str]:
+        """Faults of the file's own structure: of its pages, its index and its log, and rows that have no session."""
+        found = [f"structure: {problem}" for problem in self._database.problems()]
+        try:
+            for number, num in self._database.orphans():
+                found.append(f"session number {number} is gone, but {num} rows of it are there")
+        except StorageUnavailable as error:
+            found.append(f"structure: {error}")
+        return [*found, *log_faults(Path(f"{self.path}-wal"))]
+
+    def close(self) -> None:
+        self._database.close()
+
+
+@contextmanager
+def looks(folder: Path) -> Iterator[list[StoreLook]]:
+    """The files of a folder. Raises StartupError for one that a server holds, or that has none."""
+    with looked_at(folder) as paths, ExitStack() as cleanup:
+        for index in (Path(f"{path}-shm") for path in paths):
+            if not index.exists():
+                cleanup.callback(index.unlink, missing_ok=True)
+        try:
+            yield [cleanup.enter_context(closing(StoreLook(path))) for path in paths]
+        except StorageUnavailable as error:
+            raise StartupError(f"the folder {str(folder)!r} cannot be read: {error.__cause__}") from error
+
+
+def log_faults(path: Path) -> list[str]:
+    """Damage of a log, which SQLite takes for its end: whole transactions may stand behind it, and be lost.
+
+    A transaction that was being written when the process ended is no damage: nothing that was committed follows it.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    if len(content) < _LOG_HEAD.size:
+        return []
+    magic, _, page_size, _, *salts, first, second = _LOG_HEAD.unpack_from(content)
+    order = ">" if magic & 1 else "<"
+    if magic not in _LOG_MAGIC or _checksum(content[:24], (0, 0), order) != (first, second):
+        return [f"log: the head of {path.name} is damaged"]
+    sums, is_whole, num_lost = (first, second), True, 0
+    for start in range(_LOG_HEAD.size, len(content) - _FRAME_HEAD.size - page_size + 1, _FRAME_HEAD.size + page_size):
+        _, num_pages, *rest = _FRAME_HEAD.unpack_from(content, start)
+        if rest[:2] != salts:
+            break  # of an earlier log, which this one is written over
+        page = content[start + _FRAME_HEAD.size : start + _FRAME_HEAD.size + page_size]
+        if is_whole:
+            sums = _checksum(page, _checksum(content[start : start + 8], sums, order), order)
+            is_whole = list(sums) == rest[2:]
+        num_lost += not is_whole and num_pages > 0
+    return [f"log: {path.name} is damaged, and {num_lost} transactions stand behind the damage"] if num_lost else []
+
+
+def _checksum(content: bytes, before: tuple[int, int], order: str) -> tuple[int, int]:
+    """The checksum of a log. Source: sqlite.org/fileformat2.html#checksum_algorithm."""
+    first, second = before
+    words = struct.unpack(f"{order}{len(content) // 4}I", content)
+    for index in range(0, len(words), 2):
+        first = (first + words[index] + second) & 0xFFFFFFFF
+        second = (second + words[index + 1] + first) & 0xFFFFFFFF
+    return first, second

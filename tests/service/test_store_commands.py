@@ -1,0 +1,157 @@
+"""`inspect`, `check` and `POST /backup`: what was kept is shown, and a byte that changed is found."""
+
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenograph.cli.main import main
+from stenograph.session.durable import restored_session
+from stenograph.store.look import log_faults, looks
+from stenograph.trajectory.matching import MATCHERS
+from stenograph.trajectory.turn import line_ids
+
+from .conftest import Live
+from .test_durable import Serve, conversation, folder, kept
+
+pytestmark = pytest.mark.timeout(120)
+
+__all__ = ["folder", "kept"]  # fixtures
+
+
+async def some_sessions(live: Live) -> list[str]:
+    sessions = [await live.open(metadata={"n": n}) for n in range(3)]
+    for session in sessions:
+        await conversation(live, session, turns=["one", "two", "three"])
+    return sessions
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+
+
+async def test_a_folder_is_listed_and_checked_without_a_change(
+    kept: Serve, folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with kept() as live:
+        sessions = await some_sessions(live)
+        assert main(["check", str(folder.path)]) == 2
+        assert "is held by" in capsys.readouterr().err
+        # As a kill would leave it, with everything still in the log.
+        shutil.copytree(folder.path, tmp_path / "copy")
+    copy = tmp_path / "copy"
+    before = files_of(copy)
+    assert len(before["00.sqlite3-wal"]) > 10_000
+    assert main(["check", str(copy)]) == 0
+    assert capsys.readouterr().out == "3 sessions, 12 rows: whole\n"
+    assert main(["inspect", str(copy)]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed[1:]] == sessions
+    assert all(" 3 " in line and line.endswith("tiny") for line in listed[1:])
+    assert main(["inspect", str(copy), sessions[0]]) == 0
+    turns = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in turns[1:]] == ["one", "two", "three"]
+    assert main(["inspect", str(copy), "0" * 32]) == 2
+    assert "there is no session" in capsys.readouterr().err
+    assert main(["check", str(tmp_path / "nothing")]) == 2
+    assert files_of(copy) == before
+
+
+async def test_a_backup_is_a_folder_that_is_whole_and_that_a_server_goes_on_with(
+    kept: Serve, serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with kept() as live:
+        await some_sessions(live)
+        answer = await live.call("POST", "/backup", {"path": str(tmp_path / "backup")})
+        assert answer.status == 200, answer.body
+        assert answer.json()["bytes"] == (tmp_path / "backup" / "00.sqlite3").stat().st_size
+        again = await live.call("POST", "/backup", {"path": str(tmp_path / "backup")})
+        assert (again.status, again.json()["error"]["param"]) == (400, "/path")
+        assert (await live.call("POST", "/backup", {})).status == 400
+    assert main(["check", str(tmp_path / "backup")]) == 0
+    assert capsys.readouterr().out == "3 sessions, 12 rows: whole\n"
+    async with kept(api_key=("secret",)) as live:
+        refused = await live.call("POST", "/backup", {"path": "x"}, authorization="Bearer secret")
+        assert (refused.status, refused.json()["error"]["code"]) == (403, "forbidden")
+    async with serve() as live:
+        assert (await live.call("POST", "/backup", {"path": "x"})).status == 404
+
+
+def content_of(path: Path) -> list[tuple[str, list[int]]]:
+    """Every session, with the ids of all its lines."""
+    found: list[tuple[str, list[int]]] = []
+    with looks(path) as files:
+        for summary in files[0].summaries():
+            stored = files[0].read(summary.session_id)
+            assert stored is not None
+            session = restored_session(stored, matcher_of=MATCHERS.get, model=None, now=0.0, wall=0.0)
+            found += [(session.id, line_ids(node).tolist()) for node in session.nodes]
+    return found
+
+
+@pytest.mark.parametrize("name", ["00.sqlite3", "00.sqlite3-wal"])
+async def test_one_changed_byte_is_found_or_was_in_free_space(
+    kept: Serve, folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    copy = tmp_path / "copy"
+    async with kept() as live:
+        sessions = await some_sessions(live)
+        if name.endswith("-wal"):
+            shutil.copytree(folder.path, copy)
+        else:
+            await live.call("DELETE", f"/sessions/{sessions[1]}")  # leaves free pages
+    if not copy.exists():
+        shutil.copytree(folder.path, copy)
+    whole, before = content_of(copy), (copy / name).read_bytes()
+    chosen, num_found = random.Random(name), 0
+    for _ in range(150):
+        changed = bytearray(before)
+        changed[chosen.randrange(len(before))] ^= chosen.randrange(1, 256)
+        (copy / name).write_bytes(changed)
+        if main(["check", str(copy)]) == 0:
+            assert content_of(copy) == whole, "a change that matters was not found"
+        else:
+            num_found += 1
+    capsys.readouterr()
+    assert num_found > 20
+    (copy / name).write_bytes(before)
+    assert main(["check", str(copy)]) == 0
+
+
+def test_a_log_that_ends_within_a_transaction_is_no_damage_and_one_behind_damage_is(tmp_path: Path) -> None:
+    raw = sqlite3.connect(tmp_path / "a.sqlite3", isolation_level=None)
+    raw.execute("PRAGMA journal_mode = WAL")
+    raw.execute("CREATE TABLE t (x)")
+    for number in range(20):
+        raw.execute("INSERT INTO t VALUES (?)", (f"{number}" * 500,))
+    log = tmp_path / "a.sqlite3-wal"
+    whole = log.read_bytes()
+    raw.close()
+    for content in (whole, whole[:-1], whole[: len(whole) // 2], whole[:20], b""):
+        log.write_bytes(content)
+        assert log_faults(log) == []
+    log.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
+    (fault,) = log_faults(log)
+    assert "transactions stand behind the damage" in fault
+    log.write_bytes(whole[:10] + b"?" + whole[11:])
+    assert log_faults(log) == ["log: the head of a.sqlite3-wal is damaged"]
+
+
+async def test_a_session_that_cannot_be_read_is_named_and_the_others_are_listed(
+    kept: Serve, folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with kept() as live:
+        sessions = await some_sessions(live)
+    raw = sqlite3.connect(folder.file(), isolation_level=None)
+    raw.execute("DELETE FROM rows WHERE session = 1 AND seq = 2")
+    raw.execute("DELETE FROM sessions WHERE number = 3")
+    raw.close()
+    shutil.copytree(folder.path, tmp_path / "copy")
+    assert main(["check", str(tmp_path / "copy")]) == 1
+    out = capsys.readouterr().out
+    assert f"Session {sessions[0]} is damaged on disk, in row 3: row 2 is missing, row 3 follows" in out
+    assert "session number 3 is gone, but 3 rows of it are there" in out
+    assert "2 sessions, 4 rows: 2 faults" in out
