@@ -191,7 +191,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 it could not be checked,"
         " because a file cannot be read or the engine does not answer.",
     )
-    _add_store_commands(commands)
+    _add_store_commands(commands.add_parser)
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
     groups = {title: serving.add_argument_group(title) for title in SECTIONS}
     section_of = {name: title for title, names in SECTIONS.items() for name in names}
@@ -206,15 +206,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     return parser, commands.choices
 
 
-def _add_store_commands(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """The commands that look at what a server kept; they read no settings."""
-    inspecting = commands.add_parser(
+    inspecting = add_parser(
         INSPECT,
         help="list the sessions that a server kept, or the turns of one",
         description="List the sessions in a folder of --data-dir, or the turns of one. Changes nothing, and needs no"
         " server: a folder that one holds is refused.",
     )
-    checking = commands.add_parser(
+    checking = add_parser(
         CHECK,
         help="check that what a server kept is what was written",
         description="Read every row of every session in a folder of --data-dir, and hold it to its digest, its place"

@@ -1,7 +1,7 @@
 """The store of a server: opened as the settings say, backed up on request, closed when the server has ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from stenograph.store.sqlite import SqliteStore
 @asynccontextmanager
 async def opened_store(
     settings: Settings, *, address: str, on_failed: Callable[[StorageUnavailable], None]
-) -> AsyncIterator[SessionStore | None]:
+) -> AsyncGenerator[SessionStore | None]:
     """The store of `--data-dir`, None without one. Raises StartupError.
 
     `address` is where the server listens; `on_failed` is called when the store has failed for good.

@@ -4,7 +4,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
@@ -77,7 +77,7 @@ def file_of(folder: Path, number: int = 0) -> Path:
 
 
 @contextmanager
-def looked_at(folder: Path) -> Iterator[list[Path]]:
+def looked_at(folder: Path) -> Generator[list[Path]]:
     """Hold a folder for looking at it, without changing it; its files. Raises StartupError if it is held or is none."""
     files = sorted(folder.glob("[0-9a-f][0-9a-f].sqlite3"))
     if not files:

@@ -4,7 +4,7 @@ A file is opened for reading alone. SQLite then keeps the index of the log in a 
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ class StoreLook:
 
 
 @contextmanager
-def looks(folder: Path) -> Iterator[list[StoreLook]]:
+def looks(folder: Path) -> Generator[list[StoreLook]]:
     """The files of a folder. Raises StartupError for one that a server holds, or that has none."""
     with looked_at(folder) as paths, ExitStack() as cleanup:
         for index in (Path(f"{path}-shm") for path in paths):

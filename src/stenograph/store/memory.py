@@ -29,7 +29,7 @@ class MemoryStore:
         self.refuse: StorageUnavailable | None = None
         self._sessions: dict[SessionId, _HeldRows] = {}
         self._num_created = 0
-        self._stats = StoreStats()
+        self._stats: StoreStats = StoreStats()
 
     def __repr__(self) -> str:
         return f"<MemoryStore of {len(self._sessions)} sessions>"

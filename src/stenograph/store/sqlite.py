@@ -104,7 +104,7 @@ class SqliteStore:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._failure: StorageUnavailable | None = None
-        self._stats = StoreStats()
+        self._stats: StoreStats = StoreStats()
         self._log = None if durability is Durability.COMMIT else Path(f"{folder.file()}-wal")
         self._unsynced_since: float | None = None
         self._is_closed = False

@@ -53,9 +53,10 @@ def _value_read(value: Any) -> Any:
         case bytes():
             return text_read(value)
         case list():
-            return tuple(map(_value_read, value))
+            return tuple(map(_value_read, cast("list[object]", value)))
         case dict():
-            return Grammar(kind=GrammarKind(value["kind"]), source=text_read(value["source"]))
+            written = cast("dict[str, bytes | str]", value)
+            return Grammar(kind=GrammarKind(str(written["kind"])), source=text_read(cast("bytes", written["source"])))
         case _:
             return value
 
