@@ -32,6 +32,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "engine_url",
         "connect_timeout",
         "max_reply_bytes",
+        "engine_logprobs",
+        "weight_version",
         "replay",
         "reply",
     ),
@@ -59,6 +61,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "matcher",
         "sampling",
         "side_rules",
+        "require_logprobs",
     ),
     "limits and deadlines": (
         "max_sessions",

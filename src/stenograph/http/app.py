@@ -13,6 +13,7 @@ from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
+from stenograph.core.types import LogprobsKind
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
@@ -250,6 +251,7 @@ def _services(
         share=share,
         tokenizer=engine if engine.tokenizes else None,
         kind_rules=kind_rules_of(settings),
+        weight_version=settings.weight_version,
     )
 
 
@@ -312,6 +314,7 @@ def _session_routes(
             sampling=sampling_of(settings),
         ),
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
+        required_logprobs=None if settings.require_logprobs is None else LogprobsKind(settings.require_logprobs),
         max_body_bytes=settings.max_body_bytes,
     )
 
