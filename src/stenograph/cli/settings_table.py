@@ -61,6 +61,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "matcher",
         "sampling",
         "side_rules",
+        "canonical",
         "require_logprobs",
     ),
     "limits and deadlines": (

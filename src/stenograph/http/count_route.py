@@ -42,8 +42,8 @@ class CountRoute:
         note, spelling = NO_NOTE, None
         await self.body_slots.small()
         try:
-            self.doorman.check_key(scope["headers"])
-            session = self.doorman.session_of(path.session_id, scope["headers"])
+            self.doorman.check_key(scope)
+            session = self.doorman.session_of(path.session_id, scope)
             name = client_name(scope)
             if session is not None:
                 note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)

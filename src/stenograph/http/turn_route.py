@@ -98,8 +98,8 @@ class TurnRoute:
     async def _admit(
         self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
     ) -> Watch:
-        self.doorman.check_key(scope["headers"])
-        session = self.doorman.session_of(path.session_id, scope["headers"])
+        self.doorman.check_key(scope)
+        session = self.doorman.session_of(path.session_id, scope)
         name = client_name(scope)
         if session is not None:
             reading.note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
@@ -112,7 +112,8 @@ class TurnRoute:
             return admitted
         with admitted:
             known = () if session is None else session.strands.known(self.dialect.name, body)
-            incoming = Incoming(body=body, at=path.at, known=known)
+            past = None if session is None else session.strands
+            incoming = Incoming(body=body, at=path.at, known=known, past=past)
             num_unread = len(body) - max([one.text_print.length for one in known], default=0)
             if num_unread < DECODED_OFF_LOOP_BYTES:
                 decoded = self.dialect.decode(incoming)

@@ -4,7 +4,7 @@ Owns sampling parameters, grammars, what is recorded and what is refused. Knows 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from stenograph.dialects.openai.sampling_fields import (
 from stenograph.dialects.settings import UnknownFields
 from stenograph.dialects.template_kwargs import check_depth
 
+S = TypeVar("S", bound=msgspec.Struct)
 W = TypeVar("W", bound=WireSampling)
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
@@ -48,8 +49,18 @@ _TWO_NAMES = ("seed", "min_tokens")
 """Sampling parameters under the names that they have here."""
 NOT_SAMPLING = frozenset(
     {
-        *("model", "messages", "prompt", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
+        *(
+            "model",
+            "system",
+            "messages",
+            "prompt",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "chat_template_kwargs",
+        ),
         *("stream", "stream_options", "return_token_ids", "truncate_prompt_tokens", "truncation_side"),
+        *("input", "instructions", "previous_response_id", "include"),
     }
 )
 """Honoured fields that do not say how a reply is sampled, or that a record has in another place."""
@@ -65,13 +76,35 @@ def decode_fields(
 
     Raises InvalidJson or InvalidRequest, with a JSON pointer: another shape, or a field that is refused.
     """
+    wire, recorded = decode_by_rules(body, decoder, rules, unknown_fields, blame_type=_blame_type)
+    if wire.n not in (None, 1):
+        raise InvalidRequest(f"n must be 1, got {wire.n}: a turn has one reply.", param="/n")
+    if wire.priority is not None:  # not every engine goes by it
+        recorded["priority"] = str(wire.priority)
+    recorded.update(_recorded_of_stream(wire))
+    return wire, recorded
+
+
+def decode_by_rules(
+    body: bytes,
+    decoder: "msgspec.json.Decoder[S]",
+    rules: FieldRules,
+    unknown_fields: UnknownFields,
+    *,
+    blame_type: Callable[[bytes, InvalidRequest], None],
+) -> tuple[S, dict[str, str]]:
+    """Read a body of any dialect, and what of it is recorded, as JSON text by name.
+
+    `blame_type` raises if what an error points into is of a type that is not known, which is then what is wrong.
+    Raises InvalidJson or InvalidRequest, with a JSON pointer: another shape, or a field that is refused.
+    """
     extra: dict[str, str] = {}
     if unknown_fields is UnknownFields.RECORD:
         body, extra = _without_unknown(body, rules)
     try:
         wire = decode_json(body, decoder, known=rules.accepted)
     except InvalidRequest as error:
-        _blame_type(body, error)
+        blame_type(body, error)
         if error.param is not None and error.param[1:] not in rules.names and "/" not in error.param[1:]:
             raise InvalidRequest(f"{error} {_HOW_TO_RECORD}", param=error.param) from error
         raise
@@ -79,13 +112,9 @@ def decode_fields(
         value = getattr(wire, name)
         if value is not UNSET and is_given(value) and not _is_neutral(name, value):
             raise InvalidRequest(f"Field {name!r} is refused: {why}.", param=f"/{name}")
-    if wire.n not in (None, 1):
-        raise InvalidRequest(f"n must be 1, got {wire.n}: a turn has one reply.", param="/n")
     values = {name: value for name in rules.recorded if (value := getattr(wire, name)) is not UNSET}
     recorded = {name: bytes(value).decode() for name, value in values.items() if is_given(value)}
-    if wire.priority is not None:  # not every engine goes by it
-        recorded["priority"] = str(wire.priority)
-    return wire, {**recorded, **_recorded_of_stream(wire), **extra}
+    return wire, {**recorded, **extra}
 
 
 def _is_neutral(name: str, value: Raw) -> bool:
@@ -142,7 +171,7 @@ def is_given(value: object) -> bool:
     return value is not UNSET and not (isinstance(value, Raw) and bytes(value) == b"null")
 
 
-def sent_sampling(wire: WireSampling) -> dict[str, str]:
+def sent_sampling(wire: msgspec.Struct) -> dict[str, str]:
     """The sampling fields that a client sent, as JSON text by the client's names; `null` means absent."""
     values = {name: getattr(wire, name) for name in wire.__struct_fields__ if name not in NOT_SAMPLING}
     return {
@@ -179,11 +208,18 @@ class ReadSampling(NamedTuple):
 
 
 def sampling_params(
-    wire: WireSampling, *, max_tokens: int | None, max_tokens_name: str, num_top_logprobs: int, top_logprobs_name: str
+    wire: WireSampling,
+    *,
+    max_tokens: int | None,
+    max_tokens_name: str,
+    num_top_logprobs: int,
+    top_logprobs_name: str,
+    constraint: Constraint | None = None,
 ) -> ReadSampling:
     """The sampling parameters of a request. Raises InvalidRequest with a JSON pointer.
 
-    What the routes have other names for is given, under the names that the client gave it.
+    What the routes have other names for is given, under the names that the client gave it. `constraint` is a grammar
+    that comes from a field of the route's own.
     """
     given: dict[str, object] = {name: value for name in _ONE_NAME if (value := getattr(wire, name)) is not None}
     given |= {name: value for name in _TWO_NAMES if (value := _either(wire, name)) is not None}
@@ -193,7 +229,7 @@ def sampling_params(
         raise InvalidRequest(
             f"At most {_MAX_STOP_IDS} stop ids, got {len(wire.stop_token_ids or ())}.", param="/stop_token_ids"
         )
-    constraint = _constraint(wire)
+    constraint = _constraint(wire, constraint)
     if max_tokens is not None:
         given["max_tokens"] = max_tokens
     if wire.stop is not None:
@@ -298,9 +334,9 @@ def reply_options(wire: WireSampling, *, logprobs: bool) -> ReplyOptions:
 # --- grammars -------------------------------------------------------------------------------------------------------
 
 
-def _constraint(wire: WireSampling) -> Constraint:
+def _constraint(wire: WireSampling, own: Constraint | None) -> Constraint:
     """The one grammar that a request asks for, whichever way it does. Raises InvalidRequest for more than one."""
-    found = list(_constraints(wire))
+    found = [*(() if own is None else (own,)), *_constraints(wire)]
     if len(found) > 1:
         names = [one.param.split("/")[1] for one in found[:2]]
         what = "and".join(f" {name!r} " for name in names).strip()
@@ -339,7 +375,7 @@ def _of_response_format(wire: WireResponseFormat) -> Grammar | None:
         return Grammar(kind=GrammarKind.JSON_OBJECT) if wire.type == "json_object" else None
     if wire.json_schema is None:
         raise InvalidRequest("response_format needs its json_schema.", param=at)
-    return _schema_grammar(wire.json_schema.schema, f"{at}/schema")
+    return schema_grammar(wire.json_schema.schema, f"{at}/schema")
 
 
 def _of_structured_outputs(wire: WireStructuredOutputs) -> Constraint:
@@ -370,10 +406,11 @@ def _schema(wire: Mapping[str, object] | str, at: str) -> Constraint:
             wire = _SCHEMA.decode(wire)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             raise InvalidRequest("A JSON Schema must be a JSON object, or the text of one.", param=at) from error
-    return Constraint(_schema_grammar(wire, at), at)
+    return Constraint(schema_grammar(wire, at), at)
 
 
-def _schema_grammar(schema: Mapping[str, object], at: str) -> Grammar:
+def schema_grammar(schema: Mapping[str, object], at: str) -> Grammar:
+    """The grammar of a JSON Schema. Raises InvalidRequest for one that nests too deeply."""
     check_depth(schema, at=at)
     return Grammar(kind=GrammarKind.JSON_SCHEMA, source=msgspec.json.encode(schema).decode())
 
