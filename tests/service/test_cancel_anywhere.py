@@ -27,6 +27,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Message, Role
+from stenograph.core.outcome import RolloutVerdict
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, SamplingParams, StageTimes, token_ids
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
@@ -107,7 +108,7 @@ class Counted(NoTelemetry):
     def turn_ended(self, report: TurnReport) -> None:
         self.reports.append(report)
 
-    def session_ended(self, end: SessionEnd) -> None:
+    def session_ended(self, end: SessionEnd, verdict: RolloutVerdict | None = None) -> None:
         self.session_ends.append(end)
 
 

@@ -123,7 +123,13 @@ async def test_a_session_ends_with_one_line(live: Live, lines: Lines) -> None:
     facts = dict(line.facts)
     age_s = facts.pop("age_s")
     assert level == "INFO"
-    assert facts == {"session": session, "status": "deleted", "turns": 1, "tokens": usage["total_tokens"]}
+    assert facts == {
+        "session": session,
+        "status": "deleted",
+        "turns": 1,
+        "tokens": usage["total_tokens"],
+        "verdict": "none",
+    }
     assert isinstance(age_s, float)
 
 

@@ -34,6 +34,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Message, Role
+from stenograph.core.outcome import RolloutVerdict
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParams, StageTimes
 from stenograph.offload.pool import CpuPool
@@ -88,7 +89,7 @@ class Counted(NoTelemetry):
     def retry_answered(self, *, joined: bool) -> None:
         self.retries.append(joined)
 
-    def session_ended(self, end: SessionEnd) -> None:
+    def session_ended(self, end: SessionEnd, verdict: RolloutVerdict | None = None) -> None:
         self.session_ends.append(end)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stenograph.core.outcome import RolloutVerdict
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Stage
@@ -94,8 +95,8 @@ class Telemetry(Protocol):
         """A repeated request joined a running turn, or (False) was given a finished one's reply again."""
         ...
 
-    def session_ended(self, end: SessionEnd) -> None:
-        """A session is gone."""
+    def session_ended(self, end: SessionEnd, verdict: RolloutVerdict | None = None) -> None:
+        """A session is gone, with this verdict of its outcome, None if nobody has said one."""
         ...
 
 
@@ -105,4 +106,4 @@ class NoTelemetry:
     def turn_ended(self, report: TurnReport) -> None: ...
     def reply_delivered(self, reply_s: float) -> None: ...
     def retry_answered(self, *, joined: bool) -> None: ...
-    def session_ended(self, end: SessionEnd) -> None: ...
+    def session_ended(self, end: SessionEnd, verdict: RolloutVerdict | None = None) -> None: ...

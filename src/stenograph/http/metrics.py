@@ -23,6 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from stenograph.core.errors import Limit, StenographError
+from stenograph.core.outcome import NO_VERDICT, RolloutVerdict
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.telemetry import GrammarStep, SessionEnd, TurnEnd, TurnReport
 from stenograph.core.types import Stage
@@ -216,6 +217,12 @@ RETRIES = _counter(
 SESSIONS_ENDED = _counter(
     "stenograph_sessions_ended_total", "Sessions that ended, by reason.", label="end", values=SessionEnd
 )
+OUTCOMES = _counter(
+    "stenograph_session_outcomes_total",
+    "Sessions that ended, by the verdict of their outcome; none: they ended without one.",
+    label="verdict",
+    values=[*RolloutVerdict, NO_VERDICT],
+)
 DRIFT = _counter(
     "stenograph_drift_total",
     "Differences between recorded tokens and a new render of their messages, by class.",
@@ -263,7 +270,7 @@ METRICS: tuple[Metric, ...] = (
     *(PROMPT_TOKENS, COMPLETION_TOKENS, KEPT_TOKENS, CACHED_TOKENS, ABORTED_TOKENS, WASTED_TOKENS),
     REWRITES,
     *(DISCARDED_TURNS, DISCARDED_TOKENS),
-    *(ERRORS, LIMITS, RETRIES, SESSIONS_ENDED, DRIFT, UNASKED_REPLAY),
+    *(ERRORS, LIMITS, RETRIES, SESSIONS_ENDED, OUTCOMES, DRIFT, UNASKED_REPLAY),
     LOOP_LAG,
     *(SESSIONS, TURNS_IN_FLIGHT, ENGINE_READY),
     *(ENGINE_UP, ENGINE_RUNNING, ENGINE_REQUESTS, ENGINE_EXPECTED_CACHED, ENGINE_CACHED),
@@ -429,9 +436,10 @@ class Metrics(Collector):
         """Count a repeated request."""
         self._counters[RETRIES].add(value="joined" if joined else "redelivered")
 
-    def session_ended(self, end: SessionEnd) -> None:
-        """Count a session that ended."""
+    def session_ended(self, end: SessionEnd, verdict: RolloutVerdict | None = None) -> None:
+        """Count a session that ended, and the verdict of its outcome."""
         self._counters[SESSIONS_ENDED].add(value=end)
+        self._counters[OUTCOMES].add(value=NO_VERDICT if verdict is None else verdict)
 
     def error_sent(self, code: str) -> None:
         """Count an error answer to a client, by the error's `code`."""

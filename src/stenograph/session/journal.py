@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from stenograph.core.errors import InternalError, StenographError, UpstreamInvalid
 from stenograph.core.log_line import LogLine
+from stenograph.core.outcome import NO_VERDICT
 from stenograph.core.telemetry import SessionEnd, TurnReport
 from stenograph.session.session import Session
 from stenograph.session.turn import TurnRun
@@ -71,6 +72,7 @@ def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float) ->
             "status": str(end),
             "turns": session.strands.num_turns,
             "tokens": session.strands.num_tokens,
+            "verdict": NO_VERDICT if session.outcome is None else session.outcome.verdict.value,
             "age_s": round(age_s, 3),
         }
         log.info(LogLine(event="session_end", facts=facts))

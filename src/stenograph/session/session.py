@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from stenograph.core.errors import Limit, LimitExceeded, SessionNotFound
 from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.outcome import SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import RequestId, SessionId
@@ -24,7 +25,8 @@ class SessionOptions:
 
     `max_turns` counts the turns of the main strand; on a linear session and a tree all turns, those on their way
     there included. `max_total_tokens` counts the tokens of all turns, each once. `ttl_s`: seconds without a chat after
-    which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`.
+    which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`. `group` names the
+    rollouts that a trainer compares with each other.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -38,6 +40,7 @@ class SessionOptions:
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     sampling: SamplingRules | None = None
     canonical: Canonical = field(default_factory=Canonical)
+    group: str | None = None
 
 
 MAX_KEPT = 256
@@ -67,6 +70,8 @@ class Session:
         pins = options.canonical.pins
         self.strands = Strands(session_id, options.history, options.matcher, options.after_length, pins)
         self.ledger = RequestLedger()
+        self.outcome: SessionOutcome | None = None
+        """The rollout's outcome, once somebody has said it."""
         self.is_closing = False
         """Whether it is being deleted; nothing is committed from then on."""
         self._running: dict[RequestId, RequestTask] = {}

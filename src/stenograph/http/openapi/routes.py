@@ -46,7 +46,15 @@ from stenograph.dialects.responses.fields import WireResponsesRequest
 from stenograph.dialects.responses.reply import ResponseBody
 from stenograph.dialects.responses.request import RESPONSES_PATH
 from stenograph.dialects.responses.stream import ResponseEvent
-from stenograph.dialects.sessions import AbortRequest, CreateSession, Detokenize, Nothing, SamplesRequest, Tokenize
+from stenograph.dialects.sessions import (
+    AbortRequest,
+    CreateSession,
+    Detokenize,
+    Nothing,
+    PutOutcome,
+    SamplesRequest,
+    Tokenize,
+)
 from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
 from stenograph.export.records import SessionView
@@ -54,7 +62,15 @@ from stenograph.http.control_routes import Health, ModelList, Readiness, Text, T
 from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.schemas import Described, Schema, ref
 from stenograph.http.proxy_route import OWN_PATHS, PROXY_METHODS
-from stenograph.http.session_routes import MAX_PAGE, Aborted, DriftReports, JsonSamples, OpenedSession, SessionPage
+from stenograph.http.session_routes import (
+    MAX_PAGE,
+    Aborted,
+    DriftReports,
+    JsonSamples,
+    OpenedSession,
+    OutcomeView,
+    SessionPage,
+)
 from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 
 Errors = tuple[type[StenographError], ...]
@@ -189,7 +205,7 @@ _TOKENS = (
 
 _ON_OPENED = (
     "getSession", "chatOnSession", "completeOnSession", "getSamples", "getDrift", "getLedger", "abortSession",
-    "deleteSession",
+    "putOutcome", "getOutcome", "deleteSession",
 )  # fmt: skip
 _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100}
 _PAGE = (
@@ -260,6 +276,14 @@ _SESSIONS = (
         parameters=_LEDGER_PAGE,
         errors=(InvalidRequest,),
     ),
+    _operation(
+        "PUT /sessions/{id}/outcome",
+        "putOutcome",
+        "Say the rollout's outcome, in place of one that it has",
+        OutcomeView,
+        body=PutOutcome,
+    ),
+    _operation("GET /sessions/{id}/outcome", "getOutcome", "Get the rollout's outcome", OutcomeView),
     _operation("POST /sessions/{id}/abort", "abortSession", "End the session's running turns", Aborted, body=Nothing),
     _operation("POST /abort_request", "abortAll", "End every running turn", Aborted, body=AbortRequest),
 )
