@@ -38,7 +38,15 @@ Json = dict[str, Any]
 
 HEX = re.compile("[0-9a-f]{32}")
 OWN_TURNS = {
-    f"POST {prefix}/v1/{name}" for prefix in ("", "/sessions/{id}") for name in ("chat/completions", "completions")
+    f"POST {prefix}/{name}"
+    for prefix in ("", "/sessions/{id}")
+    for name in (
+        "v1/chat/completions",
+        "v1/completions",
+        "v1beta/models/{model}:generateContent",
+        "v1beta/models/{model}:streamGenerateContent",
+        "v1beta/models/{model}:countTokens",
+    )
 }
 OPEN = {"SessionMetadata", "RecordedRequest"}
 """Replies with keys of the client's own: its metadata, and the sampling fields that it sent."""
@@ -499,6 +507,21 @@ NOT_IN_THE_SCHEMA = (
     "min_tokens must be at most",
     "min_new_tokens must be at most",
     "include_side is all kinds: ",
+    "topK must be a whole number",
+    "logprobs needs responseLogprobs",
+    "responseSchema and responseJsonSchema are",
+    "responseSchema needs responseMimeType",
+    "responseJsonSchema needs responseMimeType",
+    "responseMimeType 'text/x.enum' needs",
+    "The schema of 'text/x.enum' needs",
+    "parameters and parametersJsonSchema are",
+    "mode ANY needs functions",
+    "allowedFunctionNames ",
+    "A part has one of text",
+    "No open call of ",
+    "responseMimeType cannot be combined",
+    "A grammar cannot be combined",
+    "The input token count",
     "history is 'linear' with compat 'miles'",
     "after_length is 'refuse' with compat 'miles'",
 )

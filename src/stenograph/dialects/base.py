@@ -25,12 +25,13 @@ Headers = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """A request as it came. `at` has the named groups of its path; of `known`, what it begins with need not be read
-    again."""
+    """A request as it came. `at` has the named groups of its path, `query` is what follows its question mark; of
+    `known`, what it begins with need not be read again."""
 
     body: bytes
     at: Mapping[str, str] = field(default_factory=dict[str, str])
     known: Sequence[KnownMessages] = ()
+    query: str = ""
 
 
 Decoded = tuple[TurnRequest, bytes]

@@ -14,6 +14,7 @@ from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
 from stenograph.dialects.base import CountDialect, Dialect
+from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
 from stenograph.dialects.openai.sampling_rules import decode_rules
@@ -140,11 +141,11 @@ def make_app(
     moe_shape: tuple[int, int] | None = None,
     body_slots: BodySlots | None = None,
     dialects: Sequence[Dialect] | None = None,
-    counters: Sequence[CountDialect] = (),
+    counters: Sequence[CountDialect] | None = None,
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
-    `dialects` are what it speaks with clients, None for OpenAI's; `counters` those whose requests only count.
+    `dialects` are what it speaks with clients, `counters` those whose requests only count; None for all that there are.
     """
     body_slots = body_slots or BodySlots(settings.body_slots)
     metrics = Metrics(version=__version__)
@@ -173,11 +174,10 @@ def make_app(
         openapi=openapi_document(_described(settings, engine, renderer)),
         refuse=refusal,
     )
-    spoken = openai_dialects(settings, renderer, model) if dialects is None else dialects
     turns = _turn_routes(
         settings,
-        spoken,
-        counters,
+        all_dialects(settings, renderer, model) if dialects is None else dialects,
+        all_counters(settings) if counters is None else counters,
         services=services,
         manager=manager,
         doorman=doorman,
@@ -271,13 +271,19 @@ def _make_manager(settings: Settings, services: TurnServices, metrics: Metrics) 
     return manager
 
 
-def openai_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple[Dialect, ...]:
-    """OpenAI's chats and completions, which every server speaks."""
+def all_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple[Dialect, ...]:
+    """The dialects of every server."""
     token_text, unknown_fields = renderer.tokenizer.token_text, settings.unknown_fields
     return (
         ChatDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
+        GeminiDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
     )
+
+
+def all_counters(settings: Settings) -> tuple[CountDialect, ...]:
+    """The dialects whose requests only count."""
+    return (GeminiCounter(unknown_fields=settings.unknown_fields),)
 
 
 def _session_routes(

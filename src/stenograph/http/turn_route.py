@@ -109,7 +109,7 @@ class TurnRoute:
         await self.manager.settle(session)
         identity = None if session is None else _identity(scope, place, body)
         known = () if session is None else session.strands.known(self.dialect.name, body)
-        incoming = Incoming(body=body, at=place.at, known=known)
+        incoming = Incoming(body=body, at=place.at, known=known, query=scope["query_string"].decode("latin-1"))
         num_unread = len(body) - max([one.text_print.length for one in known], default=0)
         if num_unread >= DECODED_OFF_LOOP_BYTES and self.manager.is_new(session, identity):
             stages.mark(Stage.ADMIT, self.clock.monotonic())

@@ -30,11 +30,16 @@ from stenograph.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from stenograph.dialects.gemini.dialect import COUNT, GENERATE, STREAM, TokenCount
+from stenograph.dialects.gemini.errors import GeminiErrorBody
+from stenograph.dialects.gemini.fields import WireGenerateRequest
+from stenograph.dialects.gemini.reply import GenerateContentResponse
 from stenograph.dialects.openai.chat_fields import WireChatRequest
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
 from stenograph.dialects.openai.completions_fields import WireCompletionRequest
 from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.openai.dialect import CHAT_PATH, COMPLETIONS_PATH
+from stenograph.dialects.openai.errors import ErrorBody
 from stenograph.dialects.sessions import AbortRequest, CreateSession, Detokenize, Nothing, SamplesRequest, Tokenize
 from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
@@ -77,7 +82,8 @@ class Operation:
     """One method of one path. `body` and `reply` are the types of a request and of its 200 in JSON.
 
     `answers` are further ones without an error, by status; `links` the operations that a reply's `session_id` leads
-    to. `errors` and `parameters` leave out those that follow from the path and from a body in JSON.
+    to. `errors` and `parameters` leave out those that follow from the path and from a body in JSON; `errors_as` is the
+    shape of the errors.
     """
 
     method: str
@@ -89,6 +95,7 @@ class Operation:
     answers: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
     links: tuple[str, ...] = ()
     errors: Errors = ()
+    errors_as: type = ErrorBody
     parameters: tuple[Schema, ...] = ()
 
     @property
@@ -103,6 +110,7 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _TOKENS
     yield from _SESSIONS
     yield from _turns(described)
+    yield from _GEMINI
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
 
@@ -312,6 +320,56 @@ def _turns(described: Described) -> Iterator[Operation]:
             summary=f"OpenAI {what} on the session that a header names, or none",
             parameters=(_SESSION_HEADER, *_RETRIES),
         )
+
+
+_MODEL = _parameter("path", "model", "Any name: there is one model.", {"type": "string", "pattern": "^[^/:]+$"})
+_SSE = _parameter(
+    "query", "alt", "`sse` for a stream of events; else the stream is a JSON list.", {"type": "string", "enum": ["sse"]}
+)
+_MODEL_PARAMETER = {**_MODEL, "required": True}
+_GEMINI_CONTENT: dict[str, dict[str, Schema]] = {
+    GENERATE: in_json(GenerateContentResponse),
+    STREAM: {
+        "text/event-stream": {},
+        JSON: {"schema": {"type": "array", "items": {"$ref": ref(GenerateContentResponse)}}},
+    },
+}
+
+
+def _gemini() -> Iterator[Operation]:
+    """Gemini's methods: each on the session of its path, and on that of a header. `/v1/models/…` is the same."""
+    for prefix, suffix, where in (
+        ("/sessions/{id}", "OnSession", "on a session"),
+        ("", "", "on the session that a header names, or none"),
+    ):
+        ours = () if prefix else (_SESSION_HEADER,)
+        for method in (GENERATE, STREAM):
+            about = "The reply" if method == GENERATE else "The reply's events; a stream that fails ends with an error"
+            content = _GEMINI_CONTENT[method]
+            reply: Schema = {"description": f"{about}.", "headers": _TURN_HEADERS, "content": content}
+            yield _operation(
+                f"POST {prefix}/v1beta/models/{{model}}:{method}",
+                f"{method}{suffix}",
+                f"Gemini's {method} {where}",
+                body=WireGenerateRequest,
+                parameters=(_MODEL_PARAMETER, *ours, *_RETRIES, *((_SSE,) if method == STREAM else ())),
+                answers={"200": reply},
+                errors=_TURN,
+                errors_as=GeminiErrorBody,
+            )
+        yield _operation(
+            f"POST {prefix}/v1beta/models/{{model}}:{COUNT}",
+            f"{COUNT}{suffix}",
+            f"Gemini's {COUNT} {where}: the tokens of the prompt that the same request would have",
+            TokenCount,
+            body=WireGenerateRequest,
+            parameters=(_MODEL_PARAMETER, *ours),
+            errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed, HistoryMismatch),
+            errors_as=GeminiErrorBody,
+        )
+
+
+_GEMINI = tuple(_gemini())
 
 
 def _turn_answers(described: Described, whole: type, event: type) -> dict[str, Schema]:

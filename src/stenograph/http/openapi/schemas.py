@@ -15,6 +15,8 @@ from typing import Any, cast, get_args, get_type_hints, is_typeddict
 import msgspec
 
 from stenograph.core.messages import Role
+from stenograph.dialects.gemini.errors import GeminiErrorBody
+from stenograph.dialects.gemini.reply import GenerateContentResponse
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS, WireMessage
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
@@ -24,6 +26,7 @@ from stenograph.dialects.openai.sampling import NOT_SAMPLING
 from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
 from stenograph.dialects.settings import UnknownFields
 from stenograph.http.front_page import FrontPage
+from stenograph.http.openapi.gemini_schemas import narrow_gemini
 from stenograph.http.session_routes import JsonSamples
 
 Schema = dict[str, Any]
@@ -47,7 +50,17 @@ class Described:
     forwards: bool
 
 
-_MORE = (ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, JsonSamples, TextCompletion, WireMessage)
+_MORE = (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ErrorBody,
+    FrontPage,
+    GeminiErrorBody,
+    GenerateContentResponse,
+    JsonSamples,
+    TextCompletion,
+    WireMessage,
+)
 """Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
 
 _NULL: Schema = {"type": "null"}
@@ -82,6 +95,7 @@ def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]
     _narrow_sampling(schemas["CompletionRequest"], COMPLETION_FIELDS, described.unknown_fields)
     _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
     _narrow_message(schemas["Message"])
+    narrow_gemini(schemas, described.unknown_fields)
     _require(schemas["TextPart"], "text")
     _require(schemas["Tool"], "function")
     _describe_bytes(schemas, described.vocab_size)
