@@ -205,12 +205,23 @@ def _said(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Iterator[
             texts_at = texts_at or at
             texts.append(part.text or "")
             continue
+        if _is_copy(part.function_response, parts):
+            continue
         if texts_at:
             yield Message(role=Role.USER, content="".join(texts)), texts_at
             texts, texts_at = [], ""
         yield _result(part.function_response, f"{at}/functionResponse", still_open)
     if texts_at:
         yield Message(role=Role.USER, content="".join(texts)), texts_at
+
+
+def _is_copy(wire: WireFunctionResponse, parts: Sequence[tuple[WirePart, str]]) -> bool:
+    """Whether a result stands before in the same content, word for word. Gemini CLI sends each result twice when it
+    resumes a conversation."""
+    if not wire.id:
+        return False
+    same = [one.function_response for one, _ in parts if one.function_response == wire]
+    return same[0] is not wire
 
 
 def _result(wire: WireFunctionResponse, at: str, still_open: _Open) -> tuple[Message, str]:

@@ -93,9 +93,14 @@ def test_each_message_is_pointed_at_and_nothing_that_was_said_is_lost(contents: 
     assert "".join(one.content or "" for one in request.messages if one.role is not Role.TOOL) == spoken
     assert "".join(one.reasoning or "" for one in request.messages) == thought
     assert sum(len(one.tool_calls) for one in request.messages) == sum("functionCall" in part for part in parts)
-    assert [json.loads(one.content or "") for one in request.messages if one.role is Role.TOOL] == [
-        part["functionResponse"]["response"] for part in parts if "functionResponse" in part
+    answered = [json.loads(one.content or "") for one in request.messages if one.role is Role.TOOL]
+    without_copies = [
+        part["functionResponse"]["response"]
+        for content in contents
+        for index, part in enumerate(content["parts"])
+        if "functionResponse" in part and part not in content["parts"][:index]
     ]
+    assert answered == without_copies
 
 
 json_values = st.recursive(
@@ -302,3 +307,14 @@ def test_a_model_s_contents_that_follow_each_other_are_one_message() -> None:
     )
     assert (one.role, two.content, two.reasoning) == (Role.USER, "cd", "b")
     assert [(call.name, call.arguments) for call in two.tool_calls] == [("look", "{}")]
+
+
+def test_a_result_that_is_sent_twice_is_one() -> None:
+    call = {"functionCall": {"id": "a", "name": "look"}}
+    result = {"functionResponse": {"id": "a", "name": "look", "response": {"n": 1}}}
+    other = {"functionResponse": {"id": "a", "name": "look", "response": {"n": 2}}}
+    said_before = ({"parts": [{"text": "a"}]}, {"role": "model", "parts": [call, call]})
+    found = messages(*said_before, {"parts": [result, result, other, result]})
+    assert [one.content for one in found[2:]] == ['{"n":1}', '{"n":2}']
+    without_ids = {"functionResponse": {"name": "look", "response": {"n": 1}}}
+    assert len(messages(*said_before, {"parts": [without_ids, without_ids]})) == 4
