@@ -102,7 +102,7 @@ def test_an_agent_runs_on_a_server_that_is_started_for_it_and_leaves_samples(tin
 def test_each_client_finds_the_session_in_its_environment(server: str) -> None:
     others = {"GOOGLE_API_KEY": "theirs", "ANTHROPIC_AUTH_TOKEN": "theirs", "https_proxy": "http://proxy:1"}
     show = f"{SHOW}; import pathlib; print(json.dumps([pathlib.Path(os.environ[n]).joinpath(p).read_text() for n, p in "
-    show += "[('CODEX_HOME', 'config.toml'), ('GEMINI_CLI_SYSTEM_SETTINGS_PATH', '')]]))"
+    show += "[('CODEX_HOME', 'config.toml'), ('GEMINI_CLI_HOME', '.gemini/settings.json')]]))"
     done = run("--url", f"{server}/", *python(show), environ=others)
     assert done.returncode == 0, done.stderr
     found, (codex, gemini) = map(json.loads, done.stdout.splitlines())

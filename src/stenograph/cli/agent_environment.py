@@ -42,7 +42,7 @@ def agent_environment(
         "GOOGLE_GEMINI_BASE_URL": session.root_url,
         "GEMINI_API_KEY": key,
         "CODEX_HOME": str(folder / _CODEX),
-        "GEMINI_CLI_SYSTEM_SETTINGS_PATH": str(folder / _GEMINI / "settings.json"),
+        "GEMINI_CLI_HOME": str(folder / _GEMINI),
     }
     if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in environ):
         for name in ("NO_PROXY", "no_proxy"):
@@ -67,9 +67,9 @@ def write_agent_settings(folder: Path, session: OpenSession, *, model: str) -> N
     ]
     _write(folder / _CODEX / "config.toml", "".join(f"{line}\n" for line in lines))
     login = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
-    _write(folder / _GEMINI / "settings.json", json.dumps(login))
+    _write(folder / _GEMINI / ".gemini" / "settings.json", json.dumps(login))
 
 
 def _write(file: Path, text: str) -> None:
-    file.parent.mkdir()
+    file.parent.mkdir(parents=True)
     file.write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ scripts/test-agents installs it into the cache folder. It runs in a home of its 
 import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,21 @@ async def test_an_empty_reply_is_asked_for_again_and_loses_nothing(gemini: Path,
         code, printed = await run(gemini, home, base_url.removesuffix("/v1"), "-p", "What is here?", "--yolo")
         assert (code, "There is a note." in printed) == (0, True), printed
         talk.check_all_trained_once(await talk.samples(base_url))
+
+
+async def test_it_finds_a_session_by_stenograph_run(gemini: Path, home: Path, talking: Talking) -> None:
+    async with talking(LOOK, "There is a note.", side=ROUTER) as talk:
+        samples = home / "samples.json"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stenograph.cli.main", "run", "--url", talk.url, "--samples", samples, "--"),
+            *(gemini, "-p", "What is here?", "--yolo"),
+            cwd=home / "work",
+            env={**os.environ, "HOME": str(home), "GEMINI_CLI_TRUST_WORKSPACE": "true"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, log = (text.decode() for text in await process.communicate())
+        assert (process.returncode, "There is a note." in out) == (0, True), log
+        assert "3 turns in 2 strands" in log
+        assert [sample["metadata"]["kind"] for sample in json.loads(samples.read_text())["samples"]] == ["main"]
