@@ -4,6 +4,7 @@ A request is a persona and lines that are said in turns; what it is asked in is 
 object, or lines of JSON as they come. Nothing of it looks like OpenAI's: neither ids, nor errors, nor where they point.
 """
 
+import asyncio
 import json
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -81,6 +82,9 @@ class ToyWriter:
     def pieces(self, pieces: Sequence[StreamPiece], prompts: Sequence["array[int]"]) -> bytes:
         return b"".join(line({"more": piece.delta.content}) for piece in pieces if piece.delta.content)
 
+    def alive(self, prompts: Sequence["array[int]"]) -> bytes:
+        return line({"hm": len(prompts[0])})
+
     def end(self, replies: Sequence[ChatReply]) -> bytes:
         return line({"end": str(replies[0].sampled.finish.reason)})
 
@@ -128,6 +132,25 @@ class ToyDialect:
         return Refusal(status=error.status, content=msgspec.json.encode(oops(error, spelling)), headers=headers)
 
 
+@dataclass(frozen=True, slots=True)
+class ToyCounter:
+    """Asks how long a request would be."""
+
+    name: str = "toy"
+    paths: tuple[str, ...] = (r"/toy/(?P<voice>\w+)/measure",)
+
+    def decode(self, incoming: Incoming) -> ChatRequest:
+        request, _ = ToyDialect().decode(incoming)
+        assert isinstance(request, ChatRequest)
+        return request
+
+    def counted(self, num_tokens: int) -> Body:
+        return Body(content=msgspec.json.encode({"long": num_tokens}), headers=[("content-type", "application/json")])
+
+    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+        return ToyDialect().refusal(error, spelling)
+
+
 def oops(error: StenographError, spelling: Spelling | None) -> dict[str, object]:
     where = error.param
     if where is None and spelling is not None and error.blame is not None:
@@ -147,7 +170,7 @@ def line(value: dict[str, object]) -> bytes:
 async def live(renderer: Renderer) -> AsyncIterator[Live]:
     engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
     async with (
-        running(engine, renderer, dialects=(ToyDialect(),)) as (url, manager),
+        running(engine, renderer, dialects=(ToyDialect(),), counters=(ToyCounter(),)) as (url, manager),
         aiohttp.ClientSession() as client,
     ):
         yield Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
@@ -246,6 +269,61 @@ async def test_errors_have_its_shape_and_point_into_its_requests(live: Live) -> 
     assert await refused(await say(live, "none", "x")) == (404, "session_not_found", None)
     assert await refused(await live.call("GET", "/toy/low/say")) == (405, "method_not_allowed", None)
     assert (await live.call("POST", "/toy/say", {})).json()["error"]["code"] == "route_not_found"
+
+
+async def measure(at: Live, session: str | None, *lines: str, **more: Any) -> Answer:
+    path = "/toy/low/measure" if session is None else f"/sessions/{session}/toy/low/measure"
+    return await at.call("POST", path, {"lines": lines, **more})
+
+
+@pytest.mark.parametrize("history", ["strands", "linear", "tree"])
+async def test_a_prompt_is_counted_at_any_time_as_its_turn_will_have_it(live: Live, history: str) -> None:
+    session = await live.open(history=history)
+    counted: list[int] = []
+    lines = ["hello"]
+    for text in ("one", "two"):
+        counted.append((await measure(live, session, *lines, persona="p")).json()["long"])
+        live.says(text)
+        await say(live, session, *lines, persona="p")
+        lines += [text, "so?"]
+    live.says("three", paused=True)
+    running_turn = asyncio.create_task(say(live, session, *lines, persona="p"))
+    await live.engine.begun(3)
+    during = await measure(live, session, *lines, persona="p")
+    beside = await measure(live, session, "other")
+    live.engine.step(100)
+    await running_turn
+    counted.append(during.json()["long"])
+    prompts = [len(record["request"]["input_ids"]) for record in await records(live, session)]
+    assert (counted, beside.status, len(live.engine.requests)) == (prompts, 200, 3)
+    assert len(live.manager.get(session).strands.kept) == 1
+    rows = (await live.call("GET", f"/sessions/{session}/ledger")).json()["requests"]
+    found = [
+        (row["path"], row["prompt_tokens"], row["sampled_tokens"], row["turn"])
+        for row in rows
+        if "measure" in row["path"]
+    ]
+    assert found == [("/toy/low/measure", one, 0, None) for one in (*counted, beside.json()["long"])]
+
+
+async def test_what_a_session_would_refuse_is_counted_by_itself(live: Live) -> None:
+    """A client that counts a conversation with its last reply, or another one, has a use for the number."""
+    session = await live.open(history="linear")
+    for text, lines in (("one", ["a"]), ("two", ["a", "one", "b"])):
+        live.says(text)
+        await say(live, session, *lines)
+    apart = (await measure(live, None, "z", "one", "b")).json()["long"]
+    assert (await measure(live, session, "z", "one", "b")).json()["long"] == apart
+
+
+async def test_a_count_has_its_dialect_s_errors(live: Live) -> None:
+    session = await live.open()
+    refused = await measure(live, session, "a", "b")
+    assert (refused.status, refused.json()["where"]) == (400, "lines[2]")
+    assert (await measure(live, "none", "a")).json()["oops"] == "session_not_found"
+    assert (await live.call("GET", "/toy/low/measure")).json()["oops"] == "method_not_allowed"
+    (row,) = (await live.call("GET", f"/sessions/{session}/ledger")).json()["requests"]
+    assert (row["status"], row["error"]) == (400, "invalid_request")
 
 
 @asynccontextmanager

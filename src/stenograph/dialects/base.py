@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stenograph.core.chat import ChatReply, KnownMessages, ReplyOptions, Spelling, StreamPiece, TurnRequest
+from stenograph.core.chat import (
+    ChatReply,
+    ChatRequest,
+    KnownMessages,
+    ReplyOptions,
+    Spelling,
+    StreamPiece,
+    TurnRequest,
+)
 from stenograph.core.errors import StenographError
 
 Headers = Sequence[tuple[str, str]]
@@ -76,6 +84,15 @@ class StreamWriter(Protocol):
         """The events that come last, the terminal one included."""
         ...
 
+    def alive(self, prompts: Sequence["array[int]"]) -> bytes:
+        """A sign of life after a long silence.
+
+        It may come before `start`, and begin the reply itself where its events need it; `start` adds what is left then.
+        A prompt's ids are empty until they are known. Where the reply has its engine's id (`keeps_engine_id`), another
+        writer may go on from here: nothing is said of the reply then.
+        """
+        ...
+
     def failed(self, error: StenographError) -> bytes:
         """The last bytes instead of `end`: the error, and nothing that says the reply is whole."""
         ...
@@ -112,4 +129,31 @@ class Dialect(Protocol):
 
     def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
         """An error; `spelling` is that of the request, None where none was read."""
+        ...
+
+
+class CountDialect(Protocol):
+    """One kind of request that makes no turn: its answer is how many tokens the prompt of a chat would have."""
+
+    @property
+    def name(self) -> str:
+        """The dialect of its requests' spelling."""
+        ...
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """Regular expressions of the paths that it takes by POST, each also below `/sessions/{id}`."""
+        ...
+
+    def decode(self, incoming: Incoming) -> ChatRequest:
+        """Read a request, as the chat whose prompt is counted. Raises CallerError, with `param` where a field is at
+        fault."""
+        ...
+
+    def counted(self, num_tokens: int) -> Body:
+        """The answer."""
+        ...
+
+    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+        """As `Dialect.refusal`."""
         ...

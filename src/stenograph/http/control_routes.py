@@ -143,6 +143,8 @@ class ControlRoutes:
                 Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
                 Route("/sessions", keyed(sessions.create), methods=["POST"]),
                 Route("/sessions", keyed(sessions.list_sessions), methods=["GET"]),
+                Route("/sessions/{id}", keyed(sessions.greet), methods=["HEAD"]),
+                Route("/sessions/{id}/api/hello", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}", keyed(sessions.get), methods=["GET"]),
                 Route("/sessions/{id}", keyed(sessions.delete), methods=["DELETE"]),
                 Route("/sessions/{id}/samples", keyed(sessions.samples), methods=["POST"]),
@@ -192,7 +194,7 @@ class ControlRoutes:
 
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:
-            self.doorman.session_of(None, request.scope["headers"])  # 404 for a header that names none
+            self.doorman.session_of(None, request.scope)  # 404 for a header that names none
         model: Model = {
             "id": self.model,
             "object": "model",
@@ -229,7 +231,7 @@ class ControlRoutes:
 
     def _with_key(self, endpoint: Endpoint) -> Endpoint:
         async def checked(request: Request) -> Response:
-            self.doorman.check_key(request.scope["headers"])
+            self.doorman.check_key(request.scope)
             return await endpoint(request)
 
         return checked

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound, UpstreamTimeout
 from stenograph.engine.base import Engine, ForwardedAnswer
-from stenograph.http.auth import Doorman
+from stenograph.http.auth import Doorman, query_without_key
 from stenograph.http.wire import Client, ClientGone, header_bytes, read_body
 from stenograph.session.manager import SessionManager
 
@@ -62,7 +62,7 @@ class ProxyRoute:
 
     async def of_server(self, request: Request) -> Response:
         """`/v1/{path}`, where a header may name the session."""
-        session = self.doorman.session_of(None, request.scope["headers"])
+        session = self.doorman.session_of(None, request.scope)
         path = "v1/" + request.path_params["path"].rstrip("/")
         return await self._pass_on(request, path, affinity_key=None if session is None else session.id)
 
@@ -84,7 +84,8 @@ class ProxyRoute:
             headers.append(("x-smg-routing-key", affinity_key))
         body = await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)
         # The target is the list's own spelling: nothing that a client encodes in a path goes further than this.
-        target = f"/{path}" + (f"?{request.url.query}" if request.url.query else "")
+        query = query_without_key(request.scope["query_string"])
+        target = f"/{path}" + (f"?{query}" if query else "")
         answer = await self._exchange(self.engine.forward(request.method, target, headers, body), request)
         response = Response(answer.body, status_code=answer.status)
         response.raw_headers = [

@@ -78,6 +78,9 @@ class KeptWatch:
         pieces = [_piece(reply, index) for index, reply in enumerate(self._kept.outcome.replies)]
         return [piece for piece in pieces if piece.delta or piece.chunks] or None
 
+    def call(self) -> None:
+        """Nothing ever waits."""
+
     async def result(self) -> TurnOutcome:
         return self._kept.outcome
 

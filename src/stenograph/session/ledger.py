@@ -14,7 +14,7 @@ from typing import cast
 
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError
-from stenograph.session.kinds import UNLABELLED, Label
+from stenograph.core.strand_kinds import UNLABELLED, Label
 from stenograph.session.request import TurnOutcome
 
 MAX_ROWS = 10_000
@@ -257,6 +257,12 @@ class LedgerNote:
                 num_sampled_tokens=num_sampled,
                 rewrites=[one.rule for one in outcome.rewrites] if outcome.rewrites else (),
             )
+
+    def counted(self, num_prompt_tokens: int) -> None:
+        """The request was answered with the tokens of its prompt, and made no turn."""
+        if self.is_open:
+            self.is_open = False
+            self._ledger.end(self._number, ended_s=self._clock.wall(), status=200, num_prompt_tokens=num_prompt_tokens)
 
     def close(self) -> None:
         """Nothing was answered: the client has left."""

@@ -56,22 +56,31 @@ class BufferReader:
         self.changed = asyncio.Event()
         self._places = [_BufferPlace(buffer, index) for index, buffer in enumerate(buffers)]
         self._is_closed = False
+        self._is_called = False
         for buffer in buffers:
             buffer.add(self)
 
     async def take(self) -> list[StreamPiece] | None:
         """Wait for something new and take all of it, merged to a piece of each turn that has any.
 
-        None once all buffers are closed and read to their ends, or this reader is closed.
+        None once all buffers are closed and read to their ends, or this reader is closed. Nothing after a `call`, if
+        there is nothing new.
         """
         while not self._is_closed:
-            if pieces := [piece for place in self._places if (piece := place.take())]:
+            pieces = [piece for place in self._places if (piece := place.take())]
+            if pieces or self._is_called:
+                self._is_called = False
                 return pieces
             if all(place.buffer.is_closed for place in self._places):
                 break
             self.changed.clear()
             await self.changed.wait()
         return None
+
+    def call(self) -> None:
+        """End a `take` that waits, or the next one that would, though nothing is new."""
+        self._is_called = True
+        self.changed.set()
 
     def close(self) -> None:
         """Read no more; a `take` that waits ends."""

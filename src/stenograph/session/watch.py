@@ -75,6 +75,10 @@ class Watch(Protocol):
         """The pieces produced since the last call; None when the turns have ended, or this watch has left."""
         ...
 
+    def call(self) -> None:
+        """End a `take` that waits, with what is new, if only nothing."""
+        ...
+
     async def result(self) -> TurnOutcome:
         """Wait for the end; raises as `RequestTask.result`."""
         ...
@@ -202,6 +206,9 @@ class LiveWatch:
 
     async def take(self) -> list[StreamPiece] | None:
         return await self._reader.take()
+
+    def call(self) -> None:
+        self._reader.call()
 
     async def result(self) -> TurnOutcome:
         return await self._task.result()

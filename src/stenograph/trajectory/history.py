@@ -63,6 +63,10 @@ class History(Protocol):
         """Tokens of all turns, those that several lines share once."""
         ...
 
+    def as_it_is(self) -> "History":
+        """One with the same turns, to which nothing that is committed from now on comes."""
+        ...
+
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """Find where a request attaches. Raises HistoryMismatch or TruncatedGeneration."""
         ...

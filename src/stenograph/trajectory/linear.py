@@ -52,6 +52,12 @@ class LinearHistory:
     def num_tokens(self) -> int:
         return self._nodes[-1].num_tokens if self._nodes else 0
 
+    def as_it_is(self) -> "LinearHistory":
+        """A copy, which a worker may read while turns are committed here."""
+        copy = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids)
+        copy._nodes, copy._revision = list(self._nodes), self._revision
+        return copy
+
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """Find where a request attaches. Changes nothing.
 

@@ -46,6 +46,10 @@ class TreeHistory:
     def num_tokens(self) -> int:
         return self._num_tokens
 
+    def as_it_is(self) -> "TreeHistory":
+        """Itself: it only grows, and a place that is found is always there."""
+        return self
+
     def position(self, messages: Sequence[Message], context: PromptContext) -> Attachment:
         """The deepest node whose whole line is a prefix of the request, ties to the latest; else a new root.
 

@@ -30,7 +30,7 @@ from stenograph.dialects.openai.reply_parts import (
     usage_body,
     whole_or_pieces,
 )
-from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, data_event, data_event_pieces
+from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -280,6 +280,10 @@ class StreamEncoder:
             body += data_event(msgspec.json.encode(last))
         return body + DONE
 
+    def alive(self, prompts: Sequence["array[int]"]) -> bytes:
+        """A comment: OpenAI has no event for it."""
+        return STILL_ALIVE
+
     def failed(self, error: StenographError) -> bytes:
         """The error as an event, and no `[DONE]`."""
         return data_event(error_body(error, self._spelling))
@@ -315,6 +319,18 @@ def message_body(message: Message) -> RepliedMessage:
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
+    return body
+
+
+def openai_messages(messages: Sequence[Message]) -> bytes:
+    """Messages of a request as OpenAI's clients send them, for engines that parse replies by them."""
+    return msgspec.json.encode([_sent_body(message) for message in messages])
+
+
+def _sent_body(message: Message) -> RepliedMessage:
+    body = message_body(message)
+    if message.tool_call_id is not None:
+        body["tool_call_id"] = message.tool_call_id
     return body
 
 

@@ -29,7 +29,7 @@ from stenograph.dialects.openai.reply_parts import (
     usage_body,
     whole_or_pieces,
 )
-from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, data_event, data_event_pieces
+from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
 
 
 class LegacyLogprobs(TypedDict):
@@ -141,6 +141,10 @@ class CompletionStreamEncoder:
         """The finish of each choice, the usage if it was asked for, and the terminal event. Only after the commit."""
         prompts = [reply.prompt.ids for reply in replies]
         return whole_or_pieces(self._end(replies), num_ids=self._num_first(range(len(replies)), prompts))
+
+    def alive(self, prompts: Sequence["array[int]"]) -> bytes:
+        """A comment: OpenAI has no event for it."""
+        return STILL_ALIVE
 
     def failed(self, error: StenographError) -> bytes:
         """The error as an event, and no `[DONE]`."""

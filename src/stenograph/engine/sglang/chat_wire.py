@@ -80,9 +80,10 @@ def _chat_parts(chat: ChatRequest | None) -> list[bytes | memoryview]:
     """
     if chat is None:
         return [b',"messages":', _NO_MESSAGES]
-    parts: list[bytes | memoryview] = [b',"messages":', chat.messages_json if chat.tools else _NO_MESSAGES]
-    if chat.tools:
-        parts += [b',"tools":[', b",".join(tool.json.encode() for tool in chat.tools), b"]"]
+    tools = chat.tools + chat.late_tools
+    parts: list[bytes | memoryview] = [b',"messages":', chat.messages_json if tools else _NO_MESSAGES]
+    if tools:
+        parts += [b',"tools":[', b",".join(tool.json.encode() for tool in tools), b"]"]
         parts += [b',"tool_choice":', as_json(_tool_choice(chat.tool_choice))]
         parts += [b',"parallel_tool_calls":', as_json(chat.parallel_tool_calls)]
     parts += _text_parts(chat)

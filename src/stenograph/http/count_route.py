@@ -1,0 +1,77 @@
+"""The routes that count the tokens of a prompt, as raw ASGI. They make no turn, and wait for none.
+
+A dialect owns what is asked and answered; the counting is session/counting.py's.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.types import Receive, Scope, Send
+
+from stenograph.core.chat import ChatRequest, Spelling
+from stenograph.core.clock import Clock
+from stenograph.core.errors import StenographError
+from stenograph.dialects.base import CountDialect, Incoming
+from stenograph.http.auth import Doorman
+from stenograph.http.metrics import Metrics
+from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES, RequestPath, client_name, sought_headers
+from stenograph.http.wire import ClientGone, count_error, read_json, send_refusal, send_whole
+from stenograph.offload.body_slots import BodySlots
+from stenograph.offload.pool import CpuPool
+from stenograph.session.admission import Caller
+from stenograph.session.counting import PromptCounter
+from stenograph.session.ledger import NO_NOTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountRoute:
+    """One dialect's counting on one server. `sought_headers` are those that rules look at, in lower case."""
+
+    dialect: CountDialect
+    counter: PromptCounter
+    doorman: Doorman
+    metrics: Metrics
+    clock: Clock
+    max_body_bytes: int
+    pool: CpuPool
+    body_slots: BodySlots
+    sought_headers: frozenset[bytes] = frozenset()
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
+        """Serve one request, which came to `path`."""
+        note, spelling = NO_NOTE, None
+        await self.body_slots.small()
+        try:
+            self.doorman.check_key(scope)
+            session = self.doorman.session_of(path.session_id, scope)
+            name = client_name(scope)
+            if session is not None:
+                note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
+            body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
+            request = await self._decode(Incoming(body=body, at=path.at))
+            spelling = request.spelling
+            headers = sought_headers(scope, self.sought_headers)
+            caller = Caller(name=name, path=path.route, headers=headers, note=note)
+            num_tokens = await self.counter.count(session, request, caller)
+            note.counted(num_tokens)
+            answer = self.dialect.counted(num_tokens)
+            content = answer.content if isinstance(answer.content, bytes) else b"".join(answer.content)
+            await send_whole(send, 200, content, answer.headers)
+        except StenographError as error:
+            note.refused(error)
+            await self._send_error(send, error, spelling)
+        except ClientGone:
+            pass
+        finally:
+            note.close()
+
+    async def _decode(self, incoming: Incoming) -> ChatRequest:
+        """Read the request, a large one on a worker and in a body's slot."""
+        if len(incoming.body) < DECODED_OFF_LOOP_BYTES:
+            return self.dialect.decode(incoming)
+        async with self.body_slots.decoding():
+            return await self.pool.run(partial(self.dialect.decode, incoming), num_bytes=len(incoming.body))
+
+    async def _send_error(self, send: Send, error: StenographError, spelling: Spelling | None) -> None:
+        count_error(self.metrics, error)
+        await send_refusal(send, self.dialect.refusal(error, spelling))

@@ -1,0 +1,61 @@
+"""Counts the ids of the prompt that a chat would have, and makes no turn of it.
+
+Takes no lease and no place among the turns in flight: it may be asked at any time, also while its strand is busy.
+Changes nothing of a session.
+"""
+
+from stenograph.core.chat import ChatRequest
+from stenograph.core.errors import HistoryMismatch, TruncatedGeneration
+from stenograph.session.admission import Caller
+from stenograph.session.manager import SessionManager
+from stenograph.session.opening import Opening, openings
+from stenograph.session.session import Session
+from stenograph.session.strand import Onlooker
+from stenograph.session.turn import TurnServices
+
+
+class PromptCounter:
+    """Counter of one server's prompts."""
+
+    def __init__(self, manager: SessionManager, services: TurnServices) -> None:
+        self._manager = manager
+        self._services = services
+
+    def __repr__(self) -> str:
+        return f"<PromptCounter of {self._manager!r}>"
+
+    async def count(self, session: Session | None, request: ChatRequest, caller: Caller) -> int:
+        """Number of ids that the engine would get for this chat: those of its line and the bridge, or all of a new one.
+
+        A chat that its session would refuse, because its history goes on otherwise, counts as one without a session.
+        Raises CallerError for what cannot be shown, and TokenizationFailed.
+        """
+        agent_id = self._services.kind_rules.agent_id(caller.headers) if session is not None and caller.headers else ""
+        ruled = self._manager.as_sent(request, session, agent_id)
+        assert isinstance(ruled, ChatRequest), "a chat is sent as a chat"
+        if session is not None:
+            try:
+                return await _num_ids(self._opening(ruled, session, agent_id))
+            except (HistoryMismatch, TruncatedGeneration):
+                pass
+        return await _num_ids(self._opening(ruled, None, agent_id))
+
+    def _opening(self, request: ChatRequest, session: Session | None, agent_id: str) -> Opening:
+        services, strands = self._services, None if session is None else session.strands
+        (opening,) = openings(
+            request,
+            seats=Onlooker(strands, agent_id=agent_id),
+            renderer=services.renderer,
+            pool=services.pool,
+            share=services.share,
+            capabilities=services.engine.capabilities,
+            over_budget=services.over_budget,
+            tokenizer=services.tokenizer if session is None else None,
+            clock=services.clock,
+            opened_at=services.clock.wall() if session is None else session.created_at,
+        )
+        return opening
+
+
+async def _num_ids(opening: Opening) -> int:
+    return len((await opening.render(await opening.position())).ids)
