@@ -7,7 +7,7 @@ says of itself, but for the agent id that is a part of its opening.
 
 import itertools
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 
 from stenograph.core.chat import ChatRequest, KnownMessages
@@ -181,15 +181,20 @@ class Strands:
         copy.recent, copy.line_json, copy.number = strand.recent, strand.line_json, strand.number
         return copy
 
-    def of_ids(self, ids: "array[int]") -> Strand:
-        """The strand with the longest line that a prompt begins with; a new one if there is none."""
+    def of_ids(self, ids: "array[int]", taken: Container[Strand] = ()) -> Strand:
+        """The strand with the longest line that a prompt begins with; a new one if there is none.
+
+        Those `taken` have another prompt of the same request: none can be after the other's reply.
+        """
         if self.only is not None:
             return self.only
         best: Strand | None = None
         most = 0
         for strand in self._kept:
             latest = strand.history.latest
-            if latest is not None and latest.num_tokens > most and is_continued(latest, ids):
+            if latest is None or latest.num_tokens <= most or strand in taken:
+                continue
+            if is_continued(latest, ids):
                 best, most = strand, latest.num_tokens
         return self._new(None, "") if best is None else best
 
@@ -298,7 +303,7 @@ class Seats:
 
     def of_ids(self, ids: "array[int]") -> Strand:
         """Take the place of a prompt given as ids. Raises SessionBusy."""
-        return _alone() if self._strands is None else self._take(self._strands.of_ids(ids))
+        return _alone() if self._strands is None else self._take(self._strands.of_ids(ids, self.taken))
 
     def num_tokens_before(self, places: Sequence[tuple[Strand, Attachment]]) -> int:
         """Tokens of the session that will stay if turns are committed at these places."""
