@@ -14,10 +14,12 @@ from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
+from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
 from stenograph.dialects.openai.sampling_rules import decode_rules
+from stenograph.dialects.responses.dialect import ResponsesDialect
 from stenograph.dialects.template_kwargs import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.settings import EngineKind
@@ -32,6 +34,7 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
 from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
+from stenograph.http.response_route import HeldResponses
 from stenograph.http.server import listen, run_uvicorn
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
@@ -154,11 +157,11 @@ def make_app(
     moe_shape: tuple[int, int] | None = None,
     body_slots: BodySlots | None = None,
     dialects: Sequence[Dialect] | None = None,
-    counters: Sequence[CountDialect] = (),
+    counters: Sequence[CountDialect] | None = None,
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
-    `dialects` are what it speaks with clients, None for OpenAI's; `counters` those whose requests only count.
+    `dialects` are what it speaks with clients, and `counters` those whose requests only count; None for all there are.
     """
     body_slots = body_slots or BodySlots(settings.body_slots)
     metrics = Metrics(version=__version__)
@@ -167,8 +170,12 @@ def make_app(
     manager = _make_manager(settings, services, metrics)
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
     sessions = _session_routes(settings, services, manager=manager, metrics=metrics, moe_shape=moe_shape)
+    held = ResponsesDialect(
+        token_text=renderer.tokenizer.token_text, model=model, unknown_fields=settings.unknown_fields
+    ).held
     control = ControlRoutes(
         sessions=sessions,
+        responses=HeldResponses(doorman=doorman, share=share, model=model, write=held),
         doorman=doorman,
         metrics=metrics,
         engine=engine,
@@ -185,11 +192,11 @@ def make_app(
         openapi=openapi_document(_described(settings, services)),
         refuse=refusal,
     )
-    spoken = openai_dialects(settings, renderer, model) if dialects is None else dialects
+    spoken = all_dialects(settings, renderer, model) if dialects is None else dialects
     turns = _turn_routes(
         settings,
         spoken,
-        counters,
+        all_counters(settings) if counters is None else counters,
         services=services,
         manager=manager,
         doorman=doorman,
@@ -286,13 +293,20 @@ def _make_manager(settings: Settings, services: TurnServices, metrics: Metrics) 
     return manager
 
 
-def openai_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple[Dialect, ...]:
-    """OpenAI's chats and completions, which every server speaks."""
+def all_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple[Dialect, ...]:
+    """The dialects that every server speaks: OpenAI's chats, completions and responses, Anthropic's Messages."""
     token_text, unknown_fields = renderer.tokenizer.token_text, settings.unknown_fields
     return (
         ChatDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
+        MessagesDialect(model=model, unknown_fields=unknown_fields),
+        ResponsesDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
     )
+
+
+def all_counters(settings: Settings) -> tuple[CountDialect, ...]:
+    """The dialects whose requests only count tokens."""
+    return (CountTokensDialect(unknown_fields=settings.unknown_fields),)
 
 
 def _session_routes(

@@ -294,10 +294,12 @@ class SessionManager:
         if not isinstance(request, ChatRequest):
             return request
         of_session: Mapping[str, object] = {} if session is None else session.options.template_kwargs
-        if of_session or self._services.template_kwargs:
-            kwargs = {**self._services.template_kwargs, **of_session, **request.template_kwargs}
+        renderer = self._services.renderer
+        thought = renderer.thinking_arguments(request) if request.thinks is not None or request.effort else {}
+        if of_session or thought or self._services.template_kwargs:
+            kwargs = {**self._services.template_kwargs, **of_session, **thought, **request.template_kwargs}
             request = replace(request, template_kwargs=kwargs)
-        unshown, rules = self._services.renderer.unshown_late, self._services if session is None else session.options
+        unshown, rules = renderer.unshown_late, self._services if session is None else session.options
         if unshown or request.system_blocks is not None:  # else there is nothing to rewrite
             request = rewritten(request, rules.canonical.drops, unshown)
         if session is not None and session.strands.pins is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from stenograph.bench.kit.artifact import Measurement, ScenarioResult, write_artifact
+from stenograph.bench.kit.artifact import ScenarioResult, write_artifact
 from stenograph.bench.kit.conversation import Messages
 from stenograph.bench.kit.figures import Figures
 from stenograph.bench.kit.machine import checkout
@@ -24,7 +24,6 @@ from stenograph.bench.kit.servers import Checkout
 from stenograph.bench.responsiveness.measure import (
     DIRECT_LEAST_S,
     ServerCommand,
-    measure_beside_idle,
     measure_direct,
     measure_server,
 )
@@ -134,14 +133,8 @@ def _measure_scenario(asked: Scenario, run: ResponsivenessRun) -> ScenarioResult
             ceiling = direct.figures
         for target in in_turn(list(run.commands), number):
             say(f"{shown}, {SHOWN[target]}")
-            measured = _measure_target(scenario, run.commands[target], number)
+            measured = measure_server(scenario, run.commands[target], number=number)
             if ceiling.get("chats_per_s"):
                 measured.figures["share_of_direct"] = measured.figures["chats_per_s"] / ceiling["chats_per_s"]
             result.keep(target, measured)
     return result
-
-
-def _measure_target(scenario: Scenario, command: ServerCommand, number: int) -> Measurement:
-    if scenario.idle_sessions:
-        return measure_beside_idle(scenario, command, number=number)
-    return measure_server(scenario, command)

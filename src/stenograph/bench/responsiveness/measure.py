@@ -67,13 +67,16 @@ def measure_direct(scenario: Scenario, *, least_s: float) -> Measurement:
     return Measurement(figures=figures, raw={"run": run, "health": health})
 
 
-def measure_beside_idle(scenario: Scenario, command: ServerCommand, *, number: int) -> Measurement:
-    """The load beside idle sessions and without them, each with a fresh server, in an order that `number` alternates.
+def measure_server(scenario: Scenario, command: ServerCommand, *, number: int) -> Measurement:
+    """The load through a server that is started for it, warmed up, and ended.
 
-    The figures are those beside; what they are over those without is added.
+    One beside idle sessions is measured without them too, with another server, in an order that `number` alternates:
+    what its figures are over those without is added.
     """
+    if not scenario.idle_sessions:
+        return _measure_once(scenario, command)
     both = in_turn((replace(scenario, idle_sessions=0), scenario), number)
-    measured = {one.idle_sessions: measure_server(one, command) for one in both}
+    measured = {one.idle_sessions: _measure_once(one, command) for one in both}
     figures, without = measured[scenario.idle_sessions].figures, measured[0].figures
     figures |= ratios_between(OVER_ALONE, figures, without)
     figures["errors"] += without["errors"]
@@ -81,8 +84,7 @@ def measure_beside_idle(scenario: Scenario, command: ServerCommand, *, number: i
     return Measurement(figures=figures, raw={**measured[scenario.idle_sessions].raw, **raw, "alone": without})
 
 
-def measure_server(scenario: Scenario, command: ServerCommand) -> Measurement:
-    """The load through a server that is started for it, warmed up, and ended."""
+def _measure_once(scenario: Scenario, command: ServerCommand) -> Measurement:
     with Children() as children:
         standin, server, url = _start_engine_and_server(children, scenario, command)
         sessions, turns = min(scenario.sessions, WARM_UP_SESSIONS), min(scenario.turns, WARM_UP_TURNS)

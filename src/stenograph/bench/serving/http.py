@@ -65,19 +65,20 @@ class HttpTarget:
 
     async def collect(self, heard: list[TimedReply]) -> None:
         """Read every session's records for their stage times, then delete it."""
-        by_id = {one.request_id: one for one in heard}
+        stages_s: dict[str, dict[str, float]] = {}
         client = self.client()
         try:
             for session_id in self._session_ids:
-                for record in await _records(client, session_id):
-                    if (one := by_id.get(record.request_id)) is not None:
-                        one.stages_s = record.stage_seconds
+                records = await _records(client, session_id)
+                stages_s |= {record.request_id: record.stage_seconds for record in records}
                 await client.asked("DELETE", f"/sessions/{session_id}", [])
         except msgspec.DecodeError as error:
             raise RequestFailed("not a session", str(error)) from error
         finally:
             client.close()
             self._session_ids.clear()
+            for one in heard:
+                one.stages_s = stages_s.get(one.request_id, {})
 
     async def start(self) -> None:
         """Nothing is to be done: it runs."""

@@ -7,8 +7,8 @@ It loads the model and makes the prompts, says `{"ready": …}`, then does one m
 lines with `progress` come.
 """
 
+import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -91,36 +91,34 @@ class Listener:
 
     def __init__(self) -> None:
         self.loop: EngineLoop | None = None
-        self._ended: dict[RequestId, Ended] = {}
+        self._ended = queue.SimpleQueue[Ended]()
         self._num_sampled = 0
-        self._changed = threading.Condition()
 
     def emit(self, events: Sequence[Sampled | Failed]) -> None:
         """On the loop's thread."""
         assert self.loop is not None, "events come from a loop"
-        ended: dict[RequestId, Ended] = {}
         for event in events:
             if isinstance(event, Sampled):
                 self._num_sampled += len(event.chunk.ids)
                 if event.chunk.finish is None:
                     continue
             if (times := self.loop.pop_times(event.request_id)) is not None:
-                ended[event.request_id] = event, times
-        if ended:
-            with self._changed:
-                self._ended |= ended
-                self._changed.notify()
+                self._ended.put((event, times))
 
     def take(self, num: int, note: Callable[[int, int], None]) -> dict[RequestId, Ended]:
-        """Wait until `num` requests have ended, and forget them.
+        """Wait until `num` requests have ended.
 
         `note` gets now and then how many have, and how many tokens were sampled since the last call.
         """
-        with self._changed:
-            while len(self._ended) < num:
-                if not self._changed.wait_for(lambda: len(self._ended) >= num, PROGRESS_S):
-                    note(len(self._ended), self._num_sampled)
-            ended, self._ended, self._num_sampled = self._ended, {}, 0
+        ended: dict[RequestId, Ended] = {}
+        while len(ended) < num:
+            try:
+                event, times = self._ended.get(timeout=PROGRESS_S)
+            except queue.Empty:
+                note(len(ended), self._num_sampled)
+            else:
+                ended[event.request_id] = event, times
+        self._num_sampled = 0
         return ended
 
 

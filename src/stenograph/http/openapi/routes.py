@@ -18,6 +18,8 @@ from stenograph.core.errors import (
     IdempotencyMismatch,
     InvalidRequest,
     LimitExceeded,
+    PreviousResponseNotFound,
+    RouteNotFound,
     SamplesInconsistent,
     SessionBusy,
     SessionInvariant,
@@ -30,11 +32,20 @@ from stenograph.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from stenograph.dialects.anthropic.dialect import COUNT_TOKENS_PATH, MESSAGES_PATH, CountedTokens
+from stenograph.dialects.anthropic.errors import MessagesErrorBody
+from stenograph.dialects.anthropic.fields import WireMessagesRequest
+from stenograph.dialects.anthropic.reply import FINISH_HEADER, MessagesReply
 from stenograph.dialects.openai.chat_fields import WireChatRequest
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
 from stenograph.dialects.openai.completions_fields import WireCompletionRequest
 from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.openai.dialect import CHAT_PATH, COMPLETIONS_PATH
+from stenograph.dialects.openai.errors import ErrorBody
+from stenograph.dialects.responses.fields import WireResponsesRequest
+from stenograph.dialects.responses.reply import ResponseBody
+from stenograph.dialects.responses.request import RESPONSES_PATH
+from stenograph.dialects.responses.stream import ResponseEvent
 from stenograph.dialects.sessions import AbortRequest, CreateSession, Detokenize, Nothing, SamplesRequest, Tokenize
 from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
@@ -49,7 +60,7 @@ from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 Errors = tuple[type[StenographError], ...]
 
 JSON = "application/json"
-TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH)
+TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH, RESPONSES_PATH)
 ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 ANY: dict[str, Schema] = {"*/*": {}}
 
@@ -77,7 +88,8 @@ class Operation:
     """One method of one path. `body` and `reply` are the types of a request and of its 200 in JSON.
 
     `answers` are further ones without an error, by status; `links` the operations that a reply's `session_id` leads
-    to. `errors` and `parameters` leave out those that follow from the path and from a body in JSON.
+    to. `errors` and `parameters` leave out those that follow from the path and from a body in JSON. `error_body` is the
+    shape of its errors.
     """
 
     method: str
@@ -90,6 +102,7 @@ class Operation:
     links: tuple[str, ...] = ()
     errors: Errors = ()
     parameters: tuple[Schema, ...] = ()
+    error_body: type = ErrorBody
 
     @property
     def name(self) -> str:
@@ -103,6 +116,8 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _TOKENS
     yield from _SESSIONS
     yield from _turns(described)
+    yield from _messages()
+    yield from _HELD
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
 
@@ -288,12 +303,13 @@ _TURN_HEADERS: dict[str, Schema] = {
 
 
 def _turns(described: Described) -> Iterator[Operation]:
-    """OpenAI chat and completions: each on the session of its path, and on that of a header."""
+    """OpenAI chat, completions and responses: each on the session of its path, and on that of a header."""
     chat = _turn_answers(described, ChatCompletion, ChatCompletionChunk)
     completion = _turn_answers(described, TextCompletion, TextCompletion)
     for what, id_, path, body, answers in (
         ("chat", "chat", CHAT_PATH, WireChatRequest, chat),
         ("completions", "complete", COMPLETIONS_PATH, WireCompletionRequest, completion),
+        ("responses", "respond", RESPONSES_PATH, WireResponsesRequest, _response_answers(described)),
     ):
         on_session = _operation(
             f"POST /sessions/{{id}}{path}",
@@ -302,7 +318,7 @@ def _turns(described: Described) -> Iterator[Operation]:
             parameters=_RETRIES,
             body=body,
             answers=answers,
-            errors=_TURN,
+            errors=(*_TURN, PreviousResponseNotFound) if path == RESPONSES_PATH else _TURN,
         )
         yield on_session
         yield replace(
@@ -311,6 +327,45 @@ def _turns(described: Described) -> Iterator[Operation]:
             id=id_,
             summary=f"OpenAI {what} on the session that a header names, or none",
             parameters=(_SESSION_HEADER, *_RETRIES),
+        )
+
+
+def _messages() -> Iterator[Operation]:
+    """Anthropic's Messages and the counting of tokens: each on the session of its path, and on that of a header."""
+    aborted: Schema = {"description": "`abort` of a reply that was aborted.", "schema": {"const": "abort"}}
+    reply: Schema = {
+        "description": "The reply. A stream has Anthropic's events, `message_stop` the last. One that fails ends with"
+        " the event `error`, a `MessagesErrorBody`.",
+        "headers": {**_TURN_HEADERS, FINISH_HEADER: aborted},
+        "content": {**in_json(MessagesReply), "text/event-stream": {}},
+    }
+    turn = _operation(
+        f"POST /sessions/{{id}}{MESSAGES_PATH}",
+        "messageOnSession",
+        "Anthropic Messages on a session",
+        parameters=_RETRIES,
+        body=WireMessagesRequest,
+        answers={"200": reply},
+        errors=_TURN,
+        error_body=MessagesErrorBody,
+    )
+    count = _operation(
+        f"POST /sessions/{{id}}{COUNT_TOKENS_PATH}",
+        "countTokensOnSession",
+        "Count the tokens of a request to Messages on a session",
+        CountedTokens,
+        body=WireMessagesRequest,
+        errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed),
+        error_body=MessagesErrorBody,
+    )
+    for one, path, id_ in ((turn, MESSAGES_PATH, "message"), (count, COUNT_TOKENS_PATH, "countTokens")):
+        yield one
+        yield replace(
+            one,
+            path=path,
+            id=id_,
+            summary=f"{one.summary.removesuffix(' on a session')} on the session that a header names, or none",
+            parameters=(_SESSION_HEADER, *one.parameters),
         )
 
 
@@ -329,6 +384,40 @@ def _turn_answers(described: Described, whole: type, event: type) -> dict[str, S
         answers["200"]["content"] |= ANY
         answers["default"] = {"description": "The engine's own refusal of the turn.", "content": ANY}
     return answers
+
+
+def _response_answers(described: Described) -> dict[str, Schema]:
+    """A response, which this server writes, whatever the engine."""
+    answers = _turn_answers(described, ResponseBody, ResponseEvent)
+    reply = answers["200"]
+    reply["description"] = (
+        "The response. A stream has events with a `ResponseEvent` each, the last of them `response.completed`,"
+        " `response.incomplete` or `response.failed`."
+    )
+    reply["content"] = {**in_json(ResponseBody), "text/event-stream": {}}
+    return answers
+
+
+_RESPONSE_ID = _parameter("path", "response", "The id of a response.", {"type": "string"}) | {"required": True}
+
+_HELD = (
+    _operation(
+        "GET /sessions/{id}/v1/responses/{response}",
+        "getResponse",
+        "Get a response that the session holds",
+        ResponseBody,
+        parameters=(_RESPONSE_ID,),
+        errors=(InvalidRequest, RouteNotFound),
+    ),
+    _operation(
+        "GET /v1/responses/{response}",
+        "getResponseOfHeader",
+        "Get a response of the session that a header names",
+        ResponseBody,
+        parameters=(_RESPONSE_ID, _SESSION_HEADER),
+        errors=(InvalidRequest, RouteNotFound, SessionNotFound),
+    ),
+)
 
 
 def _forwarded(described: Described) -> Iterator[Operation]:
