@@ -117,6 +117,7 @@ def decode_messages(
         reply=ReplyOptions(stream=bool(wire.stream), return_token_ids=bool(wire.return_token_ids)),
         recorded=recorded,
         sent=sent_sampling(wire),
+        system_blocks=reader.read.system_blocks,
         rewrites=(*_deferred(tools, shown_at), *reader.read.rewrites),
     )
 
