@@ -157,6 +157,7 @@ class ChatRequest:
     replies by it.
     `late_tools` can be called, but are no part of what the prompt begins with: a message shows them. `thinks` says
     whether the model is to reason, and `effort` how much, as a word; None: as the model does by itself.
+    `replies_of` are requests whose replies the client says are among the messages: a hint, which decides no match.
     `rewrites` are the changes to what the client sent: those that its dialect had to make, then those that rules make.
     Where messages have been joined with others, `gaps` has the index of the message after each one that has gone, in
     order: `place_of` gives the number that a message has for its client.
@@ -177,6 +178,7 @@ class ChatRequest:
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     thinks: bool | None = None
     effort: str | None = None
+    replies_of: frozenset[str] = frozenset()
     truncation: Truncation | None = None
     priority: int | None = None
     text: TextView = TextView()

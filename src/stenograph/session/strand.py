@@ -305,11 +305,12 @@ def _alone() -> Strand:
 
 
 def chapter_of(
-    before: "Sequence[tuple[Strand, list[Node]]]", messages: Sequence[Message], context: PromptContext
+    before: "Sequence[tuple[Strand, list[Node]]]", request: ChatRequest, context: PromptContext
 ) -> Strand | None:
     """The strand that a new one goes on with the work of: it generated a reply that stands in the new one's prompt, or
     it ended with a compaction and has the same frame. Pure: a worker may call it."""
-    found = earlier_line(messages, [line for _, line in before])
+    messages = request.messages
+    found = earlier_line(messages, [line for _, line in before], request.replies_of)
     if found is not None:
         return before[found][0]
     ended = (pair for pair in before if pair[0].last_kind is StrandKind.COMPACTION)
