@@ -90,12 +90,28 @@ class Truncation:
             raise ValueError("a prompt has at least one token")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemBlocks:
+    """The texts, in order, that the first message was joined of: the system text, which came in several blocks.
+
+    Rules look at each; one may drop a block. Block 2 is blamed as `Blame(RequestPart.MESSAGES, 0, ("content", 2))`.
+    """
+
+    texts: tuple[str, ...]
+    separator: str = ""
+
+    @property
+    def joined(self) -> str:
+        """The content of the first message, before any rule."""
+        return self.separator.join(self.texts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownMessages:
     """Messages that a request may begin with, and the print of its body up to the end of the last one.
 
     Their list begins at the byte `list_start` of the body, which is of this `dialect`. `of_line` gives them as they
-    are kept, rewrites made: `num_messages`, with the `gaps` that `ChatRequest` has.
+    are kept, rewrites made: `num_messages`, with the `gaps` and the `system_blocks` that `ChatRequest` has.
     """
 
     dialect: str
@@ -104,6 +120,27 @@ class KnownMessages:
     of_line: Callable[[], Sequence[Message]]
     num_messages: int
     gaps: tuple[int, ...] = ()
+    system_blocks: SystemBlocks | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastLine:
+    """The messages up to a turn, its reply the last, and the record of its request as its dialect wrote it."""
+
+    messages: Sequence[Message]
+    request_json: bytes
+
+
+class PastTurns(Protocol):
+    """The turns that a session holds, by the ids of their requests, for a request that names one of them."""
+
+    def line_of(self, request_id: str) -> PastLine | None:
+        """The line of a turn; None if there is no such turn, or it is no chat's."""
+        ...
+
+    def reply_of(self, request_id: str) -> Message | None:
+        """The reply of a turn; None as above."""
+        ...
 
 
 class Spelling(Protocol):
@@ -155,12 +192,15 @@ class ChatRequest:
     `text_print` is that of its body up to the end of the last message, whose list begins at `list_start`; `known` is
     what the body was seen to begin with. `messages_json` is the messages as an OpenAI list, for engines that parse
     replies by it.
+    `system_blocks` are those that the first message was joined of; None: its text came as one, or it is no system's.
     `late_tools` can be called, but are no part of what the prompt begins with: a message shows them. `thinks` says
     whether the model is to reason, and `effort` how much, as a word; None: as the model does by itself.
     `replies_of` are requests whose replies the client says are among the messages: a hint, which decides no match.
     `rewrites` are the changes to what the client sent: those that its dialect had to make, then those that rules make.
     Where messages have been joined with others, `gaps` has the index of the message after each one that has gone, in
     order: `place_of` gives the number that a message has for its client.
+    With `takes_echo`, a request that ends with its strand's last reply is answered with no message, not refused: the
+    client has lost the end of that reply.
     """
 
     messages: tuple[Message, ...]
@@ -187,8 +227,10 @@ class ChatRequest:
     sent: Mapping[str, str] = field(default_factory=dict[str, str])
     said: frozenset[str] = frozenset()
     imposed: frozenset[str] = frozenset()
+    system_blocks: SystemBlocks | None = None
     rewrites: tuple[AppliedRewrite, ...] = ()
     gaps: tuple[int, ...] = ()
+    takes_echo: bool = False
 
     def __post_init__(self) -> None:
         if not self.messages:

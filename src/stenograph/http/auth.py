@@ -1,13 +1,19 @@
-"""Authenticates a request and finds its session. Reads headers; decides nothing about turns."""
+"""Authenticates a request and finds its session. Reads headers and the query; decides nothing about turns."""
 
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from urllib.parse import parse_qsl
+
+from starlette.types import Scope
 
 from stenograph.core.errors import Unauthorized
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
 
-Headers = Iterable[tuple[bytes, bytes]]
+KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+"""Headers whose value is a key, beside a bearer: Anthropic's clients send the one, Google's the other."""
+KEY_QUERY = "key"
+"""The query's name for a key. Google's clients may send it there."""
 
 
 class Doorman:
@@ -17,41 +23,56 @@ class Doorman:
         self._keys = [key.encode() for key in api_keys]
         self._manager = manager
 
-    def check_key(self, headers: Headers) -> None:
+    def check_key(self, scope: Scope) -> None:
         """Raise Unauthorized if the server has keys and the request carries none of them."""
         if not self._keys:
             return
-        given = _credentials(headers)
+        given = _credentials(scope)
         if not given:
-            raise Unauthorized("This server requires a key: send it as 'Authorization: Bearer …' or as 'x-api-key'.")
+            raise Unauthorized(
+                "This server requires a key: send it as 'Authorization: Bearer …', as 'x-api-key', as"
+                " 'x-goog-api-key', or as 'key' in the query."
+            )
         # Every key is compared, in constant time, so that timing tells nothing of any.
         if sum(hmac.compare_digest(one, key) for one in given for key in self._keys) == 0:
             raise Unauthorized("The key is not one of this server's keys.")
 
-    def session_of(self, path_session_id: str | None, headers: Headers) -> Session | None:
-        """The session of the path, else of `X-Session-Id`, else (on a server without keys) of a bearer or `x-api-key`.
+    def session_of(self, path_session_id: str | None, scope: Scope) -> Session | None:
+        """The session of the path, else of `X-Session-Id`, else (on a server without keys) of a credential.
 
         None means that the request names no session and is served statelessly. Raises SessionNotFound for a path or
         header that names none; a credential that is no session is just a key.
         """
         if path_session_id is not None:
             return self._manager.get(path_session_id)
-        found = dict(headers)
+        found = dict(scope["headers"])
         if (named := found.get(b"x-session-id")) is not None:
             return self._manager.get(named.decode("latin-1"))
-        for credential in () if self._keys else _credentials(headers):
+        for credential in () if self._keys else _credentials(scope):
             if self._manager.has(credential.decode("latin-1")):
                 return self._manager.get(credential.decode("latin-1"))
         return None
 
 
-def _credentials(headers: Headers) -> list[bytes]:
-    """The bearer and the `x-api-key`, those that are there: SDKs fill in one, and people set the other beside it."""
+def _credentials(scope: Scope) -> list[bytes]:
+    """Every key that a request carries: SDKs fill in one header, and people set another beside it."""
     given: list[bytes] = []
-    for name, value in headers:
+    names = [name.encode() for name in KEY_HEADERS]
+    for name, value in scope["headers"]:
         scheme, _, token = value.partition(b" ")
         if name == b"authorization" and scheme.lower() == b"bearer" and token.strip():
             given.append(token.strip())
-        elif name == b"x-api-key" and value:
+        elif name in names and value:
             given.append(value)
+    query = scope["query_string"].decode("latin-1")
+    given += [value.encode() for name, value in parse_qsl(query) if name == KEY_QUERY]
     return given
+
+
+def query_without_key(query: bytes) -> str:
+    """A query as it came, but for the keys in it: neither an engine nor a log is to see one."""
+    return "&".join(part for part in query.decode("latin-1").split("&") if not _is_key(part))
+
+
+def _is_key(part: str) -> bool:
+    return any(name == KEY_QUERY for name, _ in parse_qsl(part, keep_blank_values=True))

@@ -24,6 +24,7 @@ from stenograph.http.auth import Doorman
 from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
+from stenograph.http.response_route import HeldResponses
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
 from stenograph.model.tokenizer import Tokenizer
@@ -98,6 +99,7 @@ class ControlRoutes:
     """The routes of one server. Methods are endpoints; `app` binds them and those of sessions to paths."""
 
     sessions: SessionRoutes
+    responses: HeldResponses
     doorman: Doorman
     metrics: Metrics
     engine: Engine
@@ -143,12 +145,16 @@ class ControlRoutes:
                 Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
                 Route("/sessions", keyed(sessions.create), methods=["POST"]),
                 Route("/sessions", keyed(sessions.list_sessions), methods=["GET"]),
+                Route("/sessions/{id}", keyed(sessions.greet), methods=["HEAD"]),
+                Route("/sessions/{id}/api/hello", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}", keyed(sessions.get), methods=["GET"]),
                 Route("/sessions/{id}", keyed(sessions.delete), methods=["DELETE"]),
                 Route("/sessions/{id}/samples", keyed(sessions.samples), methods=["POST"]),
                 Route("/sessions/{id}/drift", keyed(sessions.drift), methods=["GET"]),
                 Route("/sessions/{id}/ledger", keyed(sessions.ledger), methods=["GET"]),
                 Route("/sessions/{id}/abort", keyed(sessions.abort), methods=["POST"]),
+                Route("/sessions/{id}/v1/responses/{response}", keyed(self.responses.get), methods=["GET"]),
+                Route("/v1/responses/{response}", keyed(self.responses.get), methods=["GET"]),
                 Route("/sessions/{id}/{path:path}", keyed(proxy.of_session), methods=PROXY_METHODS),
                 Route("/v1/{path:path}", keyed(proxy.of_server), methods=PROXY_METHODS),
             ],
@@ -192,7 +198,7 @@ class ControlRoutes:
 
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:
-            self.doorman.session_of(None, request.scope["headers"])  # 404 for a header that names none
+            self.doorman.session_of(None, request.scope)  # 404 for a header that names none
         model: Model = {
             "id": self.model,
             "object": "model",
@@ -229,7 +235,7 @@ class ControlRoutes:
 
     def _with_key(self, endpoint: Endpoint) -> Endpoint:
         async def checked(request: Request) -> Response:
-            self.doorman.check_key(request.scope["headers"])
+            self.doorman.check_key(request.scope)
             return await endpoint(request)
 
         return checked

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stenograph.core.errors import MethodNotAllowed
+from stenograph.core.errors import MethodNotAllowed, StenographError, UpgradeRequired
 from stenograph.dialects.base import Refuse
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
-from stenograph.http.turn_route import Place, TurnRoute
-from stenograph.http.wire import count_error, send_refusal
+from stenograph.http.turn_route import RequestPath, TurnRoute
+from stenograph.http.wire import count_error, header_value, send_refusal
 
 
 class App:
@@ -30,28 +30,39 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._find(scope["path"]) if scope["type"] == "http" else None
         if found is None:
-            await self._control(scope, receive, send)
+            await self._control(_with_one_v1(scope), receive, send)
             return
-        turn, place = found
+        turn, parts = found
         if scope["method"] == "POST":
-            await turn.handle(scope, receive, send, place)
+            await turn.handle(scope, receive, send, parts)
             return
-        error = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
+        error: StenographError = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
+        if (header_value(scope, b"upgrade") or "").lower() == "websocket":
+            error = UpgradeRequired(f"{scope['path']} opens no websocket: send the request by POST.")
         count_error(self.metrics, error)
         await send_refusal(send, turn.dialect.refusal(error, None))
 
-    def _find(self, path: str) -> tuple[TurnRoute | CountRoute, Place] | None:
+    def _find(self, path: str) -> tuple[TurnRoute | CountRoute, RequestPath] | None:
         """The dialect's route for this path, and the path's parts."""
         for pattern, turn in self._mounts:
             if found := pattern.fullmatch(path):
                 at = found.groupdict()
-                return turn, Place(session_id=at.pop(_SESSION), route=at.pop(_ROUTE), at=at)
+                return turn, RequestPath(session_id=at.pop(_SESSION), route=at.pop(_ROUTE), at=at)
         return None
 
 
 def _pattern(path: str) -> "re.Pattern[str]":
-    return re.compile(f"(?:/sessions/(?P<{_SESSION}>[^/]+))?(?P<{_ROUTE}>{path})/?")
+    return re.compile(f"(?:/sessions/(?P<{_SESSION}>[^/]+))?(?:/v1(?=/v1))?(?P<{_ROUTE}>{path})/?")
+
+
+def _with_one_v1(scope: Scope) -> Scope:
+    """A request to `/v1/v1/…` as one to `/v1/…`: some clients add `/v1` to an address, and some people did before."""
+    if scope["type"] != "http" or (found := _TWO_V1.match(scope["path"])) is None:
+        return scope
+    path = found["before"] + scope["path"][found.end() :]
+    return {**scope, "path": path, "raw_path": path.encode()}
 
 
 _SESSION, _ROUTE = "session_of_path", "route_of_path"
 """Names of groups, which no dialect has."""
+_TWO_V1 = re.compile(r"(?P<before>(?:/sessions/[^/]+)?)/v1(?=/v1/)")

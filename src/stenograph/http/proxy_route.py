@@ -4,6 +4,7 @@ If the engine is not a server, this server answers the paths that it can, and re
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound, UpstreamTimeout
 from stenograph.engine.base import Engine, ForwardedAnswer
-from stenograph.http.auth import Doorman
+from stenograph.http.auth import Doorman, query_without_key
 from stenograph.http.wire import Client, ClientGone, header_bytes, read_body
 from stenograph.session.manager import SessionManager
 
@@ -34,6 +35,12 @@ _NOT_FORWARDED = frozenset(
     }
 )  # fmt: skip
 """Request headers that are between the client and this server: credentials, and what frames the body."""
+
+
+def _check_not_held(request: Request, path: str) -> None:
+    """Raise MethodNotAllowed for another method on a response that is held."""
+    if re.fullmatch("v1/responses/[^/]+", path):
+        raise MethodNotAllowed(request.method, request.url.path, allowed=("GET", "HEAD"))
 
 
 def _may_be_forwarded(name: str) -> bool:
@@ -58,12 +65,14 @@ class ProxyRoute:
         path = request.path_params["path"].rstrip("/")
         if path in OWN_PATHS:
             raise MethodNotAllowed(request.method, request.url.path, allowed=OWN_PATHS[path])
+        _check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=session.id)
 
     async def of_server(self, request: Request) -> Response:
         """`/v1/{path}`, where a header may name the session."""
-        session = self.doorman.session_of(None, request.scope["headers"])
+        session = self.doorman.session_of(None, request.scope)
         path = "v1/" + request.path_params["path"].rstrip("/")
+        _check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=None if session is None else session.id)
 
     async def _pass_on(self, request: Request, path: str, *, affinity_key: str | None) -> Response:
@@ -84,7 +93,8 @@ class ProxyRoute:
             headers.append(("x-smg-routing-key", affinity_key))
         body = await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)
         # The target is the list's own spelling: nothing that a client encodes in a path goes further than this.
-        target = f"/{path}" + (f"?{request.url.query}" if request.url.query else "")
+        query = query_without_key(request.scope["query_string"])
+        target = f"/{path}" + (f"?{query}" if query else "")
         answer = await self._exchange(self.engine.forward(request.method, target, headers, body), request)
         response = Response(answer.body, status_code=answer.status)
         response.raw_headers = [

@@ -19,6 +19,7 @@ from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.dialects.json_errors import nearest
 from stenograph.dialects.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
@@ -45,7 +46,9 @@ from stenograph.render.drift import DriftFacts, DriftReport, num_by_class
 from stenograph.render.drift import to_json as drift_json
 from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
+from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.session import Session, SessionOptions
+from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.matching import MATCHERS, Matcher
 from stenograph.trajectory.turn import Node, line_ids
@@ -69,10 +72,11 @@ _SENT_BYTES = 256 * 1024
 
 
 class OpenedSession(TypedDict):
-    """A new session. `base_url` is for an OpenAI client."""
+    """A new session. `base_url` is for an OpenAI client, `root_url` for one that adds `/v1` or `/v1beta` itself."""
 
     session_id: Hex32
     base_url: str
+    root_url: str
 
 
 class SessionPage(TypedDict):
@@ -125,6 +129,7 @@ class SessionDefaults:
     ttl_s: float | None
     max_nodes: int
     sampling: SamplingRules | None
+    canonical: Canonical
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +142,7 @@ class SessionRoutes:
     pool: CpuPool
     share: LoopShare
     defaults: SessionDefaults
+    rewrite_rules: RewriteRules
     replay_shape: ReplayShape | None
     max_body_bytes: int
 
@@ -157,10 +163,11 @@ class SessionRoutes:
             max_nodes=self.defaults.max_nodes,
             template_kwargs=wire.chat_template_kwargs or {},
             sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
+            canonical=self.defaults.canonical if wire.canonical is None else self._canonical(wire.canonical),
         )
         session = self.manager.create(options)
-        base = str(request.base_url).rstrip("/")
-        opened: OpenedSession = {"session_id": session.id, "base_url": f"{base}/sessions/{session.id}/v1"}
+        root = f"{str(request.base_url).rstrip('/')}/sessions/{session.id}"
+        opened: OpenedSession = {"session_id": session.id, "base_url": f"{root}/v1", "root_url": root}
         return json_response(opened)
 
     async def list_sessions(self, request: Request) -> Response:
@@ -199,6 +206,11 @@ class SessionRoutes:
         shown = records([] if latest is None else latest.line(), delta=wanted == "delta")
         view: SessionView = {"session_id": session.id, "records": as_list(shown), "metadata": metadata}
         return json_in_pieces(self.share, view)
+
+    async def greet(self, request: Request) -> Response:
+        """`HEAD` of a session's address and of `api/hello` below it, which clients try first: 200 without a body."""
+        self._session(request)
+        return Response()
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /sessions/{id}`."""
@@ -364,6 +376,13 @@ class SessionRoutes:
                 param="/matcher",
             )
         return MATCHERS[name]
+
+    def _canonical(self, choice: str) -> Canonical:
+        try:
+            return self.rewrite_rules.chosen(choice)
+        except UnknownRewrite as error:
+            hint = nearest(error.name, error.known)
+            raise InvalidRequest(f"canonical: {error}.{hint}", param="/canonical") from error
 
     async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """The request's body, decoded on a worker if it is large, because Python checks every value in it."""

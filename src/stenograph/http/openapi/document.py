@@ -26,6 +26,7 @@ from stenograph.core.errors import (
     UriTooLong,
 )
 from stenograph.dialects.openai.errors import ErrorBody, error_type
+from stenograph.http.auth import KEY_HEADERS, KEY_QUERY
 from stenograph.http.openapi.routes import ANY, ID, JSON, Operation, in_json, operations
 from stenograph.http.openapi.schemas import Described, Schema, components, public, ref
 
@@ -80,7 +81,8 @@ def openapi_document(described: Described) -> bytes:
     if described.has_keys:
         document["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
-            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            **{name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADERS},
+            KEY_QUERY: {"type": "apiKey", "in": "query", "name": KEY_QUERY},
         }
     return msgspec.json.encode(document)
 
@@ -91,7 +93,7 @@ def _entry(operation: Operation, schemas: dict[str, Schema], *, has_keys: bool) 
     errors: set[type[StenographError]] = {*operation.errors, *_ANYWHERE}
     if has_keys and operation.path not in _WITHOUT_KEY:
         errors.add(Unauthorized)
-        entry["security"] = [{"bearer": []}, {"x-api-key": []}]
+        entry["security"] = [{name: []} for name in ("bearer", *KEY_HEADERS, KEY_QUERY)]
     parameters = list(operation.parameters)
     if "{id}" in operation.path:
         errors.add(SessionNotFound)

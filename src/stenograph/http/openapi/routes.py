@@ -18,6 +18,8 @@ from stenograph.core.errors import (
     IdempotencyMismatch,
     InvalidRequest,
     LimitExceeded,
+    PreviousResponseNotFound,
+    RouteNotFound,
     SamplesInconsistent,
     SessionBusy,
     SessionInvariant,
@@ -40,6 +42,10 @@ from stenograph.dialects.openai.completions_fields import WireCompletionRequest
 from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.openai.dialect import CHAT_PATH, COMPLETIONS_PATH
 from stenograph.dialects.openai.errors import ErrorBody
+from stenograph.dialects.responses.fields import WireResponsesRequest
+from stenograph.dialects.responses.reply import ResponseBody
+from stenograph.dialects.responses.request import RESPONSES_PATH
+from stenograph.dialects.responses.stream import ResponseEvent
 from stenograph.dialects.sessions import AbortRequest, CreateSession, Detokenize, Nothing, SamplesRequest, Tokenize
 from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
@@ -54,7 +60,7 @@ from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 Errors = tuple[type[StenographError], ...]
 
 JSON = "application/json"
-TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH)
+TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH, RESPONSES_PATH)
 ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 ANY: dict[str, Schema] = {"*/*": {}}
 
@@ -111,6 +117,7 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _SESSIONS
     yield from _turns(described)
     yield from _messages()
+    yield from _HELD
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
 
@@ -296,12 +303,13 @@ _TURN_HEADERS: dict[str, Schema] = {
 
 
 def _turns(described: Described) -> Iterator[Operation]:
-    """OpenAI chat and completions: each on the session of its path, and on that of a header."""
+    """OpenAI chat, completions and responses: each on the session of its path, and on that of a header."""
     chat = _turn_answers(described, ChatCompletion, ChatCompletionChunk)
     completion = _turn_answers(described, TextCompletion, TextCompletion)
     for what, id_, path, body, answers in (
         ("chat", "chat", CHAT_PATH, WireChatRequest, chat),
         ("completions", "complete", COMPLETIONS_PATH, WireCompletionRequest, completion),
+        ("responses", "respond", RESPONSES_PATH, WireResponsesRequest, _response_answers(described)),
     ):
         on_session = _operation(
             f"POST /sessions/{{id}}{path}",
@@ -310,7 +318,7 @@ def _turns(described: Described) -> Iterator[Operation]:
             parameters=_RETRIES,
             body=body,
             answers=answers,
-            errors=_TURN,
+            errors=(*_TURN, PreviousResponseNotFound) if path == RESPONSES_PATH else _TURN,
         )
         yield on_session
         yield replace(
@@ -376,6 +384,40 @@ def _turn_answers(described: Described, whole: type, event: type) -> dict[str, S
         answers["200"]["content"] |= ANY
         answers["default"] = {"description": "The engine's own refusal of the turn.", "content": ANY}
     return answers
+
+
+def _response_answers(described: Described) -> dict[str, Schema]:
+    """A response, which this server writes, whatever the engine."""
+    answers = _turn_answers(described, ResponseBody, ResponseEvent)
+    reply = answers["200"]
+    reply["description"] = (
+        "The response. A stream has events with a `ResponseEvent` each, the last of them `response.completed`,"
+        " `response.incomplete` or `response.failed`."
+    )
+    reply["content"] = {**in_json(ResponseBody), "text/event-stream": {}}
+    return answers
+
+
+_RESPONSE_ID = _parameter("path", "response", "The id of a response.", {"type": "string"}) | {"required": True}
+
+_HELD = (
+    _operation(
+        "GET /sessions/{id}/v1/responses/{response}",
+        "getResponse",
+        "Get a response that the session holds",
+        ResponseBody,
+        parameters=(_RESPONSE_ID,),
+        errors=(InvalidRequest, RouteNotFound),
+    ),
+    _operation(
+        "GET /v1/responses/{response}",
+        "getResponseOfHeader",
+        "Get a response of the session that a header names",
+        ResponseBody,
+        parameters=(_RESPONSE_ID, _SESSION_HEADER),
+        errors=(InvalidRequest, RouteNotFound, SessionNotFound),
+    ),
+)
 
 
 def _forwarded(described: Described) -> Iterator[Operation]:

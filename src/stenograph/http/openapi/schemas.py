@@ -32,9 +32,12 @@ from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.openai.errors import ErrorBody
 from stenograph.dialects.openai.sampling import NOT_SAMPLING
 from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
+from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.settings import UnknownFields
 from stenograph.http.front_page import FrontPage
+from stenograph.http.openapi.responses import RESPONSES_PARTS, describe_responses
 from stenograph.http.session_routes import JsonSamples
+from stenograph.session.rewrite_rules import DEFAULT, OFF
 
 Schema = dict[str, Any]
 
@@ -45,13 +48,14 @@ _REF = "#/components/schemas/"
 class Described:
     """The facts of a server that its document depends on.
 
-    `matchers` are the names that a session may be opened with. `forwards`: the engine is a server, so that the
-    allow-list's paths are passed on to it, and it may write replies itself; else this server answers some of them.
+    `matchers` and `rewrites` are the names that a session may be opened with. `forwards`: the engine is a server, so
+    that the allow-list's paths are passed on to it, and it may write replies itself; else this server answers some.
     """
 
     has_keys: bool
     unknown_fields: UnknownFields
     matchers: tuple[str, ...]
+    rewrites: tuple[str, ...]
     vocab_size: int
     proxy_allow: tuple[str, ...]
     forwards: bool
@@ -60,6 +64,7 @@ class Described:
 _MORE = (
     *(ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, JsonSamples, MessagesErrorBody, MessagesReply),
     *(TextCompletion, WireMessage, WireMessageParam),
+    *RESPONSES_PARTS,
 )
 """Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
 
@@ -96,6 +101,8 @@ def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]
     _leave_out_refused(schemas["MessagesRequest"], MESSAGES_FIELDS, described.unknown_fields)
     _narrow_param(schemas["MessageParam"])
     _require(schemas["MessagesTool"], "input_schema")
+    _narrow_sampling(schemas["ResponsesRequest"], RESPONSES_FIELDS, described.unknown_fields)
+    describe_responses(schemas)
     _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
     _narrow_message(schemas["Message"])
     _require(schemas["TextPart"], "text")
@@ -103,6 +110,8 @@ def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]
     _describe_bytes(schemas, described.vocab_size)
     _describe_sent(schemas)
     _first(schemas["CreateSession"], "matcher")["enum"] = list(described.matchers)
+    name = f"({'|'.join(map(re.escape, described.rewrites))})"
+    _first(schemas["CreateSession"], "canonical")["pattern"] = f"^({DEFAULT}|{OFF}|{name}(,{name})*)$"
     return schemas
 
 
@@ -132,6 +141,7 @@ def _describe_sent(schemas: dict[str, Schema]) -> None:
         ("ChatRequest", CHAT_FIELDS),
         ("CompletionRequest", COMPLETION_FIELDS),
         ("MessagesRequest", MESSAGES_FIELDS),
+        ("ResponsesRequest", RESPONSES_FIELDS),
     ):
         asked: Schema = schemas[route]["properties"]
         for name in rules.names:
