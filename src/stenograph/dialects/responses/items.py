@@ -35,6 +35,7 @@ class ItemPart(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     annotations: Unread = UNSET
     logprobs: Unread = UNSET
+    parsed: Unread = UNSET
     cache_control: Unread = UNSET
     prompt_cache_breakpoint: Unread = UNSET
 
