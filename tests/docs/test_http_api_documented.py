@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stenograph.dialects.anthropic.fields import MESSAGES_FIELDS
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
 from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
@@ -22,7 +23,12 @@ def fields_under(dialect: str, heading: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("dialect", "fields"),
-    [("chat", CHAT_FIELDS), ("completions", COMPLETION_FIELDS), ("responses", RESPONSES_FIELDS)],
+    [
+        ("chat", CHAT_FIELDS),
+        ("completions", COMPLETION_FIELDS),
+        ("responses", RESPONSES_FIELDS),
+        ("messages", MESSAGES_FIELDS),
+    ],
 )
 def test_every_field_is_listed_once_under_its_rule(dialect: str, fields: FieldRules) -> None:
     for rule in Rule:
@@ -34,7 +40,8 @@ def test_every_route_is_listed() -> None:
     source = (PAGE.parents[1] / "src" / "stenograph" / "http" / "control_routes.py").read_text()
     routes = re.findall(r'Route\("([^"]+)", .*methods=\["(\w+)"\]\)', source)
     known = {f"{method} {path}" for path, method in routes}
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+    turns = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
+    for path in turns:
         known |= {f"POST {path}", f"POST /sessions/{{id}}{path}"}
     section = PAGE.read_text().split("## Routes\n")[1].split("\n## ")[0]
     assert len(routes) > 10

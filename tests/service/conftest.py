@@ -16,7 +16,7 @@ from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.types import Finish, FinishReason, StageTimes
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.engine.base import Engine
-from stenograph.http.app import make_app, make_renderer, openai_dialects
+from stenograph.http.app import all_counters, all_dialects, make_app, make_renderer
 from stenograph.http.server import Server, listen, uvicorn_config
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
@@ -128,7 +128,7 @@ async def running(
 ) -> AsyncIterator[tuple[str, SessionManager]]:
     """A server around an engine that has been started, on a socket of its own: its URL, and its manager.
 
-    It speaks `dialects` beside OpenAI's.
+    It speaks `dialects` beside those that every server speaks.
     """
     pool = pool or CpuPool(2)
     made = Settings(drain_timeout_s=10.0, **settings)
@@ -141,8 +141,8 @@ async def running(
         clock=clock or SystemClock(),
         moe_shape=(2, 2),
         body_slots=slots,
-        dialects=(*openai_dialects(made, renderer, "tiny"), *dialects),
-        counters=counters,
+        dialects=(*all_dialects(made, renderer, "tiny"), *dialects),
+        counters=(*all_counters(made), *counters),
     )
     ready = asyncio.Event()
     config = uvicorn_config(app, made)

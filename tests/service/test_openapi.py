@@ -40,7 +40,7 @@ HEX = re.compile("[0-9a-f]{32}")
 OWN_TURNS = {
     f"POST {prefix}/v1/{name}"
     for prefix in ("", "/sessions/{id}")
-    for name in ("chat/completions", "completions", "responses")
+    for name in ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
 }
 OPEN = {"SessionMetadata", "RecordedRequest"}
 """Replies with keys of the client's own: its metadata, and the sampling fields that it sent."""
@@ -82,6 +82,7 @@ def document_of(
         has_keys=has_keys,
         unknown_fields=unknown,
         matchers=("harness",),
+        rewrites=("cc-date",),
         vocab_size=320,
         proxy_allow=Settings().proxy_allow,
         forwards=forwards,
@@ -613,6 +614,17 @@ NOT_IN_THE_SCHEMA = (
     "'text' and '",
     "text cannot be combined with a forced tool call",
     "history is 'linear' with compat 'miles'",
+    "Required field 'max_tokens' is missing.",
+    "The last message is the assistant's: ",
+    "messages is empty: ",
+    "tool_choice names a tool that cannot be called: ",
+    "tool_choice 'any' needs tools.",
+    "A name belongs to the tool_choice of type 'tool'.",
+    "A tool_reference names a tool that is not in tools: ",
+    "'output_config.format' and 'output_format' each ask for a format",
+    "output_config.format cannot be combined with a forced tool call",
+    "prompt is too long: ",
+    "input length and `max_tokens` exceed context limit: ",
     "after_length is 'refuse' with compat 'miles'",
 )
 """How a message begins that says why a request is refused which the schemas allow. The document says these in words."""
@@ -675,7 +687,7 @@ def found_by_schemathesis(document: Json, url: str) -> Iterator[str]:
             # Their bodies are those of the sessions' routes, which have it.
             "operations": [
                 {"include-name": f"POST /v1/{name}", "phases": {"coverage": {"enabled": False}}}
-                for name in ("chat/completions", "completions", "responses")
+                for name in ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
             ],
             "checks": {"positive_data_acceptance": {"enabled": False}},
         }

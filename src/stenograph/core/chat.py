@@ -90,12 +90,28 @@ class Truncation:
             raise ValueError("a prompt has at least one token")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemBlocks:
+    """The texts, in order, that the first message was joined of: the system text, which came in several blocks.
+
+    Rules look at each; one may drop a block. Block 2 is blamed as `Blame(RequestPart.MESSAGES, 0, ("content", 2))`.
+    """
+
+    texts: tuple[str, ...]
+    separator: str = ""
+
+    @property
+    def joined(self) -> str:
+        """The content of the first message, before any rule."""
+        return self.separator.join(self.texts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownMessages:
     """Messages that a request may begin with, and the print of its body up to the end of the last one.
 
     Their list begins at the byte `list_start` of the body, which is of this `dialect`. `of_line` gives them as they
-    are kept, rewrites made: `num_messages`, with the `gaps` that `ChatRequest` has.
+    are kept, rewrites made: `num_messages`, with the `gaps` and the `system_blocks` that `ChatRequest` has.
     """
 
     dialect: str
@@ -104,6 +120,7 @@ class KnownMessages:
     of_line: Callable[[], Sequence[Message]]
     num_messages: int
     gaps: tuple[int, ...] = ()
+    system_blocks: SystemBlocks | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +192,9 @@ class ChatRequest:
     `text_print` is that of its body up to the end of the last message, whose list begins at `list_start`; `known` is
     what the body was seen to begin with. `messages_json` is the messages as an OpenAI list, for engines that parse
     replies by it.
+    `system_blocks` are those that the first message was joined of; None: its text came as one, or it is no system's.
+    `late_tools` can be called, but are no part of what the prompt begins with: a message shows them. `thinks` says
+    whether the model is to reason, and `effort` how much, as a word; None: as the model does by itself.
     `rewrites` are the changes to what the client sent: those that its dialect had to make, then those that rules make.
     Where messages have been joined with others, `gaps` has the index of the message after each one that has gone, in
     order: `place_of` gives the number that a message has for its client.
@@ -189,11 +209,14 @@ class ChatRequest:
     known: KnownMessages | None = None
     model: str | None = None
     tools: tuple[Tool, ...] = ()
+    late_tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     params: SamplingParams = SamplingParams()
     spelling: Spelling = PlainSpelling()
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    thinks: bool | None = None
+    effort: str | None = None
     truncation: Truncation | None = None
     priority: int | None = None
     text: TextView = TextView()
@@ -202,6 +225,7 @@ class ChatRequest:
     sent: Mapping[str, str] = field(default_factory=dict[str, str])
     said: frozenset[str] = frozenset()
     imposed: frozenset[str] = frozenset()
+    system_blocks: SystemBlocks | None = None
     rewrites: tuple[AppliedRewrite, ...] = ()
     gaps: tuple[int, ...] = ()
     takes_echo: bool = False
@@ -343,6 +367,7 @@ class ChatReply:
     """A finished turn for its client, in any dialect. `created` is in whole seconds of the epoch.
 
     `written` is the engine's own reply where the engine writes it: a client that does not stream gets just that.
+    `fills_context`: the model's context has no room after it.
     """
 
     id: str
@@ -354,3 +379,4 @@ class ChatReply:
     usage: Usage
     written: EngineReply | None = None
     stages_s: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
+    fills_context: bool = False

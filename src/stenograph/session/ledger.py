@@ -14,8 +14,7 @@ from typing import cast
 
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError
-from stenograph.core.strand_kinds import StrandKind
-from stenograph.session.kinds import UNLABELLED, Label
+from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.session.request import TurnOutcome
 
 ECHO = Label(kind=StrandKind.ECHO, rule="echo")

@@ -26,7 +26,7 @@ from stenograph.session.session import Session, SessionOptions
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
 from stenograph.session.watch import Delivery, RequestTask, Watch
-from stenograph.trajectory.late_system import with_reminders
+from stenograph.trajectory.canonical import rewritten
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,12 @@ class SessionManager:
         seats = self._seats(session, request, caller)
         try:
             run = _request_run(
-                request, request_json, session=session, seats=seats, stages=stages, services=self._services
+                self.as_sent(request, session, seats.agent_id),
+                request_json,
+                session=session,
+                seats=seats,
+                stages=stages,
+                services=self._services,
             )
         except BaseException:
             seats.give_back()
@@ -280,20 +285,26 @@ class SessionManager:
             check=None if session.options.max_turns is None else session.check_strand,
         )
 
-    def as_sent(self, request: TurnRequest, session: Session | None) -> TurnRequest:
+    def as_sent(self, request: TurnRequest, session: Session | None, agent_id: str = "") -> TurnRequest:
         """The request as it is matched, rendered and sampled: under its session's sampling rules, a chat with the
-        arguments that the server and its session give the template where it has none, and with what the template
-        cannot show as it stands rewritten."""
+        arguments that the server and its session give the template where it has none, and under the rules that rewrite.
+        `agent_id` is its client's own."""
         if session is not None and session.options.sampling is not None:
             request = session.options.sampling.ruled(request)
         if not isinstance(request, ChatRequest):
             return request
         of_session: Mapping[str, object] = {} if session is None else session.options.template_kwargs
-        if of_session or self._services.template_kwargs:
-            kwargs = {**self._services.template_kwargs, **of_session, **request.template_kwargs}
+        renderer = self._services.renderer
+        thought = renderer.thinking_arguments(request) if request.thinks is not None or request.effort else {}
+        if of_session or thought or self._services.template_kwargs:
+            kwargs = {**self._services.template_kwargs, **of_session, **thought, **request.template_kwargs}
             request = replace(request, template_kwargs=kwargs)
-        unshown = self._services.renderer.unshown_late
-        return with_reminders(request, unshown) if unshown else request
+        unshown, rules = renderer.unshown_late, self._services if session is None else session.options
+        if unshown or request.system_blocks is not None:  # else there is nothing to rewrite
+            request = rewritten(request, rules.canonical.drops, unshown)
+        if session is not None and session.strands.pins is not None:
+            request = session.strands.pinned(session.strands.pins, request, agent_id)
+        return request
 
     def _run(self, run: RequestRun, place: Place, seats: Seats, client: str) -> RequestTask:
         """Start the task of a request. Its callback ends its life here: a coroutine that is cancelled before its first
@@ -348,7 +359,7 @@ def _request_run(
     stages: StageTimes,
     services: TurnServices,
 ) -> RequestRun:
-    """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
+    """The turns of a request as it is sent. A chat takes its seat. Raises SessionBusy."""
     opened = openings(
         request,
         seats=seats,

@@ -207,7 +207,7 @@ class ChatOpening:
         Reads the reply once more, a piece at a time: an engine that writes replies does not report where it was cut.
         """
         turn = cut.turn
-        tools = () if turn.tool_choice.mode is ToolMode.NONE else turn.context.tools
+        tools = () if turn.tool_choice.mode is ToolMode.NONE else turn.context.tools + self._request.late_tools
         end = self._renderer.prompt_end(turn.new_prompt_ids)
         parser = self._renderer.parser(turn.params, tools, prompt_end=end)
         starts = range(0, len(turn.sampled.ids), READ_AT_ONCE)
@@ -278,7 +278,7 @@ class ChatOpening:
 
     async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         request, renderer = self._request, self._renderer
-        choice, tools, parallel = request.tool_choice, request.tools, request.parallel_tool_calls
+        choice, tools, parallel = request.tool_choice, request.tools + request.late_tools, request.parallel_tool_calls
         if not choice.forces:
             return None
         return await self._pool.run(
@@ -290,7 +290,7 @@ class ChatOpening:
         return self._renderer.before_answer(prompt.end)
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
-        tools = () if self.tool_choice.mode is ToolMode.NONE else self._request.tools
+        tools = () if self.tool_choice.mode is ToolMode.NONE else self._request.tools + self._request.late_tools
         return self._renderer.parser(
             params, tools, id_prefix=request_id[:12], prompt_end=prompt.end, text=self._request.text
         )

@@ -10,6 +10,7 @@ Invariants. Nothing is committed unless everything before it succeeded, and the 
 a turn ends, the engine has been asked to stop by then: leaving the chunk iterator asks it.
 """
 
+import math
 from array import array
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -50,8 +51,10 @@ from stenograph.session.kinds import SHIPPED_RULES, KindRules
 from stenograph.session.meter import TurnMeter
 from stenograph.session.opening import Opening
 from stenograph.session.reply_buffer import ReplyBuffer
+from stenograph.session.rewrite_rules import RewriteRules
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand
+from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.turn import CommittedTurn, TurnStatus, line_ids
 
@@ -66,7 +69,8 @@ class TurnServices:
     `max_tokens` that exceeds what the context leaves. `template_kwargs` are the template's arguments in every chat
     that does not set them, nor its session. `share` does work that holds the GIL in pieces.
     `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
-    `kind_rules` label the requests of sessions.
+    `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
+    their session has its own.
     """
 
     engine: Engine
@@ -80,6 +84,8 @@ class TurnServices:
     share: LoopShare = field(default_factory=LoopShare)
     tokenizer: Engine | None = None
     kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
+    rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
+    canonical: Canonical = field(default_factory=Canonical)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,12 +298,13 @@ class TurnRun:
         self._mark(Stage.COMMIT)
         now = self._services.clock.wall()
         sampled, parsed, prompt = self._reply.sampled, self._reply.parsed, self.prompt
+        capabilities = self._services.engine.capabilities
         if is_kept:
             self._keep(sampled, parsed, now)
         return ChatReply(
             id=self.reply_id,
             created=int(now),
-            model=self._services.engine.capabilities.model,
+            model=capabilities.model,
             prompt=prompt,
             parsed=parsed,
             sampled=sampled,
@@ -309,6 +316,7 @@ class TurnRun:
             ),
             written=self._reply.written,
             stages_s=self.stages.durations_s(),
+            fills_context=len(prompt.ids) + len(sampled.ids) >= (capabilities.max_context_tokens or math.inf),
         )
 
     def _keep(self, sampled: SampledTurn, parsed: ParsedReply, now: float) -> None:

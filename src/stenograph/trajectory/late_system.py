@@ -5,7 +5,7 @@ have to be rewritten is the renderer's to say. The law: what stands before a rep
 that reply. So a message goes back to what it follows, or forward as far as the next message, never over a reply.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import replace
 from operator import attrgetter
 
@@ -31,13 +31,13 @@ def with_reminders(request: ChatRequest, unshown: Set[Role]) -> ChatRequest:
     known to begin with has been rewritten already, and is not looked at.
     """
     messages, known = request.messages, request.known
-    start, gaps = (0, ()) if known is None else (known.num_messages, known.gaps)
+    start = 0 if known is None else known.num_messages
     if start == 0 or messages[start - 1].role in _INSTRUCTING:
         begun = (i for i, message in enumerate(messages) if message.role not in _INSTRUCTING)
         start = max(start, next(begun, len(messages)))
     if unshown.isdisjoint(map(_role, messages[start:])):
-        return replace(request, gaps=gaps) if gaps else request
-    reading = _Conversation(request, start=start, gaps=gaps)
+        return request
+    reading = _Conversation(request, start=start)
     for message in messages[start:]:
         reading.read(message, is_late=message.role in unshown)
     return reading.request()
@@ -46,11 +46,11 @@ def with_reminders(request: ChatRequest, unshown: Set[Role]) -> ChatRequest:
 class _Conversation:
     """A request's messages up to one of them, rewritten. `start` of them are as they are."""
 
-    def __init__(self, request: ChatRequest, *, start: int, gaps: Sequence[int]) -> None:
+    def __init__(self, request: ChatRequest, *, start: int) -> None:
         self._request = request
         self._messages = list(request.messages[:start])
-        self._gaps = list(gaps)
-        self._place = start + len(gaps)
+        self._gaps = list(request.gaps)
+        self._place = start + len(request.gaps)
         self._texts: list[str] = []
         """The texts that the last message is joined of, if more than its own."""
         self._held: list[str] = []

@@ -67,4 +67,5 @@ class RecentRequest:
                 of_line=lambda: line_messages(node)[:-1],
                 num_messages=node.num_messages - 1,
                 gaps=request.gaps,
+                system_blocks=request.system_blocks,
             )

@@ -51,7 +51,11 @@ UNSHOWN = st.sampled_from([INSTRUCTING, frozenset({Role.SYSTEM}), frozenset({Rol
 
 def request_of(messages: Sequence[Message], known: KnownMessages | None = None) -> ChatRequest:
     return ChatRequest(
-        messages=tuple(messages), spelling=OpenAISpelling(), text_print=TextPrint().then(b"[1]"), known=known
+        messages=tuple(messages),
+        spelling=OpenAISpelling(),
+        text_print=TextPrint().then(b"[1]"),
+        known=known,
+        gaps=() if known is None else known.gaps,
     )
 
 

@@ -5,13 +5,14 @@ named by a JSON pointer. Replies are chat_reply.py's.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Raw
 
-from stenograph.core.chat import ChatRequest, KnownMessages, ToolChoice, ToolMode
+from stenograph.core.chat import ChatRequest, KnownMessages, SystemBlocks, ToolChoice, ToolMode
 from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.text_print import TextPrint
@@ -55,6 +56,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
 _JSON_SPACES = (b" ", b"\t", b"\r", b"\n")
 _ROLES = {str(role): role for role in Role}
+_INSTRUCTING = (Role.SYSTEM, Role.DEVELOPER)
 
 
 def decode_chat(
@@ -90,21 +92,27 @@ def _after_known(body: bytes, known: KnownMessages) -> int | None:
 
 
 class _Read(NamedTuple):
-    """A body that was read. `list_start` and `list_end` are where the brackets around its messages are."""
+    """A body that was read. `list_start` and `list_end` are where the brackets around its messages are.
+
+    `blocks` are the texts of its first message, if that is a system's of several.
+    """
 
     wire: WireChatRequest
     messages: tuple[Message, ...]
     list_start: int
     list_end: int
     recorded: dict[str, str]
+    blocks: SystemBlocks | None
 
 
 def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
     check_rest(body)
     try:
         wire, recorded = decode_fields(body, _REQUEST, CHAT_FIELDS, unknown_fields)
-        found = enumerate(wire_messages(wire.messages, _MESSAGES, known=names_in_messages, check_parts=_check_parts))
-        messages = tuple(_message(message, f"/messages/{index}") for index, message in found)
+        found = wire_messages(wire.messages, _MESSAGES, known=names_in_messages, check_parts=_check_parts)
+        first = list(islice(found, 1))
+        numbered = enumerate(chain(first, found))
+        messages = tuple(_message(message, f"/messages/{index}") for index, message in numbered)
     except InvalidRequest as error:
         _blame_type(body, error)
         raise
@@ -114,7 +122,11 @@ def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
         raw = ONLY_MESSAGES.decode(body).messages
         start = _address(raw) - _address(body)
     end = start + len(memoryview(raw)) - 1
-    return _Read(wire=wire, messages=messages, list_start=start, list_end=end, recorded=recorded)
+    parts = first[0].content if first and messages[0].role in _INSTRUCTING else None
+    blocks = None
+    if isinstance(parts, list) and len(parts) > 1:
+        blocks = SystemBlocks(texts=tuple(part.text or "" for part in parts))
+    return _Read(wire=wire, messages=messages, list_start=start, list_end=end, recorded=recorded, blocks=blocks)
 
 
 def _address(buffer: "bytes | Raw") -> int:
@@ -159,6 +171,7 @@ def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None)
         recorded=read.recorded,
         sent=sent_sampling(wire),
         said=said,
+        system_blocks=read.blocks if known is None else known.system_blocks,
     )
 
 

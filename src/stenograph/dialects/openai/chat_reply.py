@@ -322,12 +322,12 @@ def message_body(message: Message) -> RepliedMessage:
     return body
 
 
-def messages_json(messages: Sequence[Message]) -> bytes:
-    """Messages as an OpenAI list, for an engine that parses replies by it."""
-    return msgspec.json.encode([_request_message(message) for message in messages])
+def openai_messages(messages: Sequence[Message]) -> bytes:
+    """Messages of a request as OpenAI's clients send them, for engines that parse replies by them."""
+    return msgspec.json.encode([_sent_body(message) for message in messages])
 
 
-def _request_message(message: Message) -> RepliedMessage:
+def _sent_body(message: Message) -> RepliedMessage:
     body = message_body(message)
     if message.tool_call_id is not None:
         body["tool_call_id"] = message.tool_call_id

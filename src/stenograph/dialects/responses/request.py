@@ -17,7 +17,7 @@ from stenograph.core.types import Grammar, GrammarKind
 from stenograph.dialects.base import Incoming
 from stenograph.dialects.json_errors import shown
 from stenograph.dialects.message_list import MAX_MESSAGES, MAX_REST_BYTES
-from stenograph.dialects.openai.chat_reply import messages_json
+from stenograph.dialects.openai.chat_reply import openai_messages
 from stenograph.dialects.openai.sampling import (
     Constraint,
     decode_fields,
@@ -87,7 +87,7 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
     messages = tuple(conversation.messages)
     request = ChatRequest(
         messages=messages,
-        messages_json=messages_json(messages) if tools.shown else b"[]",
+        messages_json=openai_messages(messages) if tools.shown else b"[]",
         model=wire.model,
         tools=tuple(one.tool for one in tools.shown),
         tool_choice=choice,

@@ -112,7 +112,7 @@ def _entry(operation: Operation, schemas: dict[str, Schema], *, has_keys: bool) 
     in_order = sorted(errors, key=lambda error: (error.status, error.code))
     for status, kinds in groupby(in_order, key=lambda error: error.status):
         # Readiness is the one answer that shares its status with no error of ours.
-        answers[str(status)] = _error_answer(list(kinds), or_engines="default" in operation.answers)
+        answers[str(status)] = _error_answer(list(kinds), operation)
     entry["responses"] = dict(sorted(answers.items()))
     return entry
 
@@ -126,19 +126,23 @@ def _reply(operation: Operation, kind: type, schemas: dict[str, Schema]) -> Sche
     return answer
 
 
-def _error_answer(kinds: Sequence[type[StenographError]], *, or_engines: bool) -> Schema:
+def _error_answer(kinds: Sequence[type[StenographError]], operation: Operation) -> Schema:
     """The answer for errors of one status: the one shape, with their codes and types.
 
-    Where an engine's own answers go out as they come, it may have this status too, and any shape.
+    Where an engine's own answers go out as they come, it may have this status too, and any shape. A dialect with a
+    shape of its own has it from where the request has come to it; what is refused before has the one shape.
     """
     codes = "\n".join(f"- `{kind.code}`: {(kind.__doc__ or '').splitlines()[0]}" for kind in kinds)
-    if or_engines:
+    if "default" in operation.answers:
         return {"description": f"{codes}\n\nOr the engine's own answer.", "content": ANY}
     told = {"code": sorted({kind.code for kind in kinds}), "type": sorted({error_type(kind) for kind in kinds})}
     facts = {name: {"enum": values} for name, values in told.items()}
     narrower: Schema = {"properties": {"error": {"properties": facts}}}
+    schema: Schema = {"allOf": [{"$ref": ref(ErrorBody)}, narrower]}
+    if operation.error_body is not ErrorBody:
+        schema = {"anyOf": [{"$ref": ref(operation.error_body)}, schema]}
     return {
         "description": codes,
         "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in _ERROR_HEADERS},
-        "content": {JSON: {"schema": {"allOf": [{"$ref": ref(ErrorBody)}, narrower]}}},
+        "content": {JSON: {"schema": schema}},
     }

@@ -32,11 +32,16 @@ from stenograph.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from stenograph.dialects.anthropic.dialect import COUNT_TOKENS_PATH, MESSAGES_PATH, CountedTokens
+from stenograph.dialects.anthropic.errors import MessagesErrorBody
+from stenograph.dialects.anthropic.fields import WireMessagesRequest
+from stenograph.dialects.anthropic.reply import FINISH_HEADER, MessagesReply
 from stenograph.dialects.openai.chat_fields import WireChatRequest
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
 from stenograph.dialects.openai.completions_fields import WireCompletionRequest
 from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.openai.dialect import CHAT_PATH, COMPLETIONS_PATH
+from stenograph.dialects.openai.errors import ErrorBody
 from stenograph.dialects.responses.fields import WireResponsesRequest
 from stenograph.dialects.responses.reply import ResponseBody
 from stenograph.dialects.responses.request import RESPONSES_PATH
@@ -55,7 +60,7 @@ from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 Errors = tuple[type[StenographError], ...]
 
 JSON = "application/json"
-TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH)
+TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH)
 ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 ANY: dict[str, Schema] = {"*/*": {}}
 
@@ -83,7 +88,8 @@ class Operation:
     """One method of one path. `body` and `reply` are the types of a request and of its 200 in JSON.
 
     `answers` are further ones without an error, by status; `links` the operations that a reply's `session_id` leads
-    to. `errors` and `parameters` leave out those that follow from the path and from a body in JSON.
+    to. `errors` and `parameters` leave out those that follow from the path and from a body in JSON. `error_body` is the
+    shape of its errors.
     """
 
     method: str
@@ -96,6 +102,7 @@ class Operation:
     links: tuple[str, ...] = ()
     errors: Errors = ()
     parameters: tuple[Schema, ...] = ()
+    error_body: type = ErrorBody
 
     @property
     def name(self) -> str:
@@ -110,6 +117,7 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _SESSIONS
     yield from _turns(described)
     yield from _HELD
+    yield from _messages()
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
 
@@ -319,6 +327,45 @@ def _turns(described: Described) -> Iterator[Operation]:
             id=id_,
             summary=f"OpenAI {what} on the session that a header names, or none",
             parameters=(_SESSION_HEADER, *_RETRIES),
+        )
+
+
+def _messages() -> Iterator[Operation]:
+    """Anthropic's Messages and the counting of tokens: each on the session of its path, and on that of a header."""
+    aborted: Schema = {"description": "`abort` of a reply that was aborted.", "schema": {"const": "abort"}}
+    reply: Schema = {
+        "description": "The reply. A stream has Anthropic's events, `message_stop` the last. One that fails ends with"
+        " the event `error`, a `MessagesErrorBody`.",
+        "headers": {**_TURN_HEADERS, FINISH_HEADER: aborted},
+        "content": {**in_json(MessagesReply), "text/event-stream": {}},
+    }
+    turn = _operation(
+        f"POST /sessions/{{id}}{MESSAGES_PATH}",
+        "messageOnSession",
+        "Anthropic Messages on a session",
+        parameters=_RETRIES,
+        body=WireMessagesRequest,
+        answers={"200": reply},
+        errors=_TURN,
+        error_body=MessagesErrorBody,
+    )
+    count = _operation(
+        f"POST /sessions/{{id}}{COUNT_TOKENS_PATH}",
+        "countTokensOnSession",
+        "Count the tokens of a request to Messages on a session",
+        CountedTokens,
+        body=WireMessagesRequest,
+        errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed),
+        error_body=MessagesErrorBody,
+    )
+    for one, path, id_ in ((turn, MESSAGES_PATH, "message"), (count, COUNT_TOKENS_PATH, "countTokens")):
+        yield one
+        yield replace(
+            one,
+            path=path,
+            id=id_,
+            summary=f"{one.summary.removesuffix(' on a session')} on the session that a header names, or none",
+            parameters=(_SESSION_HEADER, *one.parameters),
         )
 
 

@@ -68,7 +68,7 @@ class _Look:
     def writes_late(self, role: Role, shows_tools: bool) -> bool:
         """Whether a message of this role is written where it stands: after a user, a reply, and a tool's result."""
         asked, first = (user("a"),), call(1, '{"city": "Zq City"}')
-        conversations = [asked, (*asked, said("b"))]
+        conversations: list[tuple[Message, ...]] = [asked, (*asked, said("b"))]
         if shows_tools:
             conversations.append((*asked, said(None, first), result(first, "c")))
         for messages in conversations:

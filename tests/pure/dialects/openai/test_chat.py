@@ -342,6 +342,7 @@ CONVERSATION = st.lists(
             {"role": "assistant", "content": "ok"},
             {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
             {"role": "system", "content": "]},{["},
+            {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "]"}]},
         ]
     ),
     min_size=1,
@@ -394,6 +395,7 @@ def test_what_was_read_before_is_not_read_again_and_nothing_else_is_skipped(
         list_start=first.list_start,
         of_line=lambda: first.messages,
         num_messages=len(first.messages),
+        system_blocks=first.system_blocks,
     )
     whole = body_of([*before[: len(before) - cut], *after], other_head)
     plain, quick = outcome(whole), outcome(whole, known)
