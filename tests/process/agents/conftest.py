@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
 from stenograph.http.app import make_renderer
@@ -37,10 +38,11 @@ def call(name: str, arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A planned reply. `stop` is a stop string that ends it."""
+    """A planned reply. `stop` is a stop string that ends it; with `breaks` the engine fails after its text."""
 
     text: str
     stop: str | None = None
+    breaks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,8 @@ def talking(roomy_renderer: Renderer) -> Talking:
             found = [text for mark, text in (side or {}).items() if mark in prompt]
             reply = Reply(text=found[0]) if found else left.pop(0)
             ids = tuple(tokenizer.encode(reply.text + (reply.stop or "")))
+            if reply.breaks:
+                return Script(ids=ids, error=UpstreamUnreachable("The engine's connection broke."))
             if reply.stop is not None:
                 return Script(ids=ids, finish=Finish(reason=FinishReason.STOP, matched=reply.stop))
             finish = Finish(reason=FinishReason.STOP, matched=END)
