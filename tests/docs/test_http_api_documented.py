@@ -26,8 +26,8 @@ def fields_under(dialect: str, heading: str) -> list[str]:
     [
         ("chat", CHAT_FIELDS),
         ("completions", COMPLETION_FIELDS),
-        ("responses", RESPONSES_FIELDS),
         ("messages", MESSAGES_FIELDS),
+        ("responses", RESPONSES_FIELDS),
     ],
 )
 def test_every_field_is_listed_once_under_its_rule(dialect: str, fields: FieldRules) -> None:
@@ -40,8 +40,8 @@ def test_every_route_is_listed() -> None:
     source = (PAGE.parents[1] / "src" / "stenograph" / "http" / "control_routes.py").read_text()
     routes = re.findall(r'Route\("([^"]+)", .*methods=\["(\w+)"\]\)', source)
     known = {f"{method} {path}" for path, method in routes}
-    turns = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
-    for path in turns:
+    names = ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
+    for path in [f"/v1/{name}" for name in names]:
         known |= {f"POST {path}", f"POST /sessions/{{id}}{path}"}
     section = PAGE.read_text().split("## Routes\n")[1].split("\n## ")[0]
     assert len(routes) > 10

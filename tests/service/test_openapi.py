@@ -40,7 +40,7 @@ HEX = re.compile("[0-9a-f]{32}")
 OWN_TURNS = {
     f"POST {prefix}/v1/{name}"
     for prefix in ("", "/sessions/{id}")
-    for name in ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
+    for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
 }
 OPEN = {"SessionMetadata", "RecordedRequest"}
 """Replies with keys of the client's own: its metadata, and the sampling fields that it sent."""
@@ -687,7 +687,7 @@ def found_by_schemathesis(document: Json, url: str) -> Iterator[str]:
             # Their bodies are those of the sessions' routes, which have it.
             "operations": [
                 {"include-name": f"POST /v1/{name}", "phases": {"coverage": {"enabled": False}}}
-                for name in ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
+                for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
             ],
             "checks": {"positive_data_acceptance": {"enabled": False}},
         }

@@ -333,6 +333,22 @@ async def test_a_websocket_is_refused_so_that_clients_send_the_request(live: Liv
     assert (await live.call("DELETE", f"{path}/resp_1")).status == 405
 
 
+async def test_a_compaction_asked_for_without_tools_is_followed_by_the_main_lines_next_chapter(live: Live) -> None:
+    session = await live.open()
+    for text in (ONE_CALL, "A summary.", "Bye."):
+        live.says(text)
+    asked = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Look."}]
+    first = (await respond(live, session, asked, tools=[BASH])).json()["output"]
+    summarize = [*asked, *first, result(first[-1]), {"role": "user", "content": "Summarize."}]
+    kind = {"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}
+    path = f"/sessions/{session}/v1/responses"
+    assert (await live.call("POST", path, {"input": summarize}, **kind)).status == 200
+    goes_on = [asked[0], {"role": "user", "content": "Go on from this: A summary."}]
+    assert (await respond(live, session, goes_on, tools=[BASH])).status == 200
+    strands = (await live.call("GET", f"/sessions/{session}")).json()["metadata"]["strands"]
+    assert [(one["kind"], one["continues"]) for one in strands] == [("main", None), ("compaction", 0), ("main", 1)]
+
+
 # --- silence --------------------------------------------------------------------------------------------------------
 
 

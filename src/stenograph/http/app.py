@@ -299,8 +299,8 @@ def all_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple[Di
     return (
         ChatDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
-        ResponsesDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         MessagesDialect(model=model, unknown_fields=unknown_fields),
+        ResponsesDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
     )
 
 

@@ -171,7 +171,7 @@ class ChatOpening:
                 first=0 if parent is None else parent.num_messages,
                 follows_call=parent is not None and parent.has_calls,
             )
-            return attachment, chapter_of(others, messages, context) if others else None
+            return attachment, chapter_of(others, self._request, context) if others else None
 
         attachment, earlier = await self._pool.run(position, num_bytes=num_bytes)
         if earlier is not None:

@@ -131,13 +131,12 @@ class RequestRun:
             if not self.is_timed_out:
                 raise  # not ours: a bug of whoever let it out
             raise self._timeout_error() from error
-        except NothingToAnswer:
-            reply = self.turns[0].echo()
-            if reply is None:
-                raise
-            number = self.turns[0].strand.number
-            return TurnOutcome(replies=(reply,), committed=False, remaining=self.remaining, strand=number, is_echo=True)
         except StenographError as error:
+            if isinstance(error, NothingToAnswer) and (reply := self.turns[0].echo()) is not None:
+                number = self.turns[0].strand.number
+                return TurnOutcome(
+                    replies=(reply,), committed=False, remaining=self.remaining, strand=number, is_echo=True
+                )
             blame_session(error, self.request.imposed)
             if isinstance(self.request, ChatRequest):
                 error.blame = self.request.blame_of_client(error.blame)

@@ -230,9 +230,9 @@ class Strands:
             self.discarded = self.discarded.with_turns(gone)
             for one in gone:
                 self._by_request.pop(one.turn.request_id, None)
+                if self.pins is not None:
+                    self.pins.forget(one)
         if self.pins is not None:
-            for one in gone:
-                self.pins.forget(one)
             self.pins.keep(node, strand.agent_id)
         self.num_turns += 1 - len(gone)
         self.num_tokens += history.num_tokens - num_before
@@ -348,11 +348,12 @@ def _alone() -> Strand:
 
 
 def chapter_of(
-    before: "Sequence[tuple[Strand, list[Node]]]", messages: Sequence[Message], context: PromptContext
+    before: "Sequence[tuple[Strand, list[Node]]]", request: ChatRequest, context: PromptContext
 ) -> Strand | None:
     """The strand that a new one goes on with the work of: it generated a reply that stands in the new one's prompt, or
     it ended with a compaction and has the same frame. Pure: a worker may call it."""
-    found = earlier_line(messages, [line for _, line in before])
+    messages = request.messages
+    found = earlier_line(messages, [line for _, line in before], request.replies_of)
     if found is not None:
         return before[found][0]
     lines = {id(strand): line for strand, line in before}

@@ -60,7 +60,7 @@ from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 Errors = tuple[type[StenographError], ...]
 
 JSON = "application/json"
-TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH)
+TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH, RESPONSES_PATH)
 ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 ANY: dict[str, Schema] = {"*/*": {}}
 
@@ -116,8 +116,8 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _TOKENS
     yield from _SESSIONS
     yield from _turns(described)
-    yield from _HELD
     yield from _messages()
+    yield from _HELD
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
 

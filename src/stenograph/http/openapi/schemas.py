@@ -98,11 +98,11 @@ def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]
         schema["description"] = _unwrapped(schema["description"])
     _narrow_sampling(schemas["ChatRequest"], CHAT_FIELDS, described.unknown_fields)
     _narrow_sampling(schemas["CompletionRequest"], COMPLETION_FIELDS, described.unknown_fields)
-    _narrow_sampling(schemas["ResponsesRequest"], RESPONSES_FIELDS, described.unknown_fields)
-    describe_responses(schemas)
     _leave_out_refused(schemas["MessagesRequest"], MESSAGES_FIELDS, described.unknown_fields)
     _narrow_param(schemas["MessageParam"])
     _require(schemas["MessagesTool"], "input_schema")
+    _narrow_sampling(schemas["ResponsesRequest"], RESPONSES_FIELDS, described.unknown_fields)
+    describe_responses(schemas)
     _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
     _narrow_message(schemas["Message"])
     _require(schemas["TextPart"], "text")
@@ -137,13 +137,12 @@ def _describe_bytes(schemas: dict[str, Schema], vocab_size: int) -> None:
 def _describe_sent(schemas: dict[str, Schema]) -> None:
     """Add to a record's request the sampling fields of all routes' requests: it has them as they were sent."""
     recorded: Schema = schemas["RecordedRequest"]["properties"]
-    routes = (
+    for route, rules in (
         ("ChatRequest", CHAT_FIELDS),
         ("CompletionRequest", COMPLETION_FIELDS),
-        ("ResponsesRequest", RESPONSES_FIELDS),
         ("MessagesRequest", MESSAGES_FIELDS),
-    )
-    for route, rules in routes:
+        ("ResponsesRequest", RESPONSES_FIELDS),
+    ):
         asked: Schema = schemas[route]["properties"]
         for name in rules.names:
             if name in NOT_SAMPLING or name not in asked or rules.rule_of(name) is not Rule.HONOURED:
