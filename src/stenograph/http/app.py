@@ -14,6 +14,7 @@ from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
+from stenograph.core.types import LogprobsKind
 from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
@@ -272,6 +273,7 @@ def _services(
         kind_rules=rules.kinds,
         rewrite_rules=rules.rewrites,
         canonical=rules.canonical,
+        weight_version=settings.weight_version,
     )
 
 
@@ -343,6 +345,7 @@ def _session_routes(
         ),
         rewrite_rules=services.rewrite_rules,
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
+        required_logprobs=None if settings.require_logprobs is None else LogprobsKind(settings.require_logprobs),
         max_body_bytes=settings.max_body_bytes,
     )
 
