@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Raw
 
+from stenograph.core.chat import SystemBlocks
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.rewrites import AppliedRewrite, kept_text
@@ -53,6 +54,7 @@ class ReadMessages:
     failed: list[str] = field(default_factory=list[str])
     rewrites: list[AppliedRewrite] = field(default_factory=list[AppliedRewrite])
     replies_of: set[str] = field(default_factory=set[str])
+    system_blocks: SystemBlocks | None = None
 
     def add(self, message: Message, place: str) -> None:
         """One more message."""
@@ -73,7 +75,9 @@ class BlockReader:
             return
         if not isinstance(content, str):
             _check_blocks(Role.SYSTEM, content, "/system")
-            content = "\n\n".join(block.text for block in content if isinstance(block, WireTextBlock))
+            texts = tuple(block.text for block in content if isinstance(block, WireTextBlock))
+            self.read.system_blocks = SystemBlocks(texts=texts, separator="\n\n")
+            content = self.read.system_blocks.joined
         if content:
             self.read.add(Message(role=Role.SYSTEM, content=content), "/system")
 
