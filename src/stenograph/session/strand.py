@@ -421,8 +421,12 @@ def chapter_of(
     found = earlier_line(messages, [line for _, line in before], request.replies_of)
     if found is not None:
         return before[found][0]
+    lines = {id(strand): line for strand, line in before}
     ended = (pair for pair in before if pair[0].last_kind is StrandKind.COMPACTION)
-    return next((strand for strand, line in ended if has_frame_of(line, messages, context)), None)
+    for strand, line in ended:  # a client may ask for the summary without its tools: then its frame is the one before
+        if any(has_frame_of(one, messages, context) for one in (line, lines.get(id(strand.continues), ()))):
+            return strand
+    return None
 
 
 def _sight(strand: Strand) -> StrandSight:

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from stenograph.core.clock import Clock
+from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
 from stenograph.http.app import make_renderer
@@ -39,12 +40,13 @@ def call(name: str, arguments: str) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """A planned reply. `stop` is a stop string that ends it; `cut`, its token limit does; `paused`, it is drawn as far
-    as the engine is stepped."""
+    as the engine is stepped; with `breaks` the engine fails after its text."""
 
     text: str
     stop: str | None = None
     cut: bool = False
     paused: bool = False
+    breaks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,8 @@ def talking(roomy_renderer: Renderer) -> Talking:
             found = [text for mark, text in (side or {}).items() if mark in prompt]
             reply = Reply(text=found[0]) if found else left.pop(0) if left or rest is None else Reply(text=rest)
             ids = tuple(tokenizer.encode(reply.text + (reply.stop or "")))
+            if reply.breaks:
+                return Script(ids=ids, error=UpstreamUnreachable("The engine's connection broke."))
             if reply.stop is not None:
                 return Script(ids=ids, finish=Finish(reason=FinishReason.STOP, matched=reply.stop))
             if reply.cut:

@@ -45,16 +45,17 @@ class ReadMessages:
     """The messages that were read, with the pointer of each, and what was found in them on the way.
 
     `references` are the names of the tools that results refer to, in order; `failed` the calls whose results are
-    errors, of those after the last reply; `replies_of` the requests that signatures name.
+    errors, of those after the last reply. `system_blocks` are those that the first message was joined of, if it is the
+    system's; `replies_of` the requests that signatures name.
     """
 
     messages: list[Message] = field(default_factory=list[Message])
     places: list[str] = field(default_factory=list[str])
     references: dict[str, None] = field(default_factory=dict[str, None])
     failed: list[str] = field(default_factory=list[str])
+    system_blocks: SystemBlocks | None = None
     rewrites: list[AppliedRewrite] = field(default_factory=list[AppliedRewrite])
     replies_of: set[str] = field(default_factory=set[str])
-    system_blocks: SystemBlocks | None = None
 
     def add(self, message: Message, place: str) -> None:
         """One more message."""
@@ -73,12 +74,14 @@ class BlockReader:
         """The system text, blocks with a blank line between them. Raises InvalidRequest."""
         if content is None:
             return
+        blocks = None
         if not isinstance(content, str):
             _check_blocks(Role.SYSTEM, content, "/system")
             texts = tuple(block.text for block in content if isinstance(block, WireTextBlock))
-            self.read.system_blocks = SystemBlocks(texts=texts, separator="\n\n")
-            content = self.read.system_blocks.joined
+            blocks = SystemBlocks(texts=texts, separator="\n\n")
+            content = blocks.joined
         if content:
+            self.read.system_blocks = blocks
             self.read.add(Message(role=Role.SYSTEM, content=content), "/system")
 
     def message(self, wire: WireMessageParam, at: str) -> None:

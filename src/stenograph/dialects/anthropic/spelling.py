@@ -65,7 +65,8 @@ class MessagesSpelling:
 
     @staticmethod
     def _in_message(place: str, path: tuple[str | int, ...]) -> str:
-        """A message's field. Calls are blocks of the content, and a result's role is its type."""
+        """A message's field. Calls are blocks of the content, and a result's role is its type; the system text has
+        blocks alone."""
         if place == "/system":
             return _joined(place, *path[1:])
         if not path:
