@@ -128,7 +128,10 @@ async def test_a_session_ends_with_one_line(live: Live, lines: Lines) -> None:
         "status": "deleted",
         "turns": 1,
         "tokens": usage["total_tokens"],
+        "group": None,
         "verdict": "none",
+        **{f"{fate}_tokens": 0 for fate in ("trained", "discarded", "infra_failed", "aborted")},
+        "untrained_tokens": usage["completion_tokens"],
     }
     assert isinstance(age_s, float)
 

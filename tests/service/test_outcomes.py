@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from safetensors.numpy import load
 
-from .conftest import Live, user
+from stenograph.core.types import Finish, FinishReason
+
+from .conftest import Answer, Live, user
 
 
 async def rollout(live: Live, **options: Any) -> str:
@@ -125,3 +127,40 @@ async def test_sessions_that_end_are_counted_by_their_verdict_and_those_without_
 async def test_a_group_is_a_short_name(live: Live, group: object) -> None:
     answer = await live.call("POST", "/sessions", {"group": group})
     assert (answer.status, answer.json()["error"]["param"]) == (400, "/group")
+
+
+async def test_each_sampled_token_has_one_fate_when_its_session_ends(live: Live) -> None:
+    every: dict[str, int] = {}
+
+    async def ended(session: str, **fates: int) -> None:
+        await live.call("DELETE", f"/sessions/{session}")
+        for fate, num_tokens in fates.items():
+            every[fate] = every.get(fate, 0) + num_tokens
+        assert counted(await live.call("GET", "/metrics")) == {**dict.fromkeys(FATES, 0), **every}
+
+    session = await live.open(history="linear")
+    live.says("four")
+    await live.chat(session, user("a"))
+    (sample,) = (await samples(live, session, max_seq_len=len(live.engine.requests[-1].prompt.ids) + 2))["samples"]
+    assert sum(sample["loss_mask"]) == 2  # all the same trained: what a later turn replaces of it is discarded
+    live.says("one")
+    await live.chat(session, user("a"))
+    await ended(session, trained=2, discarded=3, untrained=4)
+
+    session = await rollout(live)
+    live.says("no", finish=Finish(reason=FinishReason.ABORT))
+    await live.chat(session, user("b"))
+    await ended(session, aborted=2, untrained=4)
+
+    session = await rollout(live)
+    await live.call("PUT", f"/sessions/{session}/outcome", {"verdict": "infra_failed"})
+    assert (await samples(live, session))["samples"] == []
+    await ended(session, infra_failed=4)
+
+
+FATES = ("trained", "discarded", "infra_failed", "aborted", "untrained")
+
+
+def counted(page: Answer) -> dict[str, int]:
+    rows = [row for row in page.body.decode().splitlines() if row.startswith("stenograph_ended_session_tokens_total{")]
+    return {row.split('"')[1]: int(float(row.split()[-1])) for row in rows}

@@ -19,6 +19,21 @@ class RolloutVerdict(enum.StrEnum):
     """Somebody ended it early."""
 
 
+class TokenFate(enum.StrEnum):
+    """Fates of a session's sampled tokens; each has the first that fits."""
+
+    TRAINED = "trained"
+    """In samples that were given out, with mask 1."""
+    DISCARDED = "discarded"
+    """In a turn that a later turn of the session replaced."""
+    INFRA_FAILED = "infra_failed"
+    """In a rollout that failed by infrastructure."""
+    ABORTED = "aborted"
+    """In a turn that the engine ended early."""
+    UNTRAINED = "untrained"
+    """In none of these: nobody asked for them, or they were left out."""
+
+
 NO_VERDICT = "none"
 """Stands for the verdict of a session that ends without an outcome."""
 

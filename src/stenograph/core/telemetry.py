@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stenograph.core.outcome import RolloutVerdict
+from stenograph.core.outcome import RolloutVerdict, TokenFate
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Stage
@@ -80,6 +80,15 @@ class SessionEnd(enum.StrEnum):
     EXPIRED = "expired"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionReport:
+    """One session, when it is gone: the verdict of its outcome, None if nobody has said one, and its sampled tokens."""
+
+    end: SessionEnd
+    verdict: RolloutVerdict | None = None
+    num_tokens: Mapping[TokenFate, int] = field(default_factory=dict[TokenFate, int])
+
+
 class Telemetry(Protocol):
     """Counts events. All methods are synchronous, cheap, and never raise."""
 
@@ -95,8 +104,8 @@ class Telemetry(Protocol):
         """A repeated request joined a running turn, or (False) was given a finished one's reply again."""
         ...
 
-    def session_ended(self, end: SessionEnd, verdict: RolloutVerdict | None = None) -> None:
-        """A session is gone, with this verdict of its outcome, None if nobody has said one."""
+    def session_ended(self, report: SessionReport) -> None:
+        """A session is gone."""
         ...
 
 
@@ -106,4 +115,4 @@ class NoTelemetry:
     def turn_ended(self, report: TurnReport) -> None: ...
     def reply_delivered(self, reply_s: float) -> None: ...
     def retry_answered(self, *, joined: bool) -> None: ...
-    def session_ended(self, end: SessionEnd, verdict: RolloutVerdict | None = None) -> None: ...
+    def session_ended(self, report: SessionReport) -> None: ...

@@ -35,7 +35,7 @@ from stenograph.export.lines import (
     whole_line,
 )
 from stenograph.export.replay import ReplayShape, indexer_topk, replayable, routed_experts
-from stenograph.export.strand_facts import SessionFacts
+from stenograph.export.strand_facts import SessionFacts, StrandFacts
 from stenograph.export.turn_rows import TurnRow, check_kind, kinds_of_turns, turn_rows
 from stenograph.trajectory.turn import Node, TurnStatus
 
@@ -154,12 +154,13 @@ class Sample:
 class SampleSet:
     """The samples of a session, oldest leaf first; `empty_reason` is set where there is none, and only there.
 
-    `left_out` are the kept lines of the kinds that were not asked for, `failed` those of a rollout that failed by
-    infrastructure.
+    `num_trained` counts, by node id, the sampled tokens of each turn that a sample trains, its first ones. `left_out`
+    are the kept lines of the kinds that were not asked for, `failed` those of a rollout that failed by infrastructure.
     """
 
     samples: tuple[Sample, ...]
     empty_reason: EmptyReason | None
+    num_trained: Mapping[int, int] = field(default_factory=dict[int, int])
     left_out: tuple[SampleLine, ...] = ()
     failed: tuple[SampleLine, ...] = ()
 
@@ -219,16 +220,7 @@ def make_samples(
     theirs = {key: value for key, value in (metadata or {}).items() if key not in SERVER_KEYS}
     samples: list[Sample] = []
     for index, line in enumerate(lines):
-        num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
-        ours: dict[str, object] = {} if group is None else {GROUP: group}
-        ours |= {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
-        if line.leaf.id in strands:
-            row: Mapping[str, object] = strands[line.leaf.id].row()
-            ours.update((key, row[key]) for key in STRAND_KEYS)
-        if mismatches is not None and line.leaf.id in mismatches:
-            ours[MISMATCH] = mismatches[line.leaf.id]
-        if discarded is not None:
-            ours[DISCARDED] = discarded
+        ours = _servers_own(line, strands.get(line.leaf.id), group, mismatches, discarded)
         owned = frozenset(part.node.id for part in line.parts if owner[part.node.id] == index)
         if required is not None:
             check_kind([part for part in line.parts if part.node.id in owned and part.num_sampled], required)
@@ -237,7 +229,41 @@ def make_samples(
     if not samples:
         reason = EmptyReason.LEFT_OUT if len(left_out) == len(kept) else EmptyReason.ALL_TRUNCATED
         reason = EmptyReason.INFRA_FAILED if failed else reason
-    return SampleSet(samples=tuple(samples), empty_reason=reason, left_out=tuple(left_out), failed=tuple(failed))
+    return SampleSet(
+        samples=tuple(samples),
+        empty_reason=reason,
+        num_trained=_num_trained(lines, owner),
+        left_out=tuple(left_out),
+        failed=tuple(failed),
+    )
+
+
+def _servers_own(
+    line: SampleLine,
+    strand: StrandFacts | None,
+    group: str | None,
+    mismatches: Mapping[int, Sequence[object]] | None,
+    discarded: Mapping[str, object] | None,
+) -> dict[str, object]:
+    """The metadata of a sample that no client can set."""
+    num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
+    ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
+    if group is not None:
+        ours[GROUP] = group
+    if strand is not None:
+        row: Mapping[str, object] = strand.row()
+        ours.update((key, row[key]) for key in STRAND_KEYS)
+    if mismatches is not None and line.leaf.id in mismatches:
+        ours[MISMATCH] = mismatches[line.leaf.id]
+    if discarded is not None:
+        ours[DISCARDED] = discarded
+    return ours
+
+
+def _num_trained(lines: Sequence[SampleLine], owner: Mapping[int, int]) -> dict[int, int]:
+    """Trained tokens of each turn, by node id; `owner` is the index of the line that trains it."""
+    held = ((index, part) for index, line in enumerate(lines) for part in line.parts)
+    return {part.node.id: part.num_sampled for index, part in held if owner[part.node.id] == index}
 
 
 def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -> JsonSample:

@@ -17,6 +17,7 @@ from stenograph.core.settings import Switch
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
 from stenograph.dialects.base import CountDialect, Dialect
+from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
 from stenograph.dialects.openai.sampling_rules import decode_rules
@@ -296,19 +297,21 @@ def _make_manager(settings: Settings, services: TurnServices, metrics: Metrics) 
 
 
 def all_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple[Dialect, ...]:
-    """The dialects that every server speaks: OpenAI's chats, completions and responses, Anthropic's Messages."""
+    """The dialects that every server speaks."""
     token_text, unknown_fields = renderer.tokenizer.token_text, settings.unknown_fields
     return (
         ChatDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         MessagesDialect(model=model, unknown_fields=unknown_fields),
         ResponsesDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
+        GeminiDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
     )
 
 
 def all_counters(settings: Settings) -> tuple[CountDialect, ...]:
     """The dialects whose requests only count tokens."""
-    return (CountTokensDialect(unknown_fields=settings.unknown_fields),)
+    unknown_fields = settings.unknown_fields
+    return (CountTokensDialect(unknown_fields=unknown_fields), GeminiCounter(unknown_fields=unknown_fields))
 
 
 def _session_routes(

@@ -304,6 +304,7 @@ class SessionRoutes:
         made, metadata = await self.pool.run(
             lambda: self._make_samples(facts, nodes, session.options, wire, by_leaf, discarded), num_bytes=num_bytes
         )
+        session.note_trained(made.num_trained)
         if wire.format == "json":
             token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
             body: JsonSamples = {

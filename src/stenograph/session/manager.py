@@ -18,7 +18,7 @@ from stenograph.core.outcome import SessionOutcome
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd
 from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
 from stenograph.session.admission import Caller, Capacity, Limits, Place
-from stenograph.session.journal import STOPPED, log_discarded, log_session_end, log_turn_end
+from stenograph.session.journal import STOPPED, log_discarded, log_session_end, log_turn_end, session_report
 from stenograph.session.kinds import Sighting
 from stenograph.session.opening import openings
 from stenograph.session.request import RequestRun, TurnOutcome, turn_reports
@@ -260,7 +260,7 @@ class SessionManager:
             self._count_tokens(session, 0)
             self.num_forgotten += 1
             session.close()
-            self._telemetry.session_ended(end, None if session.outcome is None else session.outcome.verdict)
+            self._telemetry.session_ended(session_report(session, end))
 
     def _count_tokens(self, session: Session, num_tokens: int) -> None:
         self._capacity.num_held_tokens += num_tokens - session.num_counted_tokens
