@@ -164,9 +164,9 @@ class ChatOpening:
         def position() -> tuple[Attachment, Strand | None]:
             attachment = None if before is None else history.position_after(before, messages, context)
             attachment = attachment or history.position(messages, context)
-            earlier = chapter_of(others, messages, context) if others else None
+            earlier = chapter_of(others, self._request, context) if others else None
             if attachment.has_other_reply and strand.key is not None:
-                earlier = self._seats.continued_by_fork(strand, attachment, messages, context)
+                earlier = self._seats.continued_by_fork(strand, attachment, self._request, context)
                 attachment = replace(attachment, parent=None, new_messages=messages, revision=0)
             parent = attachment.parent
             self._renderer.check_messages(

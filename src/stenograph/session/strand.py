@@ -348,12 +348,12 @@ class Seats:
         return [] if self._strands is None or self.is_side else self._strands.before(strand, messages)
 
     def continued_by_fork(
-        self, strand: Strand, attachment: Attachment, messages: Sequence[Message], context: PromptContext
+        self, strand: Strand, attachment: Attachment, request: ChatRequest, context: PromptContext
     ) -> Strand | None:
         """The strand, if a fork of it goes on with its work: more than the opening is the same. A worker may ask."""
         if self.is_side or attachment.parent is not None:
             return None if self.is_side else strand
-        return chapter_of([(strand, list(strand.history.nodes))], messages, context)
+        return chapter_of([(strand, list(strand.history.nodes))], request, context)
 
     def fork(self, strand: Strand) -> Strand:
         """Take a place in a strand beside this one, in which it has one."""
@@ -413,15 +413,20 @@ def _alone() -> Strand:
 
 
 def chapter_of(
-    before: "Sequence[tuple[Strand, list[Node]]]", messages: Sequence[Message], context: PromptContext
+    before: "Sequence[tuple[Strand, list[Node]]]", request: ChatRequest, context: PromptContext
 ) -> Strand | None:
     """The strand that a new one goes on with the work of: it generated a reply that stands in the new one's prompt, or
     it ended with a compaction and has the same frame. Pure: a worker may call it."""
-    found = earlier_line(messages, [line for _, line in before])
+    messages = request.messages
+    found = earlier_line(messages, [line for _, line in before], request.replies_of)
     if found is not None:
         return before[found][0]
+    lines = {id(strand): line for strand, line in before}
     ended = (pair for pair in before if pair[0].last_kind is StrandKind.COMPACTION)
-    return next((strand for strand, line in ended if has_frame_of(line, messages, context)), None)
+    for strand, line in ended:  # a client may ask for the summary without its tools: then its frame is the one before
+        if any(has_frame_of(one, messages, context) for one in (line, lines.get(id(strand.continues), ()))):
+            return strand
+    return None
 
 
 def _sight(strand: Strand) -> StrandSight:

@@ -23,6 +23,7 @@ from stenograph.dialects.anthropic.fields import (
     WireToolResultBlock,
     WireToolUseBlock,
 )
+from stenograph.dialects.anthropic.spelling import signed_request
 from stenograph.dialects.json_errors import nearest, shown
 from stenograph.dialects.message_list import MAX_ARGUMENTS_CHARS, MAX_PARTS
 
@@ -45,7 +46,7 @@ class ReadMessages:
 
     `references` are the names of the tools that results refer to, in order; `failed` the calls whose results are
     errors, of those after the last reply. `system_blocks` are those that the first message was joined of, if it is the
-    system's.
+    system's; `replies_of` the requests that signatures name.
     """
 
     messages: list[Message] = field(default_factory=list[Message])
@@ -54,6 +55,7 @@ class ReadMessages:
     failed: list[str] = field(default_factory=list[str])
     system_blocks: SystemBlocks | None = None
     rewrites: list[AppliedRewrite] = field(default_factory=list[AppliedRewrite])
+    replies_of: set[str] = field(default_factory=set[str])
 
     def add(self, message: Message, place: str) -> None:
         """One more message."""
@@ -98,6 +100,8 @@ class BlockReader:
         _check_blocks(role, wire.content, f"{at}/content")
         if role is Role.ASSISTANT:
             self.read.failed.clear()
+            signatures = (block.signature for block in wire.content if isinstance(block, WireThinkingBlock))
+            self.read.replies_of.update(id_ for one in signatures if one and (id_ := signed_request(one)))
             self.read.add(_reply(wire.content, at), at)
         else:
             self._prompt(role, wire.content, at)
