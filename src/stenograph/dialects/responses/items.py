@@ -18,7 +18,7 @@ from stenograph.dialects.json_errors import decode_part, nearest, shown
 from stenograph.dialects.message_list import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS
 from stenograph.dialects.openai.sampling_fields import Unread
 from stenograph.dialects.responses.ids import ItemId, item_id, turn_of_sealed
-from stenograph.dialects.responses.tools import INPUT, SEARCH, CallForm, ToolName, flat_name, found_tools
+from stenograph.dialects.responses.tools import INPUT, SEARCH, ShownTool, ToolName, flat_name, found_tools
 
 
 class ItemHead(msgspec.Struct):
@@ -192,8 +192,8 @@ class ItemMessages:
     ) -> None:
         self.messages: list[Message] = list(before)
         self.places: list[MessagePlace] = [MessagePlace(before_at, before_at, before_at)] * len(before)
-        self.found: dict[str, CallForm] = {}
-        """The forms of the calls of tools that a search has found."""
+        self.found: dict[str, ShownTool] = {}
+        """The tools that searches have found, by name."""
         self.turns: set[str] = set()
         """The turns that ids of items name."""
         self._past = past
@@ -304,7 +304,7 @@ class ItemMessages:
             self._open.reasoning = (self._open.reasoning or "") + text
 
     def _read_found(self, item: SearchOutputItem, at: str) -> None:
-        self.found.update(found_tools(item.tools, f"{at}/tools"))
+        self.found.update({one.tool.name: one for one in found_tools(item.tools, f"{at}/tools")})
         text = (b"[" + b",".join(item.tools) + b"]").decode()
         place = MessagePlace(at, f"{at}/type", f"{at}/tools")
         self.add(Role.TOOL, text, place, call_id=item.call_id or None)
