@@ -38,7 +38,7 @@ from stenograph.dialects.responses.fields import (
     WireResponsesRequest,
 )
 from stenograph.dialects.responses.ids import turn_of_response
-from stenograph.dialects.responses.items import ItemMessages, MessagePlace
+from stenograph.dialects.responses.item_messages import ItemMessages, MessagePlace
 from stenograph.dialects.responses.spelling import PLAIN, ReplyForm, ResponsesSpelling, form_of_record
 from stenograph.dialects.responses.tools import ShownTool, ToolList, decode_choice, decode_tools, forms_of
 from stenograph.dialects.settings import UnknownFields
