@@ -38,9 +38,18 @@ Json = dict[str, Any]
 
 HEX = re.compile("[0-9a-f]{32}")
 OWN_TURNS = {
-    f"POST {prefix}/v1/{name}"
+    f"POST {prefix}/{name}"
     for prefix in ("", "/sessions/{id}")
-    for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
+    for name in (
+        "v1/chat/completions",
+        "v1/completions",
+        "v1/messages",
+        "v1/messages/count_tokens",
+        "v1/responses",
+        "v1beta/models/{model}:generateContent",
+        "v1beta/models/{model}:streamGenerateContent",
+        "v1beta/models/{model}:countTokens",
+    )
 }
 OPEN = {"SessionMetadata", "RecordedRequest"}
 """Replies with keys of the client's own: its metadata, and the sampling fields that it sent."""
@@ -613,6 +622,21 @@ NOT_IN_THE_SCHEMA = (
     "Two tools are called ",
     "'text' and '",
     "text cannot be combined with a forced tool call",
+    "topK must be a whole number",
+    "logprobs needs responseLogprobs",
+    "responseSchema and responseJsonSchema are",
+    "responseSchema needs responseMimeType",
+    "responseJsonSchema needs responseMimeType",
+    "responseMimeType 'text/x.enum' needs",
+    "The schema of 'text/x.enum' needs",
+    "parameters and parametersJsonSchema are",
+    "mode ANY needs functions",
+    "allowedFunctionNames ",
+    "A part has one of text",
+    "No open call of ",
+    "responseMimeType cannot be combined",
+    "A grammar cannot be combined",
+    "The input token count",
     "history is 'linear' with compat 'miles'",
     "Required field 'max_tokens' is missing.",
     "The last message is the assistant's: ",

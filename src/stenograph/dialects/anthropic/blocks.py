@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Raw
 
+from stenograph.core.chat import SystemBlocks
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.rewrites import AppliedRewrite, kept_text
@@ -44,13 +45,15 @@ class ReadMessages:
     """The messages that were read, with the pointer of each, and what was found in them on the way.
 
     `references` are the names of the tools that results refer to, in order; `failed` the calls whose results are
-    errors, of those after the last reply; `replies_of` the requests that signatures name.
+    errors, of those after the last reply. `system_blocks` are those that the first message was joined of, if it is the
+    system's; `replies_of` the requests that signatures name.
     """
 
     messages: list[Message] = field(default_factory=list[Message])
     places: list[str] = field(default_factory=list[str])
     references: dict[str, None] = field(default_factory=dict[str, None])
     failed: list[str] = field(default_factory=list[str])
+    system_blocks: SystemBlocks | None = None
     rewrites: list[AppliedRewrite] = field(default_factory=list[AppliedRewrite])
     replies_of: set[str] = field(default_factory=set[str])
 
@@ -71,10 +74,14 @@ class BlockReader:
         """The system text, blocks with a blank line between them. Raises InvalidRequest."""
         if content is None:
             return
+        blocks = None
         if not isinstance(content, str):
             _check_blocks(Role.SYSTEM, content, "/system")
-            content = "\n\n".join(block.text for block in content if isinstance(block, WireTextBlock))
+            texts = tuple(block.text for block in content if isinstance(block, WireTextBlock))
+            blocks = SystemBlocks(texts=texts, separator="\n\n")
+            content = blocks.joined
         if content:
+            self.read.system_blocks = blocks
             self.read.add(Message(role=Role.SYSTEM, content=content), "/system")
 
     def message(self, wire: WireMessageParam, at: str) -> None:

@@ -65,8 +65,11 @@ class MessagesSpelling:
 
     @staticmethod
     def _in_message(place: str, path: tuple[str | int, ...]) -> str:
-        """A message's field. Calls are blocks of the content, and a result's role is its type."""
-        if place == "/system" or not path:
+        """A message's field. Calls are blocks of the content, and a result's role is its type; the system text has
+        blocks alone."""
+        if place == "/system":
+            return _joined(place, *path[1:])
+        if not path:
             return place
         is_block = "/content/" in place
         name = "content" if path[0] == "tool_calls" else path[0]
