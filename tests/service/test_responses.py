@@ -17,8 +17,9 @@ from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import END, Answer, Live, assistant, output_ids, user
 from .test_keep_alive import Timed, anext_answer, timed
+from .test_sglang_chat import Rig, connect, rig
 
-__all__ = ["timed"]
+__all__ = ["connect", "rig", "timed"]
 
 EVENT = TypeAdapter[Any](ResponseStreamEvent)
 BASH = {
@@ -347,6 +348,27 @@ async def test_a_compaction_asked_for_without_tools_is_followed_by_the_main_line
     assert (await respond(live, session, goes_on, tools=[BASH])).status == 200
     strands = (await live.call("GET", f"/sessions/{session}")).json()["metadata"]["strands"]
     assert [(one["kind"], one["continues"]) for one in strands] == [("main", None), ("compaction", 0), ("main", 1)]
+
+
+async def test_a_reply_that_an_engine_wrote_for_chats_is_written_anew(rig: Rig) -> None:
+    """SGLang parses calls itself, and numbers them by the messages that it is given."""
+    session = await rig.open()
+    path = f"/sessions/{session}/v1/responses"
+    ids = (*rig.renderer.tokenizer.encode("<x>"), END)
+    rig.sglang.plan(rig.script("", ids=ids, reasoning="why", tool_calls=(("call_7", "bash", '{"command": "ls"}'),)))
+    rig.sglang.plan(rig.script("Bye."))
+    first = (await rig.call("POST", path, {"input": "go", "tools": [BASH]})).json()
+    assert [item["type"] for item in first["output"]] == ["reasoning", "function_call"]
+    items = [{"role": "user", "content": "go"}, *first["output"], result(first["output"][1], "a")]
+    answer = await rig.call("POST", path, {"input": items, "tools": [BASH], "stream": True})
+    assert events_of(answer)[-1]["response"]["output"][0]["content"][0]["text"] == "Bye."
+    call = {"id": "call_7", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+    assert rig.sglang.requests[1].json["messages"] == [
+        user("go"),
+        {"role": "assistant", "content": None, "reasoning_content": "why", "tool_calls": [call]},
+        {"role": "tool", "content": "a", "tool_call_id": "call_7"},
+    ]
+    assert len(await rig.records(session)) == 2
 
 
 # --- silence --------------------------------------------------------------------------------------------------------

@@ -336,6 +336,22 @@ async def test_a_fork_of_a_line_with_turns_before_it_goes_on_with_its_work(live:
     assert shown["metadata"]["discarded"]["turns"] == 1
 
 
+async def test_a_request_that_goes_on_without_the_last_reply_replaces_nothing(live: Live) -> None:
+    """Claude Code asks for a summary without its last reply, and keeps that reply in what it sends next."""
+    session = await live.open()
+    line = [user("hi")]
+    for reply, more in (("one", "b"), ("two", "c")):
+        live.says(reply)
+        assert (await live.chat(session, *line)).status == 200
+        line += [assistant(reply), user(more)]
+    live.says("a summary")
+    assert (await live.chat(session, *line[:3], user("Sum it up."))).status == 200
+    live.says("three")
+    assert (await live.chat(session, *line)).status == 200
+    assert contents(live, session) == [("one", 1), ("two", 2), ("a summary", 1), ("three", 3)]
+    assert (await told(live, session))["metadata"]["discarded"]["turns"] == 0
+
+
 async def test_a_request_that_goes_on_with_the_sampled_reply_finds_its_line_beside_a_fork(live: Live) -> None:
     session = await live.open()
     live.says("one")

@@ -25,7 +25,7 @@ class Attachment:
     """Place where a request attaches: after `parent` (None: as a root), with messages not yet in its line.
 
     `revision` is the history's when the position was taken; where only one turn may run, a commit checks that it holds.
-    `has_other_reply`: a turn would be replaced, and the request has a reply after the place where it parts from it.
+    `has_other_reply`: a turn would be replaced by what is no other try of it.
     """
 
     parent: Node | None
@@ -124,8 +124,9 @@ def answers(node: Node, messages: Sequence[Message], context: PromptContext, mat
 
 
 def has_other_reply(node: Node, messages: Sequence[Message], context: PromptContext, matcher: Matcher) -> bool:
-    """Whether the request has a reply after the place where it parts from `node`'s turn, given that it goes on after
-    the node's parent, and not after the node. Asked again, also in other words, a turn has none."""
+    """Whether a request that goes on after `node`'s parent, and not after the node, is no other try of the node's turn:
+    it has another message in the reply's place, or parts from the turn earlier and has a reply after that. A retry,
+    and another try, also in other words, end before the reply."""
     stored = (*node.turn.messages, node.turn.reply.message)
     given = messages[node.num_messages - len(stored) :]
     pairs = enumerate(zip(stored, given, strict=False))
@@ -133,7 +134,7 @@ def has_other_reply(node: Node, messages: Sequence[Message], context: PromptCont
     return (
         node.turn.asked is Asked.CHAT
         and node.turn.context.is_same(context)
-        and any(message.role is Role.ASSISTANT for message in given[at:])
+        and (at == len(stored) - 1 < len(given) or any(message.role is Role.ASSISTANT for message in given[at:]))
     )
 
 
