@@ -224,6 +224,41 @@ async def test_a_session_goes_on_from_chat_to_responses_and_back(live: Live) -> 
     assert [row["dialect"] for row in await ledger(live, session)] == ["chat", "responses", "chat"]
 
 
+async def test_a_session_goes_on_from_chat_to_messages_to_responses(live: Live) -> None:
+    session = await live.open()
+    for text in (ONE_CALL, TWO_CALLS, TEXT):
+        live.says(text)
+    chat = await live.chat(session, user("Look."), tools=[CHAT_BASH])
+    first = chat.json()["choices"][0]["message"]
+    (call,) = first["tool_calls"]
+    use = {"type": "tool_use", "id": call["id"], "name": "bash", "input": json.loads(call["function"]["arguments"])}
+    messages = [
+        user("Look."),
+        {"role": "assistant", "content": [{"type": "text", "text": first["content"]}, use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}]},
+    ]
+    tool = {"name": "bash", "description": BASH["description"], "input_schema": BASH["parameters"]}
+    body = {"model": "m", "max_tokens": 500, "messages": messages, "tools": [tool]}
+    second = (await live.call("POST", f"/sessions/{session}/v1/messages", body)).json()
+    thought, *uses = second["content"]
+    items = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": first["content"]},
+        {"type": "function_call", "call_id": call["id"], **call["function"]},
+        {"type": "function_call_output", "call_id": call["id"], "output": "ok"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thought["thinking"]}]},
+        *(
+            {"type": "function_call", "call_id": one["id"], "name": "bash", "arguments": json.dumps(one["input"])}
+            for one in uses
+        ),
+        *({"type": "function_call_output", "call_id": one["id"], "output": "ok"} for one in uses),
+    ]
+    third = await respond(live, session, items, tools=[BASH])
+    assert third.status == 200, third.body
+    await check_exact(live, session, 3)
+    assert [row["dialect"] for row in await ledger(live, session)] == ["chat", "messages", "responses"]
+
+
 async def test_calls_of_namespaces_and_custom_tools_go_on_exactly_and_are_held_in_their_own_form(live: Live) -> None:
     session = await live.open()
     tools = [
