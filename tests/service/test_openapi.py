@@ -220,6 +220,7 @@ async def test_a_server_without_keys_documents_none(live: Live) -> None:
         ("GET", "/sessions/{id}/samples", "POST"),
         ("POST", "/sessions/{id}/drift", "GET, HEAD"),
         ("TRACE", "/sessions/{id}/drift", "GET, HEAD"),
+        ("POST", "/sessions/{id}/outcome", "GET, HEAD, PUT"),
         ("GET", "/sessions/{id}/v1/chat/completions", "POST"),
         ("DELETE", "/v1/chat/completions", "POST"),
         ("GET", "/sessions/{id}/v1/completions", "POST"),

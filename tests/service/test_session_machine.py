@@ -34,7 +34,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnReport
+from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParams, StageTimes
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
@@ -89,8 +89,8 @@ class Counted(NoTelemetry):
     def retry_answered(self, *, joined: bool) -> None:
         self.retries.append(joined)
 
-    def session_ended(self, end: SessionEnd) -> None:
-        self.session_ends.append(end)
+    def session_ended(self, report: SessionReport) -> None:
+        self.session_ends.append(report.end)
 
 
 # -- the model

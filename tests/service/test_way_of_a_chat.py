@@ -37,7 +37,7 @@ TESTING = PRODUCT + "testing/"
 CHAT = (69, 449, 644, 184)
 # A stream sets the timer that keeps it alive: two files and two functions.
 STREAMED_CHAT = (73, 478, 702, 204)
-SAMPLES = (41, 256, 1809, 179)
+SAMPLES = (41, 262, 1836, 180)
 
 
 @dataclass
