@@ -27,7 +27,7 @@ from stenograph.bench.kit.options import add_model, add_out, add_plot, check_plo
 from stenograph.bench.kit.processes import Child, Children
 from stenograph.bench.kit.report import table
 from stenograph.bench.kit.runner import ProgressNotes, begin_artifact, cached_model, say, show
-from stenograph.bench.kit.servers import start_probe, start_serve, stop_probe
+from stenograph.bench.kit.servers import start_probe, start_serve
 from stenograph.bench.responsiveness.report import responsiveness_table
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
@@ -142,7 +142,7 @@ def _soak(options: argparse.Namespace) -> Soaked:
         cpu_s = server.cpu_s()
         moments, tally, seconds = _watched(load, server, options)
         cpu_s = server.cpu_s() - cpu_s
-        health = stop_probe(probe)
+        health = probe.step("")
         figures: Figures = {
             "num_turns": tally.num_turns,
             "turns_per_s": tally.num_turns / seconds,

@@ -55,7 +55,7 @@ async def chat(
     reader = StreamedReply() if streams else None
     try:
         async with asyncio.timeout(ANSWER_DEADLINE_S):
-            answer = await client.asked("POST", path, parts, reader, headers)
+            answer = await client.asked("POST", path, parts, None if reader is None else reader.feed, headers)
         if reader is None:
             return _whole(answer.body, answer.request_id)
         reader.end(0.0)
@@ -63,7 +63,7 @@ async def chat(
         return Answered(seen=failure.kind, detail=failure.detail)
     except TimeoutError:
         return Answered(seen="unanswered", detail=f"there was no answer within {ANSWER_DEADLINE_S:g} s")
-    return Answered(seen=f"200 {reader.finish_reason}", rid=answer.request_id, text=reader.content)
+    return Answered(seen=f"200 {reader.finish_reason}", rid=answer.request_id, text=reader.text)
 
 
 def _whole(body: bytes, rid: str) -> Answered:

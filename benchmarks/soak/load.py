@@ -21,7 +21,7 @@ from benchmarks.soak.session import Player
 from benchmarks.soak.tally import SoakTally
 from stenograph.bench.kit.client import BUFFER_BYTES, LoadClient, address
 from stenograph.bench.kit.conversation import Messages
-from stenograph.bench.kit.steps import run_child, say
+from stenograph.bench.kit.steps import new_runner, say
 
 PERIOD_S = 1.0
 MOST_FAILURES = 200
@@ -113,4 +113,5 @@ class SoakLoad:
 
 if __name__ == "__main__":
     gc.freeze()
-    run_child(SoakLoad(msgspec.json.decode(sys.argv[1], type=SoakPlan)).run())
+    with new_runner() as runner:
+        runner.run(SoakLoad(msgspec.json.decode(sys.argv[1], type=SoakPlan)).run())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stenograph.dialects.anthropic.fields import MESSAGES_FIELDS
 from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
@@ -22,7 +23,12 @@ def fields_under(dialect: str, heading: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("dialect", "rules"),
-    [("chat", [CHAT_FIELDS]), ("completions", [COMPLETION_FIELDS]), ("Gemini", [GEMINI_FIELDS, CONFIG_FIELDS])],
+    [
+        ("chat", [CHAT_FIELDS]),
+        ("completions", [COMPLETION_FIELDS]),
+        ("messages", [MESSAGES_FIELDS]),
+        ("Gemini", [GEMINI_FIELDS, CONFIG_FIELDS]),
+    ],
 )
 def test_every_field_is_listed_once_under_its_rule(dialect: str, rules: list[FieldRules]) -> None:
     for rule in Rule:
@@ -36,7 +42,11 @@ def test_every_route_is_listed() -> None:
     known = {f"{method} {path}" for path, method in routes}
     models = "/v1beta/models/{model}"
     methods = ("generateContent", "streamGenerateContent", "countTokens")
-    for path in ("/v1/chat/completions", "/v1/completions", *(f"{models}:{method}" for method in methods)):
+    messages = ("/v1/messages", "/v1/messages/count_tokens")
+    for path in (
+        *("/v1/chat/completions", "/v1/completions", *messages),
+        *(f"{models}:{method}" for method in methods),
+    ):
         known |= {f"POST {path}", f"POST /sessions/{{id}}{path}"}
     section = PAGE.read_text().split("## Routes\n")[1].split("\n## ")[0]
     assert len(routes) > 10

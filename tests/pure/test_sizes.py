@@ -12,20 +12,17 @@ MODULES = sorted(SRC.rglob("*.py"))
 MAX_BODY_LINES = 50
 MAX_NESTING = 3
 
+MAX_BENCH_LINES = 6_245
+"""All of bench/. It only shrinks: what the repository measures for itself belongs to benchmarks/."""
+
 TOO_LONG: set[str] = set()
 TOO_DEEP = {
-    "bench/guided/load.GuidedLoad.phase",
-    "bench/serving/http.HttpTarget.collect",
-    "bench/serving/load.ServingLoad._converse",
-    "bench/streaming/command._measure",
+    # An inner generator would cost each chunk a hop more, and have to be closed by the same blocks.
     "engine/fleet/fleet.Fleet.generate",
-    "engine/http/engine.HttpEngine._read_events",
-    "engine/http/transport.EngineTransport.events",
+    # A function for the innermost condition would cost each chunk of a chat a call.
     "session/turn.TurnRun.sample",
-    "testing/suite/conformance.check_engine",
-    "testing/suite/engine_table.serving",
 }
-"""Functions that are over a limit today. Both sets only shrink: an entry that is within the limit fails the test."""
+"""Functions over a limit, with the reason. Both sets only shrink: one that is within the limit fails the test."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Block = ast.If | ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith | ast.Try | ast.TryStar | ast.Match
@@ -78,6 +75,10 @@ def test_a_function_has_at_most_50_lines_of_body() -> None:
 
 def test_blocks_are_nested_at_most_three_deep() -> None:
     assert {name for name, function in FUNCTIONS if nesting_of(body_of(function)) > MAX_NESTING} == TOO_DEEP
+
+
+def test_the_bench_stays_small() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in (SRC / "bench").rglob("*.py")) <= MAX_BENCH_LINES
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stenograph.core.chat import TurnRequest
 from stenograph.core.clock import Clock, SystemClock
-from stenograph.core.types import Finish, FinishReason
+from stenograph.core.types import Finish, FinishReason, StageTimes
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.engine.base import Engine
 from stenograph.http.app import all_counters, all_dialects, make_app, make_renderer
@@ -22,7 +23,11 @@ from stenograph.model.files import ModelFiles
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
+from stenograph.session.admission import Place
 from stenograph.session.manager import SessionManager
+from stenograph.session.retries import RequestIdentity
+from stenograph.session.session import Session
+from stenograph.session.watch import Watch
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
@@ -123,7 +128,7 @@ async def running(
 ) -> AsyncIterator[tuple[str, SessionManager]]:
     """A server around an engine that has been started, on a socket of its own: its URL, and its manager.
 
-    It speaks `dialects` beside its own.
+    It speaks `dialects` beside those that every server speaks.
     """
     pool = pool or CpuPool(2)
     made = Settings(drain_timeout_s=10.0, **settings)
@@ -169,3 +174,19 @@ async def live(serve: Callable[..., AbstractAsyncContextManager[Live]]) -> Async
     """A server with default settings."""
     async with serve() as running:
         yield running
+
+
+def begun(
+    manager: SessionManager,
+    session: Session | None,
+    request: TurnRequest,
+    *,
+    stages: StageTimes | None = None,
+    identity: RequestIdentity | None = None,
+) -> Watch:
+    """A watch of a request's turns, or of the turn that it repeats. Raises as the manager's `admit` and `begin`."""
+    admitted = manager.admit(session, stages=stages or StageTimes(start=0.0), identity=identity)
+    if not isinstance(admitted, Place):
+        return admitted
+    with admitted:
+        return manager.begin(admitted, (request, b"{}"))

@@ -31,7 +31,8 @@ from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnRepo
 from stenograph.core.types import Finish, FinishReason, SamplingParams, StageTimes, token_ids
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.renderer import Renderer
-from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.admission import Limits
+from stenograph.session.manager import SessionManager
 from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import SessionOptions
@@ -40,6 +41,8 @@ from stenograph.session.watch import TurnAbandoned, Watch
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.trajectory.turn import line_ids, line_messages
+
+from .conftest import begun
 
 T = TypeVar("T")
 
@@ -150,7 +153,7 @@ class Room:
         """A turn that the engine plays the last script to."""
         request = ChatRequest(messages=(*self.told, *messages), params=SamplingParams(seed=self.seed))
         stages = StageTimes(start=0.0)
-        return self.manager.start(self.session, lambda: (request, b"{}"), started=stages, identity=identity)
+        return begun(self.manager, self.session, request, stages=stages, identity=identity)
 
     def says(self, text: str, *, paused: bool = False, deaf: bool = False) -> Script:
         ids = (*self.renderer.tokenizer.encode(text), END)
@@ -445,7 +448,7 @@ async def struck_prompts(room: Room, num: int, blow: Blow, loop: MovableLoop) ->
     room.engine.plan(*(Script(ids=(*ids, END), finish=STOP, paused=True) for _ in prompts))
     room.engine.step(3 * (len(ids) + 2))
     request = CompletionRequest(prompts=prompts)
-    watch = room.manager.start(room.session, lambda: (request, b"{}"), started=StageTimes(start=0.0))
+    watch = begun(room.manager, room.session, request)
     waiter = loop.create_task(settled(watch))
     await passes(num)
     was_over = waiter.done()

@@ -41,11 +41,8 @@ OWN_TURNS = {
     f"POST {prefix}/{name}"
     for prefix in ("", "/sessions/{id}")
     for name in (
-        "v1/chat/completions",
-        "v1/completions",
-        "v1beta/models/{model}:generateContent",
-        "v1beta/models/{model}:streamGenerateContent",
-        "v1beta/models/{model}:countTokens",
+        *("v1/chat/completions", "v1/completions", "v1/messages", "v1/messages/count_tokens"),
+        *(f"v1beta/models/{{model}}:{name}" for name in ("generateContent", "streamGenerateContent", "countTokens")),
     )
 }
 OPEN = {"SessionMetadata", "RecordedRequest"}
@@ -88,6 +85,7 @@ def document_of(
         has_keys=has_keys,
         unknown_fields=unknown,
         matchers=("harness",),
+        rewrites=("cc-date",),
         vocab_size=320,
         proxy_allow=Settings().proxy_allow,
         forwards=forwards,
@@ -523,6 +521,17 @@ NOT_IN_THE_SCHEMA = (
     "A grammar cannot be combined",
     "The input token count",
     "history is 'linear' with compat 'miles'",
+    "Required field 'max_tokens' is missing.",
+    "The last message is the assistant's: ",
+    "messages is empty: ",
+    "tool_choice names a tool that cannot be called: ",
+    "tool_choice 'any' needs tools.",
+    "A name belongs to the tool_choice of type 'tool'.",
+    "A tool_reference names a tool that is not in tools: ",
+    "'output_config.format' and 'output_format' each ask for a format",
+    "output_config.format cannot be combined with a forced tool call",
+    "prompt is too long: ",
+    "input length and `max_tokens` exceed context limit: ",
     "after_length is 'refuse' with compat 'miles'",
 )
 """How a message begins that says why a request is refused which the schemas allow. The document says these in words."""
@@ -585,7 +594,7 @@ def found_by_schemathesis(document: Json, url: str) -> Iterator[str]:
             # Their bodies are those of the sessions' routes, which have it.
             "operations": [
                 {"include-name": f"POST /v1/{name}", "phases": {"coverage": {"enabled": False}}}
-                for name in ("chat/completions", "completions")
+                for name in ("chat/completions", "completions", "messages", "messages/count_tokens")
             ],
             "checks": {"positive_data_acceptance": {"enabled": False}},
         }

@@ -38,7 +38,8 @@ from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnRepo
 from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParams, StageTimes
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
-from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.admission import Limits
+from stenograph.session.manager import SessionManager
 from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session, SessionOptions
@@ -47,6 +48,8 @@ from stenograph.session.watch import TurnAbandoned, Watch
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.trajectory.turn import Node, TurnStatus, line_ids, line_messages
+
+from .conftest import begun
 
 T = TypeVar("T")
 
@@ -365,7 +368,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert not self.manager.has(place.real.id)
         sent = self.new_sent(data, place, None, "stop")
         with pytest.raises(SessionNotFound):
-            self.manager.start(place.real, lambda: (_request(sent), b""), started=StageTimes(start=0.0))
+            begun(self.manager, place.real, _request(sent))
 
     @rule(seconds=st.sampled_from([1.0, TTL_S / 2, TTL_S]), sweeps=st.booleans())
     def time_goes_on_for_sessions(self, seconds: float, sweeps: bool) -> None:
@@ -606,7 +609,7 @@ class SessionMachine(RuleBasedStateMachine):
         stages = StageTimes(start=self.clock.monotonic())
 
         async def starting() -> Watch:
-            return self.manager.start(real, lambda: (_request(sent), b"{}"), started=stages, identity=identity)
+            return begun(self.manager, real, _request(sent), stages=stages, identity=identity)
 
         return self.run(starting())
 
@@ -1027,12 +1030,9 @@ class SessionMachine(RuleBasedStateMachine):
         drain = self.begin(self.manager.drain(timeout_s=30.0))
         self.passes()
         for place in (None, *self.live[:1]):
+            real = place.real if place is not None and not place.flights else None
             with pytest.raises(Draining):
-                self.manager.start(
-                    place.real if place is not None and not place.flights else None,
-                    lambda: (ChatRequest(messages=(user("x"),)), b""),
-                    started=StageTimes(start=0.0),
-                )
+                begun(self.manager, real, ChatRequest(messages=(user("x"),)))
         for flight in self.flights[::2]:
             self.engine.step_turn(flight.request_id, flight.num_left)
             flight.num_steps += flight.num_left

@@ -31,10 +31,11 @@ TESTING = PRODUCT + "testing/"
 
 # Files, functions, calls, changes of room. Goal: 35 files, 220 functions, 450 calls for a chat.
 # Strands, their labels and the ledger took 25 calls, and 380 of the samples: their metadata has every strand and turn.
-CHAT = (66, 450, 656, 188)
+# Admission took a file, and saved eleven calls. The list of messages is decoded in a file that other dialects share.
+CHAT = (68, 447, 642, 183)
 # A stream sets the timer that keeps it alive: two files and two functions.
-STREAMED_CHAT = (70, 476, 718, 207)
-SAMPLES = (40, 240, 1469, 177)
+STREAMED_CHAT = (72, 476, 700, 203)
+SAMPLES = (39, 240, 1444, 177)
 
 
 @dataclass

@@ -59,6 +59,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "matcher",
         "sampling",
         "side_rules",
+        "canonical",
     ),
     "limits and deadlines": (
         "max_sessions",

@@ -5,12 +5,14 @@ Knows neither a wire format nor a template.
 
 import enum
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from stenograph.core.blame import Blame
+from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.messages import Message, Tool
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.text_print import TextPrint
 from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Stage, Usage
 
@@ -88,17 +90,37 @@ class Truncation:
             raise ValueError("a prompt has at least one token")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemBlocks:
+    """The texts, in order, that the first message was joined of: the system text, which came in several blocks.
+
+    Rules look at each; one may drop a block. Block 2 is blamed as `Blame(RequestPart.MESSAGES, 0, ("content", 2))`.
+    """
+
+    texts: tuple[str, ...]
+    separator: str = ""
+
+    @property
+    def joined(self) -> str:
+        """The content of the first message, before any rule."""
+        return self.separator.join(self.texts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownMessages:
     """Messages that a request may begin with, and the print of its body up to the end of the last one.
 
-    Their list begins at the byte `list_start` of the body, which is of this `dialect`.
+    Their list begins at the byte `list_start` of the body, which is of this `dialect`. `of_line` gives them as they
+    are kept, rewrites made: `num_messages`, with the `gaps` and the `system_blocks` that `ChatRequest` has.
     """
 
     dialect: str
     text_print: TextPrint
     list_start: int
     of_line: Callable[[], Sequence[Message]]
+    num_messages: int
+    gaps: tuple[int, ...] = ()
+    system_blocks: SystemBlocks | None = None
 
 
 class Spelling(Protocol):
@@ -150,6 +172,12 @@ class ChatRequest:
     `text_print` is that of its body up to the end of the last message, whose list begins at `list_start`; `known` is
     what the body was seen to begin with. `messages_json` is the messages as an OpenAI list, for engines that parse
     replies by it.
+    `system_blocks` are those that the first message was joined of; None: its text came as one, or it is no system's.
+    `late_tools` can be called, but are no part of what the prompt begins with: a message shows them. `thinks` says
+    whether the model is to reason, and `effort` how much, as a word; None: as the model does by itself.
+    `rewrites` are the changes to what the client sent: those that its dialect had to make, then those that rules make.
+    Where messages have been joined with others, `gaps` has the index of the message after each one that has gone, in
+    order: `place_of` gives the number that a message has for its client.
     """
 
     messages: tuple[Message, ...]
@@ -159,11 +187,14 @@ class ChatRequest:
     known: KnownMessages | None = None
     model: str | None = None
     tools: tuple[Tool, ...] = ()
+    late_tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     params: SamplingParams = SamplingParams()
     spelling: Spelling = PlainSpelling()
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    thinks: bool | None = None
+    effort: str | None = None
     truncation: Truncation | None = None
     priority: int | None = None
     text: TextView = TextView()
@@ -172,10 +203,23 @@ class ChatRequest:
     sent: Mapping[str, str] = field(default_factory=dict[str, str])
     said: frozenset[str] = frozenset()
     imposed: frozenset[str] = frozenset()
+    system_blocks: SystemBlocks | None = None
+    rewrites: tuple[AppliedRewrite, ...] = ()
+    gaps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.messages:
             raise ValueError("a conversation has at least one message")
+
+    def place_of(self, index: int) -> int:
+        """The number of a message among those that the dialect read from the body."""
+        return index + bisect_right(self.gaps, index)
+
+    def blame_of_client(self, blame: Blame | None) -> Blame | None:
+        """The same part of the request as it was read from the body."""
+        if blame is None or blame.part is not RequestPart.MESSAGES or blame.index is None or not self.gaps:
+            return blame
+        return replace(blame, index=self.place_of(blame.index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +344,7 @@ class ChatReply:
     """A finished turn for its client, in any dialect. `created` is in whole seconds of the epoch.
 
     `written` is the engine's own reply where the engine writes it: a client that does not stream gets just that.
+    `fills_context`: the model's context has no room after it.
     """
 
     id: str
@@ -311,3 +356,4 @@ class ChatReply:
     usage: Usage
     written: EngineReply | None = None
     stages_s: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
+    fills_context: bool = False

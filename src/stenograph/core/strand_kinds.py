@@ -1,6 +1,7 @@
 """The kinds of a session's strands: values that a session labels with and samples are picked by. Pure."""
 
 import enum
+from dataclasses import dataclass
 
 
 class StrandKind(enum.StrEnum):
@@ -22,3 +23,15 @@ class StrandKind(enum.StrEnum):
 
 TRAINED_KINDS = (StrandKind.MAIN, StrandKind.AGENT, StrandKind.COMPACTION, StrandKind.UNKNOWN)
 """The strands that become samples unless a request asks for others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """The kind of a request, its client, and the name of the rule that said so. All None: no rule holds."""
+
+    kind: StrandKind | None = None
+    client: str | None = None
+    rule: str | None = None
+
+
+UNLABELLED = Label()

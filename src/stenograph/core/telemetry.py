@@ -5,15 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Stage
-
-
-class RewriteFact(Protocol):
-    """A change that a rule made to what a client sent."""
-
-    @property
-    def rule(self) -> str: ...
 
 
 class TurnEnd(enum.StrEnum):
@@ -70,7 +64,7 @@ class TurnReport:
     itl_s: tuple[float, ...] = ()
     unasked_replay: tuple[str, ...] = ()
     kind: StrandKind | None = None
-    rewrites: tuple[RewriteFact, ...] = ()
+    rewrites: tuple[AppliedRewrite, ...] = ()
 
     @property
     def num_wasted(self) -> int:

@@ -39,6 +39,7 @@ class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     max_total_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     sampling: WireSamplingRules | None = None
+    canonical: str | None = None
 
 
 class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):

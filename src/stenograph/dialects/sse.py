@@ -1,4 +1,4 @@
-"""Server-sent events, as OpenAI's streams use them: `data:` lines; ids and event names mean nothing. Pure.
+"""Server-sent events: `data:` lines, and before them, where a protocol has names of events, `event:`. Pure.
 
 Source: WHATWG HTML, section 9.2 (text/event-stream).
 """
@@ -23,6 +23,17 @@ EVENT_STREAM_HEADERS = (
 def data_event(payload: bytes) -> bytes:
     """One event with one line of data. `payload` is JSON and so holds no line break."""
     return b"data: " + payload + b"\n\n"
+
+
+def named_event(name: bytes, payload: bytes) -> bytes:
+    """The same of a protocol whose events have names. Source: the same, `event:`."""
+    return b"event: " + name + b"\ndata: " + payload + b"\n\n"
+
+
+def named_event_pieces(name: bytes, payload: Iterable[bytes]) -> Iterator[bytes]:
+    """The same of a payload that comes in fragments."""
+    yield b"event: " + name + b"\n"
+    yield from data_event_pieces(payload)
 
 
 def data_event_pieces(payload: Iterable[bytes]) -> Iterator[bytes]:

@@ -181,7 +181,7 @@ def reason_of(told: str) -> FinishReason:
     return _REASONS[told]
 
 
-class DrawnTokens:
+class SampledTokens:
     """All tokens of one generation so far, and what the next part of its reply adds to them.
 
     A part has either all tokens so far or only new ones, as the server was started: the count of all of them, which
@@ -196,14 +196,14 @@ class DrawnTokens:
         self.logprobs = array("d")
 
     def __repr__(self) -> str:
-        return f"<DrawnTokens {len(self.ids)} ids>"
+        return f"<SampledTokens {len(self.ids)} ids>"
 
     def take(
-        self, rows: Sequence[Row] | None, *, num_drawn: int, reason: FinishReason | None
+        self, rows: Sequence[Row] | None, *, num_sampled: int, reason: FinishReason | None
     ) -> tuple["array[int]", "array[float]"]:
-        """Ids and logprobs that are new in a part that reports `num_drawn` tokens in all; `reason` where it ends."""
+        """Ids and logprobs that are new in a part that reports `num_sampled` tokens in all; `reason` where it ends."""
         start = len(self.ids)
-        fresh = self._fresh(self._rows(rows, num_drawn, reason), num_drawn)
+        fresh = self._fresh(self._rows(rows, num_sampled, reason), num_sampled)
         ids = [row.id for row in fresh]
         check_ids(ids, self._vocab_size)
         new = token_ids(ids), array("d", [row.logprob for row in fresh])
@@ -234,21 +234,21 @@ class DrawnTokens:
                 " it does not know input_ids, or made a prompt of its own",
             )
 
-    def _rows(self, rows: Sequence[Row] | None, num_drawn: int, reason: FinishReason | None) -> Sequence[Row]:
+    def _rows(self, rows: Sequence[Row] | None, num_sampled: int, reason: FinishReason | None) -> Sequence[Row]:
         if rows is not None:
             return rows
         # SGLang leaves the list out where a generation was aborted before it ran.
-        if num_drawn != len(self.ids) or reason not in (None, FinishReason.ABORT):
+        if num_sampled != len(self.ids) or reason not in (None, FinishReason.ABORT):
             raise UpstreamInvalid("has_logprobs", "meta_info has no output_token_logprobs")
         return ()
 
-    def _fresh(self, rows: Sequence[Row], num_drawn: int) -> Sequence[Row]:
+    def _fresh(self, rows: Sequence[Row], num_sampled: int) -> Sequence[Row]:
         num_before = len(self.ids)
-        if len(rows) == num_drawn - num_before:
+        if len(rows) == num_sampled - num_before:
             return rows
-        if len(rows) != num_drawn:
+        if len(rows) != num_sampled:
             after = f" after {num_before} that came before" if num_before else ""
-            detail = f"{short(num_drawn)} completion tokens, but {len(rows)} in output_token_logprobs{after}"
+            detail = f"{short(num_sampled)} completion tokens, but {len(rows)} in output_token_logprobs{after}"
             raise UpstreamInvalid("count_agrees", detail)
         before = rows[:num_before]
         if [row.id for row in before] != self.ids.tolist() or [row.logprob for row in before] != self.logprobs.tolist():
@@ -272,13 +272,13 @@ def short(number: int) -> str:
 
 
 def alternatives(
-    positions: Sequence[Sequence[TopRow] | None] | None, *, num_drawn: int, num_new: int, vocab_size: int
+    positions: Sequence[Sequence[TopRow] | None] | None, *, num_sampled: int, num_new: int, vocab_size: int
 ) -> tuple[tuple[TopLogprob, ...], ...] | None:
-    """The alternatives at the `num_new` last positions, of a list that has those or all `num_drawn`; None if none."""
+    """The alternatives at the `num_new` last positions, of a list that has those or all `num_sampled`; None if none."""
     if not positions:
         return None
-    if len(positions) not in (num_drawn, num_new):
-        detail = f"{short(num_drawn)} completion tokens, but {len(positions)} in output_top_logprobs"
+    if len(positions) not in (num_sampled, num_new):
+        detail = f"{short(num_sampled)} completion tokens, but {len(positions)} in output_top_logprobs"
         raise UpstreamInvalid("count_agrees", detail)
     fresh = positions[len(positions) - num_new :]
     check_ids((row.id for rows in fresh for row in rows or ()), vocab_size)
@@ -288,21 +288,23 @@ def alternatives(
     )
 
 
-def weight_spans(meta: MetaInfo, *, num_drawn: int) -> tuple[WeightSpan, ...]:
-    """Spans of the weights that sampled the `num_drawn` tokens, without a gap; empty where not reported."""
+def weight_spans(meta: MetaInfo, *, num_sampled: int) -> tuple[WeightSpan, ...]:
+    """Spans of the weights that sampled the `num_sampled` tokens, without a gap; empty where not reported."""
     told = meta.weight_versions
-    if told is None or not num_drawn:
+    if told is None or not num_sampled:
         version = meta.weight_version
-        return () if version is None or not num_drawn else (WeightSpan(version=str(version), start=0, end=num_drawn),)
+        if version is None or not num_sampled:
+            return ()
+        return (WeightSpan(version=str(version), start=0, end=num_sampled),)
     end = 0
     for span in told:
         if span.start != end or span.end <= span.start:
             break
         end = span.end
     else:
-        if end == num_drawn:
+        if end == num_sampled:
             return tuple(WeightSpan(version=str(span.version), start=span.start, end=span.end) for span in told)
-    raise UpstreamInvalid("versions_agree", f"weight_versions must cover all {num_drawn} tokens without gaps")
+    raise UpstreamInvalid("versions_agree", f"weight_versions must cover all {num_sampled} tokens without gaps")
 
 
 def replay_of(meta: MetaInfo, asked: ReplayKind) -> tuple[Replay | None, tuple[str, ...]]:

@@ -5,6 +5,7 @@ import logging
 import signal
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
@@ -13,6 +14,7 @@ from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
+from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
@@ -44,10 +46,13 @@ from stenograph.offload.loop_lag import LoopLag
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
+from stenograph.session.admission import Limits
 from stenograph.session.counting import PromptCounter
 from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
-from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.manager import SessionManager
+from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.turn import TurnServices
+from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.matching import MATCHERS, load_matcher
 
 log = logging.getLogger(__name__)
@@ -98,14 +103,24 @@ def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
     return settings.chat_template_kwargs
 
 
-def kind_rules_of(settings: Settings) -> KindRules:
-    """The rules that label requests: those of `--side-rules`, then the shipped ones. Raises StartupError, with the file
-    and the rule."""
-    if settings.side_rules is None:
-        return KindRules.read(SHIPPED_RULES)
-    file = repr(str(settings.side_rules))
+class SideRules(NamedTuple):
+    """The rules of sessions: those that label requests, those that rewrite them, and which of these are chosen."""
+
+    kinds: KindRules
+    rewrites: RewriteRules
+    canonical: Canonical
+
+
+def side_rules_of(settings: Settings) -> SideRules:
+    """The rules of `--side-rules`, then the shipped ones. Raises StartupError, with the file and the rule."""
+    file, texts = repr(str(settings.side_rules)), [SHIPPED_RULES]
     try:
-        return KindRules.read(settings.side_rules.read_text(encoding="utf-8"), SHIPPED_RULES)
+        if settings.side_rules is not None:
+            texts.insert(0, settings.side_rules.read_text(encoding="utf-8"))
+        rewrites = RewriteRules.read(*texts)
+        return SideRules(KindRules.read(*texts), rewrites, rewrites.chosen(settings.canonical))
+    except UnknownRewrite as error:
+        raise StartupError(f"--canonical: {error}") from error
     except OSError as error:
         raise StartupError(f"--side-rules: cannot read the file {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -145,7 +160,7 @@ def make_app(
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
-    `dialects` are what it speaks with clients, `counters` those whose requests only count; None for all that there are.
+    `dialects` are what it speaks with clients, and `counters` those whose requests only count; None for all there are.
     """
     body_slots = body_slots or BodySlots(settings.body_slots)
     metrics = Metrics(version=__version__)
@@ -153,9 +168,7 @@ def make_app(
     services = _services(settings, engine, renderer, pool, share, clock)
     manager = _make_manager(settings, services, metrics)
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
-    sessions = _session_routes(
-        settings, manager=manager, metrics=metrics, renderer=renderer, pool=pool, share=share, moe_shape=moe_shape
-    )
+    sessions = _session_routes(settings, services, manager=manager, metrics=metrics, moe_shape=moe_shape)
     control = ControlRoutes(
         sessions=sessions,
         doorman=doorman,
@@ -171,12 +184,13 @@ def make_app(
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
-        openapi=openapi_document(_described(settings, engine, renderer)),
+        openapi=openapi_document(_described(settings, services)),
         refuse=refusal,
     )
+    spoken = all_dialects(settings, renderer, model) if dialects is None else dialects
     turns = _turn_routes(
         settings,
-        all_dialects(settings, renderer, model) if dialects is None else dialects,
+        spoken,
         all_counters(settings) if counters is None else counters,
         services=services,
         manager=manager,
@@ -237,6 +251,7 @@ def _services(
     settings: Settings, engine: Engine, renderer: Renderer, pool: CpuPool, share: LoopShare, clock: Clock
 ) -> TurnServices:
     """The services of all turns. Raises StartupError for a file of rules that cannot be read."""
+    rules = side_rules_of(settings)
     return TurnServices(
         engine=engine,
         renderer=renderer,
@@ -248,7 +263,9 @@ def _services(
         template_kwargs=settings.chat_template_kwargs,
         share=share,
         tokenizer=engine if engine.tokenizes else None,
-        kind_rules=kind_rules_of(settings),
+        kind_rules=rules.kinds,
+        rewrite_rules=rules.rewrites,
+        canonical=rules.canonical,
     )
 
 
@@ -272,28 +289,28 @@ def _make_manager(settings: Settings, services: TurnServices, metrics: Metrics) 
 
 
 def all_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple[Dialect, ...]:
-    """The dialects of every server."""
+    """The dialects that every server speaks: OpenAI's chats and completions, Anthropic's Messages, Gemini."""
     token_text, unknown_fields = renderer.tokenizer.token_text, settings.unknown_fields
     return (
         ChatDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
+        MessagesDialect(model=model, unknown_fields=unknown_fields),
         GeminiDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
     )
 
 
 def all_counters(settings: Settings) -> tuple[CountDialect, ...]:
-    """The dialects whose requests only count."""
-    return (GeminiCounter(unknown_fields=settings.unknown_fields),)
+    """The dialects whose requests only count tokens."""
+    unknown_fields = settings.unknown_fields
+    return (CountTokensDialect(unknown_fields=unknown_fields), GeminiCounter(unknown_fields=unknown_fields))
 
 
 def _session_routes(
     settings: Settings,
+    services: TurnServices,
     *,
     manager: SessionManager,
     metrics: Metrics,
-    renderer: Renderer,
-    pool: CpuPool,
-    share: LoopShare,
     moe_shape: tuple[int, int] | None,
 ) -> SessionRoutes:
     """The sessions' own routes. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a
@@ -304,9 +321,9 @@ def _session_routes(
     return SessionRoutes(
         manager=manager,
         metrics=metrics,
-        renderer=renderer,
-        pool=pool,
-        share=share,
+        renderer=services.renderer,
+        pool=services.pool,
+        share=services.share,
         defaults=SessionDefaults(
             history=HistoryKind.LINEAR if is_miles else settings.history,
             after_length=AfterLength.REFUSE if is_miles else settings.after_length,
@@ -315,21 +332,24 @@ def _session_routes(
             ttl_s=settings.session_ttl_s,
             max_nodes=settings.max_nodes,
             sampling=sampling_of(settings),
+            canonical=services.canonical,
         ),
+        rewrite_rules=services.rewrite_rules,
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
         max_body_bytes=settings.max_body_bytes,
     )
 
 
-def _described(settings: Settings, engine: Engine, renderer: Renderer) -> Described:
+def _described(settings: Settings, services: TurnServices) -> Described:
     """The facts of this server for its OpenAPI document."""
     return Described(
         has_keys=bool(settings.api_key),
         unknown_fields=settings.unknown_fields,
         matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
-        vocab_size=renderer.tokenizer.vocab_size,
+        rewrites=services.rewrite_rules.names,
+        vocab_size=services.renderer.tokenizer.vocab_size,
         proxy_allow=settings.proxy_allow,
-        forwards=engine.forwards,
+        forwards=services.engine.forwards,
     )
 
 
@@ -342,7 +362,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
     clock = SystemClock()
     with listen(settings.host, settings.port) as listener:
         sampling_of(settings)  # a bad file ends the start before a model is fetched and loaded
-        kind_rules_of(settings)
+        side_rules_of(settings)
         name, cache, has_weights = settings.model, settings.cache_dir, settings.engine is EngineKind.EMBEDDED
         path = await asyncio.to_thread(resolve_model, name, cache_dir=cache, progress=progress, weights=has_weights)
         files = await asyncio.to_thread(load_model_files, path)

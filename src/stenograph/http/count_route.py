@@ -14,11 +14,11 @@ from stenograph.core.errors import StenographError
 from stenograph.dialects.base import CountDialect, Incoming
 from stenograph.http.auth import Doorman
 from stenograph.http.metrics import Metrics
-from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES, Place, client_name, sought_headers
+from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES, RequestPath, client_name, sought_headers
 from stenograph.http.wire import ClientGone, count_error, read_json, send_refusal, send_whole
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.pool import CpuPool
-from stenograph.session.caller import Caller
+from stenograph.session.admission import Caller
 from stenograph.session.counting import PromptCounter
 from stenograph.session.ledger import NO_NOTE
 
@@ -37,21 +37,21 @@ class CountRoute:
     body_slots: BodySlots
     sought_headers: frozenset[bytes] = frozenset()
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
-        """Serve one request, which came to `place`."""
+    async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
+        """Serve one request, which came to `path`."""
         note, spelling = NO_NOTE, None
         await self.body_slots.small()
         try:
             self.doorman.check_key(scope)
-            session = self.doorman.session_of(place.session_id, scope)
+            session = self.doorman.session_of(path.session_id, scope)
             name = client_name(scope)
             if session is not None:
-                note = session.ledger.note(self.clock, path=place.route, dialect=self.dialect.name, client=name)
+                note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
             body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
-            request = await self._decode(Incoming(body=body, at=place.at))
+            request = await self._decode(Incoming(body=body, at=path.at))
             spelling = request.spelling
             headers = sought_headers(scope, self.sought_headers)
-            caller = Caller(name=name, path=place.route, headers=headers, note=note)
+            caller = Caller(name=name, path=path.route, headers=headers, note=note)
             num_tokens = await self.counter.count(session, request, caller)
             note.counted(num_tokens)
             answer = self.dialect.counted(num_tokens)

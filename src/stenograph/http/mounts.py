@@ -9,7 +9,7 @@ from stenograph.core.errors import MethodNotAllowed
 from stenograph.dialects.base import Refuse
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
-from stenograph.http.turn_route import Place, TurnRoute
+from stenograph.http.turn_route import RequestPath, TurnRoute
 from stenograph.http.wire import count_error, send_refusal
 
 
@@ -32,20 +32,20 @@ class App:
         if found is None:
             await self._control(_with_one_v1(scope), receive, send)
             return
-        turn, place = found
+        turn, parts = found
         if scope["method"] == "POST":
-            await turn.handle(scope, receive, send, place)
+            await turn.handle(scope, receive, send, parts)
             return
         error = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
         count_error(self.metrics, error)
         await send_refusal(send, turn.dialect.refusal(error, None))
 
-    def _find(self, path: str) -> tuple[TurnRoute | CountRoute, Place] | None:
+    def _find(self, path: str) -> tuple[TurnRoute | CountRoute, RequestPath] | None:
         """The dialect's route for this path, and the path's parts."""
         for pattern, turn in self._mounts:
             if found := pattern.fullmatch(path):
                 at = found.groupdict()
-                return turn, Place(session_id=at.pop(_SESSION), route=at.pop(_ROUTE), at=at)
+                return turn, RequestPath(session_id=at.pop(_SESSION), route=at.pop(_ROUTE), at=at)
         return None
 
 

@@ -19,6 +19,7 @@ from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.dialects.json_errors import nearest
 from stenograph.dialects.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
@@ -45,7 +46,9 @@ from stenograph.render.drift import DriftFacts, DriftReport, num_by_class
 from stenograph.render.drift import to_json as drift_json
 from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
+from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.session import Session, SessionOptions
+from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.matching import MATCHERS, Matcher
 from stenograph.trajectory.turn import Node, line_ids
@@ -126,6 +129,7 @@ class SessionDefaults:
     ttl_s: float | None
     max_nodes: int
     sampling: SamplingRules | None
+    canonical: Canonical
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +142,7 @@ class SessionRoutes:
     pool: CpuPool
     share: LoopShare
     defaults: SessionDefaults
+    rewrite_rules: RewriteRules
     replay_shape: ReplayShape | None
     max_body_bytes: int
 
@@ -158,6 +163,7 @@ class SessionRoutes:
             max_nodes=self.defaults.max_nodes,
             template_kwargs=wire.chat_template_kwargs or {},
             sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
+            canonical=self.defaults.canonical if wire.canonical is None else self._canonical(wire.canonical),
         )
         session = self.manager.create(options)
         root = f"{str(request.base_url).rstrip('/')}/sessions/{session.id}"
@@ -370,6 +376,13 @@ class SessionRoutes:
                 param="/matcher",
             )
         return MATCHERS[name]
+
+    def _canonical(self, choice: str) -> Canonical:
+        try:
+            return self.rewrite_rules.chosen(choice)
+        except UnknownRewrite as error:
+            hint = nearest(error.name, error.known)
+            raise InvalidRequest(f"canonical: {error}.{hint}", param="/canonical") from error
 
     async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """The request's body, decoded on a worker if it is large, because Python checks every value in it."""

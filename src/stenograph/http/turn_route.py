@@ -7,7 +7,6 @@ leaving stops what still runs. The terminal event of a stream is sent after the 
 import logging
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +22,7 @@ from stenograph.http.wire import Client, ClientGone, count_error, header_value, 
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
-from stenograph.session.caller import Caller
+from stenograph.session.admission import Caller, Place
 from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.manager import SessionManager
 from stenograph.session.request import TurnOutcome
@@ -47,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RequestPath:
     """The parts of a request's path: its session, if it names one, the rest as `route`, and that one's named groups."""
 
     session_id: str | None
@@ -70,15 +69,15 @@ class TurnRoute:
     body_slots: BodySlots
     sought_headers: frozenset[bytes] = frozenset()
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
-        """Serve one request, which came to `place`."""
+    async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
+        """Serve one request, which came to `path`."""
         stages = StageTimes(start=self.clock.monotonic())
-        reading = _Reading(self.dialect)
+        reading = _Reading()
         await self.body_slots.small()
         try:
-            watch = await self._admit(scope, receive, stages, place, reading)
+            watch = await self._admit(scope, receive, stages, path, reading)
         except StenographError as error:
-            log.debug("refused before a turn began (session %s): %s: %s", place.session_id, error.code, error)
+            log.debug("refused before a turn began (session %s): %s: %s", path.session_id, error.code, error)
             reading.note.refused(error)
             await self._send_error(send, error, reading.spelling)
             return
@@ -97,28 +96,34 @@ class TurnRoute:
                 reading.note.close()
 
     async def _admit(
-        self, scope: Scope, receive: Receive, stages: StageTimes, place: Place, reading: "_Reading"
+        self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
     ) -> Watch:
         self.doorman.check_key(scope)
-        session = self.doorman.session_of(place.session_id, scope)
+        session = self.doorman.session_of(path.session_id, scope)
         name = client_name(scope)
         if session is not None:
-            reading.note = session.ledger.note(self.clock, path=place.route, dialect=self.dialect.name, client=name)
+            reading.note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
         body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
         stages.mark(Stage.RECEIVE, self.clock.monotonic())
         await self.manager.settle(session)
-        identity = None if session is None else _identity(scope, place, body)
-        known = () if session is None else session.strands.known(self.dialect.name, body)
-        incoming = Incoming(body=body, at=place.at, known=known, query=scope["query_string"].decode("latin-1"))
-        num_unread = len(body) - max([one.text_print.length for one in known], default=0)
-        if num_unread >= DECODED_OFF_LOOP_BYTES and self.manager.is_new(session, identity):
-            stages.mark(Stage.ADMIT, self.clock.monotonic())
-            async with self.body_slots.decoding():
-                reading.decoded = await self._decode_large(incoming)
-        headers = sought_headers(scope, self.sought_headers)
-        caller = Caller(name=name, path=place.route, headers=headers, note=reading.note)
-        decode = partial(reading.decode, incoming)
-        return self.manager.start(session, decode, started=stages, identity=identity, caller=caller)
+        identity = None if session is None else _identity(scope, path, body)
+        admitted = self.manager.admit(session, stages=stages, identity=identity)
+        if not isinstance(admitted, Place):
+            return admitted
+        with admitted:
+            known = () if session is None else session.strands.known(self.dialect.name, body)
+            incoming = Incoming(body=body, at=path.at, known=known, query=scope["query_string"].decode("latin-1"))
+            num_unread = len(body) - max([one.text_print.length for one in known], default=0)
+            if num_unread < DECODED_OFF_LOOP_BYTES:
+                decoded = self.dialect.decode(incoming)
+            else:
+                async with self.body_slots.decoding():
+                    decoded = await self._decode_large(incoming)
+            reading.spelling = decoded[0].spelling
+            caller = Caller(
+                name=name, path=path.route, headers=sought_headers(scope, self.sought_headers), note=reading.note
+            )
+            return self.manager.begin(admitted, decoded, caller)
 
     async def _decode_large(self, incoming: Incoming) -> Decoded:
         """Decode without holding the loop for long. msgspec holds the GIL on every thread."""
@@ -229,28 +234,20 @@ class TurnRoute:
 
 
 class _Reading:
-    """One request's decoding, which may be over before the manager asks for it, and its row in the ledger."""
+    """A request that may yet be refused: its row in the ledger, and the client's names for its fields once it is
+    decoded."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self.decoded: Decoded | None = None
+    __slots__ = ("note", "spelling")
+
+    def __init__(self) -> None:
         self.note = NO_NOTE
-        self._dialect = dialect
-
-    def decode(self, incoming: Incoming) -> Decoded:
-        if self.decoded is None:
-            self.decoded = self._dialect.decode(incoming)
-        return self.decoded
-
-    @property
-    def spelling(self) -> Spelling | None:
-        """The client's names for the request's fields, once it is decoded."""
-        return None if self.decoded is None else self.decoded[0].spelling
+        self.spelling: Spelling | None = None
 
 
-def _identity(scope: Scope, place: Place, body: bytes) -> RequestIdentity:
+def _identity(scope: Scope, path: RequestPath, body: bytes) -> RequestIdentity:
     count = header_value(scope, b"x-stainless-retry-count") or "0"
     return RequestIdentity(
-        route=place.route,
+        route=path.route,
         body=body,
         key=header_value(scope, b"idempotency-key") or None,
         is_retry=count.isascii() and count.isdigit() and count.strip("0") != "",

@@ -52,7 +52,8 @@ class Family:
 
     `roles` are those that the template has a frame for; `shows_tools`: it writes out a tool list and calls; None: what
     the template is seen to write. `early_roles` may speak only before the first reply, because the template moves them
-    to the front; None: as seen too. `tools_before_turns`: the tool list stands before the first turn and changes
+    to the front; None: as seen too. `late_roles` are the system's and developer's that are written where they stand;
+    they are always seen. `tools_before_turns`: the tool list stands before the first turn and changes
     nothing after it, so a bridge need not render it. `form` is how the template wants to be given messages.
 
     What closes a turn is not declared: it is read off the template; but `call_closing` is, the token that closes a
@@ -79,6 +80,7 @@ class Family:
     fixed_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     roles: frozenset[Role] | None = None
     early_roles: frozenset[Role] | None = None
+    late_roles: frozenset[Role] | None = None
     shows_tools: bool | None = None
     tools_before_turns: bool = False
     form: MessageForm = MessageForm()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.chat import ParsedReply, TextView, ToolChoice
+from stenograph.core.chat import ChatRequest, ParsedReply, TextView, ToolChoice
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, Grammar, PromptEnd, SamplingParams
@@ -28,6 +28,13 @@ from stenograph.reply.reading import MessageParser, Reading, ReplyPart
 from stenograph.reply.reply import ReplyParser
 
 DEFAULT_TEXT = TextView()
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Arguments by which templates are told whether to reason: the first of most families, the other DeepSeek's."""
+
+EFFORT = "reasoning_effort"
+EFFORTS = ("low", "medium", "high")
+"""Efforts that every family with such an argument has. One that it has not is taken for the last."""
+
 PROMPT_END_TOKENS = 16
 """Ids of a prompt's end that are looked at: more than any family's generation prompt has after its last turn."""
 
@@ -59,6 +66,8 @@ class Renderer:
         self._frames = FrameCache(tokenizer, self.writer)
         self._roles = self.family.roles or frozenset()
         self._early_roles = self.family.early_roles or frozenset()
+        self.unshown_late = frozenset({Role.SYSTEM, Role.DEVELOPER}) - (self.family.late_roles or frozenset())
+        """Roles whose messages the template does not write where they stand, once the conversation has begun."""
         self._proofs = ProofCache(self.writer, self.family)
 
     def __repr__(self) -> str:
@@ -116,6 +125,15 @@ class Renderer:
             self._proofs.check(kwargs)
         sealer = self.writer.sealer(messages, tools, kwargs)
         return sealer.open(self.writer.text(sealer, messages, tools, kwargs, prompt=True))
+
+    def thinking_arguments(self, request: ChatRequest) -> dict[str, object]:
+        """The template's own arguments for whether the model reasons, and how much; none where it has none."""
+        asked: dict[str, object] = {}
+        if request.thinks is not None:
+            asked = dict.fromkeys(THINKING_SWITCHES, request.thinks)
+        if request.effort is not None:
+            asked[EFFORT] = request.effort if request.effort in EFFORTS else EFFORTS[-1]
+        return self.writer.read_by_template(asked)
 
     def is_known(self, kwargs: Mapping[str, object]) -> bool:
         """Whether it is known already if the template is append-only with these arguments: mostly it reads none."""

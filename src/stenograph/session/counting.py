@@ -6,7 +6,7 @@ Changes nothing of a session.
 
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import HistoryMismatch, TruncatedGeneration
-from stenograph.session.caller import Caller
+from stenograph.session.admission import Caller
 from stenograph.session.manager import SessionManager
 from stenograph.session.opening import Opening, openings
 from stenograph.session.session import Session
@@ -30,18 +30,18 @@ class PromptCounter:
         A chat that its session would refuse, because its history goes on otherwise, counts as one without a session.
         Raises CallerError for what cannot be shown, and TokenizationFailed.
         """
-        ruled = self._manager.with_options(request, session)
-        assert isinstance(ruled, ChatRequest), "options make no other request of a chat"
+        agent_id = self._services.kind_rules.agent_id(caller.headers) if session is not None and caller.headers else ""
+        ruled = self._manager.as_sent(request, session, agent_id)
+        assert isinstance(ruled, ChatRequest), "a chat is sent as a chat"
         if session is not None:
             try:
-                return await _num_ids(self._opening(ruled, session, caller))
+                return await _num_ids(self._opening(ruled, session, agent_id))
             except (HistoryMismatch, TruncatedGeneration):
                 pass
-        return await _num_ids(self._opening(ruled, None, caller))
+        return await _num_ids(self._opening(ruled, None, agent_id))
 
-    def _opening(self, request: ChatRequest, session: Session | None, caller: Caller) -> Opening:
+    def _opening(self, request: ChatRequest, session: Session | None, agent_id: str) -> Opening:
         services, strands = self._services, None if session is None else session.strands
-        agent_id = services.kind_rules.agent_id(caller.headers) if session is not None and caller.headers else ""
         (opening,) = openings(
             request,
             seats=Onlooker(strands, agent_id=agent_id),

@@ -4,7 +4,7 @@ The rules are data: `side.toml` is shipped, and an operator's own file stands in
 never decides whether a request is served. Knows no session and no dialect: a request is seen as core's values, with
 the few headers that a rule or an agent id names.
 
-A file has `[[rules]]` and `[[agent_ids]]`. A rule has `name`,
+A file has `[[rules]]` and `[[agent_ids]]`, and `[[drop]]` and `[[pin]]` (rewrite_rules.py). A rule has `name`,
 `client`, `seen` (versions of the client), and either a `kind`, or a `header` with `kinds` (glob of its value → kind,
 the first that matches). All conditions of `when` must hold:
 
@@ -30,7 +30,7 @@ import msgspec
 
 from stenograph.core.chat import ChatRequest, CompletionRequest
 from stenograph.core.messages import Message, Role
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.types import GrammarKind
 
 SHIPPED_RULES = Path(__file__).with_name("side.toml").read_text(encoding="utf-8")
@@ -49,18 +49,6 @@ _TEXTS = ("when.system", "when.first_user", "when.last_user")
 """The conditions on texts, in the order of `_texts_of`."""
 
 _Fields = TypeVar("_Fields")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """The kind of a request, its client, and the name of the rule that said so. All None: no rule holds."""
-
-    kind: StrandKind | None = None
-    client: str | None = None
-    rule: str | None = None
-
-
-UNLABELLED = Label()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +116,12 @@ class AgentIdFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class SideFileFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A file of rules."""
+    """A file of rules. `drop` and `pin` are rewrite_rules.py's."""
 
     rules: list[dict[str, object]] = []
     agent_ids: list[dict[str, object]] = []
+    drop: list[dict[str, object]] = []
+    pin: list[dict[str, object]] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +189,7 @@ class KindRules:
         rules: dict[str, KindRule] = {}
         agent_ids: list[AgentIdFields] = []
         for text in texts:
-            file = _file_of(text)
+            file = file_of(text)
             own: dict[str, KindRule] = {}
             for index, fields in enumerate(file.rules):
                 rule = _rule_of(fields, index)
@@ -284,15 +274,16 @@ def _field_of(value: str, field: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _file_of(text: str) -> SideFileFields:
+def file_of(text: str) -> SideFileFields:
+    """A file of rules, each table as it stands. Raises BadSideRules."""
     try:
         decoded = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadSideRules(rule=None, field="the file", problem=f"it is not TOML: {error}") from error
-    return _converted(decoded, SideFileFields, None, "the file")
+    return converted(decoded, SideFileFields, None, "the file")
 
 
-def _converted(given: object, fields: type[_Fields], rule: str | None, place: str) -> _Fields:
+def converted(given: object, fields: type[_Fields], rule: str | None, place: str) -> _Fields:
     """A table of a file as its fields. Raises BadSideRules."""
     try:
         return msgspec.convert(given, fields)
@@ -303,7 +294,7 @@ def _converted(given: object, fields: type[_Fields], rule: str | None, place: st
 
 
 def _agent_id_of(given: Mapping[str, object], index: int) -> AgentIdFields:
-    fields = _converted(given, AgentIdFields, None, f"agent_ids[{index}]")
+    fields = converted(given, AgentIdFields, None, f"agent_ids[{index}]")
     unlike = None if fields.unlike is None else fields.unlike.lower()
     return msgspec.structs.replace(fields, header=fields.header.lower(), unlike=unlike)
 
@@ -312,7 +303,7 @@ def _rule_of(given: Mapping[str, object], index: int) -> KindRule:
     """A rule that is ready to be asked. Raises BadSideRules."""
     named = given.get("name")
     name = named if isinstance(named, str) else f"number {index + 1}"
-    fields = _converted(given, RuleFields, name, "the rule")
+    fields = converted(given, RuleFields, name, "the rule")
     _check(fields)
     when, header = fields.when, fields.header.lower() if fields.header is not None else None
     texts = enumerate((when.system, when.first_user, when.last_user))
@@ -331,7 +322,7 @@ def _rule_of(given: Mapping[str, object], index: int) -> KindRule:
         seen=tuple(fields.seen),
         unshown=fields.unshown,
         needs=frozenset(names),
-        texts=tuple((place, _regex(text, name, _TEXTS[place])) for place, text in texts if text is not None),
+        texts=tuple((place, regex_of(text, name, _TEXTS[place])) for place, text in texts if text is not None),
         globs=globs,
         fields=in_json,
         path=path,
@@ -364,10 +355,10 @@ def _json_globs(given: Mapping[str, Mapping[str, str]], rule: str) -> Iterator[t
 
 
 def _glob(text: str, rule: str, field: str) -> re.Pattern[str]:
-    return _regex(fnmatch.translate(text), rule, field)
+    return regex_of(fnmatch.translate(text), rule, field)
 
 
-def _regex(text: str, rule: str, field: str) -> re.Pattern[str]:
+def regex_of(text: str, rule: str, field: str) -> re.Pattern[str]:
     """A compiled expression. Raises BadSideRules, also for one that Python will read in another way some day."""
     try:
         with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from typing import cast
 
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError
-from stenograph.session.kinds import UNLABELLED, Label
+from stenograph.core.strand_kinds import UNLABELLED, Label
 from stenograph.session.request import TurnOutcome
 
 MAX_ROWS = 10_000

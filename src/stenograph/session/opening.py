@@ -18,6 +18,7 @@ from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, TruncatedGeneration, UnrenderableMessage
 from stenograph.core.ids_json import PIECE_IDS, encode_ids, join_ids, pieces_of
 from stenograph.core.messages import Message
+from stenograph.core.rewrites import AppliedRewrite, kept_text
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Capabilities, Engine
 from stenograph.model.tokenizer import Span
@@ -32,7 +33,6 @@ from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand, chapter_of
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.matching import num_compared
-from stenograph.trajectory.rewrites import AppliedRewrite, kept_text
 from stenograph.trajectory.text_calls import rewrites_of
 from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, line_ids
 
@@ -177,18 +177,25 @@ class ChatOpening:
         if earlier is not None:
             self.strand.continues, self.strand.chapter = earlier, earlier.chapter + 1
         parent = attachment.parent
+        if self._request.rewrites:
+            self.rewrites = self._new_rewrites(parent)
         if parent is not None and messages[parent.num_messages - 1].content != parent.turn.reply.message.content:
-            self.rewrites = self._rewrites(parent)
+            self.rewrites += self._rewrites_of_reply(parent)
         if parent is not None and parent.turn.context.is_same(context):
             self.context = parent.turn.context  # one object for all turns of a line
         if parent is not None and parent.turn.status is TurnStatus.TRUNCATED:
             await self._check_closable(parent)
         return attachment
 
-    def _rewrites(self, parent: Node) -> tuple[AppliedRewrite, ...]:
+    def _new_rewrites(self, parent: Node | None) -> tuple[AppliedRewrite, ...]:
+        """The changes before matching, but for those of messages that the line has: the turns there keep them."""
+        last = -1 if parent is None else self._request.place_of(parent.num_messages - 1)
+        return tuple(one for one in self._request.rewrites if one.message is None or one.message > last)
+
+    def _rewrites_of_reply(self, parent: Node) -> tuple[AppliedRewrite, ...]:
         """The changes that made the last reply of what the client sent in its place."""
         index, spelling = parent.num_messages - 1, self._request.spelling
-        where = spelling.pointer(Blame(RequestPart.MESSAGES, index, ("content",))) or ""
+        where = spelling.pointer(Blame(RequestPart.MESSAGES, self._request.place_of(index), ("content",))) or ""
         return tuple(
             AppliedRewrite(rule=one.rule, where=where, before=kept_text(one.from_text), after=kept_text(one.to_text))
             for one in rewrites_of(parent.turn.reply.message, self._request.messages[index])
@@ -200,7 +207,7 @@ class ChatOpening:
         Reads the reply once more, a piece at a time: an engine that writes replies does not report where it was cut.
         """
         turn = cut.turn
-        tools = () if turn.tool_choice.mode is ToolMode.NONE else turn.context.tools
+        tools = () if turn.tool_choice.mode is ToolMode.NONE else turn.context.tools + self._request.late_tools
         end = self._renderer.prompt_end(turn.new_prompt_ids)
         parser = self._renderer.parser(turn.params, tools, prompt_end=end)
         starts = range(0, len(turn.sampled.ids), READ_AT_ONCE)
@@ -271,7 +278,7 @@ class ChatOpening:
 
     async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         request, renderer = self._request, self._renderer
-        choice, tools, parallel = request.tool_choice, request.tools, request.parallel_tool_calls
+        choice, tools, parallel = request.tool_choice, request.tools + request.late_tools, request.parallel_tool_calls
         if not choice.forces:
             return None
         return await self._pool.run(
@@ -283,7 +290,7 @@ class ChatOpening:
         return self._renderer.before_answer(prompt.end)
 
     def parser(self, params: SamplingParams, request_id: RequestId, prompt: Prompt) -> Parser:
-        tools = () if self.tool_choice.mode is ToolMode.NONE else self._request.tools
+        tools = () if self.tool_choice.mode is ToolMode.NONE else self._request.tools + self._request.late_tools
         return self._renderer.parser(
             params, tools, id_prefix=request_id[:12], prompt_end=prompt.end, text=self._request.text
         )

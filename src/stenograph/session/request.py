@@ -1,7 +1,8 @@
 """One request: its turns side by side, under one deadline, one abort and one commit.
 
 A chat makes one turn, a completion one for each of its prompts; each step is taken by all of them before the next.
-`RequestRun.run` is the whole of it. What a step does is the turn's (turn.py).
+`RequestRun.run` is the whole of it. What a step does is the turn's (turn.py). `turn_reports` says for the
+metrics and the log how its turns ended.
 
 Invariants. Nothing but the leases of its seats is held across an await. The commit is one synchronous step, whatever
 the number of turns. Cancelling the task is how a request is abandoned; after the commit there is nothing to cancel. An
@@ -13,13 +14,16 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
-from stenograph.core.chat import ChatReply, Remaining, TurnRequest
-from stenograph.core.errors import StenographError, UpstreamTimeout
+from stenograph.core.chat import ChatReply, ChatRequest, Remaining, TurnRequest
+from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamTimeout
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
+from stenograph.core.telemetry import TurnEnd, TurnReport
+from stenograph.core.types import FinishReason
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
-from stenograph.trajectory.rewrites import AppliedRewrite
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""
@@ -112,9 +116,14 @@ class RequestRun:
             async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
                 if self._abort_requested:  # before the first step
                     self._begin_grace()
-                await _each(self.turns, TurnRun.open)  # position, render
-                self._grant()
-                await _each(self.turns, TurnRun.sample)  # sample, validate, parse
+                if len(self.turns) == 1:
+                    await self.turns[0].open()  # position, render
+                    self._grant()
+                    await self.turns[0].sample()  # sample, validate, parse
+                else:
+                    await _side_by_side(self.turns, TurnRun.open)
+                    self._grant()
+                    await _side_by_side(self.turns, TurnRun.sample)
                 return self._commit()
         except TimeoutError as error:
             if not self.is_timed_out:
@@ -122,6 +131,8 @@ class RequestRun:
             raise self._timeout_error() from error
         except StenographError as error:
             blame_session(error, self.request.imposed)
+            if isinstance(self.request, ChatRequest):
+                error.blame = self.request.blame_of_client(error.blame)
             raise
         finally:
             self._deadline = None
@@ -131,10 +142,13 @@ class RequestRun:
     def _grant(self) -> None:
         """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""
         limit, session = self._services.engine.capabilities.max_context_tokens, None
+        longest = 0
+        for turn in self.turns:
+            longest = max(longest, len(turn.prompt.ids))
         if self._token_limit is not None:
             num_before = self.seats.num_tokens_before([(turn.strand, turn.attachment) for turn in self.turns])
             session = self._token_limit - num_before - sum(turn.num_new_tokens for turn in self.turns)
-        context = None if limit is None else limit - max(len(turn.prompt.ids) for turn in self.turns)
+        context = None if limit is None else limit - longest
         self.remaining = Remaining(context_tokens=context, session_tokens=session)
         for turn in self.turns:
             turn.grant(
@@ -147,16 +161,20 @@ class RequestRun:
     def _commit(self) -> TurnOutcome:
         """Keep the turns, unless their session is being deleted. Synchronous: nothing can come between."""
         committed = self._may_commit()
-        replies = tuple(turn.commit(is_kept=committed) for turn in self.turns)
-        before, num_sampled = self.remaining, [len(reply.sampled.ids) for reply in replies]
-        limit = self._services.engine.capabilities.max_context_tokens
-        longest = max(len(reply.prompt.ids) + num for reply, num in zip(replies, num_sampled, strict=True))
+        replies: list[ChatReply] = []
+        num_sampled = longest = 0
+        for turn in self.turns:
+            reply = turn.commit(is_kept=committed)
+            replies.append(reply)
+            num_sampled += len(reply.sampled.ids)
+            longest = max(longest, len(reply.prompt.ids) + len(reply.sampled.ids))
+        limit, before = self._services.engine.capabilities.max_context_tokens, self.remaining
         remaining = Remaining(
             context_tokens=None if limit is None else limit - longest,
-            session_tokens=None if before.session_tokens is None else before.session_tokens - sum(num_sampled),
+            session_tokens=None if before.session_tokens is None else before.session_tokens - num_sampled,
         )
         return TurnOutcome(
-            replies=replies,
+            replies=tuple(replies),
             committed=committed,
             remaining=remaining,
             strand=self.turns[0].strand.number,
@@ -190,11 +208,8 @@ class RequestRun:
         )
 
 
-async def _each(turns: Sequence[TurnRun], step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:
-    """Take a step of all turns side by side. The first that fails stops the others, and its error is raised."""
-    if len(turns) == 1:
-        await step(turns[0])
-        return
+async def _side_by_side(turns: Sequence[TurnRun], step: Callable[[TurnRun], Coroutine[None, None, None]]) -> None:
+    """Take a step of all turns at once. The first that fails stops the others, and its error is raised."""
     failed: list[Exception] = []
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -204,3 +219,44 @@ async def _each(turns: Sequence[TurnRun], step: Callable[[TurnRun], Coroutine[No
         failed += group.exceptions
     if failed:
         raise failed[0]
+
+
+def turn_reports(turns: Sequence[TurnRun], task: "asyncio.Task[TurnOutcome]") -> list[TurnReport]:
+    """The report of each turn of a request whose task has ended."""
+    return [_report(turn, index, task) for index, turn in enumerate(turns)]
+
+
+def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]") -> TurnReport:
+    meter = turn.meter
+    report = partial(
+        TurnReport,
+        stages_s=turn.stages.durations_s(),
+        num_completion=meter.num_sampled,
+        ttft_s=meter.ttft_s,
+        tpot_s=meter.tpot_s,
+        itl_s=meter.itl_s,
+        unasked_replay=meter.unasked_replay,
+        kind=turn.kind,
+    )
+    if task.cancelled():
+        return report(end=TurnEnd.ABANDONED)
+    error = task.exception()
+    if error is not None:
+        code = error.code if isinstance(error, StenographError) else "internal_error"
+        law = error.law if isinstance(error, UpstreamInvalid) else None
+        return report(end=TurnEnd.FAILED, code=code, law=law)
+    outcome = task.result()
+    reply, num_discarded = outcome.replies[index], 0
+    for gone in turn.discarded:
+        num_discarded += len(gone.sampled.ids)
+    return report(
+        end=TurnEnd.COMMITTED if outcome.committed else TurnEnd.UNRECORDED,
+        was_aborted=reply.sampled.finish.reason is FinishReason.ABORT,
+        num_prompt=reply.usage.num_prompt,
+        num_kept=reply.prompt.num_kept,
+        num_cached=reply.usage.num_cached,
+        finish=reply.sampled.finish.reason.value,
+        num_discarded_turns=len(turn.discarded),
+        num_discarded_tokens=num_discarded,
+        rewrites=turn.rewrites,
+    )

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from stenograph.core.errors import Limit, LimitExceeded, SessionNotFound
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.kept import KeptReply
-from stenograph.session.kinds import Label
 from stenograph.session.ledger import RequestLedger
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.strand import Strand, Strands
 from stenograph.session.watch import RequestTask
+from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.matching import HarnessMatcher, Matcher
 from stenograph.trajectory.turn import Node
 
@@ -24,7 +24,7 @@ class SessionOptions:
 
     `max_turns` counts the turns of the main strand; on a linear session and a tree all turns, those on their way
     there included. `max_total_tokens` counts the tokens of all turns, each once. `ttl_s`: seconds without a chat after
-    which the session is dropped. Its requests are under the rules of `sampling`.
+    which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -37,6 +37,7 @@ class SessionOptions:
     max_nodes: int | None = None
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     sampling: SamplingRules | None = None
+    canonical: Canonical = field(default_factory=Canonical)
 
 
 MAX_KEPT = 256
@@ -63,14 +64,16 @@ class Session:
         self.id = session_id
         self.options = options
         self.created_at = created_at
-        self.strands = Strands(session_id, options.history, options.matcher, options.after_length)
+        pins = options.canonical.pins
+        self.strands = Strands(session_id, options.history, options.matcher, options.after_length, pins)
         self.ledger = RequestLedger()
         self.is_closing = False
         """Whether it is being deleted; nothing is committed from then on."""
         self._running: dict[RequestId, RequestTask] = {}
         self._kept: dict[RequestId, _Kept] = {}
         self._last_chat = now
-        self._num_started = 0
+        self.num_started = 0
+        """Requests that were begun on it."""
         self._looked_at: set[int] = set()
         self.num_counted_tokens = 0
         """Number of its tokens that the manager has counted among those that all sessions hold."""
@@ -198,8 +201,8 @@ class Session:
             before.is_superseded |= _are_alike(before.identity, turn.identity)
         for kept in self._kept.values():
             kept.is_superseded |= _are_alike(kept.reply.identity, turn.identity)
-        self._num_started += 1
-        turn.order = self._num_started
+        self.num_started += 1
+        turn.order = self.num_started
         self._running[turn.request_id] = turn
 
     def ended(self, turn: RequestTask, *, now: float, committed: bool) -> None:
@@ -214,7 +217,7 @@ class Session:
                 while len(self._kept) >= MAX_KEPT:
                     del self._kept[next(iter(self._kept))]
                 kept = _Kept(
-                    reply=reply, strands=strands, num_started=self._num_started, is_superseded=turn.is_superseded
+                    reply=reply, strands=strands, num_started=self.num_started, is_superseded=turn.is_superseded
                 )
                 self._kept[turn.request_id] = kept
                 self.release_delivered(turn.request_id)

@@ -55,8 +55,15 @@ class SessionSettings:
     side_rules: Path | None = setting(
         None,
         folder(),
-        "TOML file of rules that say what a strand of a session is for, in front of those that are shipped.",
+        "TOML file of rules, in front of those that are shipped: what a strand of a session is for, and what is"
+        " rewritten.",
         shown="none",
+    )
+    canonical: str = setting(
+        "default",
+        text(),
+        "The rules that rewrite chats, for sessions that do not say which they want: `default`, `off`, or names, with"
+        " commas between, that add to the default.",
     )
     max_sessions: int = setting(10_000, whole_number(1), "Sessions that may be open at once.", unit="sessions")
     max_in_flight: int = setting(256, whole_number(1), "Turns that may run at once in the whole server.", unit="turns")

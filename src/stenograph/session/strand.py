@@ -12,17 +12,18 @@ from collections.abc import Callable, Sequence
 from stenograph.core.chat import ChatRequest, KnownMessages
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.core.strand_kinds import TRAINED_KINDS, UNLABELLED, Label, StrandKind
 from stenograph.core.types import Prompt, SessionId
 from stenograph.session.gate import Gate, Lease
-from stenograph.session.kinds import UNLABELLED, Label
 from stenograph.session.strand_kinds import StrandSight, kinds_of
+from stenograph.trajectory.canonical import PinRule
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
 from stenograph.trajectory.history import Attachment, Discarded, History, is_continued
 from stenograph.trajectory.latest import LineJson, RecentRequest
 from stenograph.trajectory.linear import LinearHistory
 from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatcher
 from stenograph.trajectory.opening_key import opening_key
+from stenograph.trajectory.pins import PinnedOpenings
 from stenograph.trajectory.tree import TreeHistory
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext
 
@@ -78,7 +79,16 @@ class Strand:
 class Strands:
     """All strands of one session, and the sums over them."""
 
-    def __init__(self, session_id: SessionId, kind: HistoryKind, matcher: Matcher, after_length: AfterLength) -> None:
+    def __init__(
+        self,
+        session_id: SessionId,
+        kind: HistoryKind,
+        matcher: Matcher,
+        after_length: AfterLength,
+        pins: Sequence[PinRule] = (),
+    ) -> None:
+        self.pins = PinnedOpenings(pins, strips=isinstance(matcher, HarnessMatcher)) if pins else None
+        """The openings that requests are spelled as, where rules say so."""
         self._session_id = session_id
         self._matcher = matcher
         self._after_length = after_length
@@ -165,6 +175,15 @@ class Strands:
                 best, most = strand, latest.num_tokens
         return self._new(None, "") if best is None else best
 
+    def pinned(self, pins: PinnedOpenings, request: ChatRequest, agent_id: str) -> ChatRequest:
+        """A chat as the strand that it belongs to is spelled. One that another strand has as it is stays so."""
+        pinned = pins.pinned(request, "" if self.only is not None else agent_id)
+        if pinned is request or self.only is not None:
+            return pinned
+        context = PromptContext(tools=request.tools, template_kwargs=request.template_kwargs)
+        strips = isinstance(self._matcher, HarnessMatcher)
+        return request if opening_key(request.messages, context, agent_id, strips=strips) in self._by_key else pinned
+
     def kinds(self) -> Sequence[StrandKind]:
         """The kind of each strand that is kept, as it is now."""
         return kinds_of([_sight(strand) for strand in self._kept])
@@ -192,6 +211,10 @@ class Strands:
         strand.line_json.extend(prompt, turn.sampled, node)
         if gone:
             self.discarded = self.discarded.with_turns(gone)
+        if self.pins is not None:
+            for one in gone:
+                self.pins.forget(one)
+            self.pins.keep(node, strand.agent_id)
         self.num_turns += 1 - len(gone)
         self.num_tokens += history.num_tokens - num_before
         strand.last_kind = label.kind
@@ -235,7 +258,8 @@ class Seats:
         self.label = label
         """The label that rules give the request."""
         self._strands = strands
-        self._agent_id = agent_id
+        self.agent_id = agent_id
+        """The client's own id of the agent that asks."""
         self._check = check
         self.taken: list[Strand] = []
         """The strands in which it has a place, also when that has been given back."""
@@ -248,7 +272,7 @@ class Seats:
         """Take a chat's place. Raises SessionBusy."""
         if self._strands is None:
             return _alone()
-        return self._take(self._strands.of_chat(request, context, self._agent_id))
+        return self._take(self._strands.of_chat(request, context, self.agent_id))
 
     def of_ids(self, ids: "array[int]") -> Strand:
         """Take the place of a prompt given as ids. Raises SessionBusy."""
@@ -294,7 +318,7 @@ class Onlooker(Seats):
     for another that runs."""
 
     def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
-        return _alone() if self._strands is None else self._strands.seen(request, context, self._agent_id)
+        return _alone() if self._strands is None else self._strands.seen(request, context, self.agent_id)
 
     def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
         return []

@@ -1,15 +1,16 @@
 """START READING HERE. One turn, from its place in a session to its committed reply.
 
-    admit -> decode -> position -> render -> sample -> validate -> parse -> commit -> reply
+    receive -> admit -> decode -> position -> render -> sample -> validate -> parse -> commit -> reply
 
 `TurnRun` is that line from `position` to `commit`: its request (request.py) calls open, grant, sample and commit, in
-this order. Admission and decoding come before (manager.py), because they refuse without making a turn; the reply is
-written by whoever watches (http/).
+this order. The first three come before there is a turn: the route (http/turn_route.py) reads the bytes, the request
+gets its place (admission.py), a dialect decodes it. The reply is written by whoever watches (http/).
 
 Invariants. Nothing is committed unless everything before it succeeded, and the commit is one synchronous step. However
 a turn ends, the engine has been asked to stop by then: leaving the chunk iterator asks it.
 """
 
+import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
 from stenograph.core.clock import Clock
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import (
     Chunk,
     EngineReply,
@@ -46,10 +48,11 @@ from stenograph.session.kinds import SHIPPED_RULES, KindRules
 from stenograph.session.meter import TurnMeter
 from stenograph.session.opening import Opening
 from stenograph.session.reply_buffer import ReplyBuffer
+from stenograph.session.rewrite_rules import RewriteRules
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand
+from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.history import Attachment
-from stenograph.trajectory.rewrites import AppliedRewrite
 from stenograph.trajectory.turn import CommittedTurn, TurnStatus
 
 T = TypeVar("T")
@@ -63,7 +66,8 @@ class TurnServices:
     `max_tokens` that exceeds what the context leaves. `template_kwargs` are the template's arguments in every chat
     that does not set them, nor its session. `share` does work that holds the GIL in pieces.
     `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
-    `kind_rules` label the requests of sessions.
+    `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
+    their session has its own.
     """
 
     engine: Engine
@@ -77,6 +81,8 @@ class TurnServices:
     share: LoopShare = field(default_factory=LoopShare)
     tokenizer: Engine | None = None
     kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
+    rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
+    canonical: Canonical = field(default_factory=Canonical)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,12 +267,13 @@ class TurnRun:
         self._mark(Stage.COMMIT)
         now = self._services.clock.wall()
         sampled, parsed, prompt = self._reply.sampled, self._reply.parsed, self.prompt
+        capabilities = self._services.engine.capabilities
         if is_kept:
             self._keep(sampled, parsed, now)
         return ChatReply(
             id=self.reply_id,
             created=int(now),
-            model=self._services.engine.capabilities.model,
+            model=capabilities.model,
             prompt=prompt,
             parsed=parsed,
             sampled=sampled,
@@ -278,6 +285,7 @@ class TurnRun:
             ),
             written=self._reply.written,
             stages_s=self.stages.durations_s(),
+            fills_context=len(prompt.ids) + len(sampled.ids) >= (capabilities.max_context_tokens or math.inf),
         )
 
     def _keep(self, sampled: SampledTurn, parsed: ParsedReply, now: float) -> None:

@@ -65,4 +65,7 @@ class RecentRequest:
                 text_print=request.text_print,
                 list_start=request.list_start,
                 of_line=lambda: line_messages(node)[:-1],
+                num_messages=node.num_messages - 1,
+                gaps=request.gaps,
+                system_blocks=request.system_blocks,
             )

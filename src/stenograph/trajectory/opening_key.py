@@ -20,18 +20,19 @@ def opening_key(messages: Sequence[Message], context: PromptContext, agent_id: s
     with one key confuses only its own session, and the matcher still decides what follows what.
     """
     key = xxhash.xxh3_128(context.kwargs_json)
-    _add(key, (agent_id, *(tool.json for tool in context.tools)))
-    for message in takewhile(_is_before_reply, messages):
+    add_texts(key, (agent_id, *(tool.json for tool in context.tools)))
+    for message in takewhile(is_before_reply, messages):
         content = message.content or ""
-        _add(key, (message.role, message.tool_call_id or "", content.strip() if strips else content))
+        add_texts(key, (message.role, message.tool_call_id or "", content.strip() if strips else content))
     return key.digest()
 
 
-def _is_before_reply(message: Message) -> bool:
+def is_before_reply(message: Message) -> bool:
+    """Whether a message may be of an opening: a reply ends that."""
     return message.role is not Role.ASSISTANT
 
 
-def _add(key: xxhash.xxh3_128, texts: Iterable[str]) -> None:
+def add_texts(key: xxhash.xxh3_128, texts: Iterable[str]) -> None:
     """Add texts, each with its length: nothing else keeps "a", "b" and "ab", "" apart."""
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")

@@ -14,8 +14,8 @@ import msgspec
 from stenograph.core.chat import Asked, ParsedReply, ToolChoice
 from stenograph.core.day import STRFTIME_NOW, Day
 from stenograph.core.messages import Message, Tool
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import FinishReason, RequestId, SampledTurn, SamplingParams, StageTimes, token_ids
-from stenograph.trajectory.rewrites import AppliedRewrite
 
 
 class TurnStatus(enum.StrEnum):

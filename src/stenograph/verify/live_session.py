@@ -28,7 +28,8 @@ from stenograph.export.line_drift import line_drift
 from stenograph.offload.pool import CpuPool
 from stenograph.render.conversations import WEATHER, call
 from stenograph.render.renderer import Renderer
-from stenograph.session.manager import Limits, SessionManager
+from stenograph.session.admission import Limits, Place
+from stenograph.session.manager import SessionManager
 from stenograph.session.request import TurnOutcome
 from stenograph.session.session import SessionOptions
 from stenograph.session.turn import TurnServices
@@ -225,11 +226,10 @@ class _Player:
         if with_stops:
             asked["stop"] = list(STOPS)
         body = json.dumps(asked).encode()
-        watch = self._manager.start(
-            self._session,
-            lambda: (decode_chat(body, unknown_fields=UnknownFields.REFUSE), b"{}"),
-            started=StageTimes(start=self._services.clock.monotonic()),
-        )
+        place = self._manager.admit(self._session, stages=StageTimes(start=self._services.clock.monotonic()))
+        assert isinstance(place, Place), "a request without an identity repeats none"
+        with place:
+            watch = self._manager.begin(place, (decode_chat(body, unknown_fields=UnknownFields.REFUSE), b"{}"))
         try:
             return await watch.result()
         finally:

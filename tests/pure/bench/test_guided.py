@@ -9,13 +9,18 @@ import jsonschema
 import pytest
 
 from stenograph.bench.guided.figures import (
+    CSV_ARGUMENTS,
+    CSV_HEADER,
     FREE,
     GUIDED,
     MAX_MESSAGES,
     OVER_FREE,
-    GuidedReply,
     Phase,
+    append_csv,
+    check_csv,
     guided_figures,
+    guided_table,
+    notes_of,
     raw_of,
 )
 from stenograph.bench.guided.grammar import (
@@ -28,13 +33,12 @@ from stenograph.bench.guided.grammar import (
     of_schema,
 )
 from stenograph.bench.guided.prompts import built_in, random_prompts, read_prompts, sharegpt_prompts
-from stenograph.bench.guided.report import CSV_ARGUMENTS, CSV_HEADER, append_csv, check_csv, guided_table, notes_of
 from stenograph.bench.kit.artifact import Artifact, ScenarioResult
 from stenograph.bench.kit.datasets import read_sharegpt
 from stenograph.bench.kit.figures import LABELS, ratios_between
-from stenograph.bench.kit.timed_reply import TimedReply
+from stenograph.bench.kit.requests import GeneratedReply
 from stenograph.core.messages import Role
-from stenograph.core.types import EngineTimes, Finish, FinishReason, GrammarKind, token_ids
+from stenograph.core.types import FinishReason, GrammarKind, Stage
 from stenograph.http.app import make_renderer
 from stenograph.model.files import load_model_files
 from stenograph.render.renderer import Renderer
@@ -47,29 +51,26 @@ PROFILE = {"name": "Ana", "age": 40, "city": "Lisbon", "is_remote": True, "level
 
 def test_the_built_in_prompts_are_distinct_and_the_same_for_any_number() -> None:
     all_of_them = built_in(64)
-    assert len(set(all_of_them.conversations)) == 64
-    assert built_in(5).conversations == all_of_them.conversations[:5]
-    assert all_of_them.shortage == ""
+    assert len(set(all_of_them)) == len(built_in(100)) == 64
+    assert built_in(5) == all_of_them[:5]
 
 
-def test_fewer_prompts_than_asked_for_are_said(tmp_path: Path) -> None:
-    assert built_in(100).shortage == "100 prompts were asked for, there are 64"
+def test_a_file_may_have_fewer_prompts_than_were_asked_for(tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_text("one\n\ntwo\n")
     few = read_prompts(tmp_path / "few.txt", 3)
-    assert [conversation[0].content for conversation in few.conversations] == ["one", "two"]
-    assert few.shortage == "3 prompts were asked for, there are 2"
+    assert [conversation[0].content for conversation in few] == ["one", "two"]
 
 
 def test_a_line_of_a_text_file_is_a_prompt_whatever_it_looks_like(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text('{"prompt": "a"}\n')
-    assert read_prompts(tmp_path / "p.txt", 1).conversations[0][0].content == '{"prompt": "a"}'
+    assert read_prompts(tmp_path / "p.txt", 1)[0][0].content == '{"prompt": "a"}'
 
 
 def test_json_lines_hold_texts_prompts_or_conversations(tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     lines = ["plain", {"prompt": "asked", "id": 7}, {"messages": turns}]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    plain, asked, talk = read_prompts(tmp_path / "p.jsonl", 9).conversations
+    plain, asked, talk = read_prompts(tmp_path / "p.jsonl", 9)
     assert (plain[0].content, asked[0].content) == ("plain", "asked")
     assert [(message.role, message.content) for message in talk] == [(Role.SYSTEM, "s"), (Role.USER, "u")]
 
@@ -179,15 +180,14 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 def test_prompts_of_sharegpt_are_first_questions_that_fit(tmp_path: Path, renderer: Renderer) -> None:
     path = sharegpt(tmp_path / "t.json", [("human", "long " * 300)], [("human", "it"), ("gpt", "is")], [("human", "I")])
     prompts = sharegpt_prompts(read_sharegpt(path), renderer, num=9, most_tokens=60)
-    assert [messages[0].content for messages in prompts.conversations] == ["it", "I"]
-    assert prompts.shortage == "9 prompts were asked for, there are 2"
+    assert [messages[0].content for messages in prompts] == ["it", "I"]
     with pytest.raises(ValueError, match="at most 3 tokens"):
         sharegpt_prompts(read_sharegpt(path), renderer, num=9, most_tokens=3)
 
 
 def test_random_prompts_have_the_length_asked_for(renderer: Renderer) -> None:
     prompts = random_prompts(renderer.tokenizer, num=5, num_tokens=30)
-    texts = [messages[0].content or "" for messages in prompts.conversations]
+    texts = [messages[0].content or "" for messages in prompts]
     assert len(set(texts)) == 5
     assert all(abs(len(renderer.tokenizer.encode(text)) - 30) <= 1 for text in texts)
 
@@ -197,21 +197,22 @@ def test_random_prompts_have_the_length_asked_for(renderer: Renderer) -> None:
 
 def heard(
     *, pieces_s: Sequence[float] = (1.0, 2.0, 4.0), text: str = "yes", finish: FinishReason = FinishReason.STOP
-) -> GuidedReply:
-    reply = TimedReply(
-        sent_s=0.0,
+) -> GeneratedReply:
+    return GeneratedReply(
         pieces_s=list(pieces_s),
         end_s=pieces_s[-1] if pieces_s else 0.0,
-        ids=token_ids(range(len(pieces_s))),
+        num_prompt=10,
+        num_completion=len(pieces_s),
         num_cached=4,
-        finish=Finish(reason=finish),
-        times=EngineTimes(submitted=0.0, admitted=0.25, first_token=1.0, finished=4.0),
+        finish_reason=finish,
+        stages_s={Stage.QUEUE: 0.25, Stage.PREFILL: 0.75, Stage.DECODE_TOKENS: 3.0},
+        text=text,
     )
-    return GuidedReply(prompt=0, num_prompt=10, text=text, reply=reply)
 
 
-def phase(*replies: GuidedReply, mode: str = GUIDED) -> Phase:
-    found = Phase(mode=mode, num_asked=len(replies), heard=list(replies), num_sampled=20, seconds=4.0, engine_cpu_s=0.5)
+def phase(*replies: GeneratedReply, mode: str = GUIDED) -> Phase:
+    found = Phase(mode=mode, num_asked=len(replies), num_sampled=20, seconds=4.0, engine_cpu_s=0.5)
+    found.heard = dict(enumerate(replies))
     found.late_s = [0.001] * 99 + [0.05]
     return found
 
@@ -264,7 +265,7 @@ def test_failures_are_in_no_average_and_are_counted_with_their_messages() -> Non
 
 
 def test_a_phase_is_over_when_every_prompt_was_answered_or_failed() -> None:
-    found = Phase(mode=FREE, num_asked=2, heard=[heard()])
+    found = Phase(mode=FREE, num_asked=2, heard={0: heard()})
     assert not found.is_over
     found.failed("timeout", "late")
     assert found.is_over

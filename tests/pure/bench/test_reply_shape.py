@@ -8,10 +8,11 @@ import pytest
 
 from stenograph.bench.kit.conversation import Conversation, Messages, completion_parts
 from stenograph.bench.kit.reply_shape import (
+    RID,
     STOP_ID,
     ReplyShape,
     assistant_fragment,
-    native_parts,
+    native_reply,
     reply_body,
     reply_content,
 )
@@ -41,9 +42,8 @@ def test_a_scenarios_reply_keeps_every_law_of_the_wire(scenario: Scenario) -> No
 
 def test_the_native_reply_keeps_every_law_and_has_the_same_tokens() -> None:
     shape = ReplyShape(num_tokens=30)
-    first, last = native_parts(shape)
     reading = SGLangGenerateReading(request_id="bench-stand-in", vocab_size=shape.vocab_size, num_prompt=7)
-    body = first + b"%10d" % 7 + last
+    body = b"".join(native_reply(shape).filled(RID, 7))
     chunks = reading.whole(HttpReply(status=200, content_type="application/json", headers=(), body=body))
     chat = decode_reply(reply_body(shape), vocab_size=shape.vocab_size)
     assert [id_ for chunk in chunks for id_ in chunk.ids] == list(chat.ids)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import statistics
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,11 @@ from hypothesis import strategies as st
 from stenograph.bench.kit.artifact import Artifact, ScenarioResult
 from stenograph.bench.kit.client import RequestFailed
 from stenograph.bench.kit.figures import LABELS, Better, better
-from stenograph.bench.serving.figures import kept_columns, serving_figures
+from stenograph.bench.kit.requests import TimedReply
+from stenograph.bench.serving.figures import kept_columns, serving_figures, serving_table
 from stenograph.bench.serving.load import ServingLoad, ServingPlan
 from stenograph.bench.serving.mix import MIXES, ChatHistory, Mix, SessionPlan, TurnPlan, arrivals_s, sample_sessions
 from stenograph.bench.serving.reply import StreamedReply
-from stenograph.bench.serving.report import serving_table
-from stenograph.bench.serving.target import ServedReply
 from stenograph.dialects.openai.chat import decode_chat
 
 CHAT = MIXES["chat"]
@@ -64,13 +64,13 @@ def test_a_turn_that_was_cut_is_taken_back_and_the_next_stands_in_its_place() ->
     first, second, third, *_ = plan.turns
 
     def contents(turn: TurnPlan) -> list[str | None]:
-        return [message.content for message in decode_chat(b"".join(line.body_parts(turn))).messages]
+        return [message.content for message in decode_chat(line.body(turn)).messages]
 
     assert contents(first) == [plan.system, first.text]
     assert contents(second) == [plan.system, second.text]  # the first was cut: nothing of it is kept
     line.answered(second, 'it says "yes"')
     assert contents(third) == [plan.system, second.text, 'it says "yes"', third.text]
-    request = decode_chat(line.new_body(third))
+    request = decode_chat(line.body(third, only_new=True))
     assert [message.content for message in request.messages] == [third.text]
     assert (request.params.max_tokens, request.params.seed) == (third.max_tokens, third.seed)
     assert request.reply.stream
@@ -106,7 +106,7 @@ def test_the_first_piece_is_the_first_that_says_something() -> None:
         reader.feed(piece, now)
     reader.end(9)
     assert reader.pieces_s == [1, 2]
-    assert reader.content == "Grüße an data: alle"
+    assert reader.text == "Grüße an data: alle"
     assert (reader.num_prompt, reader.num_completion, reader.num_cached) == (9, 3, 4)
     assert reader.finish_reason == "stop"
 
@@ -119,7 +119,7 @@ def test_a_stream_reads_the_same_however_it_is_cut(cuts: set[int], newline: byte
     for now, (begin, end) in enumerate(itertools.pairwise(bounds)):
         reader.feed(whole[begin:end], now)
     reader.end(999)
-    assert (reader.content, reader.finish_reason, reader.num_cached) == ("Grüße an data: alle", "stop", 4)
+    assert (reader.text, reader.finish_reason, reader.num_cached) == ("Grüße an data: alle", "stop", 4)
     assert len(reader.pieces_s) == 2
     assert reader.pieces_s == sorted(reader.pieces_s)
 
@@ -140,7 +140,7 @@ def test_a_body_that_is_no_stream_is_one_piece_at_its_end() -> None:
     reader.feed(whole[:10], 1)
     reader.feed(whole[10:], 2)
     reader.end(2.5)
-    assert (reader.pieces_s, reader.content, reader.finish_reason, reader.num_prompt) == ([2.5], "yes", "length", 5)
+    assert (reader.pieces_s, reader.text, reader.finish_reason, reader.num_prompt) == ([2.5], "yes", "length", 5)
 
 
 @pytest.mark.parametrize(
@@ -178,15 +178,17 @@ class ScriptedTarget:
     failing: frozenset[int] = frozenset()
     num_waiting: int = 0
     most_at_once: int = 0
-    dues: dict[tuple[int, int], float] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     num_closed: int = 0
 
-    def talk(self, number: int, mix: Mix, plan: SessionPlan) -> "ScriptedTalk":
-        del mix, plan
-        return ScriptedTalk(self, number)
+    async def start(self) -> None:
+        pass
 
-    async def collect(self, heard: list[ServedReply]) -> None:
+    def talk(self, mix: Mix, plan: SessionPlan) -> "ScriptedTalk":
+        del mix
+        return ScriptedTalk(self, NUMBERS.get(plan.turns[0].seed, -1))
+
+    async def collect(self, heard: list[TimedReply]) -> None:
         pass
 
     async def aclose(self) -> None:
@@ -197,14 +199,12 @@ class ScriptedTarget:
 class ScriptedTalk:
     target: ScriptedTarget
     number: int
-    turn: int = -1
 
     def prepare(self, turn: TurnPlan) -> None:
-        self.turn += 1
+        pass
 
-    async def ask(self, turn: TurnPlan, due_s: float) -> ServedReply:
-        target = self.target
-        target.dues[self.number, self.turn] = due_s
+    async def ask(self, turn: TurnPlan) -> TimedReply:
+        target, sent_s = self.target, time.monotonic()
         target.num_waiting += 1
         target.most_at_once = max(target.most_at_once, target.num_waiting)
         if target.num_waiting >= target.num_gated:
@@ -214,67 +214,66 @@ class ScriptedTalk:
         target.num_waiting -= 1
         if self.number in target.failing:
             raise RequestFailed("503 draining", "no more")
-        return ServedReply(
-            session=self.number, turn=self.turn, due_s=due_s, sent_s=due_s + 0.5, pieces_s=[due_s + 1, due_s + 2],
-            end_s=due_s + 3, num_prompt=10, num_completion=2, num_cached=0, is_cut=False,
-        )  # fmt: skip
+        return TimedReply(
+            sent_s=sent_s, pieces_s=[sent_s + 1, sent_s + 2], end_s=sent_s + 3, num_prompt=10, num_completion=2
+        )
 
     def close(self) -> None:
         self.target.num_closed += 1
 
 
-def load_of(target: ScriptedTarget, **fields: object) -> ServingLoad:
-    plan = msgspec.convert({"mix": "chat", "seed": 0, "sessions": 6, **fields}, ServingPlan)
-    return ServingLoad(plan, target, note=lambda num, total: None)
+SESSIONS = sample_sessions(CHAT, num=6, seed=0)
+NUMBERS = {session.turns[0].seed: number for number, session in enumerate(SESSIONS)}
+NUM_TURNS = [len(session.turns) for session in SESSIONS]
 
 
-NUM_TURNS = [len(session.turns) for session in sample_sessions(CHAT, num=6, seed=0)]
+def load_of(target: ScriptedTarget, **fields: Any) -> ServingLoad:
+    plan = ServingPlan(**{"mix": "chat", "seed": 0, "sessions": 6, **fields})
+    return ServingLoad(plan, target, note=lambda shown: None)
 
 
 async def test_a_closed_loop_has_as_many_chats_under_way_as_it_has_clients() -> None:
     target = ScriptedTarget(num_gated=3)
-    report = await load_of(target, concurrency=3).step("run")
+    talked = await load_of(target, concurrency=3).run()
     assert target.most_at_once == 3
-    assert report["num_ok"] == sum(NUM_TURNS)
+    assert len(talked.heard) == sum(NUM_TURNS)
     assert target.num_closed == 6
 
 
 async def test_an_open_loop_begins_every_session_when_it_arrives_though_none_has_been_answered() -> None:
     target = ScriptedTarget(num_gated=6)  # nobody is answered before all six wait
-    report = await load_of(target, rate=1e6).step("run")
-    assert report["num_ok"] == sum(NUM_TURNS)
-    first = [target.dues[number, 0] for number in range(6)]
-    offsets = [due - first[0] for due in first]
+    talked = await load_of(target, rate=1e6).run()
+    assert len(talked.heard) == sum(NUM_TURNS)
+    first = {one.session: one.due_s for one in talked.heard if one.turn == 0}
+    offsets = [first[number] - first[0] for number in range(6)]
     assert offsets == pytest.approx(arrivals_s(1e6, num=6, seed=0), abs=1e-9)  # due is when it arrives, not when sent
 
 
 async def test_failures_are_counted_by_kind_and_the_session_goes_on() -> None:
     target = ScriptedTarget(failing=frozenset({1, 4}))
-    load = load_of(target, concurrency=2)
-    report = await load.step("run")
+    talked = await load_of(target, concurrency=2).run()
+    report = talked.report("run")
     assert report["errors"] == {"503 draining": NUM_TURNS[1] + NUM_TURNS[4]}
     assert report["first_error"] == "503 draining: no more"
-    collected: Any = await load.step("collect")
-    assert set(collected["requests"]["session"]) == {0, 2, 3, 5}
+    assert set(talked.columns()["session"]) == {0, 2, 3, 5}
 
 
 async def test_a_request_that_takes_too_long_is_a_failure() -> None:
     target = ScriptedTarget(num_gated=99)  # nobody is ever answered
-    report = await load_of(target, concurrency=1, sessions=1, limit_s=0.01).step("run")
-    assert report["errors"] == {"timeout": NUM_TURNS[0]}
+    talked = await load_of(target, concurrency=1, sessions=1, limit_s=0.01).run()
+    assert talked.failures.by_kind == {"timeout": NUM_TURNS[0]}
 
 
 async def test_the_warm_up_says_other_things_and_is_in_no_figure() -> None:
     target = ScriptedTarget()
-    noted: list[int] = []
-    plan = ServingPlan(mix="chat", seed=0, sessions=2)
-    load = ServingLoad(plan, target, note=lambda num, total: noted.append(total - num))
-    await load.step("warm")
+    noted: list[str] = []
+    load = ServingLoad(ServingPlan(mix="chat", seed=0, sessions=2), target, note=noted.append)
+    await load.warm_up()
     assert noted == []
-    await load.step("run")
-    assert noted[-1] == 0
-    collected: Any = await load.step("collect")
-    assert len(collected["requests"]["e2e_ms"]) == sum(NUM_TURNS[:2])
+    talked = await load.run()
+    num = sum(NUM_TURNS[:2])
+    assert noted[-1] == f"{num} of {num} chats"
+    assert len(talked.columns()["e2e_ms"]) == num
 
 
 # -- the figures

@@ -18,9 +18,8 @@ TURN = "stenograph.http.turn_route.TurnRoute"
         (
             (
                 f"{TURN}._admit",
-                "stenograph.session.manager.SessionManager.start",
-                f"{TURN}._admit.<locals>.<lambda>",
-                "stenograph.dialects.openai.chat.decode",
+                "stenograph.dialects.openai.dialect.ChatDialect.decode",
+                "stenograph.dialects.openai.chat.decode_chat",
             ),
             "decode",
         ),

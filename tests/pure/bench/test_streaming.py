@@ -11,10 +11,9 @@ import pytest
 from stenograph.bench.kit.artifact import Artifact, ScenarioResult
 from stenograph.bench.kit.figures import LABELS, Better, better
 from stenograph.bench.streaming import command as streaming
-from stenograph.bench.streaming.figures import raw_of, streaming_figures
+from stenograph.bench.streaming.figures import raw_of, streaming_figures, streaming_table
 from stenograph.bench.streaming.load import StreamingLoad, StreamingPlan, Variant
 from stenograph.bench.streaming.prompts import PromptKind, make_prompts, prompts_of
-from stenograph.bench.streaming.report import streaming_table
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.testing.tiny.llama import write_tiny_folder

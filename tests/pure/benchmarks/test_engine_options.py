@@ -7,12 +7,9 @@ import pytest
 
 from benchmarks.engine import plan as engine_plan
 from benchmarks.engine.plan import EngineScenario
-from stenograph.bench.guided import plan as guided_plan
-from stenograph.bench.guided.grammar import of_json_object
-from stenograph.bench.guided.prompts import built_in
+from stenograph.bench.guided.command import guided_engine
 from stenograph.bench.kit.options import engine_options
 from stenograph.embedded.engine_core import EngineLimits
-from stenograph.http.app import make_renderer
 from stenograph.model.files import load_model_files
 from stenograph.testing.tiny.llama import write_tiny_folder
 
@@ -26,13 +23,8 @@ def check(limits: EngineLimits, num_at_once: int) -> None:
 
 
 @pytest.mark.parametrize("num_at_once", SIZES)
-def test_a_guided_batch_fits_a_step(tmp_path: Path, num_at_once: int) -> None:
-    options = Namespace(threads=1, concurrency=num_at_once)
-    renderer = make_renderer(load_model_files(write_tiny_folder(tmp_path / "tiny")), "auto")
-    plan = guided_plan.GuidedPlan(
-        model=Path("model"), constraint=of_json_object(), prompts=built_in(1), renderer=renderer, options=options
-    )
-    check(plan.engine_options().limits, num_at_once)
+def test_a_guided_batch_fits_a_step(num_at_once: int) -> None:
+    check(guided_engine(Namespace(threads=1, concurrency=num_at_once)).limits, num_at_once)
 
 
 @pytest.mark.parametrize("num_at_once", SIZES)

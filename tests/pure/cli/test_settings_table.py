@@ -46,6 +46,7 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "cpu_workers": "5", "body_slots": "3", "loop_watchdog": "on", "history": "tree",
         "compat": "miles", "after_length": "refuse",
         "matcher": "strict", "sampling": "rules.json", "side_rules": "side.toml",
+        "canonical": "cc-date",
         "max_sessions": "6", "max_in_flight": "7", "max_held_tokens": "9", "max_nodes": "8", "session_ttl": "60",
         "max_body_bytes": "8192", "header_timeout": "2.5", "body_timeout": "7.5",
         "request_timeout": "1.5", "abort_grace": "0.5", "drain_timeout": "2.5",

@@ -52,7 +52,7 @@ RECORDINGS = Path(__file__).parents[2] / "recordings" / "llamacpp"
 VOCAB = 1000
 SMOLLM2_VOCAB = 49152
 NO_PIECES = Pieces([b"?"] * VOCAB)
-"""Of a model whose texts agree with nothing that comes here: what was left out is always drawn again."""
+"""Of a model whose texts agree with nothing that comes here: what was left out is always sampled again."""
 LOWEST_FLOAT32 = -3.4028234663852886e38
 
 
@@ -74,8 +74,8 @@ def request(rid: str = "r-0", ids: Sequence[int] = (1, 2, 3), **params: Any) -> 
     )
 
 
-def drawn(id_: int, place: int, logprob: Any = -0.5, **changes: Any) -> dict[str, Any]:
-    """An event with one token, the one at `place` of those that were drawn, counted from 0."""
+def sampled(id_: int, place: int, logprob: Any = -0.5, **changes: Any) -> dict[str, Any]:
+    """An event with one token, the one at `place` of those that were sampled, counted from 0."""
     row = {"id": id_, "token": "x", "bytes": [120], "logprob": logprob, "top_logprobs": [{"id": 4, "logprob": -0.25}]}
     event = {"index": 0, "content": "x", "tokens": [id_], "stop": False, "id_slot": -1}
     return {
@@ -180,7 +180,7 @@ def test_the_recorded_whole_reply_is_read_as_it_came() -> None:
     body = told["response"]["body"]
     reply = decode_reply(dumped(body), vocab_size=SMOLLM2_VOCAB, num_prompt=37)
     assert list(reply.ids) == body["tokens"]
-    assert [(one.id, one.logprob) for one in reply.drawn] == [
+    assert [(one.id, one.logprob) for one in reply.sampled] == [
         (row["id"], row["logprob"]) for row in body["completion_probabilities"]
     ]
     assert (reply.num_cached, reply.stop_type) == (36, "limit")
@@ -208,40 +208,40 @@ def test_a_recorded_stream_that_is_cut_anywhere_never_passes_for_a_whole_one() -
     [
         ("json", [b"{"]),
         ("json", [b'{"stop":false}x']),
-        ("json", [dumped(drawn(5, 0)).replace(b"-0.5", b"NaN")]),
-        ("logprob_is_finite", [dumped(drawn(5, 0)).replace(b"-0.5", b"1e999")]),
+        ("json", [dumped(sampled(5, 0)).replace(b"-0.5", b"NaN")]),
+        ("logprob_is_finite", [dumped(sampled(5, 0)).replace(b"-0.5", b"1e999")]),
         ("utf8", [b'{"content":"\xff"}']),
         ("shape", [b"[]"]),
         ("shape", [b"[" * 100_000]),
-        ("shape", [drawn(5, 0, stop="no")]),
-        ("shape", [drawn(5, 0, tokens_predicted=-1)]),
+        ("shape", [sampled(5, 0, stop="no")]),
+        ("shape", [sampled(5, 0, tokens_predicted=-1)]),
         ("shape", [{"content": "x"}]),
         ("shape", [last(0, stop_type=None)]),
-        ("has_logprobs", [drawn(5, 0, completion_probabilities=[])]),
-        ("has_logprobs", [drawn(5, 0, tokens=[5, 6])]),
-        ("ids_agree", [drawn(5, 0, tokens=[6])]),
-        ("id_in_vocab", [drawn(VOCAB, 0)]),
-        ("id_in_vocab", [drawn(10**40, 0)]),
-        ("id_in_vocab", [drawn(-1, 0)]),
-        ("id_in_vocab", [drawn(True, 0)]),
-        ("id_in_vocab", [dumped(drawn(5, 0)).replace(b'"id": 4', b'"id": 4.0')]),
-        ("id_in_vocab", [dumped(drawn(5, 0)).replace(b'"id": 4', b'"id": 1000')]),
-        ("logprob_is_finite", [drawn(5, 0, logprob=None)]),
-        ("logprob_is_finite", [drawn(5, 0, logprob="-1")]),
-        ("logprob_is_finite", [drawn(5, 0, logprob=LOWEST_FLOAT32)]),
-        ("prompt_agrees", [drawn(5, 0, tokens_evaluated=4)]),
+        ("has_logprobs", [sampled(5, 0, completion_probabilities=[])]),
+        ("has_logprobs", [sampled(5, 0, tokens=[5, 6])]),
+        ("ids_agree", [sampled(5, 0, tokens=[6])]),
+        ("id_in_vocab", [sampled(VOCAB, 0)]),
+        ("id_in_vocab", [sampled(10**40, 0)]),
+        ("id_in_vocab", [sampled(-1, 0)]),
+        ("id_in_vocab", [sampled(True, 0)]),
+        ("id_in_vocab", [dumped(sampled(5, 0)).replace(b'"id": 4', b'"id": 4.0')]),
+        ("id_in_vocab", [dumped(sampled(5, 0)).replace(b'"id": 4', b'"id": 1000')]),
+        ("logprob_is_finite", [sampled(5, 0, logprob=None)]),
+        ("logprob_is_finite", [sampled(5, 0, logprob="-1")]),
+        ("logprob_is_finite", [sampled(5, 0, logprob=LOWEST_FLOAT32)]),
+        ("prompt_agrees", [sampled(5, 0, tokens_evaluated=4)]),
         ("prompt_agrees", [last(1, tokens_evaluated=2)]),
-        ("count_agrees", [drawn(5, 1), drawn(6, 0)]),
-        ("count_agrees", [drawn(5, 0), drawn(5, 0)]),
-        ("count_agrees", [drawn(5, 0, tokens_predicted=0)]),
-        ("count_agrees", [drawn(5, 0), last(0)]),
-        ("count_agrees", [drawn(5, 0), last(1), drawn(6, 1)]),
-        ("count_agrees", [drawn(5, 0), last(1), last(1)]),
+        ("count_agrees", [sampled(5, 1), sampled(6, 0)]),
+        ("count_agrees", [sampled(5, 0), sampled(5, 0)]),
+        ("count_agrees", [sampled(5, 0, tokens_predicted=0)]),
+        ("count_agrees", [sampled(5, 0), last(0)]),
+        ("count_agrees", [sampled(5, 0), last(1), sampled(6, 1)]),
+        ("count_agrees", [sampled(5, 0), last(1), last(1)]),
         ("count_agrees", [last(10**12)]),
         ("has_tokens", [last(0)]),
-        ("finish_reason", [drawn(5, 0), last(1, "none")]),
-        ("finish_reason", [drawn(5, 0), last(1, "word")]),
-        ("finish_reason", [drawn(5, 0), last(1, "word", stopping_word="other")]),
+        ("finish_reason", [sampled(5, 0), last(1, "none")]),
+        ("finish_reason", [sampled(5, 0), last(1, "word")]),
+        ("finish_reason", [sampled(5, 0), last(1, "word", stopping_word="other")]),
     ],
 )
 def test_a_stream_that_lies_is_refused_with_the_law_it_breaks(law: str, events: list[Any]) -> None:
@@ -282,7 +282,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from([drawn(5, 0), last(1)]), st.data())
+@given(st.sampled_from([sampled(5, 0), last(1)]), st.data())
 def test_an_event_with_anything_at_any_place_is_read_as_true_or_breaks_a_law(
     event: dict[str, Any], data: st.DataObject
 ) -> None:
@@ -309,8 +309,8 @@ def test_an_error_within_a_stream_is_the_engine_s_refusal() -> None:
 
 def test_the_token_that_progress_tells_of_is_none() -> None:
     reading = reading_of()
-    progress = drawn(0, -1, completion_probabilities=[], prompt_progress={"total": 3, "cache": 2, "processed": 3})
-    (chunk,) = read(reading, progress, drawn(5, 0))
+    progress = sampled(0, -1, completion_probabilities=[], prompt_progress={"total": 3, "cache": 2, "processed": 3})
+    (chunk,) = read(reading, progress, sampled(5, 0))
     assert (chunk.ids, chunk.num_cached_tokens) == ((5,), 2)
 
 
@@ -332,13 +332,13 @@ def test_a_reply_that_is_no_stream_is_refused() -> None:
 )
 def test_why_it_ended(event: dict[str, Any], finish: Finish) -> None:
     reading = reading_of(request(stop=("end",)))
-    assert [chunk.ids for chunk in read(reading, drawn(5, 0), drawn(6, 1), event)] == [(5,), (6,)]
+    assert [chunk.ids for chunk in read(reading, sampled(5, 0), sampled(6, 1), event)] == [(5,), (6,)]
     assert reading.end() == (Chunk(ids=(), logprobs=(), finish=finish, num_cached_tokens=2),)
 
 
 def test_without_its_last_event_a_stream_has_no_end() -> None:
     reading = reading_of()
-    read(reading, drawn(5, 0))
+    read(reading, sampled(5, 0))
     assert not reading.has_enough
     assert reading.end() == ()
 
@@ -346,7 +346,7 @@ def test_without_its_last_event_a_stream_has_no_end() -> None:
 @pytest.mark.parametrize("stop", [5, 6, 7])
 def test_a_stop_token_ends_the_turn_and_the_stream(stop: int) -> None:
     reading = reading_of(request(stop_token_ids=(stop,)))
-    events = [drawn(id_, place) for place, id_ in enumerate((5, 6, 7))]
+    events = [sampled(id_, place) for place, id_ in enumerate((5, 6, 7))]
     ids: list[int] = []
     for event in events:
         assert not reading.has_enough
@@ -361,14 +361,14 @@ def test_a_stop_token_ends_the_turn_and_the_stream(stop: int) -> None:
 def test_what_comes_with_a_stop_token_but_after_it_is_not_the_turn_s() -> None:
     reading = reading_of(request(stop_token_ids=(6,)))
     rows = [{"id": id_, "logprob": -1.0, "top_logprobs": []} for id_ in (5, 6, 7)]
-    event = drawn(0, 2, tokens=[5, 6, 7], completion_probabilities=rows)
+    event = sampled(0, 2, tokens=[5, 6, 7], completion_probabilities=rows)
     assert [chunk.ids for chunk in read(reading, event)] == [(5, 6)]
     assert asyncio.run(reading.settle(never_asked)) == ()
 
 
 def test_alternatives_are_those_that_were_asked_for_and_possible() -> None:
     top = [{"id": 4, "logprob": -0.25}, {"id": 5, "logprob": -1.5}, {"id": 6, "logprob": LOWEST_FLOAT32}]
-    event = drawn(5, 0)
+    event = sampled(5, 0)
     event["completion_probabilities"][0]["top_logprobs"] = top
     (chunk,) = read(reading_of(request(num_top_logprobs=3)), event)
     assert chunk.top_logprobs == ((TopLogprob(id=4, logprob=-0.25), TopLogprob(id=5, logprob=-1.5)),)
@@ -379,10 +379,10 @@ def test_alternatives_are_those_that_were_asked_for_and_possible() -> None:
 # -- what a stream leaves out
 
 
-async def test_tokens_that_end_within_a_character_are_drawn_again_and_looked_up() -> None:
+async def test_tokens_that_end_within_a_character_are_sampled_again_and_looked_up() -> None:
     asked = request(num_top_logprobs=1, seed=7)
     reading = reading_of(asked)
-    chunks = read(reading, drawn(5, 0), drawn(7, 2), drawn(8, 3), last(5, "limit"))
+    chunks = read(reading, sampled(5, 0), sampled(7, 2), sampled(8, 3), last(5, "limit"))
     assert [chunk.ids for chunk in chunks] == [(5,)]
     answers = Answers(
         whole((5, 6, 7, 8, 9), (5, 7, 8)),
@@ -403,9 +403,9 @@ async def test_tokens_that_end_within_a_character_are_drawn_again_and_looked_up(
     assert (first["prompt"], second["prompt"]) == ([1, 2, 3, 5], [1, 2, 3, 5, 6, 7, 8])
 
 
-async def test_no_more_is_drawn_again_than_shows_what_was_left_out() -> None:
+async def test_no_more_is_sampled_again_than_shows_what_was_left_out() -> None:
     reading = reading_of()
-    read(reading, drawn(5, 0), drawn(7, 2), drawn(8, 3), drawn(9, 4), last(5))
+    read(reading, sampled(5, 0), sampled(7, 2), sampled(8, 3), sampled(9, 4), last(5))
     answers = Answers(whole((5, 6, 7), (5, 7)), ranking(4, (6, -1.0)))
     settled = await reading.settle(answers)
     assert [id_ for chunk in settled for id_ in chunk.ids] == [6, 7, 8, 9]
@@ -413,16 +413,16 @@ async def test_no_more_is_drawn_again_than_shows_what_was_left_out() -> None:
 
 
 @pytest.mark.parametrize("ids", [(4, 6, 7), (5, 6, 4), (5, 6), (5, 6, 7, 8)])
-async def test_what_is_drawn_again_otherwise_is_refused(ids: tuple[int, ...]) -> None:
+async def test_what_is_sampled_again_otherwise_is_refused(ids: tuple[int, ...]) -> None:
     reading = reading_of()
-    read(reading, drawn(5, 0), drawn(7, 2), last(3))
+    read(reading, sampled(5, 0), sampled(7, 2), last(3))
     with pytest.raises(UpstreamInvalid, match="repetition_agrees"):
         await reading.settle(Answers(whole(ids, ())))
 
 
 async def test_an_unlikely_token_is_looked_for_among_more_and_at_last_among_all() -> None:
     reading = LlamaCppReading(request(), capabilities(SMOLLM2_VOCAB), NO_PIECES)
-    read(reading, drawn(5, 0), last(2))
+    read(reading, sampled(5, 0), last(2))
     answers = Answers(whole((5, 6), (5,)), ranking(4, (7, -1.0)), ranking(4, (8, -1.0)), ranking(4, (6, -20.0)))
     (chunk,) = await reading.settle(answers)
     assert chunk.logprobs == (-20.0,)
@@ -431,7 +431,7 @@ async def test_an_unlikely_token_is_looked_for_among_more_and_at_last_among_all(
 
 async def test_a_token_whose_logprob_nobody_tells_is_refused() -> None:
     reading = reading_of()
-    read(reading, drawn(5, 0), last(2))
+    read(reading, sampled(5, 0), last(2))
     answers = Answers(whole((5, 6), (5,)), ranking(4, (7, -1.0)), ranking(4, (6, LOWEST_FLOAT32)))
     with pytest.raises(UpstreamInvalid, match="has_logprobs"):
         await reading.settle(answers)
@@ -439,7 +439,7 @@ async def test_a_token_whose_logprob_nobody_tells_is_refused() -> None:
 
 async def test_a_stop_token_among_those_left_out_ends_the_turn_there() -> None:
     reading = reading_of(request(stop_token_ids=(6, 8)))
-    read(reading, drawn(5, 0), drawn(7, 2), drawn(8, 3))
+    read(reading, sampled(5, 0), sampled(7, 2), sampled(8, 3))
     assert reading.has_enough
     settled = await reading.settle(Answers(whole((5, 6, 7), (5, 7)), ranking(4, (6, -1.0))))
     assert [chunk.ids for chunk in settled] == [(6,)]
@@ -448,7 +448,7 @@ async def test_a_stop_token_among_those_left_out_ends_the_turn_there() -> None:
 
 async def test_a_refusal_of_what_is_asked_afterwards_is_passed_on() -> None:
     reading = reading_of()
-    read(reading, drawn(5, 0), last(2))
+    read(reading, sampled(5, 0), last(2))
     with pytest.raises(UpstreamRefused) as caught:
         await reading.settle(Answers({"error": {}}, status=503))
     assert caught.value.engine_status == 503
@@ -504,13 +504,13 @@ def test_where_several_tokens_make_the_same_text_nothing_is_guessed() -> None:
 
 
 @given(st.lists(st.sampled_from([b"\xf0\x9f", b"\x98", b"\x80", b" \xc3", b"\xa9", b"p", b"\xe2\x82", b"\xac", b""])))
-def test_what_is_read_off_is_what_was_drawn_or_nothing(pieces: list[bytes]) -> None:
+def test_what_is_read_off_is_what_was_sampled_or_nothing(pieces: list[bytes]) -> None:
     table = sorted(set(pieces))
-    drawn_ids = [table.index(piece) for piece in pieces]
+    sampled_ids = [table.index(piece) for piece in pieces]
     joined = [b"".join(pieces[: place + 1]) for place in range(len(pieces))]
-    tokens = [None if ends_within_character(text) else id_ for id_, text in zip(drawn_ids, joined, strict=True)]
+    tokens = [None if ends_within_character(text) else id_ for id_, text in zip(sampled_ids, joined, strict=True)]
     text = b"".join(pieces).decode(errors="replace").encode()
-    assert Pieces(table).fill(tokens, text) in (None, drawn_ids)
+    assert Pieces(table).fill(tokens, text) in (None, sampled_ids)
 
 
 @pytest.mark.parametrize(
@@ -525,13 +525,13 @@ def test_when_llama_cpp_waits_for_the_rest_of_a_character(text: bytes, is_within
     assert ends_within_character(text) is is_within
 
 
-async def test_nothing_is_drawn_again_where_the_text_tells() -> None:
+async def test_nothing_is_sampled_again_where_the_text_tells() -> None:
     reading = reading_of(request(stop=("é!",)), PIECES)
     read(
         reading,
-        drawn(5, 0, content="p"),
-        drawn(8, 2, content="😀"),
-        drawn(10, 4, content=" "),
+        sampled(5, 0, content="p"),
+        sampled(8, 2, content="😀"),
+        sampled(10, 4, content=" "),
         last(5, "word", stopping_word="é!"),
     )
     answers = Answers(ranking(4, (11, -1.0)), ranking(6, (9, -2.0)))

@@ -157,7 +157,7 @@ def test_an_aborted_reply_may_have_no_token(whole: Whole, expected: Expected) ->
     assert (len(chunk.ids), chunk.finish) == (0, Finish(reason=FinishReason.ABORT))
 
 
-def test_the_best_alternatives_are_kept_and_the_drawn_token_is_one_only_if_it_is_among_them() -> None:
+def test_the_best_alternatives_are_kept_and_the_sampled_token_is_one_only_if_it_is_among_them() -> None:
     tops = [{"token_id": 9, "logprob": -8.0}, {"token_id": 1, "logprob": -0.5}, {"token_id": 2, "logprob": -1.0}]
     rows = [{"token_id": 9, "logprob": -8.0, "top_logprobs": tops}]
     reply = generated((9,), logprobs={"content": rows}, finish_reason="length")
@@ -454,7 +454,7 @@ ASKED: dict[str, Any] = {"request_id": "r-scores", "route": VLLMRoute.GENERATE, 
 ROWS = [None, {"2": {"logprob": -1.0}}, {"5": {"logprob": -0.25}}, {"6": {"logprob": -3.0}, "1": {"logprob": -0.1}}]
 
 
-def test_scores_are_those_of_the_drawn_tokens_and_the_best_beside_them() -> None:
+def test_scores_are_those_of_the_sampled_tokens_and_the_best_beside_them() -> None:
     scores = decode_scores(dumped(scored(ROWS)), [5, 6], **ASKED, num_top=1)
     assert (list(scores.logprobs), scores.version) == ([-0.25, -3.0], "v1")
     assert scores.top_logprobs == ((TopLogprob(id=5, logprob=-0.25),), (TopLogprob(id=1, logprob=-0.1),))
@@ -583,7 +583,7 @@ def test_an_abort_names_the_request_as_vllm_does() -> None:
 
 
 @pytest.mark.parametrize("route", VLLMRoute)
-def test_scores_are_asked_for_with_the_drawn_ids_at_the_prompt_s_end(route: VLLMRoute) -> None:
+def test_scores_are_asked_for_with_the_sampled_ids_at_the_prompt_s_end(route: VLLMRoute) -> None:
     asked = json.loads(encode_scoring(request(num_top_logprobs=2), token_ids([8, 9]), route=route, model="m"))
     own = {"temperature": 0, "max_tokens": 1, "prompt_logprobs": 2}
     both = {"model": "m", "request_id": "r-1-scores"}

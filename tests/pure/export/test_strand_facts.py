@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Tool
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import Prompt, SessionId, token_ids
 from stenograph.export.lines import leaves, whole_line
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
-from stenograph.session.kinds import Label
 from stenograph.session.session import Session, SessionOptions
 from stenograph.session.strand import Strand
 from stenograph.trajectory.history import Attachment

@@ -110,7 +110,7 @@ def test_a_session_of_any_messages_goes_on_as_a_full_render_of_them(
     family = renderer.family
     has_tools = bool(family.shows_tools) and data.draw(st.booleans())
     tools = [WEATHER] if has_tools else []
-    may_be_late = family.name != "qwen3.5" and Role.SYSTEM not in (family.early_roles or ())
+    may_be_late = Role.SYSTEM in (family.late_roles or ())
     arguments = OBJECTS if family.name in ONLY_OBJECTS else [*OBJECTS, "no JSON", '["a"]']
     messages = [*data.draw(st.lists(SYSTEM, max_size=1)), user(data.draw(TEXT))]
     line = renderer.render(messages, tools, kwargs)

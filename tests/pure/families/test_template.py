@@ -84,6 +84,39 @@ def test_a_system_message_that_would_move_to_the_front_is_refused_after_a_reply_
 
 
 @pytest.mark.parametrize(
+    ("source", "late_roles"),
+    [
+        pytest.param(TOOLS + TURN + PROMPT, {Role.SYSTEM, Role.DEVELOPER}, id="in place"),
+        pytest.param(MOVED, set[Role](), id="moved to the front"),
+        pytest.param(
+            "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+            "{{ raise_exception('late') }}{% endif %}" + OPENING + "<|im_end|>\n{% endfor %}" + PROMPT,
+            set[Role](),
+            id="refused",
+        ),
+        pytest.param(
+            "{% for m in messages if m.role != 'system' or loop.first %}"
+            + OPENING
+            + "<|im_end|>\n{% endfor %}"
+            + PROMPT,
+            set[Role](),
+            id="left out",
+        ),
+        pytest.param(
+            "{% for m in messages %}{% if m.role == 'system' and messages[loop.index0 - 1].role == 'user' %}"
+            "{% else %}" + OPENING + "<|im_end|>\n{% endif %}{% endfor %}" + PROMPT,
+            set[Role](),
+            id="left out after a user alone",
+        ),
+    ],
+)
+def test_the_roles_that_a_template_writes_where_they_stand_are_seen(
+    files: ModelFiles, source: str, late_roles: set[Role]
+) -> None:
+    assert loaded(files, source).renderer.family.late_roles == late_roles
+
+
+@pytest.mark.parametrize(
     ("source", "law"),
     [
         ("{{ messages | length }}" + TURN + PROMPT, Law.HISTORY),

@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 
 from stenograph.core.chat import ChatRequest, CompletionRequest
 from stenograph.core.messages import Message, Role, Tool
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.types import Grammar, GrammarKind, SamplingParams
 from stenograph.session.kinds import (
     SEARCHED_CHARS,
     SHIPPED_RULES,
-    UNLABELLED,
     BadSideRules,
     KindRules,
-    Label,
     Sighting,
 )
 from stenograph.session.strand_kinds import StrandSight, kinds_of
@@ -332,8 +330,8 @@ def test_a_wrong_file_says_which_rule_and_field(text: str, name: str | None, fie
 
 
 def test_what_is_not_applied_is_refused() -> None:
-    with pytest.raises(BadSideRules, match="drop"):
-        KindRules.read("[[drop]]\nname = 'a'\n")
+    with pytest.raises(BadSideRules, match="rewrite"):
+        KindRules.read("[[rewrite]]\nname = 'a'\n")
 
 
 # Whatever comes.

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stenograph.core.types import Grammar, GrammarKind
@@ -56,14 +57,10 @@ def of_schema(text: str) -> CheckedGrammar:
     if not isinstance(schema, dict | bool):
         raise ValueError("a JSON Schema is an object")
     grammar = Grammar(kind=GrammarKind.JSON_SCHEMA, source=json.dumps(schema))
-    validator = _validator(schema)
-    if validator is None:
-        return CheckedGrammar(
-            grammar=grammar, checked_by=JSON_ALONE, is_kept=lambda reply: _is_json(reply, lambda _: True)
-        )
-    return CheckedGrammar(
-        grammar=grammar, checked_by="json.loads and jsonschema", is_kept=lambda reply: _is_json(reply, validator)
-    )
+    is_valid = _validator(schema)
+    if is_valid is None:
+        return CheckedGrammar(grammar=grammar, checked_by=JSON_ALONE, is_kept=partial(_is_json, lambda _: True))
+    return CheckedGrammar(grammar=grammar, checked_by="json.loads and jsonschema", is_kept=partial(_is_json, is_valid))
 
 
 def of_json_object() -> CheckedGrammar:
@@ -71,7 +68,7 @@ def of_json_object() -> CheckedGrammar:
     return CheckedGrammar(
         grammar=Grammar(kind=GrammarKind.JSON_OBJECT),
         checked_by="json.loads",
-        is_kept=lambda reply: _is_json(reply, lambda value: isinstance(value, dict)),
+        is_kept=partial(_is_json, lambda value: isinstance(value, dict)),
     )
 
 
@@ -101,7 +98,7 @@ def of_ebnf(source: str) -> CheckedGrammar:
     return CheckedGrammar(grammar=grammar, checked_by="nothing: there is no second parser of EBNF", is_kept=None)
 
 
-def _is_json(text: str, is_right: Callable[[Any], bool]) -> bool:
+def _is_json(is_right: Callable[[Any], bool], text: str) -> bool:
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

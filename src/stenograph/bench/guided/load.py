@@ -5,16 +5,16 @@ Owns the order of requests and their times. Knows neither options nor figures.
 
 import asyncio
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 
-from stenograph.bench.guided.figures import GuidedReply, Phase
+from stenograph.bench.guided.figures import Phase
 from stenograph.bench.kit.processes import cpu_s_of
 from stenograph.bench.kit.quantiles import latencies_of_due
-from stenograph.bench.kit.timed_reply import read_reply
+from stenograph.bench.kit.requests import GeneratedReply, read_reply
+from stenograph.bench.kit.steps import nothing_collected
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Chunk, Grammar, Prompt, RequestId, SamplingParams
 from stenograph.engine.base import GenerateRequest
@@ -80,31 +80,30 @@ class GuidedLoad:
         It stays so many to the end: a client that has nothing left to ask asks again, and that is not counted. Else the
         batch of the mode whose replies are shorter would be smaller, and its tokens faster for no reason of their own.
         """
-        phase, heart, waiting = Phase(mode=mode, num_asked=len(order)), Heartbeat(), iter(order)
-        gc.collect()
-        gc.disable()
+        phase, heart = Phase(mode=mode, num_asked=len(order)), Heartbeat()
         pid, engine_cpu_s, begin_s = self._engine.pid, _cpu_s(self._engine.pid), time.monotonic()
-        try:
+        with nothing_collected():
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(heart.run())
-                async with asyncio.TaskGroup() as group:
-                    for number in range(self._concurrency):
-                        again = order[number % len(order)]
-                        group.create_task(self._client(waiting, again, grammar, phase))
+                await self._ask_all(grammar, order, phase)
                 heart.stop()
-        finally:
-            gc.enable()
         phase.seconds = time.monotonic() - begin_s
         if pid == self._engine.pid and engine_cpu_s is not None and (now_s := _cpu_s(pid)) is not None:
             phase.engine_cpu_s = now_s - engine_cpu_s
         phase.late_s = heart.late_s
         return phase
 
+    async def _ask_all(self, grammar: Grammar | None, order: Sequence[int], phase: Phase) -> None:
+        waiting = iter(order)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._concurrency):
+                tasks.create_task(self._client(waiting, order[number % len(order)], grammar, phase))
+
     async def _client(self, waiting: Iterator[int], again: int, grammar: Grammar | None, phase: Phase) -> None:
         for number in waiting:
             try:
                 async with asyncio.timeout(LIMIT_S):
-                    phase.heard.append(await self._ask(number, grammar, phase))
+                    phase.heard[number] = await self._ask(number, grammar, phase)
             except StenographError as error:
                 phase.failed(f"{error.status} {error.code}", str(error))
             except TimeoutError:
@@ -113,13 +112,12 @@ class GuidedLoad:
             while not phase.is_over:
                 await self._fill(again, grammar, phase)
 
-    async def _ask(self, number: int, grammar: Grammar | None, phase: Phase) -> GuidedReply:
+    async def _ask(self, number: int, grammar: Grammar | None, phase: Phase) -> GeneratedReply:
         """Raises StenographError."""
-        request = self._request(number, grammar)
-        reply = await read_reply(self._engine, request, partial(self._count, phase))
+        reply = await read_reply(self._engine, self._request(number, grammar), partial(self._count, phase))
         said = reply.ids[:-1] if isinstance(reply.finish.matched, int) else reply.ids
-        text = self._tokenizer.decode(said, skip_special=True)
-        return GuidedReply(prompt=number, num_prompt=len(request.prompt.ids), text=text, reply=reply)
+        reply.text = self._tokenizer.decode(said, skip_special=True)
+        return reply
 
     async def _fill(self, number: int, grammar: Grammar | None, phase: Phase) -> None:
         """Ask for the sake of the batch; end it when the phase is over. Raises StenographError."""

@@ -1,10 +1,9 @@
 """The prompts of `bench guided`: built in, of a file, or of a data set.
 
-Owns how a file of prompts is read. Fewer prompts than were asked for are no error: `Prompts.shortage` has the message.
+Owns how a file of prompts is read. Fewer prompts than were asked for are no error.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -26,31 +25,20 @@ _ASK = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
-    """Conversations, each a prompt, and how many were asked for."""
-
-    conversations: tuple[tuple[Message, ...], ...]
-    num_asked: int
-
-    @property
-    def shortage(self) -> str:
-        """A message where there are fewer than were asked for; empty where there are enough."""
-        num = len(self.conversations)
-        return f"{self.num_asked} prompts were asked for, there are {num}" if num < self.num_asked else ""
+Conversation = tuple[Message, ...]
 
 
-def built_in(num: int) -> Prompts:
+def built_in(num: int) -> list[Conversation]:
     """The first `num` of 64 prompts, which ask for the record that the built-in schema describes."""
     texts = [
         _ASK.format(trade=trade, place=_PLACES[(row + column) % len(_PLACES)])
         for row in range(len(_PLACES))
         for column, trade in enumerate(_TRADES)
     ]
-    return _first(num, [_question(text) for text in texts])
+    return [_question(text) for text in texts[:num]]
 
 
-def read_prompts(path: Path, num: int) -> Prompts:
+def read_prompts(path: Path, num: int) -> list[Conversation]:
     """The first `num` of a file: a prompt a line; of a `.jsonl` file a text, `{"prompt": …}` or `{"messages": […]}`.
 
     Empty lines are none. Raises OSError, and ValueError, which names the line.
@@ -59,37 +47,33 @@ def read_prompts(path: Path, num: int) -> Prompts:
     if not lines:
         raise ValueError(f"{path} has no prompts")
     if path.suffix != JSON_LINES:
-        return _first(num, [_question(line) for _, line in lines])
-    return _first(num, list(_decoded(path, lines[:num])))
+        return [_question(line) for _, line in lines[:num]]
+    return list(_decoded(path, lines[:num]))
 
 
 def sharegpt_prompts(
     conversations: Sequence[Sequence[AskedAndAnswered]], renderer: Renderer, *, num: int, most_tokens: int
-) -> Prompts:
+) -> list[Conversation]:
     """The first questions of the first `num` conversations whose prompt has at most `most_tokens` tokens."""
     asked = (_question(exchanges[0].asked) for exchanges in conversations)
     fitting = (messages for messages in asked if len(renderer.render(messages, (), {})) <= most_tokens)
     found = list(islice(fitting, num))
     if not found:
         raise ValueError(f"no conversation begins with a question of at most {most_tokens} tokens")
-    return _first(num, found)
+    return found
 
 
-def random_prompts(tokenizer: Tokenizer, *, num: int, num_tokens: int) -> Prompts:
+def random_prompts(tokenizer: Tokenizer, *, num: int, num_tokens: int) -> list[Conversation]:
     """`num` different texts of words of English and of code, of `num_tokens` tokens each, or nearly."""
     texts = make_prompts(tokenizer, PromptKind.UNIQUE, num=num, num_tokens=num_tokens)
-    return _first(num, [_question(prompt.text) for prompt in texts])
+    return [_question(prompt.text) for prompt in texts]
 
 
-def _first(num: int, conversations: Sequence[tuple[Message, ...]]) -> Prompts:
-    return Prompts(conversations=tuple(conversations[:num]), num_asked=num)
-
-
-def _question(text: str) -> tuple[Message, ...]:
+def _question(text: str) -> Conversation:
     return (Message(role=Role.USER, content=text),)
 
 
-def _decoded(path: Path, lines: Sequence[tuple[int, str]]) -> Iterator[tuple[Message, ...]]:
+def _decoded(path: Path, lines: Sequence[tuple[int, str]]) -> Iterator[Conversation]:
     for number, line in lines:
         try:
             yield _conversation(msgspec.json.decode(line))
@@ -97,7 +81,7 @@ def _decoded(path: Path, lines: Sequence[tuple[int, str]]) -> Iterator[tuple[Mes
             raise ValueError(f"{path}, line {number}: {error}") from error
 
 
-def _conversation(value: object) -> tuple[Message, ...]:
+def _conversation(value: object) -> Conversation:
     match value:
         case str(text) | {"prompt": str(text)}:
             return _question(text)

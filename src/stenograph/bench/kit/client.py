@@ -1,14 +1,14 @@
 """The HTTP client of all loads: one keep-alive connection, one request at a time, little work for each byte.
 
-A reply's body is kept, or handed to a reader as it comes (`UNREAD` lets it go by). Knows no route.
+A reply's body is kept, or handed to a reader as it comes (`unread` lets it go by). Knows no route.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -56,22 +56,12 @@ class HttpAnswer:
     body: bytes
 
 
-class BodyReader(Protocol):
-    """Takes a reply's body as it comes."""
-
-    def feed(self, data: bytes, now: float, /) -> None:
-        """Take the next bytes; `now` is in monotonic seconds. Raises RequestFailed for what is no such reply."""
-        ...
+BodyReader = Callable[[bytes, float], None]
+"""Takes the next bytes of a body and their time, in monotonic seconds. Raises RequestFailed for what is no reply."""
 
 
-class Unread:
+def unread(data: bytes, now: float) -> None:
     """Lets a body go by: its bytes are counted, and that is all."""
-
-    def feed(self, data: bytes, now: float, /) -> None:
-        """Nothing is kept."""
-
-
-UNREAD = Unread()
 
 
 class LoadConnection(asyncio.BufferedProtocol):
@@ -155,7 +145,7 @@ class LoadConnection(asyncio.BufferedProtocol):
             self._body += body
         elif self._failure is None:
             try:
-                self._reader.feed(body, time.monotonic())
+                self._reader(body, time.monotonic())
             except RequestFailed as failure:
                 self._failure = failure
 
@@ -230,6 +220,19 @@ class LoadClient:
         if not 200 <= answer.status < 300:
             raise RequestFailed(_error_kind(answer), answer.body[:SHOWN_BYTES].decode(errors="replace"))
         return answer
+
+
+class _NewSession(msgspec.Struct):
+    session_id: str
+
+
+async def open_session(client: LoadClient) -> str:
+    """Open a session at a server; returns its id. Raises RequestFailed."""
+    answer = await client.asked("POST", "/sessions", [b"{}"])
+    try:
+        return msgspec.json.decode(answer.body, type=_NewSession).session_id
+    except msgspec.DecodeError as error:
+        raise RequestFailed("not a session", str(error)) from error
 
 
 def address(url: str) -> tuple[str, int]:

@@ -2,12 +2,14 @@
 
 import argparse
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.http.settings import Settings
 
+Number = TypeVar("Number", int, float)
 PLOT_NEEDS = "needs matplotlib: pip install matplotlib"
 
 
@@ -30,16 +32,29 @@ def at_least_0(text: str) -> float:
     return value
 
 
-def share(text: str) -> float:
-    """A number above 0 and at most 1."""
-    if not 0 < (value := float(text)) <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
+def positive(text: str) -> float:
+    """A number above 0."""
+    if not 0 < (value := float(text)) < 1e6:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
     return value
 
 
-def listed(text: str | None) -> Iterator[str]:
-    """The parts of a list with commas; what is empty is left out."""
-    return (part.strip() for part in (text or "").split(",") if part.strip())
+def share(text: str) -> float:
+    """A number above 0 and at most 1."""
+    if (value := positive(text)) > 1:
+        raise argparse.ArgumentTypeError(f"must be at most 1, got {text}")
+    return value
+
+
+def numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> list[Number]:
+    """The numbers of a list with commas; what is empty is left out. Raises ValueError, which names option and part."""
+    found: list[Number] = []
+    for part in filter(str.strip, (text or "").split(",")):
+        try:
+            found.append(kind(part))
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise ValueError(f"{option} takes numbers, separated by commas, got {part!r}: {error}") from error
+    return found
 
 
 def add_artifact(parser: argparse.ArgumentParser, bench: str, *, repeats: int) -> None:

@@ -16,7 +16,7 @@ import httptools
 import msgspec
 
 from stenograph.bench.kit.quantiles import latencies_of_due, summary_ms
-from stenograph.bench.kit.steps import be_ready, say
+from stenograph.bench.kit.steps import nothing_collected, say
 
 CONNECT_TIMEOUT_S = 5.0
 HELD_BACK_PAUSE_S = 0.05
@@ -126,8 +126,9 @@ def main() -> None:
     """Probe as the plan in the first argument says."""
     probe = Probe(msgspec.json.decode(sys.argv[1], type=ProbePlan))
     probe.ask_once()
-    be_ready()
-    probe.run()
+    with nothing_collected():
+        say({"ready": True})
+        probe.run()
     say(
         {
             **summary_ms(probe.latencies_s),

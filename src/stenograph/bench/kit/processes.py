@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import IO, Any, Self
 
 import msgspec
 
@@ -81,27 +82,13 @@ def rss_kib_of(pid: int) -> int:
     return int(found[1]) if found else 0
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Child:
-    """A process of ours, made by `Children`."""
+    """A process of ours, started by `Children`; its stderr goes to a file without a name."""
 
-    def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        *,
-        environment: Mapping[str, str] | None = None,
-        python: Sequence[str] = (sys.executable,),
-    ) -> None:
-        self.name = name
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
-        self._process = subprocess.Popen(
-            [*python, "-m", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-            env=None if environment is None else dict(environment),
-        )
+    name: str
+    _process: "subprocess.Popen[bytes]"
+    _errors: IO[bytes]
 
     def __repr__(self) -> str:
         return f"<Child {self.name} {self._process.pid}>"
@@ -147,10 +134,7 @@ class Child:
 
     def stderr_tail(self) -> str:
         """The last of what it wrote to stderr."""
-        self._errors.flush()
-        size = os.fstat(self._errors.fileno()).st_size
-        tail = os.pread(self._errors.fileno(), 2000, max(0, size - 2000))
-        return tail.decode(errors="replace").strip() or "it wrote nothing"
+        return self.written()[-2000:].decode(errors="replace").strip() or "it wrote nothing"
 
     def cpu_s(self) -> float:
         """CPU time, user and system, of all its threads so far."""
@@ -192,9 +176,7 @@ class Children:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with INTERRUPTS.held_back():
             for child in reversed(self._children):
                 child.end()
@@ -209,8 +191,16 @@ class Children:
     ) -> Child:
         """Start a Python module by its name and arguments, with an interpreter that may be another than ours."""
         with INTERRUPTS.held_back():
-            child = Child(name, arguments, environment=environment, python=python)
-            self._children.append(child)
+            errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child ends
+            process = subprocess.Popen(
+                [*python, "-m", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                env=None if environment is None else dict(environment),
+            )
+            self._children.append(child := Child(name, process, errors))
         return child
 
     def start_planned(

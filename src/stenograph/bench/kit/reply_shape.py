@@ -1,11 +1,13 @@
-"""The one reply that the engine stand-in gives, as bytes, but for the count of its prompt. Pure.
+"""The one reply that the engine stand-in gives, as bytes, but for the id and the prompt of its request. Pure.
 
 Owns what a reply is made of: its size, and what most of it is. Wire shape: SGLang's `serving_chat.py`, as
 `engine/sglang/chat_wire.py` reads it. Knows no socket.
 """
 
 import random
+import re
 from array import array
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,13 +15,10 @@ import msgspec
 STOP_ID = 2
 """Ends the reply; `<|im_end|>` where a tokenizer has ChatML's control tokens first."""
 FIRST_TEXT_ID = 3
-_CUT = msgspec.Raw(b"\x00")
-"""Stands where a number will; JSON text has no such byte."""
-
-
-_NAME = "bench-stand-in"
 RID = b'"bench-stand-in"'
-"""The id of a reply, as JSON, where the stand-in puts that of the request."""
+"""The id of a reply, as JSON, to a request without one."""
+_ID, _PROMPT, _TOTAL = b"\x00", b"\x01", b"\x02"
+"""Stand where a request's own values will; JSON text has no such bytes."""
 
 
 class ReplyShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,61 +44,65 @@ def assistant_fragment(shape: ReplyShape) -> bytes:
     return msgspec.json.encode({"role": "assistant", "content": reply_content(shape)})
 
 
+@dataclass(frozen=True, slots=True)
+class ReplyTemplate:
+    """A reply, cut where the values of a request stand: its id, the tokens of its prompt, and those of both."""
+
+    pieces: tuple[bytes, ...]
+    num_completion: int
+
+    def filled(self, rid: bytes, num_prompt: int) -> list[bytes]:
+        """The reply in pieces. Numbers are padded with spaces, so that all replies to ids of one length have one."""
+        own = {_ID: rid, _PROMPT: b"%10d" % num_prompt, _TOTAL: b"%10d" % (num_prompt + self.num_completion)}
+        return [own.get(piece, piece) for piece in self.pieces]
+
+
 def reply_body(shape: ReplyShape, num_prompt: int = 1) -> bytes:
     """The body of the reply to a prompt of so many tokens; of one length, whatever their number."""
-    return b"".join(fill(reply_parts(shape), shape, num_prompt))
+    return b"".join(chat_reply(shape).filled(RID, num_prompt))
 
 
-def fill(parts: tuple[bytes, bytes, bytes, bytes], shape: ReplyShape, num_prompt: int) -> list[bytes]:
-    """Put the counts between the parts. Numbers are padded with spaces, so that all replies have one length."""
-    count, total = b"%10d" % num_prompt, b"%10d" % (num_prompt + shape.num_tokens)
-    first, second, third, last = parts
-    return [first, count, second, count, third, total, last]
-
-
-def reply_parts(shape: ReplyShape) -> tuple[bytes, bytes, bytes, bytes]:
-    """The reply, cut where the prompt's tokens are counted (twice), and where all are. The same for the same shape."""
-    meta, rng = _meta_info(shape), random.Random(0)
+def chat_reply(shape: ReplyShape) -> ReplyTemplate:
+    """The reply to a chat. The same for the same shape."""
+    meta = _meta_info(shape)
     if shape.base64_bytes:
-        meta["routed_experts"] = _base64_int32(rng, shape.base64_bytes)
+        meta["routed_experts"] = _base64_int32(random.Random(0), shape.base64_bytes)
+    message = {"role": "assistant", "content": reply_content(shape), "reasoning_content": None, "tool_calls": None}
     choice: dict[str, object] = {
         "index": 0,
-        "message": {
-            "role": "assistant",
-            "content": reply_content(shape),
-            "reasoning_content": None,
-            "tool_calls": None,
-        },
+        "message": message,
         "logprobs": None,
         "finish_reason": "stop",
         "matched_stop": STOP_ID,
         "meta_info": meta,
     }
-    usage = {"prompt_tokens": _CUT, "completion_tokens": shape.num_tokens, "total_tokens": _CUT}
-    whole = msgspec.json.encode(
-        {
-            "id": _NAME,
-            "object": "chat.completion",
-            "created": 0,
-            "model": "stand-in",
-            "choices": [choice],
-            "usage": usage,
-            "metadata": {"weight_version": "default"},
-        }
-    )
-    first, second, third, last = whole.split(bytes(_CUT))
-    return first, second, third, last
+    usage = {"prompt_tokens": _raw(_PROMPT), "completion_tokens": shape.num_tokens, "total_tokens": _raw(_TOTAL)}
+    whole = {
+        "id": _raw(_ID),
+        "object": "chat.completion",
+        "created": 0,
+        "model": "stand-in",
+        "choices": [choice],
+        "usage": usage,
+        "metadata": {"weight_version": "default"},
+    }
+    return _template(shape, whole)
 
 
-def native_parts(shape: ReplyShape) -> tuple[bytes, bytes]:
-    """The same reply as the route that takes ids gives it, cut where the prompt's tokens are counted."""
+def native_reply(shape: ReplyShape) -> ReplyTemplate:
+    """The same reply as the route that takes ids gives it."""
     meta = _meta_info(shape)
     rows: list[list[object]] = meta["output_token_logprobs"]
     ids = [row[1] for row in rows]
-    first, last = msgspec.json.encode({"text": reply_content(shape), "output_ids": ids, "meta_info": meta}).split(
-        bytes(_CUT)
-    )
-    return first, last
+    return _template(shape, {"text": reply_content(shape), "output_ids": ids, "meta_info": meta})
+
+
+def _raw(mark: bytes) -> msgspec.Raw:
+    return msgspec.Raw(mark)
+
+
+def _template(shape: ReplyShape, whole: object) -> ReplyTemplate:
+    return ReplyTemplate(tuple(re.split(rb"([\x00-\x02])", msgspec.json.encode(whole))), shape.num_tokens)
 
 
 def _meta_info(shape: ReplyShape) -> dict[str, Any]:
@@ -109,9 +112,9 @@ def _meta_info(shape: ReplyShape) -> dict[str, Any]:
     ids = [rng.randrange(FIRST_TEXT_ID, shape.vocab_size) for _ in range(shape.num_tokens - 1)]
     rows = [[logprob, id_, None] for logprob, id_ in zip(logprobs, [*ids, STOP_ID], strict=True)]
     return {
-        "id": _NAME,
+        "id": _raw(_ID),
         "finish_reason": {"type": "stop", "matched": STOP_ID},
-        "prompt_tokens": _CUT,
+        "prompt_tokens": _raw(_PROMPT),
         "weight_version": "default",
         "completion_tokens": shape.num_tokens,
         "cached_tokens": 0,

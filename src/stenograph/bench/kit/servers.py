@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -71,11 +70,6 @@ def start_serve(
 
 
 def start_probe(children: Children, url: str) -> Child:
-    """A probe that asks `/health` from now on."""
+    """A probe that asks `/health` from now on; any step ends it, and brings its report."""
     host, port = address(url)
     return children.start_planned("the probe", "stenograph.bench.kit.probe", ProbePlan(host=host, port=port))[0]
-
-
-def stop_probe(probe: Child) -> dict[str, Any]:
-    """Stop a probe; returns its report."""
-    return probe.step("")

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import uvloop
 
-from stenograph.bench.kit.reply_shape import RID, ReplyShape, fill, native_parts, reply_body, reply_parts
+from stenograph.bench.kit.reply_shape import RID, ReplyShape, chat_reply, native_reply
 
 CHAT_PATH = b"/v1/chat/completions"
 NATIVE_PATHS = (b"/generate", b"/v1/completions")
@@ -66,13 +66,8 @@ class Answers:
     def __init__(self, shape: ReplyShape) -> None:
         models = b'{"object":"list","data":[{"id":"stand-in","object":"model"}]}'
         empty = [head(b"200 OK", 0)]
-        self._shape = shape
-        self._parts = reply_parts(shape)
-        self._chat_begin = self._parts[0].split(RID)
-        self._num_chat_bytes = len(reply_body(shape))
-        first, self._native_end = native_parts(shape)
-        self._native_begin = first.split(RID)
-        self._num_native_bytes = len(first) + len(self._native_end)
+        native = native_reply(shape)
+        self._templates = {CHAT_PATH: chat_reply(shape), **dict.fromkeys(NATIVE_PATHS, native)}
         self._fixed: dict[bytes, list[bytes]] = {
             b"/health": empty,
             b"/abort_request": empty,
@@ -82,21 +77,10 @@ class Answers:
 
     def answer(self, path: bytes, body: bytes) -> list[bytes]:
         """The pieces of an answer."""
-        if path == CHAT_PATH:
-            begin, more = _named(self._chat_begin, rid_of(body))
-            _, *rest = fill(self._parts, self._shape, num_input_ids(body))
-            return [head(b"200 OK", self._num_chat_bytes + more), *begin, *rest]
-        if path in NATIVE_PATHS:
-            begin, more = _named(self._native_begin, rid_of(body))
-            count = b"%10d" % num_input_ids(body)
-            return [head(b"200 OK", self._num_native_bytes + len(count) + more), *begin, count, self._native_end]
-        return self._fixed.get(path, self._not_found)
-
-
-def _named(pieces: list[bytes], rid: bytes) -> tuple[list[bytes], int]:
-    """The pieces with the request's id between them, and how many bytes more that makes than the shape's own."""
-    named = [part for piece in pieces for part in (rid, piece)][1:]
-    return named, (len(pieces) - 1) * (len(rid) - len(RID))
+        if (template := self._templates.get(path)) is None:
+            return self._fixed.get(path, self._not_found)
+        pieces = template.filled(rid_of(body), num_input_ids(body))
+        return [head(b"200 OK", sum(map(len, pieces))), *pieces]
 
 
 class StandInConnection(asyncio.BufferedProtocol):

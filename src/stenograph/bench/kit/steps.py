@@ -1,13 +1,14 @@
-"""The child's side of a measurement: it says it is ready, then does one step for each line on stdin.
+"""A measurement's side of the process that makes it: nothing is collected meanwhile, and a child says what it found.
 
-Every step is reported as a line of JSON. Owns the event loop that it does so on, and that no garbage collection falls
-into a measurement. The parent's side is `processes`.
+A child says it is ready, then does one step for each line on stdin, and reports it as a line of JSON. The parent's side
+is `processes`.
 """
 
 import asyncio
+import contextlib
 import gc
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Generator
 
 import msgspec
 import uvloop
@@ -19,22 +20,17 @@ def say(value: object) -> None:
     sys.stdout.flush()
 
 
-def be_ready() -> None:
-    """From now on nothing is collected; say that measuring may begin."""
+@contextlib.contextmanager
+def nothing_collected() -> Generator[None]:
+    """No garbage collection falls into what is measured inside."""
     gc.collect()
     gc.disable()
-    say({"ready": True})
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
-async def obey(step: Callable[[str], Awaitable[object]]) -> None:
-    """Do a step for each line, until an empty one or the end of stdin."""
-    loop = asyncio.get_running_loop()
-    be_ready()
-    while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
-        say(await step(line))
-
-
-def run_child(work: Coroutine[None, None, None]) -> None:
-    """Run it to its end on an event loop of uvloop's."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(work)
+def new_runner() -> asyncio.Runner:
+    """A runner of an event loop of uvloop's, as the server has it."""
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)

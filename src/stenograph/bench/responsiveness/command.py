@@ -13,26 +13,24 @@ from pathlib import Path
 
 import msgspec
 
-from stenograph.bench.kit.artifact import Measurement, ScenarioResult, write_artifact
+from stenograph.bench.kit.artifact import ScenarioResult, write_artifact
 from stenograph.bench.kit.conversation import Messages
 from stenograph.bench.kit.figures import Figures
 from stenograph.bench.kit.machine import checkout
-from stenograph.bench.kit.options import add_artifact, add_model, add_plot, check_plot, count, share
-from stenograph.bench.kit.reply_shape import ReplyShape
+from stenograph.bench.kit.options import add_artifact, add_model, add_plot, check_plot, count, numbers, share
 from stenograph.bench.kit.report import errors_of
 from stenograph.bench.kit.runner import begin_artifact, cached_model, in_turn, say, show
 from stenograph.bench.kit.servers import Checkout
 from stenograph.bench.responsiveness.measure import (
     DIRECT_LEAST_S,
     ServerCommand,
-    measure_beside_idle,
     measure_direct,
     measure_server,
-    tokens_per_byte,
 )
 from stenograph.bench.responsiveness.report import responsiveness_table
 from stenograph.bench.responsiveness.scenarios import Scenario, scenarios_named
 from stenograph.model.files import load_model_files
+from stenograph.model.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 50_000
 """Bytes of text in which the tokens per byte are counted."""
@@ -45,6 +43,7 @@ class ResponsivenessRun:
 
     commands: dict[str, ServerCommand]
     vocab_size: int
+    bytes_per_token: float
     repeats: int
     direct_s: float
 
@@ -85,12 +84,14 @@ def _asked_scenarios(options: argparse.Namespace) -> Iterator[Scenario]:
         if options.levels is None:
             yield scaled
         else:
-            yield from (replace(scaled, sessions=count(level)) for level in options.levels.split(","))
+            yield from (replace(scaled, sessions=level) for level in numbers("--levels", options.levels, count))
 
 
 def _prepare(options: argparse.Namespace) -> ResponsivenessRun:
     before = None if options.before is None else Checkout(options.before.absolute())
     path = cached_model(options.model)
+    files = load_model_files(path)
+    sample = next(Messages(num_bytes=SAMPLE_BYTES, num_messages=1).texts(1))
     profile = None if options.profile is None else str(options.profile.absolute())
     command = ServerCommand(model=str(path), flags=tuple(shlex.split(options.server_flags)), profile=profile)
     commands = {"server": command}
@@ -99,54 +100,41 @@ def _prepare(options: argparse.Namespace) -> ResponsivenessRun:
         commands["before"] = replace(command, flags=tuple(shlex.split(flags)), profile=None, checkout=before)
     return ResponsivenessRun(
         commands=commands,
-        vocab_size=load_model_files(path).vocab_size,
+        vocab_size=files.vocab_size,
+        bytes_per_token=SAMPLE_BYTES / len(Tokenizer(files.tokenizer_json).encode(sample)),
         repeats=options.repeats,
         direct_s=DIRECT_LEAST_S * options.scale,
     )
 
 
-def _measure_scenario(scenario: Scenario, run: ResponsivenessRun) -> ScenarioResult:
-    shape = msgspec.structs.replace(scenario.shape, vocab_size=run.vocab_size)
-    message_bytes = scenario.message_bytes
-    if scenario.message_tokens:
-        sample = next(Messages(num_bytes=SAMPLE_BYTES, num_messages=1).texts(1))
-        message_bytes = round(scenario.message_tokens / tokens_per_byte(run.commands["server"], shape, sample))
+def _measure_scenario(asked: Scenario, run: ResponsivenessRun) -> ScenarioResult:
+    scenario = replace(
+        asked,
+        shape=msgspec.structs.replace(asked.shape, vocab_size=run.vocab_size),
+        message_bytes=round(asked.message_tokens * run.bytes_per_token) or asked.message_bytes,
+    )
     result = ScenarioResult(
         name=scenario.name,
         title=scenario.title,
         sessions=scenario.sessions,
         turns=scenario.turns,
-        message_bytes=message_bytes,
+        message_bytes=scenario.message_bytes,
         goals=[(goal.figure, goal.value) for goal in scenario.goals],
         before_goals=[(goal.figure, goal.value) for goal in scenario.before_goals if "before" in run.commands],
     )
+    load = f"{scenario.name}: {scenario.title}; {scenario.sessions * scenario.turns} chats, {scenario.sessions} at once"
     for number in range(run.repeats):
+        shown = f"{load}; {number + 1} of {run.repeats}"
         ceiling: Figures = {}
         if not scenario.guided_tokens:
-            _note(scenario, run, number, "straight at the engine")
-            direct = measure_direct(scenario, shape, message_bytes=message_bytes, least_s=run.direct_s)
+            say(f"{shown}, straight at the engine")
+            direct = measure_direct(scenario, least_s=run.direct_s)
             result.keep("direct", direct)
             ceiling = direct.figures
         for target in in_turn(list(run.commands), number):
-            _note(scenario, run, number, SHOWN[target])
-            measured = _measure_target(scenario, shape, run.commands[target], message_bytes, number)
+            say(f"{shown}, {SHOWN[target]}")
+            measured = measure_server(scenario, run.commands[target], number=number)
             if ceiling.get("chats_per_s"):
                 measured.figures["share_of_direct"] = measured.figures["chats_per_s"] / ceiling["chats_per_s"]
             result.keep(target, measured)
     return result
-
-
-def _measure_target(
-    scenario: Scenario, shape: ReplyShape, command: ServerCommand, message_bytes: int, number: int
-) -> Measurement:
-    if scenario.idle_sessions:
-        return measure_beside_idle(scenario, shape, command, message_bytes=message_bytes, number=number)
-    return measure_server(scenario, shape, command, message_bytes=message_bytes)
-
-
-def _note(scenario: Scenario, run: ResponsivenessRun, number: int, what: str) -> None:
-    num_chats = scenario.sessions * scenario.turns
-    say(
-        f"{scenario.name}: {scenario.title}; {num_chats} chats, {scenario.sessions} at once;"
-        f" {number + 1} of {run.repeats}, {what}"
-    )

@@ -1,4 +1,4 @@
-"""One measurement: an engine stand-in or none, a server or none, a load and a probe, each a process; figures out.
+"""One measurement: an engine stand-in or none, a server or none, and a probe, each a process; a load; figures out.
 
 Owns the order of things in a measurement, and what its figures are made of. Knows no scenario's goals and prints
 nothing.
@@ -10,20 +10,17 @@ import signal
 import time
 import urllib.request
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from stenograph.bench.kit.artifact import Measurement, Raw
-from stenograph.bench.kit.client import address
 from stenograph.bench.kit.figures import Figures, ratios_between
-from stenograph.bench.kit.load import LoadPlan
-from stenograph.bench.kit.processes import Child, ChildFailed, Children
-from stenograph.bench.kit.reply_shape import ReplyShape
+from stenograph.bench.kit.processes import CannotMeasure, Child, Children
+from stenograph.bench.kit.runner import in_turn
 from stenograph.bench.kit.sampler import read_collapsed
-from stenograph.bench.kit.servers import Checkout, start_probe, start_serve, start_standin, stop_probe
+from stenograph.bench.kit.servers import Checkout, start_probe, start_serve, start_standin
 from stenograph.bench.kit.stage_cpu import stage_cpu
+from stenograph.bench.responsiveness.load import Load
 from stenograph.bench.responsiveness.scenarios import EARLY_TURNS, NUM_LAST_TURNS, Scenario
 
 WARM_UP_SESSIONS = 8
@@ -56,32 +53,30 @@ class ServerCommand:
     checkout: Checkout | None = None
 
 
-def measure_direct(scenario: Scenario, shape: ReplyShape, *, message_bytes: int, least_s: float) -> Measurement:
+def measure_direct(scenario: Scenario, *, least_s: float) -> Measurement:
     """The same load straight at the engine: what no server can exceed."""
     with Children() as children:
-        standin, url = start_standin(children, shape)
-        plan = _plan(url, scenario, shape, message_bytes, direct=True, least_s=least_s)
-        _run_plan(msgspec.structs.replace(plan, sessions=min(plan.sessions, WARM_UP_SESSIONS), least_s=0.0))
-        load = _start_load(children, plan)
-        load.step("open")
-        run, health, spent_s = _run_beside_probe(children, load, url, {"standin": standin}, contextlib.nullcontext())
+        standin, url = start_standin(children, scenario.shape)
+        _warm_up(Load(replace(scenario, sessions=min(scenario.sessions, WARM_UP_SESSIONS)), url, direct=True))
+        with Load(scenario, url, direct=True, least_s=least_s) as load:
+            load.step("open")
+            beside = contextlib.nullcontext()
+            run, health, spent_s = _run_beside_probe(children, load, url, {"standin": standin}, beside)
     figures = _load_figures(run, health)
     _add_cpu(figures, run, spent_s)
     return Measurement(figures=figures, raw={"run": run, "health": health})
 
 
-def measure_beside_idle(
-    scenario: Scenario, shape: ReplyShape, command: ServerCommand, *, message_bytes: int, number: int
-) -> Measurement:
-    """The load beside idle sessions and without them, each with a fresh server, in an order that `number` alternates.
+def measure_server(scenario: Scenario, command: ServerCommand, *, number: int) -> Measurement:
+    """The load through a server that is started for it, warmed up, and ended.
 
-    The figures are those beside; what they are over those without is added.
+    One beside idle sessions is measured without them too, with another server, in an order that `number` alternates:
+    what its figures are over those without is added.
     """
-    alone = scenario.without_idle_sessions()
-    measured = {
-        one.idle_sessions: measure_server(one, shape, command, message_bytes=message_bytes)
-        for one in ((alone, scenario) if number % 2 == 0 else (scenario, alone))
-    }
+    if not scenario.idle_sessions:
+        return _measure_once(scenario, command)
+    both = in_turn((replace(scenario, idle_sessions=0), scenario), number)
+    measured = {one.idle_sessions: _measure_once(one, command) for one in both}
     figures, without = measured[scenario.idle_sessions].figures, measured[0].figures
     figures |= ratios_between(OVER_ALONE, figures, without)
     figures["errors"] += without["errors"]
@@ -89,19 +84,15 @@ def measure_beside_idle(
     return Measurement(figures=figures, raw={**measured[scenario.idle_sessions].raw, **raw, "alone": without})
 
 
-def measure_server(scenario: Scenario, shape: ReplyShape, command: ServerCommand, *, message_bytes: int) -> Measurement:
-    """The load through a server that is started for it, warmed up, and ended."""
+def _measure_once(scenario: Scenario, command: ServerCommand) -> Measurement:
     with Children() as children:
-        standin, server, url = _start_engine_and_server(children, scenario, shape, command)
-        plan = _plan(url, scenario, shape, message_bytes)
-        _run_plan(
-            msgspec.structs.replace(
-                plan, sessions=min(plan.sessions, WARM_UP_SESSIONS), turns=min(plan.turns, WARM_UP_TURNS)
-            )
-        )
+        standin, server, url = _start_engine_and_server(children, scenario, command)
+        sessions, turns = min(scenario.sessions, WARM_UP_SESSIONS), min(scenario.turns, WARM_UP_TURNS)
+        _warm_up(Load(replace(scenario, sessions=sessions, turns=turns), url))
         if scenario.idle_sessions:
-            _leave_idle(children, plan, scenario.idle_sessions)
-        measured = _measure_load(children, plan, scenario, command, server, standin)
+            _leave_idle(scenario, url)
+        with Load(scenario, url) as load:
+            measured = _measure_load(children, load, url, scenario, command, server, standin)
     num_ok = measured.raw["run"]["num_ok"]
     if command.profile is not None and num_ok:  # written when the server ended
         stacks = read_collapsed(Path(command.profile).read_text())
@@ -111,18 +102,17 @@ def measure_server(scenario: Scenario, shape: ReplyShape, command: ServerCommand
 
 def _measure_load(
     children: Children,
-    plan: LoadPlan,
+    load: Load,
+    url: str,
     scenario: Scenario,
     command: ServerCommand,
     server: Child,
     standin: Child | None,
 ) -> Measurement:
     """The load and what is looked at before, beside and after it."""
-    url = f"http://{plan.host}:{plan.port}"
     time.sleep(SETTLE_S)  # what starting left is given back by then
     before_kib = server.rss_kib()
     idle = _idle(children, url) if scenario.beside_idle else None
-    load = _start_load(children, plan)
     opened = load.step("open")
     timed = {"": server} | ({} if standin is None else {"standin": standin})
     run, health, spent_s = _run_beside_probe(children, load, url, timed, _sampled(server, command))
@@ -148,80 +138,55 @@ def _measure_load(
     return Measurement(figures=figures, raw=raw)
 
 
-def _leave_idle(children: Children, plan: LoadPlan, num: int) -> None:
-    """Open so many sessions, with a turn each, and leave them as they are. Raises ChildFailed if one was refused."""
-    idle = msgspec.structs.replace(plan, sessions=num, turns=1, at_once=IDLE_SESSIONS_AT_ONCE)
-    load = _start_load(children, idle)
-    for step in (load.step("open"), load.step("run")):
-        if step["num_ok"] not in {0, num} or step["errors"]:
-            raise ChildFailed(f"the sessions that were to be idle failed: {step['first_error']}")
+def _warm_up(load: Load) -> None:
+    """A whole load that is not measured."""
+    with load:
+        for name in ("open", "run", "delete"):
+            load.step(name)
 
 
-def tokens_per_byte(command: ServerCommand, shape: ReplyShape, text: str) -> float:
-    """Tokens that the model makes of a byte of `text`, as the server counts them."""
-    with Children() as children:
-        _, _, url = _start_engine_and_server(children, None, shape, command)
-        body, headers = msgspec.json.encode({"prompt": text}), {"content-type": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/tokenize", body, headers)) as response:
-            count: int = msgspec.json.decode(response.read())["count"]
-    return count / len(text.encode())
+def _leave_idle(scenario: Scenario, url: str) -> None:
+    """Open the idle sessions, with a turn each, and leave them. Raises CannotMeasure if one was refused."""
+    num = scenario.idle_sessions
+    with Load(replace(scenario, sessions=num, turns=1), url, at_once=IDLE_SESSIONS_AT_ONCE) as load:
+        for step in (load.step("open"), load.step("run")):
+            if step["num_ok"] not in {0, num} or step["errors"]:
+                raise CannotMeasure(f"the sessions that were to be idle failed: {step['first_error']}")
 
 
 # -- processes
 
 
 def _start_engine_and_server(
-    children: Children, scenario: Scenario | None, shape: ReplyShape, command: ServerCommand
+    children: Children, scenario: Scenario, command: ServerCommand
 ) -> tuple[Child | None, Child, str]:
     """The engine stand-in, None where the embedded engine is part of the load; the server, and its URL."""
     standin = None
-    if scenario is not None and scenario.guided_tokens:
+    if scenario.guided_tokens:
         sizes = ("--max-batch", str(scenario.sessions), "--step-tokens", str(max(256, 2 * scenario.sessions)))
         engine: tuple[str, ...] = ("--engine", "embedded", *sizes)
     else:
-        standin, engine_url = start_standin(children, shape)
+        standin, engine_url = start_standin(children, scenario.shape)
         engine = ("--engine", "sglang", "--engine-url", engine_url)
     flags = (*engine, "--model", command.model, *command.flags)
     return standin, *start_serve(children, flags, profile=command.profile, checkout=command.checkout)
 
 
-def _start_load(children: Children, plan: LoadPlan) -> Child:
-    return children.start_planned("the load", "stenograph.bench.kit.load", plan)[0]
-
-
-def _plan(
-    url: str, scenario: Scenario, shape: ReplyShape, message_bytes: int, *, direct: bool = False, least_s: float = 0.0
-) -> LoadPlan:
-    host, port = address(url)
-    return LoadPlan(
-        host=host,
-        port=port,
-        sessions=scenario.sessions,
-        turns=scenario.turns,
-        message_bytes=message_bytes,
-        shape=shape,
-        prompts=scenario.prompts,
-        guided_tokens=scenario.guided_tokens,
-        direct=direct,
-        least_s=least_s,
-    )
-
-
 def _run_beside_probe(
     children: Children,
-    load: Child,
+    load: Load,
     url: str,
     timed: dict[str, Child],
     beside: contextlib.AbstractContextManager[None],
 ) -> tuple[Raw, Raw, dict[str, float]]:
     """The load's run, what a probe saw meanwhile, and the CPU time that the load and those in `timed` took."""
-    timed = {"load": load, **timed}
+    clocks = {"load": time.process_time, **{name: child.cpu_s for name, child in timed.items()}}
     probe = start_probe(children, url)
     with beside:
-        begun_s = {name: child.cpu_s() for name, child in timed.items()}
+        begun_s = {name: clock() for name, clock in clocks.items()}
         run = load.step("run")
-    spent_s = {name: child.cpu_s() - begun_s[name] for name, child in timed.items()}
-    return run, stop_probe(probe), spent_s
+    spent_s = {name: clock() - begun_s[name] for name, clock in clocks.items()}
+    return run, probe.step(""), spent_s
 
 
 @contextlib.contextmanager
@@ -238,15 +203,7 @@ def _idle(children: Children, url: str) -> Raw:
     """The report of a probe of a server that does nothing else."""
     probe = start_probe(children, url)
     time.sleep(IDLE_S)
-    return stop_probe(probe)
-
-
-def _run_plan(plan: LoadPlan) -> None:
-    """A whole load, for warm-up."""
-    with Children() as children:
-        load = _start_load(children, plan)
-        for name in ("open", "run", "delete"):
-            load.step(name)
+    return probe.step("")
 
 
 # -- figures

@@ -50,10 +50,6 @@ class Scenario:
         sessions = max(1, round(self.sessions * min(1.0, left)))
         return replace(self, turns=turns, sessions=sessions, idle_sessions=idle_sessions)
 
-    def without_idle_sessions(self) -> "Scenario":
-        """The load that the one beside idle sessions is compared with."""
-        return replace(self, idle_sessions=0)
-
 
 def _goals(**values: float) -> tuple[Goal, ...]:
     return tuple(Goal(figure=figure, value=value) for figure, value in values.items())

@@ -12,13 +12,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stenograph.bench.kit.artifact import Artifact, Measurement, ScenarioResult, write_artifact
-from stenograph.bench.kit.options import add_artifact, add_model, add_plot, check_plot, count, listed, share
+from stenograph.bench.kit.options import add_artifact, add_model, add_plot, check_plot, count, numbers, positive, share
 from stenograph.bench.kit.report import errors_of
 from stenograph.bench.kit.runner import ProgressNotes, begin_artifact, cached_model, in_turn, say, show
+from stenograph.bench.serving.figures import serving_table
 from stenograph.bench.serving.load import ServingPlan
 from stenograph.bench.serving.measure import EMBEDDED, ENGINES, SGLANG, Note, Setup, measure_direct, measure_server
 from stenograph.bench.serving.mix import CHAT, COMPLETIONS, MIXES, SHAREGPT
-from stenograph.bench.serving.report import serving_table
 from stenograph.model.files import load_model_files
 
 MEASURES: dict[str, Callable[[Setup, ServingPlan, Note], Measurement]] = {
@@ -81,10 +81,9 @@ def _levels(options: argparse.Namespace) -> Iterator[tuple[ServingPlan, Scenario
     """The loads that are asked for, without their target, and their empty results. Raises ValueError."""
     options.mix = options.mix or ("chat" if options.engine == EMBEDDED else "agent")
     concurrencies = options.concurrency or ("" if options.rate else "4")
-    for text in listed(concurrencies):
-        yield _level(options, "closed", concurrency=_whole(text, "--concurrency"))
-    for text in listed(options.rate):
-        rate = _positive(text, "--rate")
+    for concurrency in numbers("--concurrency", concurrencies, count):
+        yield _level(options, "closed", concurrency=concurrency)
+    for rate in numbers("--rate", options.rate, positive):
         yield _level(options, f"open {rate:g}/s", rate=rate)
 
 
@@ -94,7 +93,7 @@ def _level(
     plan = ServingPlan(
         mix=options.mix,
         seed=options.seed,
-        dataset_path=None if options.dataset_path is None else str(options.dataset_path.absolute()),
+        dataset_path=options.dataset_path,
         endpoint=options.endpoint,
         sessions=max(concurrency, round(options.num_sessions * options.scale)),
         max_tokens=options.max_tokens,
@@ -117,7 +116,7 @@ def _setup(options: argparse.Namespace) -> Setup:
     path = cached_model(options.model, weights=options.engine == EMBEDDED)
     return Setup(
         engine=options.engine,
-        model=str(path),
+        model=path,
         vocab_size=load_model_files(path).vocab_size,
         url=options.url,
         engine_url=options.engine_url,
@@ -151,21 +150,3 @@ def _url(text: str) -> str:
     if not is_good:
         raise argparse.ArgumentTypeError(f"must be like http://127.0.0.1:8080, got {text}")
     return text.rstrip("/")
-
-
-def _whole(text: str, option: str) -> int:
-    value = _positive(text, option)
-    if not value.is_integer():
-        raise ValueError(f"{option} takes whole numbers, separated by commas, got {text!r}")
-    return int(value)
-
-
-def _positive(text: str, option: str) -> float:
-    """A number of a list. Raises ValueError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise ValueError(f"{option} takes positive numbers, separated by commas, got {text!r}")
-    return value

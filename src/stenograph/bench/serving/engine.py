@@ -4,24 +4,16 @@ A turn is rendered as the server renders it, but before its clock runs: what is 
 """
 
 from stenograph.bench.kit.client import RequestFailed
-from stenograph.bench.kit.timed_reply import TimedReply, read_reply
-from stenograph.bench.serving.mix import CHAT, COMPLETIONS, ChatHistory, Mix, SessionPlan, TextHistory, TurnPlan
-from stenograph.bench.serving.target import ServedReply
+from stenograph.bench.kit.requests import GeneratedReply, TimedReply, read_reply
+from stenograph.bench.serving.mix import CHAT, History, Mix, SessionPlan, TextHistory, TurnPlan, make_history
 from stenograph.core.chat import TextView
 from stenograph.core.errors import StenographError
 from stenograph.core.messages import Message, Role
-from stenograph.core.types import (
-    EngineTimes,
-    FinishReason,
-    Prompt,
-    RequestId,
-    SamplingParams,
-    Stage,
-    token_ids,
-)
+from stenograph.core.types import Prompt, RequestId, SamplingParams, token_ids
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.openai.completions import decode_completion
 from stenograph.engine.base import Engine, GenerateRequest
+from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.render.renderer import Renderer
 from stenograph.reply.plain import PlainParser
 from stenograph.session.opening import TAIL_TOKENS
@@ -31,22 +23,26 @@ _REPLY = Message(role=Role.ASSISTANT, content="")
 
 
 class EngineTarget:
-    """An engine that runs, and the renderer of its model."""
+    """An engine, and the renderer of its model."""
 
-    def __init__(self, engine: Engine, renderer: Renderer, *, endpoint: str = CHAT) -> None:
+    def __init__(self, engine: EmbeddedEngine, renderer: Renderer, *, endpoint: str = CHAT) -> None:
         self._engine = engine
         self._endpoint = endpoint
         self._renderer = renderer
         self._num_talks = 0
 
-    def talk(self, number: int, mix: Mix, plan: SessionPlan) -> "EngineTalk":
+    def talk(self, mix: Mix, plan: SessionPlan) -> "EngineTalk":
         """The client of a session."""
         self._num_talks += 1
-        line = TextHistory(mix, plan) if self._endpoint == COMPLETIONS else ChatHistory(mix, plan)
-        return EngineTalk(number, f"bench-{self._num_talks}", line, self._engine, self._renderer)
+        history = make_history(self._endpoint, mix, plan)
+        return EngineTalk(f"bench-{self._num_talks}", history, self._engine, self._renderer)
 
-    async def collect(self, heard: list[ServedReply]) -> None:
+    async def collect(self, heard: list[TimedReply]) -> None:
         """The engine's times are in its replies."""
+
+    async def start(self) -> None:
+        """Start the engine. Raises StartupError."""
+        await self._engine.start()
 
     async def aclose(self) -> None:
         """End the engine."""
@@ -56,12 +52,9 @@ class EngineTarget:
 class EngineTalk:
     """A session whose line of ids is kept here, as the server keeps it."""
 
-    def __init__(
-        self, number: int, name: str, line: ChatHistory | TextHistory, engine: Engine, renderer: Renderer
-    ) -> None:
-        self._number = number
+    def __init__(self, name: str, history: History, engine: Engine, renderer: Renderer) -> None:
         self._name = name
-        self._line = line
+        self._history = history
         self._engine = engine
         self._renderer = renderer
         self._ids = token_ids()
@@ -72,13 +65,14 @@ class EngineTalk:
     def prepare(self, turn: TurnPlan) -> None:
         """Render the turn: the line's ids, untouched, and the bridge; or everything, at first, and of a completion."""
         self._turn += 1
-        if isinstance(self._line, TextHistory):
-            completion = decode_completion(self._line.new_body(turn))
+        body = self._history.body(turn, only_new=True)
+        if isinstance(self._history, TextHistory):
+            completion = decode_completion(body)
             (text,) = completion.prompts
             assert isinstance(text, str), "a client says text"
             self._prompt, self._params = self._renderer.tokenizer.encode(text), completion.params
             return
-        request = decode_chat(self._line.new_body(turn))
+        request = decode_chat(body)
         self._params = request.params
         if not self._ids:
             self._prompt = self._renderer.render(request.messages, (), {})
@@ -87,7 +81,7 @@ class EngineTalk:
         kept = self._ids[: len(self._ids) - bridge.num_trimmed]
         self._prompt = kept + bridge.ids
 
-    async def ask(self, turn: TurnPlan, due_s: float) -> ServedReply:
+    async def ask(self, turn: TurnPlan) -> TimedReply:
         """Raises RequestFailed."""
         request = GenerateRequest(
             request_id=RequestId(f"{self._name}-{self._turn}"), prompt=Prompt(ids=self._prompt), params=self._params
@@ -96,26 +90,12 @@ class EngineTalk:
             reply = await read_reply(self._engine, request, lambda chunk: None)
         except StenographError as error:
             raise RequestFailed(f"{error.status} {error.code}", str(error)) from error
-        is_cut = reply.finish.reason is FinishReason.LENGTH
-        if not is_cut:
-            self._line.answered(turn, self._said(reply))
+        if not reply.is_cut:
+            self._history.answered(turn, self._said(reply))
             self._ids = self._prompt + reply.ids
-        return ServedReply(
-            session=self._number,
-            turn=self._turn,
-            due_s=due_s,
-            sent_s=reply.sent_s,
-            pieces_s=reply.pieces_s,
-            end_s=reply.end_s,
-            num_prompt=len(self._prompt),
-            num_completion=len(reply.ids),
-            num_cached=reply.num_cached,
-            is_cut=is_cut,
-            request_id=request.request_id,
-            stages_s={} if reply.times is None else _stages(reply.sent_s, reply.times),
-        )
+        return reply
 
-    def _said(self, reply: TimedReply) -> str:
+    def _said(self, reply: GeneratedReply) -> str:
         """The reply's text, of which only a completion's next turn knows."""
         parser = PlainParser(self._renderer.tokenizer, stop=self._params.stop, view=TextView())
         parser.feed(reply.ids)
@@ -123,12 +103,3 @@ class EngineTalk:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _stages(sent_s: float, times: EngineTimes) -> dict[str, float]:
-    """The engine's stages under the server's names, from the same start: the request's leaving this process."""
-    return {
-        Stage.QUEUE: times.admitted - sent_s,
-        Stage.PREFILL: times.first_token - times.admitted,
-        Stage.DECODE_TOKENS: times.finished - times.first_token,
-    }

@@ -1,4 +1,4 @@
-"""The figures of a load of conversations, made of its raw requests. Pure.
+"""The figures of a load of conversations, made of its raw requests, and their table. Pure.
 
 Only requests that were answered are here; failures are counted beside them. TTFT and end to end count from when a turn
 was due. TPOT is (end to end - TTFT) / (tokens - 1), of replies that came in two pieces or more; ITL are the gaps
@@ -6,10 +6,13 @@ between pieces, all of a run as one set, and a piece that holds several tokens i
 """
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from stenograph.bench.kit.figures import Figures
+from stenograph.bench.kit.artifact import Artifact, ScenarioResult
+from stenograph.bench.kit.figures import Figures, spread, values_of
+from stenograph.bench.kit.report import figure_rows, name_in, number, spread_cell, table, told_apart
 from stenograph.bench.kit.requests import Columns, request_figures, without_gaps
 from stenograph.core.types import Stage
 
@@ -77,3 +80,27 @@ def _stage_parts(stages: dict[str, float]) -> Iterator[tuple[str, float]]:
         yield "ttft_prefill_ms", stages[Stage.PREFILL]
     elif Stage.DECODE_TOKENS in stages:
         yield "ttft_engine_ms", stages[Stage.DECODE_TOKENS]
+
+
+def serving_table(artifact: Artifact) -> str:
+    """Every figure of every load: median (least … most) through the server and straight, and what lies between."""
+    rows = [["load", "figure", "server", "straight", "server - straight", "told from noise"]]
+    for result in artifact.scenarios:
+        rows += figure_rows(name_in(artifact, result), partial(_cells, result))
+    return table(rows)
+
+
+def _cells(result: ScenarioResult, figure: str) -> Sequence[str] | None:
+    server, direct = (values_of(result.figures.get(target, []), figure) for target in ("server", "direct"))
+    if not server and not direct:
+        return None
+    return spread_cell(server), spread_cell(direct), _between(direct, server), told_apart(figure, direct, server)
+
+
+def _between(direct: list[float], server: list[float]) -> str:
+    if not direct or not server:
+        return ""
+    straight = spread(direct).median
+    difference = spread(server).median - straight
+    change = f" ({difference / abs(straight):+.1%})" if straight else ""
+    return f"{'+' if difference > 0 else ''}{number(difference)}{change}"

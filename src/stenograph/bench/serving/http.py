@@ -4,13 +4,12 @@ import time
 
 import msgspec
 
-from stenograph.bench.kit.client import BUFFER_BYTES, LoadClient, RequestFailed
-from stenograph.bench.kit.load import open_session
-from stenograph.bench.serving.mix import CHAT, COMPLETIONS, ChatHistory, Mix, SessionPlan, TextHistory, TurnPlan
+from stenograph.bench.kit.client import BUFFER_BYTES, LoadClient, RequestFailed, open_session
+from stenograph.bench.kit.requests import TimedReply
+from stenograph.bench.serving.mix import CHAT, COMPLETIONS, History, Mix, SessionPlan, TurnPlan, make_history
 from stenograph.bench.serving.reply import StreamedReply
-from stenograph.bench.serving.target import CUT, ServedReply
 
-CHAT_PATH, COMPLETIONS_PATH = "/v1/chat/completions", "/v1/completions"
+PATHS = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions"}
 
 
 class _RecordTimes(msgspec.Struct):
@@ -58,26 +57,31 @@ class HttpTarget:
         """A client with a connection of its own."""
         return LoadClient(*self._address, self._buffer)
 
-    def talk(self, number: int, mix: Mix, plan: SessionPlan) -> "HttpTalk":
+    def talk(self, mix: Mix, plan: SessionPlan) -> "HttpTalk":
         """The client of a session."""
-        line = TextHistory(mix, plan) if self._endpoint == COMPLETIONS else ChatHistory(mix, plan)
-        return HttpTalk(number, line, self.client(), None if self._sessionless else self._session_ids)
+        history = make_history(self._endpoint, mix, plan)
+        session_ids = None if self._sessionless else self._session_ids
+        return HttpTalk(history, PATHS[self._endpoint], self.client(), session_ids)
 
-    async def collect(self, heard: list[ServedReply]) -> None:
+    async def collect(self, heard: list[TimedReply]) -> None:
         """Read every session's records for their stage times, then delete it."""
-        by_id = {one.request_id: one for one in heard}
+        stages_s: dict[str, dict[str, float]] = {}
         client = self.client()
         try:
             for session_id in self._session_ids:
-                for record in await _records(client, session_id):
-                    if (one := by_id.get(record.request_id)) is not None:
-                        one.stages_s = record.stage_seconds
+                records = await _records(client, session_id)
+                stages_s |= {record.request_id: record.stage_seconds for record in records}
                 await client.asked("DELETE", f"/sessions/{session_id}", [])
         except msgspec.DecodeError as error:
             raise RequestFailed("not a session", str(error)) from error
         finally:
             client.close()
             self._session_ids.clear()
+            for one in heard:
+                one.stages_s = stages_s.get(one.request_id, {})
+
+    async def start(self) -> None:
+        """Nothing is to be done: it runs."""
 
     async def aclose(self) -> None:
         """Nothing is held."""
@@ -86,56 +90,32 @@ class HttpTarget:
 class HttpTalk:
     """A session over HTTP. It is opened with its first turn, whose latency has that in it."""
 
-    def __init__(
-        self, number: int, line: ChatHistory | TextHistory, client: LoadClient, session_ids: list[str] | None
-    ) -> None:
-        self._number = number
-        self._line = line
-        self._path = COMPLETIONS_PATH if isinstance(line, TextHistory) else CHAT_PATH
+    def __init__(self, history: History, path: str, client: LoadClient, session_ids: list[str] | None) -> None:
+        self._history = history
+        self._path = path
         self._client = client
         self._session_ids = session_ids
-        self._prefix = "" if session_ids is None else None
-        self._parts: list[bytes] = []
-        self._turn = -1
+        """Those of the target, to which this one will be added; None where there are no sessions."""
+        self._body = b""
 
     def prepare(self, turn: TurnPlan) -> None:
         """Join the body."""
-        self._parts = self._line.body_parts(turn)
-        self._turn += 1
+        self._body = self._history.body(turn)
 
-    async def ask(self, turn: TurnPlan, due_s: float) -> ServedReply:
+    async def ask(self, turn: TurnPlan) -> TimedReply:
         """Raises RequestFailed."""
-        prefix = await self._opened()
-        reader = StreamedReply()
-        sent_s = time.monotonic()
-        answer = await self._client.asked("POST", prefix + self._path, self._parts, reader)
-        end_s = time.monotonic()
-        reader.end(end_s)
-        is_cut = reader.finish_reason == CUT
-        if not is_cut:
-            self._line.answered(turn, reader.content)
-        return ServedReply(
-            session=self._number,
-            turn=self._turn,
-            due_s=due_s,
-            sent_s=sent_s,
-            pieces_s=reader.pieces_s,
-            end_s=end_s,
-            num_prompt=reader.num_prompt,
-            num_completion=reader.num_completion,
-            num_cached=reader.num_cached,
-            is_cut=is_cut,
-            request_id=answer.request_id,
-        )
+        if self._session_ids is not None:
+            session_id = await open_session(self._client)
+            self._session_ids.append(session_id)
+            self._path, self._session_ids = f"/sessions/{session_id}{self._path}", None
+        reply = StreamedReply(time.monotonic())
+        answer = await self._client.asked("POST", self._path, [self._body], reply.feed)
+        reply.end(time.monotonic())
+        reply.request_id = answer.request_id
+        if not reply.is_cut:
+            self._history.answered(turn, reply.text)
+        return reply
 
     def close(self) -> None:
         """Drop the connection."""
         self._client.close()
-
-    async def _opened(self) -> str:
-        if self._prefix is None:
-            assert self._session_ids is not None
-            session_id = await open_session(self._client)
-            self._session_ids.append(session_id)
-            self._prefix = f"/sessions/{session_id}"
-        return self._prefix

@@ -1,24 +1,28 @@
-"""One measurement of `bench serving`: an engine, a server or none, and a load, each a process; figures out.
+"""One measurement of `bench serving`: an engine, a server or none, and a load; figures out.
 
 Owns the order in which they start, and that all have ended. Knows no options and prints nothing.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-import msgspec
-
-from stenograph.bench.kit.artifact import Measurement
+from stenograph.bench.kit.artifact import Measurement, Raw
 from stenograph.bench.kit.client import address
 from stenograph.bench.kit.options import engine_options
 from stenograph.bench.kit.processes import Child, Children
 from stenograph.bench.kit.reply_shape import ReplyShape
-from stenograph.bench.kit.requests import Columns
 from stenograph.bench.kit.servers import start_serve, start_standin
+from stenograph.bench.kit.steps import new_runner, nothing_collected
+from stenograph.bench.serving.engine import EngineTarget
 from stenograph.bench.serving.figures import kept_columns, serving_figures
-from stenograph.bench.serving.load import ServingPlan
+from stenograph.bench.serving.http import HttpTarget
+from stenograph.bench.serving.load import ServingLoad, ServingPlan, Talked, Target
 from stenograph.bench.serving.mix import MIXES
+from stenograph.engine.embedded import EmbeddedEngine
+from stenograph.http.app import make_renderer
+from stenograph.model.files import load_model_files
 
 EMBEDDED, SGLANG, STANDIN = "embedded", "sglang", "standin"
 ENGINES = (EMBEDDED, SGLANG, STANDIN)
@@ -35,7 +39,7 @@ class Setup:
     """
 
     engine: str
-    model: str
+    model: Path
     vocab_size: int
     url: str | None = None
     engine_url: str | None = None
@@ -53,12 +57,13 @@ def measure_direct(setup: Setup, plan: ServingPlan, note: Note) -> Measurement:
     """The load straight at the engine."""
     with Children() as children:
         if setup.engine == EMBEDDED and setup.engine_url is None:
-            engine = engine_options(threads=setup.threads, max_batch=setup.max_batch)
-            aimed = msgspec.structs.replace(plan, model=setup.model, engine=engine)
+            engine = EmbeddedEngine(setup.model, engine_options(threads=setup.threads, max_batch=setup.max_batch))
+            renderer = make_renderer(load_model_files(setup.model), "auto")
+            target: Target = EngineTarget(engine, renderer, endpoint=plan.endpoint)
         else:
-            host, port = address(_engine_url(children, setup, plan))
-            aimed = msgspec.structs.replace(plan, host=host, port=port, sessionless=True)
-        measured = _measure(children, aimed, None, note)
+            url = _engine_url(children, setup, plan)
+            target = HttpTarget(*address(url), sessionless=True, endpoint=plan.endpoint)
+        measured = _measure(plan, target, None, note)
     if setup.engine == STANDIN:  # it does not know what it was sent
         for name in ("prompt_tokens", "prompt_tokens_per_s", "cached_share"):
             measured.figures.pop(name, None)
@@ -69,8 +74,8 @@ def measure_server(setup: Setup, plan: ServingPlan, note: Note) -> Measurement:
     """The load through the server, which is started for it unless one runs already."""
     with Children() as children:
         server, url = (None, setup.url) if setup.url is not None else _start_server(children, setup, plan)
-        host, port = address(url)
-        return _measure(children, msgspec.structs.replace(plan, host=host, port=port), server, note)
+        target = HttpTarget(*address(url), sessionless=False, endpoint=plan.endpoint)
+        return _measure(plan, target, server, note)
 
 
 def _start_server(children: Children, setup: Setup, plan: ServingPlan) -> tuple[Child, str]:
@@ -79,7 +84,7 @@ def _start_server(children: Children, setup: Setup, plan: ServingPlan) -> tuple[
         engine: tuple[str, ...] = ("--engine", "embedded", *sizes)
     else:
         engine = ("--engine", "sglang", "--engine-url", _engine_url(children, setup, plan))
-    return start_serve(children, (*engine, "--model", setup.model, *setup.flags))
+    return start_serve(children, (*engine, "--model", str(setup.model), *setup.flags))
 
 
 def _engine_url(children: Children, setup: Setup, plan: ServingPlan) -> str:
@@ -91,25 +96,35 @@ def _engine_url(children: Children, setup: Setup, plan: ServingPlan) -> str:
     return start_standin(children, ReplyShape(num_tokens=num_tokens, vocab_size=setup.vocab_size))[1]
 
 
-def _measure(children: Children, plan: ServingPlan, server: Child | None, note: Note) -> Measurement:
-    load, _ = children.start_planned("the load", "stenograph.bench.serving.load", plan)
-    warm = load.step("warm")
-    before = (load.cpu_s(), 0.0 if server is None else server.cpu_s())
-    run = load.step("run", lambda event: note(f"{event['progress']} of {event['of']} chats"))
-    after = (load.cpu_s(), 0.0 if server is None else server.cpu_s())
-    collected = load.step("collect")
-    requests: Columns = collected.pop("requests")
-    num_errors = sum(sum(step["errors"].values()) for step in (run, collected))
+def _measure(plan: ServingPlan, target: Target, server: Child | None, note: Note) -> Measurement:
+    with new_runner() as runner, nothing_collected():
+        return runner.run(_run_load(plan, target, server, note))
+
+
+async def _run_load(plan: ServingPlan, target: Target, server: Child | None, note: Note) -> Measurement:
+    try:
+        await target.start()
+        load = ServingLoad(plan, target, note=note)
+        warm = await load.warm_up()
+        begun_s = (time.process_time(), 0.0 if server is None else server.cpu_s())
+        talked = await load.run()
+        ended_s = (time.process_time(), 0.0 if server is None else server.cpu_s())
+        collected = Talked(heard=talked.heard)
+        await load.collect(collected)
+    finally:
+        await target.aclose()
+    run, requests = talked.report("run"), talked.columns()
+    num_errors = talked.failures.by_kind.total() + collected.failures.by_kind.total()
     figures = serving_figures(run, requests, num_errors)
     if run["num_ok"]:
-        figures["load_cpu_ms_per_chat"] = (after[0] - before[0]) * 1e3 / run["num_ok"]
+        figures["load_cpu_ms_per_chat"] = (ended_s[0] - begun_s[0]) * 1e3 / run["num_ok"]
         if server is not None:
-            figures["cpu_ms_per_chat"] = (after[1] - before[1]) * 1e3 / run["num_ok"]
-    raw: dict[str, Any] = {
+            figures["cpu_ms_per_chat"] = (ended_s[1] - begun_s[1]) * 1e3 / run["num_ok"]
+    raw: Raw = {
         "load": {"rate": plan.rate, "concurrency": None if plan.rate is not None else plan.concurrency},
-        "warm": warm,
+        "warm": warm.report("warm"),
         "run": run,
-        "collect": collected,
+        "collect": collected.report("collect"),
         "requests": kept_columns(requests),
     }
     return Measurement(figures=figures, raw=raw)

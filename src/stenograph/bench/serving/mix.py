@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from stenograph.bench.kit.conversation import Conversation, Messages
+from stenograph.bench.kit.conversation import Messages
 from stenograph.bench.kit.datasets import AskedAndAnswered, read_sharegpt
 
 SOURCE_BYTES = 2**20
@@ -187,7 +187,7 @@ def arrivals_s(rate: float, *, num: int, seed: int) -> list[float]:
 
 
 class ChatHistory:
-    """One session's side of the conversation, as JSON.
+    """One session's side of the conversation.
 
     A reply that was cut by `max_tokens` cannot be continued, so the client does what agents do: it takes the turn back
     and says the next thing in its place. The number of chats is thus the planned one, whatever the model says.
@@ -195,31 +195,19 @@ class ChatHistory:
 
     def __init__(self, mix: Mix, plan: SessionPlan) -> None:
         self._mix = mix
-        self._system = _message("system", plan.system) + b"," if plan.system else b""
-        self._conversation = Conversation()
-        self._is_empty = True
+        self._so_far = [_message("system", plan.system)] if plan.system else []
+        self._is_answered = False
 
-    def new_messages(self, turn: TurnPlan) -> bytes:
-        """The messages that this turn adds, as JSON with commas between."""
-        user = _message("user", turn.text)
-        return self._system + user if self._is_empty else user
-
-    def body_parts(self, turn: TurnPlan) -> list[bytes]:
-        """A chat request's body, in pieces: everything so far, and what this turn adds."""
-        parts = self._conversation.request_parts(self.new_messages(turn))
-        return [*parts[:-1], b"],", self._parameters(turn)]
-
-    def new_body(self, turn: TurnPlan) -> bytes:
-        """The same, without what came before."""
-        return b'{"messages":[' + self.new_messages(turn) + b"]," + self._parameters(turn)
+    def body(self, turn: TurnPlan, *, only_new: bool = False) -> bytes:
+        """A chat request's body: everything so far, unless `only_new`, and what this turn adds."""
+        before = [] if only_new and self._is_answered else self._so_far
+        messages = [*before, _message("user", turn.text)]
+        return msgspec.json.encode({"model": "bench", "messages": messages, **_parameters(self._mix, turn)})
 
     def answered(self, turn: TurnPlan, content: str) -> None:
         """Keep a turn whose reply came to its end."""
-        self._conversation.add_turn(self.new_messages(turn), _message("assistant", content))
-        self._is_empty = False
-
-    def _parameters(self, turn: TurnPlan) -> bytes:
-        return msgspec.json.encode(_parameters(self._mix, turn))[1:]
+        self._so_far += [_message("user", turn.text), _message("assistant", content)]
+        self._is_answered = True
 
 
 class TextHistory:
@@ -229,12 +217,9 @@ class TextHistory:
         self._mix = mix
         self._text = plan.system
 
-    def body_parts(self, turn: TurnPlan) -> list[bytes]:
-        """A completion request's body: everything so far, and what this turn adds."""
-        return [self.new_body(turn)]
-
-    def new_body(self, turn: TurnPlan) -> bytes:
-        """The same: a completion has all of its text."""
+    def body(self, turn: TurnPlan, *, only_new: bool = False) -> bytes:
+        """A completion request's body. It has all of the text, whatever `only_new` says."""
+        del only_new
         return msgspec.json.encode({"model": "bench", "prompt": self._with(turn), **_parameters(self._mix, turn)})
 
     def answered(self, turn: TurnPlan, content: str) -> None:
@@ -243,6 +228,14 @@ class TextHistory:
 
     def _with(self, turn: TurnPlan) -> str:
         return f"{self._text}\n\nUser: {turn.text}\nAssistant:".lstrip()
+
+
+History = ChatHistory | TextHistory
+
+
+def make_history(endpoint: str, mix: Mix, plan: SessionPlan) -> History:
+    """The empty history of a session whose turns go to `endpoint`."""
+    return TextHistory(mix, plan) if endpoint == COMPLETIONS else ChatHistory(mix, plan)
 
 
 def _parameters(mix: Mix, turn: TurnPlan) -> dict[str, object]:
@@ -258,5 +251,5 @@ def _parameters(mix: Mix, turn: TurnPlan) -> dict[str, object]:
     return parameters
 
 
-def _message(role: str, content: str) -> bytes:
-    return msgspec.json.encode({"role": role, "content": content})
+def _message(role: str, content: str) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode({"role": role, "content": content}))

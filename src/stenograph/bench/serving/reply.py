@@ -7,6 +7,7 @@ completion chunks.
 import msgspec
 
 from stenograph.bench.kit.client import RequestFailed
+from stenograph.bench.kit.requests import TimedReply
 from stenograph.dialects.sse import EventReader, EventTooLarge
 
 MAX_EVENT_BYTES = 2**27
@@ -49,15 +50,11 @@ class _ReplyEvent(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_ReplyEvent)
 
 
-class StreamedReply:
-    """One reply. `pieces_s` are the times at which something to read came: text, reasoning, or a call."""
+class StreamedReply(TimedReply):
+    """A reply that is read as it comes. Its pieces are text, reasoning, or a call; `text` is whole at the end."""
 
-    def __init__(self) -> None:
-        self.pieces_s: list[float] = []
-        self.finish_reason: str | None = None
-        self.num_prompt = 0
-        self.num_completion = 0
-        self.num_cached = 0
+    def __init__(self, sent_s: float = 0.0) -> None:
+        super().__init__(sent_s=sent_s)
         self._events = EventReader(max_bytes=MAX_EVENT_BYTES)
         self._begin = b""
         """All of a body that is no stream; else its white space before the first event."""
@@ -65,11 +62,6 @@ class StreamedReply:
         self._error: _ErrorEvent | None = None
         self._is_stream: bool | None = None
         self._is_done = False
-
-    @property
-    def content(self) -> str:
-        """The text so far."""
-        return "".join(self._texts)
 
     def feed(self, data: bytes, now: float) -> None:
         """Bytes of the body that came at `now`. Raises RequestFailed for what is no event."""
@@ -85,6 +77,7 @@ class StreamedReply:
         if self._is_stream is False:
             self._take(self._begin, now)
             self._is_done = True
+        self.end_s, self.text = now, "".join(self._texts)
         if self._error is not None:
             raise RequestFailed(f"200 {self._error.code}", self._error.message)
         if not self._is_done or self.finish_reason is None:

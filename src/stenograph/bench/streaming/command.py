@@ -23,16 +23,15 @@ from stenograph.bench.kit.options import (
     count,
     count_or_none,
     engine_options,
-    listed,
+    numbers,
 )
-from stenograph.bench.kit.processes import Children
+from stenograph.bench.kit.processes import CannotMeasure, Child, Children
 from stenograph.bench.kit.report import errors_of
 from stenograph.bench.kit.runner import begin_artifact, cached_model, in_turn, say, show
 from stenograph.bench.kit.verdicts import RULE
-from stenograph.bench.streaming.figures import raw_of, streaming_figures
+from stenograph.bench.streaming.figures import raw_of, streaming_figures, streaming_table
 from stenograph.bench.streaming.load import StreamingPlan, Variant
 from stenograph.bench.streaming.prompts import PromptKind
-from stenograph.bench.streaming.report import streaming_table
 from stenograph.embedded.settings import ForwardKind
 from stenograph.http.settings import Settings
 from stenograph.model.files import load_model_files
@@ -129,17 +128,20 @@ def _plan(options: argparse.Namespace) -> StreamingPlan:
 def _variants(workers: str | None, *, is_pretok: bool) -> Iterator[Variant]:
     """The ways to tokenize that are asked for. Raises ValueError."""
     asked = workers if workers is not None else "" if is_pretok else "0,4"
-    numbers = list(listed(asked))
-    for text in numbers:
-        if not text.isdecimal() or int(text) > MAX_WORKERS:
-            raise ValueError(f"--tokenize-workers takes numbers up to {MAX_WORKERS}, separated by commas, got {text!r}")
-    if len(set(map(int, numbers))) < len(numbers):
+    found = numbers("--tokenize-workers", asked, _num_workers)
+    if len(set(found)) < len(found):
         raise ValueError(f"--tokenize-workers has a number twice: {workers}")
-    if not numbers and not is_pretok:
+    if not found and not is_pretok:
         raise ValueError("--tokenize-workers has no number, and there is no --pretok: nothing to measure")
-    yield from (Variant(num_workers=int(text)) for text in numbers)
+    yield from (Variant(num_workers=num) for num in found)
     if is_pretok:
         yield Variant(is_pretok=True)
+
+
+def _num_workers(text: str) -> int:
+    if (num := count_or_none(text)) > MAX_WORKERS:
+        raise ValueError(f"the most are {MAX_WORKERS}")
+    return num
 
 
 def _measure(plan: StreamingPlan, variants: Sequence[Variant], artifact: Artifact, options: argparse.Namespace) -> None:
@@ -160,12 +162,16 @@ def _measure(plan: StreamingPlan, variants: Sequence[Variant], artifact: Artifac
         for repeat in range(options.repeats):
             for variant in in_turn(variants, repeat):
                 say(f"{repeat + 1} of {options.repeats}, {variant.name}: {_load(plan)}")
-                measured = engine.step(msgspec.json.encode(variant).decode(), _note)
-                if not measured["num_ok"]:
-                    raise ValueError(f"no request was answered; the first failure: {measured['first_error']}")
-                kept = Measurement(figures=streaming_figures(measured), raw=raw_of(measured))
-                results[variant.name].keep(ENGINE, kept)
+                results[variant.name].keep(ENGINE, _measured(engine, variant))
                 write_artifact(options.out, artifact)
+
+
+def _measured(engine: Child, variant: Variant) -> Measurement:
+    """Raises CannotMeasure if nothing was answered."""
+    run = engine.step(msgspec.json.encode(variant).decode(), _note)
+    if not run["num_ok"]:
+        raise CannotMeasure(f"no request was answered; the first failure: {run['first_error']}")
+    return Measurement(figures=streaming_figures(run), raw=raw_of(run))
 
 
 def _note(event: dict[str, Any]) -> None:

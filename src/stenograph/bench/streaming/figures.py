@@ -1,15 +1,19 @@
-"""The figures of a measurement of `bench streaming`, made of the load's report. Pure.
+"""The figures of a measurement of `bench streaming`, made of the load's report, and their table. Pure.
 
 Submission counts every call of `add_request`; all else is over the requests that were answered, those that failed are
 counted beside them. TTFT counts from submission, and its parts (means) add up to its mean.
 """
 
 import statistics
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stenograph.bench.kit.figures import Figures
+from stenograph.bench.kit.artifact import ENGINE, Artifact, Raw
+from stenograph.bench.kit.figures import Figures, better, values_of
 from stenograph.bench.kit.quantiles import latency_figures
+from stenograph.bench.kit.report import figure_rows, spread_cell, table
 from stenograph.bench.kit.requests import Columns, request_figures, without_gaps
+from stenograph.bench.kit.verdicts import Verdict, change_cell, compare_values
 
 _PARTS = ("tokenize", "queue", "prefill")
 
@@ -40,7 +44,30 @@ def streaming_figures(run: dict[str, Any]) -> Figures:
     return figures
 
 
-def raw_of(run: dict[str, Any]) -> dict[str, Any]:
+def raw_of(run: dict[str, Any]) -> Raw:
     """The report as an artifact keeps it: of the gaps between a request's tokens, the longest."""
     rest = {name: value for name, value in run.items() if name != "requests"}
     return {"run": rest, "requests": without_gaps(run["requests"])}
+
+
+def streaming_table(artifact: Artifact, names: Sequence[str]) -> str:
+    """Every figure: median (least … most) over repeats. `names` are the ways', in the order of the scenarios."""
+    columns = [result.figures[ENGINE] for result in artifact.scenarios]
+
+    def cells(figure: str) -> Sequence[str] | None:
+        values = [values_of(repeats, figure) for repeats in columns]
+        return [*map(spread_cell, values), *_against_first(figure, values)] if any(values) else None
+
+    head = ["figure", *names, *(f"{name}, against {names[0]}" for name in names[1:])]
+    return table([head, *figure_rows(None, cells)])
+
+
+def _against_first(figure: str, columns: Sequence[list[float]]) -> Iterator[str]:
+    first = columns[0]
+    for values in columns[1:]:
+        if not first or not values or first == values:
+            yield ""
+            continue
+        found = compare_values(first, values, better(figure))
+        verdict = "noise" if found.verdict is Verdict.NOISE else str(found.verdict)
+        yield verdict if found.change is None else f"{change_cell(found.change)} {verdict}"

@@ -7,9 +7,8 @@ It loads the model and makes the prompts, says `{"ready": …}`, then does one m
 lines with `progress` come.
 """
 
-import gc
+import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ import msgspec
 
 from stenograph.bench.kit.client import Failures, RequestFailed
 from stenograph.bench.kit.quantiles import milliseconds
-from stenograph.bench.kit.requests import as_columns
-from stenograph.bench.kit.steps import say
+from stenograph.bench.kit.requests import TimedReply, as_columns
+from stenograph.bench.kit.steps import nothing_collected, say
 from stenograph.bench.streaming.prompts import PromptKind, TextPrompt, make_prompts, prompts_of
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError
@@ -83,12 +82,8 @@ class Submitted:
     returned_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A request's last event, and its times."""
-
-    event: Sampled | Failed
-    times: RequestTimes
+Ended = tuple[Sampled | Failed, RequestTimes]
+"""A request's last event, and its times."""
 
 
 class Listener:
@@ -96,35 +91,34 @@ class Listener:
 
     def __init__(self) -> None:
         self.loop: EngineLoop | None = None
-        self._ended: dict[RequestId, Ended] = {}
+        self._ended = queue.SimpleQueue[Ended]()
         self._num_sampled = 0
-        self._changed = threading.Condition()
 
     def emit(self, events: Sequence[Sampled | Failed]) -> None:
         """On the loop's thread."""
         assert self.loop is not None, "events come from a loop"
-        ended: dict[RequestId, Ended] = {}
-        self._num_sampled += sum(len(event.chunk.ids) for event in events if isinstance(event, Sampled))
         for event in events:
-            if (isinstance(event, Failed) or event.chunk.finish is not None) and (
-                times := self.loop.pop_times(event.request_id)
-            ) is not None:
-                ended[event.request_id] = Ended(event=event, times=times)
-        if ended:
-            with self._changed:
-                self._ended |= ended
-                self._changed.notify()
+            if isinstance(event, Sampled):
+                self._num_sampled += len(event.chunk.ids)
+                if event.chunk.finish is None:
+                    continue
+            if (times := self.loop.pop_times(event.request_id)) is not None:
+                self._ended.put((event, times))
 
     def take(self, num: int, note: Callable[[int, int], None]) -> dict[RequestId, Ended]:
-        """Wait until `num` requests have ended, and forget them.
+        """Wait until `num` requests have ended.
 
         `note` gets now and then how many have, and how many tokens were sampled since the last call.
         """
-        with self._changed:
-            while len(self._ended) < num:
-                if not self._changed.wait_for(lambda: len(self._ended) >= num, PROGRESS_S):
-                    note(len(self._ended), self._num_sampled)
-            ended, self._ended, self._num_sampled = self._ended, {}, 0
+        ended: dict[RequestId, Ended] = {}
+        while len(ended) < num:
+            try:
+                event, times = self._ended.get(timeout=PROGRESS_S)
+            except queue.Empty:
+                note(len(ended), self._num_sampled)
+            else:
+                ended[event.request_id] = event, times
+        self._num_sampled = 0
         return ended
 
 
@@ -176,14 +170,12 @@ class StreamingLoad:
         try:
             self._submit(loop, self._warm_up, variant, interval_s=0.0)
             listener.take(len(self._warm_up), _no_note)
-            gc.collect()
-            gc.disable()
-            cpu_s = time.process_time()
-            submitted = self._submit(loop, self._prompts, variant, interval_s=self._plan.submit_interval_ms / 1e3)
-            ended = listener.take(len(submitted), self._note)
-            cpu_s = time.process_time() - cpu_s
+            with nothing_collected():
+                cpu_s = time.process_time()
+                submitted = self._submit(loop, self._prompts, variant, interval_s=self._plan.submit_interval_ms / 1e3)
+                ended = listener.take(len(submitted), self._note)
+                cpu_s = time.process_time() - cpu_s
         finally:
-            gc.enable()
             loop.close()
         return self._report(submitted, ended, cpu_s)
 
@@ -233,12 +225,12 @@ class StreamingLoad:
         rows: list[dict[str, object]] = []
         zero_s = submitted[0].called_s
         for one, prompt in zip(submitted, self._prompts, strict=True):
-            end = ended[one.request_id]
-            if isinstance(end.event, Failed):
-                failures.add(RequestFailed(end.event.kind, end.event.message))
+            event, times = ended[one.request_id]
+            if isinstance(event, Failed):
+                failures.add(RequestFailed(event.kind, event.message))
             else:
-                rows.append(_row(one, prompt, end.event, end.times, zero_s))
-        last_s = max((end.times.finished or zero_s) for end in ended.values())
+                rows.append(_row(one, prompt, event, times, zero_s))
+        last_s = max((times.finished or zero_s) for _, times in ended.values())
         return {
             "step": "run",
             "num_ok": len(rows),
@@ -258,15 +250,18 @@ class StreamingLoad:
 
 
 def _row(one: Submitted, prompt: TextPrompt, event: Sampled, times: RequestTimes, zero_s: float) -> dict[str, object]:
-    spans = (times.tokenize_s, times.queue_s, times.prefill_s, times.ttft_s, times.tpot_s, times.latency_s)
-    names = ("tokenize_ms", "queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "e2e_ms")
+    parts = {"tokenize_ms": times.tokenize_s, "queue_ms": times.queue_s, "prefill_ms": times.prefill_s}
+    reply = TimedReply(
+        pieces_s=list(times.tokens),
+        end_s=times.finished or 0.0,
+        num_prompt=len(prompt.ids),
+        num_cached=event.chunk.num_cached_tokens,
+        num_completion=len(times.tokens),
+    )
     return {
         "submitted_ms": milliseconds(one.called_s - zero_s),
-        **{name: None if span is None else milliseconds(span) for name, span in zip(names, spans, strict=True)},
-        "gaps_ms": [milliseconds(gap) for gap in times.itls_s],
-        "num_prompt": len(prompt.ids),
-        "num_cached": event.chunk.num_cached_tokens,
-        "num_completion": len(times.tokens),
+        **{name: None if span is None else milliseconds(span) for name, span in parts.items()},
+        **reply.facts(times.submitted),
     }
 
 

@@ -21,7 +21,7 @@ from stenograph.dialects.openai.sampling import request_json
 from stenograph.dialects.settings import UnknownFields
 
 GENERATE, STREAM = "generateContent", "streamGenerateContent"
-_MODEL = r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>[^/:]+)"
+_MODEL = r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>[^/]+)"
 COUNT = "countTokens"
 COUNT_PATH = f"{_MODEL}:{COUNT}"
 GENERATE_PATH = f"{_MODEL}:(?P<method>{GENERATE}|{STREAM})"

@@ -14,6 +14,7 @@ from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
 from stenograph.core.errors import CallerError, InvalidRequest
 from stenograph.core.messages import Tool
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
+from stenograph.dialects.function_tool import function_tool
 from stenograph.dialects.gemini.contents import check_shown, read_contents
 from stenograph.dialects.gemini.fields import (
     CONFIG_FIELDS,
@@ -31,6 +32,7 @@ from stenograph.dialects.gemini.schemas import json_schema
 from stenograph.dialects.gemini.snake_case import in_camel_case
 from stenograph.dialects.gemini.spelling import GeminiSpelling, config_name
 from stenograph.dialects.json_errors import decode_json, shown
+from stenograph.dialects.openai.chat_reply import openai_messages
 from stenograph.dialects.openai.sampling_fields import NEUTRAL, FieldRules
 from stenograph.dialects.settings import UnknownFields
 from stenograph.dialects.template_kwargs import check_depth
@@ -41,6 +43,7 @@ _CONFIG = "/generationConfig"
 _CALLING = "/toolConfig/functionCallingConfig"
 _JSON_VALUE = '{"anyOf":[{"type":"object"},{"type":"array"}]}'
 """The schema of JSON without a schema, which Google does not hold to an object."""
+_EFFORTS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high"}
 _HOW_TO_RECORD = "A server that is started with --unknown-fields record takes such fields and only records them."
 
 
@@ -57,12 +60,14 @@ def decode_gemini(
     params, said, grammar_at = _sampling(config)
     return ChatRequest(
         messages=found.messages,
+        messages_json=openai_messages(found.messages) if tools else b"[]",
         model=model,
         tools=tuple(tool for tool, _ in tools),
         tool_choice=_tool_choice(wire.tool_config, [tool.name for tool, _ in tools]),
         params=params,
         said=said,
-        template_kwargs=_template_kwargs(thinking),
+        thinks=False if thinking.thinking_budget == 0 else None,
+        effort=_effort(thinking),
         spelling=GeminiSpelling(
             messages=found.pointers,
             tools=tuple(at for _, at in tools),
@@ -195,16 +200,7 @@ def _tool(wire: WireDeclaration, at: str) -> Tool:
     name = "parameters" if wire.parameters_json_schema is None else "parametersJsonSchema"
     given = wire.parameters if wire.parameters_json_schema is None else wire.parameters_json_schema
     check_depth(given, at=f"{at}/{name}")
-    function: dict[str, object] = {"name": wire.name}
-    if wire.description is not None:
-        function["description"] = wire.description
-    if given is not None:
-        function["parameters"] = json_schema(given)
-    return Tool(
-        name=wire.name,
-        json=msgspec.json.encode({"type": "function", "function": function}).decode(),
-        parameters_json=msgspec.json.encode(function.get("parameters") or {"type": "object"}).decode(),
-    )
+    return function_tool(wire.name, wire.description, None if given is None else json_schema(given), at=f"{at}/{name}")
 
 
 def _tool_choice(wire: WireToolConfig | None, names: list[str]) -> ToolChoice:
@@ -356,11 +352,6 @@ def _choice(schema: Mapping[str, object], at: str) -> Grammar:
     return Grammar(kind=GrammarKind.CHOICE, source=msgspec.json.encode(choices).decode())
 
 
-def _template_kwargs(wire: WireThinkingConfig) -> dict[str, object]:
-    """A level is the effort; a budget of 0 is no reasoning. Other budgets are in the record alone."""
-    kwargs: dict[str, object] = {}
-    if wire.thinking_level is not None and wire.thinking_level != "THINKING_LEVEL_UNSPECIFIED":
-        kwargs["reasoning_effort"] = wire.thinking_level.lower()
-    if wire.thinking_budget == 0:
-        kwargs["enable_thinking"] = False
-    return kwargs
+def _effort(wire: WireThinkingConfig) -> str | None:
+    """The effort that a level is: the lowest two are one here."""
+    return None if wire.thinking_level is None else _EFFORTS.get(wire.thinking_level)

@@ -4,18 +4,28 @@ Every field is honoured, recorded or refused (chat_fields.py); nothing is accept
 named by a JSON pointer. Replies are chat_reply.py's.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Raw
 
-from stenograph.core.chat import ChatRequest, KnownMessages, ToolChoice, ToolMode
+from stenograph.core.chat import ChatRequest, KnownMessages, SystemBlocks, ToolChoice, ToolMode
 from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.text_print import TextPrint
-from stenograph.dialects.json_errors import decode_part, nearest, shown
+from stenograph.dialects.function_tool import function_tool
+from stenograph.dialects.json_errors import nearest, shown
+from stenograph.dialects.message_list import (
+    MAX_ARGUMENTS_CHARS,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ONLY_MESSAGES,
+    check_rest,
+    wire_messages,
+)
 from stenograph.dialects.openai.chat_fields import (
     CHAT_FIELDS,
     TextPart,
@@ -38,7 +48,7 @@ from stenograph.dialects.openai.sampling import (
 )
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.dialects.settings import UnknownFields
-from stenograph.dialects.template_kwargs import check_depth, check_template_kwargs
+from stenograph.dialects.template_kwargs import check_template_kwargs
 
 _REQUEST = msgspec.json.Decoder(WireChatRequest)
 _MESSAGES = msgspec.json.Decoder(list[WireMessage])
@@ -46,22 +56,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
 _JSON_SPACES = (b" ", b"\t", b"\r", b"\n")
 _ROLES = {str(role): role for role in Role}
-
-MAX_MESSAGES = 32768
-"""A decoder and a template hold the GIL for what they are given at once, so a conversation has a limit."""
-
-MAX_REST_BYTES = 2 * 2**20
-"""Size limit of a request without its messages. Tools and arguments become objects, are looked into and rendered."""
-
-MAX_PARTS = 32768
-"""Most parts of one message's content, or tool calls in it: one decoder's call makes them all."""
-
-MAX_ARGUMENTS_CHARS = 2 * 2**20
-"""Longest arguments of one tool call: they become objects at once, to render and compare. A model writes no more."""
-
-_MESSAGES_AT_ONCE = 1024
-_BYTES_AT_ONCE = 2**20
-_SMALL_BYTES = 64 * 1024
+_INSTRUCTING = (Role.SYSTEM, Role.DEVELOPER)
 
 
 def decode_chat(
@@ -97,31 +92,41 @@ def _after_known(body: bytes, known: KnownMessages) -> int | None:
 
 
 class _Read(NamedTuple):
-    """A body that was read. `list_start` and `list_end` are where the brackets around its messages are."""
+    """A body that was read. `list_start` and `list_end` are where the brackets around its messages are.
+
+    `blocks` are the texts of its first message, if that is a system's of several.
+    """
 
     wire: WireChatRequest
     messages: tuple[Message, ...]
     list_start: int
     list_end: int
     recorded: dict[str, str]
+    blocks: SystemBlocks | None
 
 
 def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
-    _check_rest(body)
+    check_rest(body)
     try:
         wire, recorded = decode_fields(body, _REQUEST, CHAT_FIELDS, unknown_fields)
-        found = enumerate(_wire_messages(wire.messages))
-        messages = tuple(_message(message, f"/messages/{index}") for index, message in found)
+        found = wire_messages(wire.messages, _MESSAGES, known=names_in_messages, check_parts=_check_parts)
+        first = list(islice(found, 1))
+        numbered = enumerate(chain(first, found))
+        messages = tuple(_message(message, f"/messages/{index}") for index, message in numbered)
     except InvalidRequest as error:
         _blame_type(body, error)
         raise
     raw = wire.messages
     start = _address(raw) - _address(body)
     if not 0 <= start < len(body):  # it was read from a copy without fields that we do not know
-        raw = _ONLY_MESSAGES.decode(body).messages
+        raw = ONLY_MESSAGES.decode(body).messages
         start = _address(raw) - _address(body)
     end = start + len(memoryview(raw)) - 1
-    return _Read(wire=wire, messages=messages, list_start=start, list_end=end, recorded=recorded)
+    parts = first[0].content if first and messages[0].role in _INSTRUCTING else None
+    blocks = None
+    if isinstance(parts, list) and len(parts) > 1:
+        blocks = SystemBlocks(texts=tuple(part.text or "" for part in parts))
+    return _Read(wire=wire, messages=messages, list_start=start, list_end=end, recorded=recorded, blocks=blocks)
 
 
 def _address(buffer: "bytes | Raw") -> int:
@@ -166,60 +171,8 @@ def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None)
         recorded=read.recorded,
         sent=sent_sampling(wire),
         said=said,
+        system_blocks=read.blocks if known is None else known.system_blocks,
     )
-
-
-class _OnlyMessages(msgspec.Struct):
-    """A body's messages; nothing else is looked into."""
-
-    messages: Raw
-
-
-_ONLY_MESSAGES = msgspec.json.Decoder(_OnlyMessages)
-
-
-def _check_rest(body: bytes) -> None:
-    """Raise InvalidRequest, before anything is made of it, for a body with more beside its messages than it may have.
-
-    A body of another shape is for the decoder to refuse.
-    """
-    if len(body) <= MAX_REST_BYTES:
-        return
-    try:
-        num_bytes = len(body) - len(memoryview(_ONLY_MESSAGES.decode(body).messages))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return
-    if num_bytes > MAX_REST_BYTES:
-        raise InvalidRequest(f"Beside its messages, the request has {num_bytes} bytes; at most {MAX_REST_BYTES}.")
-
-
-def _wire_messages(text: Raw) -> Iterator[WireMessage]:
-    """Decode a list of messages, a large one some at a time: a decoder holds the GIL. Raises as `decode_chat`."""
-    if len(memoryview(text)) < _SMALL_BYTES:
-        yield from decode_part(text, _MESSAGES, at="/messages", known=names_in_messages)
-        return
-    raws = decode_part(text, _LIST, at="/messages")
-    if len(raws) > MAX_MESSAGES:
-        raise InvalidRequest(
-            f"A conversation has at most {MAX_MESSAGES} messages, this one {len(raws)}.", param="/messages"
-        )
-    for start, end in _portions(raws):
-        for index in range(start, end):
-            _check_parts(raws[index], f"/messages/{index}")
-        some = b"[" + b",".join(raws[start:end]) + b"]"
-        yield from decode_part(some, _MESSAGES, at="/messages", known=names_in_messages, first=start)
-
-
-def _portions(raws: list[Raw]) -> Iterator[tuple[int, int]]:
-    """Stretches [start, end) of so many messages as are decoded at once; one that is long by itself is alone."""
-    start = num_bytes = 0
-    for index, raw in enumerate(raws):
-        size = len(memoryview(raw))
-        if index > start and (index - start >= _MESSAGES_AT_ONCE or num_bytes + size > _BYTES_AT_ONCE):
-            yield start, index
-            start, num_bytes = index, 0
-        num_bytes += size
-    yield start, len(raws)
 
 
 class _Lists(msgspec.Struct):
@@ -237,8 +190,6 @@ def _check_parts(raw: Raw, at: str) -> None:
 
     A message of another shape is for the decoder to refuse.
     """
-    if len(memoryview(raw)) <= MAX_PARTS or bytes(raw).count(b"{") <= MAX_PARTS:  # mostly it is one long text
-        return
     try:
         lists = _LISTS.decode(raw)
         for name, value in (("content", lists.content), ("tool_calls", lists.tool_calls)):
@@ -353,18 +304,13 @@ def _tool(wire: WireTool, index: int) -> Tool:
         )
     if wire.function is None:
         raise InvalidRequest("A tool of type 'function' needs its function.", param=f"{at}/function")
-    check_depth(wire.function.parameters, at=f"{at}/function/parameters")
-    function: dict[str, object] = {"name": wire.function.name}
-    if wire.function.description is not None:
-        function["description"] = wire.function.description
-    if wire.function.parameters is not None:
-        function["parameters"] = wire.function.parameters
-    if wire.function.strict is not None:
-        function["strict"] = wire.function.strict
-    return Tool(
-        name=wire.function.name,
-        json=msgspec.json.encode({"type": "function", "function": function}).decode(),
-        parameters_json=msgspec.json.encode(wire.function.parameters or {"type": "object"}).decode(),
+    function = wire.function
+    return function_tool(
+        function.name,
+        function.description,
+        function.parameters,
+        at=f"{at}/function/parameters",
+        strict=function.strict,
     )
 
 

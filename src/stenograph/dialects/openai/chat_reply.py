@@ -322,6 +322,18 @@ def message_body(message: Message) -> RepliedMessage:
     return body
 
 
+def openai_messages(messages: Sequence[Message]) -> bytes:
+    """Messages of a request as OpenAI's clients send them, for engines that parse replies by them."""
+    return msgspec.json.encode([_sent_body(message) for message in messages])
+
+
+def _sent_body(message: Message) -> RepliedMessage:
+    body = message_body(message)
+    if message.tool_call_id is not None:
+        body["tool_call_id"] = message.tool_call_id
+    return body
+
+
 def finish_of(reason: FinishReason, message: Message) -> ReplyFinish:
     """The finish of a reply to a chat, in OpenAI's words."""
     return "tool_calls" if reason is FinishReason.STOP and message.tool_calls else FINISHES[reason]

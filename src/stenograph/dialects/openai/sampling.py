@@ -4,7 +4,7 @@ Owns sampling parameters, grammars, what is recorded and what is refused. Knows 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from stenograph.dialects.openai.sampling_fields import (
 from stenograph.dialects.settings import UnknownFields
 from stenograph.dialects.template_kwargs import check_depth
 
+S = TypeVar("S", bound=msgspec.Struct)
 W = TypeVar("W", bound=WireSampling)
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
@@ -48,7 +49,16 @@ _TWO_NAMES = ("seed", "min_tokens")
 """Sampling parameters under the names that they have here."""
 NOT_SAMPLING = frozenset(
     {
-        *("model", "messages", "prompt", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
+        *(
+            "model",
+            "system",
+            "messages",
+            "prompt",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "chat_template_kwargs",
+        ),
         *("stream", "stream_options", "return_token_ids", "truncate_prompt_tokens", "truncation_side"),
     }
 )
@@ -65,13 +75,35 @@ def decode_fields(
 
     Raises InvalidJson or InvalidRequest, with a JSON pointer: another shape, or a field that is refused.
     """
+    wire, recorded = decode_by_rules(body, decoder, rules, unknown_fields, blame_type=_blame_type)
+    if wire.n not in (None, 1):
+        raise InvalidRequest(f"n must be 1, got {wire.n}: a turn has one reply.", param="/n")
+    if wire.priority is not None:  # not every engine goes by it
+        recorded["priority"] = str(wire.priority)
+    recorded.update(_recorded_of_stream(wire))
+    return wire, recorded
+
+
+def decode_by_rules(
+    body: bytes,
+    decoder: "msgspec.json.Decoder[S]",
+    rules: FieldRules,
+    unknown_fields: UnknownFields,
+    *,
+    blame_type: Callable[[bytes, InvalidRequest], None],
+) -> tuple[S, dict[str, str]]:
+    """Read a body of any dialect, and what of it is recorded, as JSON text by name.
+
+    `blame_type` raises if what an error points into is of a type that is not known, which is then what is wrong.
+    Raises InvalidJson or InvalidRequest, with a JSON pointer: another shape, or a field that is refused.
+    """
     extra: dict[str, str] = {}
     if unknown_fields is UnknownFields.RECORD:
         body, extra = _without_unknown(body, rules)
     try:
         wire = decode_json(body, decoder, known=rules.accepted)
     except InvalidRequest as error:
-        _blame_type(body, error)
+        blame_type(body, error)
         if error.param is not None and error.param[1:] not in rules.names and "/" not in error.param[1:]:
             raise InvalidRequest(f"{error} {_HOW_TO_RECORD}", param=error.param) from error
         raise
@@ -79,13 +111,9 @@ def decode_fields(
         value = getattr(wire, name)
         if value is not UNSET and is_given(value) and not _is_neutral(name, value):
             raise InvalidRequest(f"Field {name!r} is refused: {why}.", param=f"/{name}")
-    if wire.n not in (None, 1):
-        raise InvalidRequest(f"n must be 1, got {wire.n}: a turn has one reply.", param="/n")
     values = {name: value for name in rules.recorded if (value := getattr(wire, name)) is not UNSET}
     recorded = {name: bytes(value).decode() for name, value in values.items() if is_given(value)}
-    if wire.priority is not None:  # not every engine goes by it
-        recorded["priority"] = str(wire.priority)
-    return wire, {**recorded, **_recorded_of_stream(wire), **extra}
+    return wire, {**recorded, **extra}
 
 
 def _is_neutral(name: str, value: Raw) -> bool:
@@ -142,7 +170,7 @@ def is_given(value: object) -> bool:
     return value is not UNSET and not (isinstance(value, Raw) and bytes(value) == b"null")
 
 
-def sent_sampling(wire: WireSampling) -> dict[str, str]:
+def sent_sampling(wire: msgspec.Struct) -> dict[str, str]:
     """The sampling fields that a client sent, as JSON text by the client's names; `null` means absent."""
     values = {name: getattr(wire, name) for name in wire.__struct_fields__ if name not in NOT_SAMPLING}
     return {

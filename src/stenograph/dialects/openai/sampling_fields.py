@@ -216,10 +216,12 @@ class FieldRules:
         return Rule.RECORDED if name in self.recorded else Rule.HONOURED
 
 
-def field_rules(struct: type[WireSampling], *, refused: Mapping[str, str]) -> FieldRules:
-    """The rules of a route: its struct's fields, and why it refuses those that both routes refuse and its own."""
+def field_rules(
+    struct: type[msgspec.Struct], *, refused: Mapping[str, str], as_all: Mapping[str, str] = REFUSED
+) -> FieldRules:
+    """The rules of a route: its struct's fields, and why it refuses those that it refuses `as_all` do and its own."""
     fields = msgspec.structs.fields(struct)
-    all_refused = {**REFUSED, **refused}
+    all_refused = {**as_all, **refused}
     return FieldRules(
         names=tuple(field.name for field in fields),
         recorded=tuple(field.name for field in fields if field.type == Recorded),

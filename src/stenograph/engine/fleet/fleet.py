@@ -98,7 +98,7 @@ class _Try:
     cost_tokens: int
     is_trial: bool
     num_expected: int
-    num_drawn: int = 0
+    num_sampled: int = 0
     has_yielded: bool = False
     outcome: Outcome = Outcome.LEFT
 
@@ -196,7 +196,7 @@ class Fleet(Engine):
         return True
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Draw, at one engine after the other until one is there. Raises what the last one raised."""
+        """Sample, at one engine after the other until one is there. Raises what the last one raised."""
         assert request.request_id not in self._turns, "a request id is used once"
         turn = self._turns[request.request_id] = _FleetTurn()
         try:
@@ -275,14 +275,14 @@ class Fleet(Engine):
         if not run.has_yielded:
             run.has_yielded = True
             run.post.trust.worked()
-        run.num_drawn += len(chunk.ids)
+        run.num_sampled += len(chunk.ids)
         if chunk.finish is not None:
             run.outcome = Outcome.ANSWERED
             run.post.num_expected_cached += run.num_expected
             # What cannot be true is refused where the turn is checked; here it must not spoil a count.
             run.post.num_cached += min(chunk.num_cached_tokens, len(request.prompt.ids))
             if request.affinity_key is not None:
-                left = len(request.prompt.ids) + run.num_drawn
+                left = len(request.prompt.ids) + run.num_sampled
                 self._settle(self._session_of(request.affinity_key), run.post, left)
 
     def _moves_on(self, error: StenographError, run: _Try, turn: _FleetTurn) -> bool:

@@ -8,7 +8,7 @@ hung up, so every way out before the reply was whole also aborts by the request'
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -55,10 +55,11 @@ class HttpEngineOptions:
 
 @dataclass(slots=True)
 class _RunningExchange:
-    """A generation under way. `is_whole`: the engine has sent all, and samples no more. `was_cut`: aborted by
-    closing the connection, because the engine knows no other way."""
+    """A generation under way. `stop` ends the wait for the engine, which closes the connection; None while nothing
+    waits. `is_whole`: the engine has sent all, and samples no more. `was_cut`: aborted by closing the connection,
+    because the engine knows no other way."""
 
-    exchange: "asyncio.Task[None]"
+    stop: Callable[[], object] | None = None
     aborter: "asyncio.Task[None] | None" = None
     is_whole: bool = False
     was_cut: bool = False
@@ -123,24 +124,32 @@ class HttpEngine(Engine):
         self._own(self._watch(), name=f"{self._name}-probe")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
-        """Draw. Raises what the adapter makes of any status but 200, as a rule UpstreamRefused."""
+        """Sample. Raises what the adapter makes of any status but 200, as a rule UpstreamRefused."""
         if self._closing:
             raise EngineUnavailable("The engine was stopped.")
         request_id = request.request_id
         assert request_id not in self._running, "a request id is used once"
         call, reading = self._adapter.call(request), self._adapter.reading(request)
-        # Unbounded: its reader does no more than look at a chunk, and gives up at the first beyond max_tokens.
-        chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        exchange = self._own(self._exchange(request, call, reading, chunks), name=f"{self._name}-{request_id}")
-        # A task that is cancelled before it runs never reaches a `finally` of its own.
-        exchange.add_done_callback(lambda _: chunks.put_nowait(None))
-        running = self._running[request_id] = _RunningExchange(exchange=exchange)
+        running = self._running[request_id] = _RunningExchange()
+        exchange = None
         try:
-            while (chunk := await chunks.get()) is not None:
-                yield chunk
+            if call.streams:
+                # Unbounded: its reader does no more than look at a chunk, and gives up at the first beyond max_tokens.
+                queue: asyncio.Queue[Chunk | None] = asyncio.Queue()
+                work = self._exchange(request, call, reading, queue.put_nowait)
+                exchange = self._own(work, name=f"{self._name}-{request_id}")
+                # A task that is cancelled before it runs never reaches a `finally` of its own.
+                exchange.add_done_callback(lambda _: queue.put_nowait(None))
+                running.stop = exchange.cancel
+                while (one := await queue.get()) is not None:
+                    yield one
+            else:
+                for chunk in await self._replied(request, call, reading, running):
+                    yield chunk
         finally:
             self._end(request_id)
-        self._judge(exchange, was_cut=running.was_cut)
+        if exchange is not None:
+            self._judge_stream(exchange, running)
         if running.was_cut:
             yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
 
@@ -152,7 +161,8 @@ class HttpEngine(Engine):
         call = self._adapter.abort_call(request_id)
         if call is None:
             running.was_cut = True
-            running.exchange.cancel()
+            if running.stop is not None:
+                running.stop()
         else:
             work = self._abort_until_ended(request_id, call)
             running.aborter = self._own(work, name=f"{self._name}-abort-{request_id}")
@@ -183,8 +193,35 @@ class HttpEngine(Engine):
 
     # -- generations
 
+    async def _replied(
+        self, request: GenerateRequest, call: Call, reading: EngineReading, running: _RunningExchange
+    ) -> Sequence[Chunk]:
+        """The chunks of a reply that comes whole; none where it was cut. Raises as `generate` does.
+
+        The turn waits for it itself: there is nothing to read meanwhile, and a task with a queue would cost two more
+        iterations of the event loop.
+        """
+        chunks: list[Chunk] = []
+        loop = asyncio.get_running_loop()
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                running.stop = lambda: wait.reschedule(loop.time())
+                await self._exchange(request, call, reading, chunks.append)
+        except TimeoutError:
+            if not wait.expired():
+                raise  # not ours: a bug of whoever let it out
+            self._check_cut(running)
+        except UpstreamUnreachable as error:
+            self._judge(error)
+        else:
+            self._judge(None)
+        finally:
+            running.stop = None
+        return chunks
+
     async def _exchange(
-        self, request: GenerateRequest, call: Call, reading: EngineReading, chunks: "asyncio.Queue[Chunk | None]"
+        self, request: GenerateRequest, call: Call, reading: EngineReading, put: Callable[[Chunk], object]
     ) -> None:
         """Send one request and hand its chunks on. What it raises, `generate` raises."""
         request_id = request.request_id
@@ -195,37 +232,37 @@ class HttpEngine(Engine):
 
             headers = (*call.headers, *_routing(request))
             read = await self._transport.post(call.path, call.body, headers, decode)
-            self._hand_on(request_id, read, chunks)
+            self._hand_on(request_id, read, put)
             if read and read[-1].finish is not None:
                 return  # nothing more belongs to it
         else:
-            await self._read_events(request, call, reading, chunks)
+            try:
+                await self._read_events(request, call, reading, put)
+            except UpstreamUnreachable:
+                if not self._running[request_id].is_whole:
+                    raise
+                # Its end was handed on: by its own word the reply was whole before its connection was cut.
 
         async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
             return await self._ask(method, target, body, (*headers, *_routing(request)))
 
-        self._hand_on(request_id, await reading.settle(ask), chunks)
-        self._hand_on(request_id, reading.end(), chunks)
+        self._hand_on(request_id, await reading.settle(ask), put)
+        self._hand_on(request_id, reading.end(), put)
         if not self._running[request_id].is_whole:
             raise UpstreamUnreachable("The engine's stream ended before the generation did.", reply_began=True)
 
     async def _read_events(
-        self, request: GenerateRequest, call: Call, reading: EngineReading, chunks: "asyncio.Queue[Chunk | None]"
+        self, request: GenerateRequest, call: Call, reading: EngineReading, put: Callable[[Chunk], object]
     ) -> None:
-        try:
-            headers = (*call.headers, *_routing(request))
-            async with aclosing(self._transport.events(call.path, call.body, headers)) as events:
-                async for event in events:
-                    if isinstance(event, bytes):
-                        self._hand_on(request.request_id, reading.event(event), chunks)
-                    else:  # it does not stream after all, or refuses
-                        self._hand_on(request.request_id, self._whole(request, event, reading), chunks)
-                    if reading.has_enough:
-                        break
-        except UpstreamUnreachable:
-            if not self._running[request.request_id].is_whole:
-                raise
-            # Its end was handed on: by its own word the reply was whole before its connection was cut.
+        headers = (*call.headers, *_routing(request))
+        async with aclosing(self._transport.events(call.path, call.body, headers)) as events:
+            async for event in events:
+                if isinstance(event, bytes):
+                    self._hand_on(request.request_id, reading.event(event), put)
+                else:  # it does not stream after all, or refuses
+                    self._hand_on(request.request_id, self._whole(request, event, reading), put)
+                if reading.has_enough:
+                    break
 
     def _whole(self, request: GenerateRequest, http: HttpReply, reading: EngineReading) -> Sequence[Chunk]:
         self._is_whole(request.request_id)
@@ -233,11 +270,11 @@ class HttpEngine(Engine):
             raise self._adapter.refusal(http, request)
         return reading.whole(http)
 
-    def _hand_on(self, request_id: RequestId, read: Sequence[Chunk], chunks: "asyncio.Queue[Chunk | None]") -> None:
+    def _hand_on(self, request_id: RequestId, read: Sequence[Chunk], put: Callable[[Chunk], object]) -> None:
         for chunk in read:
             if chunk.finish is not None:
                 self._is_whole(request_id)
-            chunks.put_nowait(chunk)
+            put(chunk)
 
     def _is_whole(self, request_id: RequestId) -> None:
         running = self._running.get(request_id)
@@ -251,20 +288,27 @@ class HttpEngine(Engine):
             return
         if running.aborter is not None:
             running.aborter.cancel()
-        running.exchange.cancel()
+        if running.stop is not None:
+            running.stop()
         if running.is_whole:
             return
         call = self._adapter.abort_call(request_id)
         if call is not None:
             self._own(self._tell_abort(request_id, call), name=f"{self._name}-abort-{request_id}")
 
-    def _judge(self, exchange: "asyncio.Task[None]", *, was_cut: bool) -> None:
-        """Raise what the exchange ended with, and learn from it how the engine is."""
-        if exchange.cancelled():
-            if was_cut and not self._closing:
-                return
+    def _check_cut(self, running: _RunningExchange) -> None:
+        """Raise EngineUnavailable for a wait that was stopped, unless an abort stopped it."""
+        if not running.was_cut or self._closing:
             raise EngineUnavailable("The turn was lost: the engine was stopped.")
-        error = exchange.exception()
+
+    def _judge_stream(self, exchange: "asyncio.Task[None]", running: _RunningExchange) -> None:
+        if exchange.cancelled():
+            self._check_cut(running)
+        else:
+            self._judge(exchange.exception())
+
+    def _judge(self, error: BaseException | None) -> None:
+        """Raise what an exchange ended with, and learn from it how the engine is."""
         if isinstance(error, UpstreamUnreachable):
             self._become(EngineState.DOWN, error.reason)
             self._doubt.set()

@@ -7,6 +7,7 @@ for http, and aiohttp's for https. Knows no engine.
 
 import asyncio
 import io
+import itertools
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ Headers = tuple[tuple[str, str], ...]
 MAX_FORWARDED_VALUE = 4096
 """Longest header value that goes on to a client; many take no line of more than 8 KiB."""
 DEFAULT_MAX_REPLY_BYTES = 2**27
+TERMINAL = b"[DONE]"
+"""The data of the event that ends a stream."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -142,14 +145,13 @@ class EngineTransport:
             if encoding.lower() != "identity":
                 raise UpstreamInvalid("content_encoding", f"the engine encoded its stream as {encoding[:40]!r}")
             reader = EventReader(max_bytes=self._max_reply_bytes)
-            while True:
+            is_over = False
+            while not is_over:
                 piece = await exchange.piece()
-                for data in reader.feed(piece) if piece else reader.end():
-                    if data == b"[DONE]":
-                        return
+                found = reader.feed(piece) if piece else reader.end()
+                is_over = not piece or TERMINAL in found
+                for data in itertools.takewhile(TERMINAL.__ne__, found):
                     yield data
-                if not piece:
-                    return
         except EventTooLarge as error:
             raise UpstreamInvalid("event_size", f"the engine sent {error} (--max-reply-bytes)") from error
         finally:

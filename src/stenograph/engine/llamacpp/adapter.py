@@ -159,30 +159,30 @@ class LlamaCppReading(EngineReading):
         if event.num_predicted > self._most_tokens:
             detail = f"there can be {self._most_tokens} tokens, tokens_predicted is more"
             raise UpstreamInvalid("count_agrees", detail)
-        start = event.num_predicted - len(event.drawn)
+        start = event.num_predicted - len(event.sampled)
         if start < self._num_told:
             detail = f"tokens_predicted is {event.num_predicted} after {self._num_told} tokens"
             raise UpstreamInvalid("count_agrees", detail)
         if event.stop_type is not None:
             self._last = event
-        drawn = event.drawn[: self._find_stop(event.drawn)]
-        self._num_told = start + len(drawn)
+        sampled = event.sampled[: self._find_stop(event.sampled)]
+        self._num_told = start + len(sampled)
         if start == len(self._ids) and not self._held:
-            return self._told(drawn)
-        self._held |= {start + index: one for index, one in enumerate(drawn)}
+            return self._told(sampled)
+        self._held |= {start + index: one for index, one in enumerate(sampled)}
         return ()
 
     async def settle(self, ask: Ask) -> Sequence[Chunk]:
         """The tokens from the first gap on, with what the stream left out. Raises UpstreamError."""
         if len(self._ids) == self._num_told:
             return ()
-        ids = self._read_off() or await self._drawn_again(ask)
+        ids = self._read_off() or await self._sampled_again(ask)
         chunks: list[Chunk] = []
         for place in range(len(self._ids), self._num_told):
-            drawn = self._held.get(place) or await self._ranked(ask, ids[place])
-            chunks += self._told((drawn,))
-            self._find_stop((drawn,))
-            if drawn.id in self._stop_ids:
+            sampled = self._held.get(place) or await self._ranked(ask, ids[place])
+            chunks += self._told((sampled,))
+            self._find_stop((sampled,))
+            if sampled.id in self._stop_ids:
                 break
         return chunks
 
@@ -208,28 +208,28 @@ class LlamaCppReading(EngineReading):
         if text is not None and not is_json(text):
             raise UpstreamInvalid("grammar_held", f"JSON was asked for, but the engine ended after {text[:80]!r}")
 
-    def _told(self, drawn: Sequence[LlamaCppToken]) -> Sequence[Chunk]:
+    def _told(self, sampled: Sequence[LlamaCppToken]) -> Sequence[Chunk]:
         """Tokens as a chunk, if there are any."""
-        if not drawn:
+        if not sampled:
             return ()
-        self._ids.extend(one.id for one in drawn)
+        self._ids.extend(one.id for one in sampled)
         num_top = self._request.params.num_top_logprobs
         return (
             Chunk(
-                ids=tuple(one.id for one in drawn),
-                logprobs=tuple(one.logprob for one in drawn),
-                top_logprobs=tuple(one.top[:num_top] for one in drawn) if num_top else None,
+                ids=tuple(one.id for one in sampled),
+                logprobs=tuple(one.logprob for one in sampled),
+                top_logprobs=tuple(one.top[:num_top] for one in sampled) if num_top else None,
                 num_cached_tokens=self._num_cached,
             ),
         )
 
-    def _find_stop(self, drawn: Sequence[LlamaCppToken]) -> int:
+    def _find_stop(self, sampled: Sequence[LlamaCppToken]) -> int:
         """Number of tokens that are the turn's: up to and with the first stop token, which is remembered."""
-        for index, one in enumerate(drawn):
+        for index, one in enumerate(sampled):
             if one.id in self._stop_ids:
                 self._stopped_by = one.id
                 return index + 1
-        return len(drawn)
+        return len(sampled)
 
     def _read_off(self) -> Sequence[int] | None:
         """All ids, the missing ones by their text; None where the text is ambiguous."""
@@ -240,7 +240,7 @@ class LlamaCppReading(EngineReading):
         tokens = [*self._ids, *(None if one is None else one.id for one in held)]
         return self._pieces.fill(tokens, text.encode("utf-8", "surrogatepass"))
 
-    async def _drawn_again(self, ask: Ask) -> Sequence[int]:
+    async def _sampled_again(self, ask: Ask) -> Sequence[int]:
         """The ids of the same generation, up to and with the token after the last gap."""
         last_gap = max(set(range(len(self._ids), self._num_told)) - set(self._held))
         num = min(last_gap + 2, self._num_told)
@@ -249,7 +249,7 @@ class LlamaCppReading(EngineReading):
         )
         http = await self._asked(ask, body)
         reply = decode_reply(http.body, vocab_size=self._vocab_size, num_prompt=len(self._request.prompt.ids))
-        known = {**dict(enumerate(self._ids)), **{place: drawn.id for place, drawn in self._held.items()}}
+        known = {**dict(enumerate(self._ids)), **{place: sampled.id for place, sampled in self._held.items()}}
         if len(reply.ids) != num or any(reply.ids[place] != id_ for place, id_ in known.items() if place < num):
             raise UpstreamInvalid(
                 "repetition_agrees",

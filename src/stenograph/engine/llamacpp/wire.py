@@ -82,8 +82,8 @@ def encode_repetition(
     return _body({**fields, "n_predict": num_tokens}, request)
 
 
-def encode_ranking(prompt: Prompt, drawn: "array[int]", num_top: int) -> bytes:
-    """The body that asks for the `num_top` most likely tokens after `prompt` and `drawn`.
+def encode_ranking(prompt: Prompt, sampled: "array[int]", num_top: int) -> bytes:
+    """The body that asks for the `num_top` most likely tokens after `prompt` and `sampled`.
 
     llama.cpp ranks only where it samples, and reports it only if the sample is whole text: it is made to sample "a".
     """
@@ -97,7 +97,7 @@ def encode_ranking(prompt: Prompt, drawn: "array[int]", num_top: int) -> bytes:
         "stream": False,
         "return_progress": False,
     }
-    ids = join_ids((_prompt_ids(prompt), encode_ids(drawn)))
+    ids = join_ids((_prompt_ids(prompt), encode_ids(sampled)))
     return b'%s,"prompt":[%s]}' % (_json(fields)[:-1], ids)
 
 
@@ -281,7 +281,7 @@ class LlamaCppEvent:
     """
 
     text: str
-    drawn: tuple[LlamaCppToken, ...]
+    sampled: tuple[LlamaCppToken, ...]
     num_predicted: int | None
     num_cached: int | None
     stop_type: str | None
@@ -300,7 +300,7 @@ class LlamaCppReply:
     """A whole reply: all ids, and the tokens among them whose logprob was reported, in order."""
 
     ids: "array[int]"
-    drawn: tuple[LlamaCppToken, ...]
+    sampled: tuple[LlamaCppToken, ...]
     num_cached: int
     stop_type: str
 
@@ -324,7 +324,7 @@ def decode_event(data: bytes, *, vocab_size: int, num_prompt: int) -> LlamaCppEv
         )
     return LlamaCppEvent(
         text=event.content,
-        drawn=rows,
+        sampled=rows,
         num_predicted=None if is_progress else event.tokens_predicted,
         num_cached=_num_cached(event),
         stop_type=event.stop_type if event.stop else None,
@@ -344,7 +344,7 @@ def decode_reply(body: bytes, *, vocab_size: int, num_prompt: int) -> LlamaCppRe
     check_ids(reply.tokens, vocab_size)
     return LlamaCppReply(
         ids=token_ids(reply.tokens),
-        drawn=_rows(reply, vocab_size),
+        sampled=_rows(reply, vocab_size),
         num_cached=_num_cached(reply) or 0,
         stop_type=reply.stop_type,
     )
@@ -353,9 +353,9 @@ def decode_reply(body: bytes, *, vocab_size: int, num_prompt: int) -> LlamaCppRe
 def decode_ranking(body: bytes, *, vocab_size: int, num_prompt: int) -> tuple[TopLogprob, ...]:
     """The answer to `encode_ranking`: the likeliest tokens, best first. Raises UpstreamInvalid."""
     reply = decode_reply(body, vocab_size=vocab_size, num_prompt=num_prompt)
-    if len(reply.drawn) != 1:
-        raise UpstreamInvalid("has_logprobs", f"one token was asked for, {len(reply.drawn)} came with a logprob")
-    return reply.drawn[0].top
+    if len(reply.sampled) != 1:
+        raise UpstreamInvalid("has_logprobs", f"one token was asked for, {len(reply.sampled)} came with a logprob")
+    return reply.sampled[0].top
 
 
 def decode_model(body: bytes) -> tuple[int | None, int | None]:

@@ -27,11 +27,11 @@ from stenograph.engine.http.adapter import EngineReading
 from stenograph.engine.lmdeploy.request import JSON_TYPE, LMDeployRoute
 from stenograph.engine.rows import (
     META_LAWS,
-    DrawnTokens,
     EngineUsage,
     ErrorWithin,
     Natural,
     Row,
+    SampledTokens,
     TopRow,
     alternatives,
     decoded,
@@ -90,12 +90,12 @@ _LAWS = [*META_LAWS, *laws((r"\.usage", "has_usage"), (r"\.choices`$", "one_choi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LMDeployPart:
-    """The content of a reply, or an event, of either route. `num_drawn` None: it is reported at the end."""
+    """The content of a reply, or an event, of either route. `num_sampled` None: it is reported at the end."""
 
     rows: Sequence[Row] | None
     tops: Sequence[Sequence[TopRow] | None] | None
     output_ids: Sequence[int] | None
-    num_drawn: int | None
+    num_sampled: int | None
     num_prompt: int | None
     finish: str | None
     experts: Experts
@@ -120,13 +120,13 @@ class LMDeployReading(EngineReading):
         self._vocab_size = vocab_size
         self._num_prompt = num_prompt
         self._stop_ids = frozenset(stop_ids)
-        self._drawn = DrawnTokens(vocab_size=vocab_size, num_prompt=num_prompt)
+        self._sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt)
         self._held: Chunk | None = None
         self._has_ended = False
         self._usage: EngineUsage | None = None
 
     def __repr__(self) -> str:
-        return f"<LMDeployReading {self._route} {self._drawn!r}>"
+        return f"<LMDeployReading {self._route} {self._sampled!r}>"
 
     def event(self, data: bytes) -> Sequence[Chunk]:
         """The chunks that a part brings; the one that ends the generation is held until `end`."""
@@ -172,7 +172,7 @@ class LMDeployReading(EngineReading):
             rows=meta.output_token_logprobs,
             tops=meta.output_top_logprobs,
             output_ids=told.output_ids,
-            num_drawn=meta.completion_tokens,
+            num_sampled=meta.completion_tokens,
             num_prompt=meta.prompt_tokens,
             finish=None if meta.finish_reason is None else meta.finish_reason.type,
             experts=meta.routed_experts,
@@ -194,7 +194,7 @@ class LMDeployReading(EngineReading):
             rows=choice.output_token_logprobs,
             tops=None,
             output_ids=choice.output_ids,
-            num_drawn=None,
+            num_sampled=None,
             num_prompt=None,
             finish=choice.finish_reason,
             experts=choice.routed_experts,
@@ -205,27 +205,27 @@ class LMDeployReading(EngineReading):
         reason = None if part.finish is None else self._reason(part)
         if part.rows is None and part.output_ids:
             raise UpstreamInvalid("has_logprobs", f"{len(part.output_ids)} tokens came without their logprobs")
-        num_before, num_new = len(self._drawn.ids), len(part.rows or ())
-        num_drawn = num_before + num_new if part.num_drawn is None else part.num_drawn
-        if reason is FinishReason.LENGTH and num_drawn == 0:
+        num_before, num_new = len(self._sampled.ids), len(part.rows or ())
+        num_sampled = num_before + num_new if part.num_sampled is None else part.num_sampled
+        if reason is FinishReason.LENGTH and num_sampled == 0:
             raise InvalidRequest(
                 f"The prompt's {self._num_prompt} tokens leave no space in the engine's context; shorten it.",
                 blame=Blame(RequestPart.PROMPT),
             )
-        if num_drawn != num_before + num_new:
-            detail = f"{short(num_drawn)} completion tokens, but {num_before} came before and {num_new} now"
+        if num_sampled != num_before + num_new:
+            detail = f"{short(num_sampled)} completion tokens, but {num_before} came before and {num_new} now"
             raise UpstreamInvalid("count_agrees", detail)
-        ids, logprobs = self._drawn.take(part.rows or (), num_drawn=num_drawn, reason=reason)
+        ids, logprobs = self._sampled.take(part.rows or (), num_sampled=num_sampled, reason=reason)
         if part.output_ids is not None and list(part.output_ids) != ids.tolist():
             raise UpstreamInvalid("ids_agree", "output_ids are not the ids of the tokens' rows")
-        self._drawn.check_prompt(part.num_prompt)
+        self._sampled.check_prompt(part.num_prompt)
         is_told = reason is not None and part.experts is not None
         return Chunk(
             ids=ids,
             logprobs=logprobs,
-            top_logprobs=alternatives(part.tops, num_drawn=num_drawn, num_new=num_new, vocab_size=self._vocab_size),
+            top_logprobs=alternatives(part.tops, num_sampled=num_sampled, num_new=num_new, vocab_size=self._vocab_size),
             finish=None if reason is None else self._finish(reason),
-            replay=self._replay(part.experts, num_drawn) if is_told and self._replays else None,
+            replay=self._replay(part.experts, num_sampled) if is_told and self._replays else None,
             unasked_replay=("routed_experts",) if is_told and not self._replays else (),
         )
 
@@ -236,19 +236,19 @@ class LMDeployReading(EngineReading):
 
     def _finish(self, reason: FinishReason) -> Finish:
         """The stop token is the last id, where that is one: LMDeploy does not say what it stopped at."""
-        last = self._drawn.ids[-1] if self._drawn.ids else None
+        last = self._sampled.ids[-1] if self._sampled.ids else None
         matched = last if reason is FinishReason.STOP and last in self._stop_ids else None
         return Finish(reason=reason, matched=matched)
 
     def _check_usage(self) -> None:
         if self._usage is None:
             raise UpstreamInvalid("has_usage", "the reply does not count its tokens")
-        if self._usage.completion_tokens != len(self._drawn.ids):
-            detail = f"{short(self._usage.completion_tokens)} completion tokens, but {len(self._drawn.ids)} rows"
+        if self._usage.completion_tokens != len(self._sampled.ids):
+            detail = f"{short(self._usage.completion_tokens)} completion tokens, but {len(self._sampled.ids)} rows"
             raise UpstreamInvalid("count_agrees", detail)
-        self._drawn.check_prompt(self._usage.prompt_tokens)
+        self._sampled.check_prompt(self._usage.prompt_tokens)
 
-    def _replay(self, experts: Experts, num_drawn: int) -> Replay | None:
+    def _replay(self, experts: Experts, num_sampled: int) -> Replay | None:
         """Experts of each token but the last, as the int32 that they stand for."""
         if experts is None:
             return None
@@ -256,10 +256,10 @@ class LMDeployReading(EngineReading):
             raise UpstreamInvalid("replay_shape", "routed_experts are a reference into the engine's own cluster")
         sizes = {(len(layers), *(len(chosen) for chosen in layers)) for layers in experts}
         is_even = len(sizes) <= 1 and all(len(set(size[1:])) <= 1 for size in sizes)
-        if not is_even or len(experts) != self._num_prompt + num_drawn - 1:
+        if not is_even or len(experts) != self._num_prompt + num_sampled - 1:
             raise UpstreamInvalid(
                 "replay_shape",
-                f"routed_experts of {len(experts)} tokens came for a sequence of {self._num_prompt + num_drawn}",
+                f"routed_experts of {len(experts)} tokens came for a sequence of {self._num_prompt + num_sampled}",
             )
         try:
             flat = array("i", (expert for layers in experts for chosen in layers for expert in chosen))

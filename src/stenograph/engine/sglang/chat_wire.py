@@ -29,9 +29,9 @@ from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import (
     META_LAWS,
     REPLAY_FIELDS,
-    DrawnTokens,
     MetaFinish,
     MetaInfo,
+    SampledTokens,
     alternatives,
     check_request,
     decoded,
@@ -80,9 +80,10 @@ def _chat_parts(chat: ChatRequest | None) -> list[bytes | memoryview]:
     """
     if chat is None:
         return [b',"messages":', _NO_MESSAGES]
-    parts: list[bytes | memoryview] = [b',"messages":', chat.messages_json if chat.tools else _NO_MESSAGES]
-    if chat.tools:
-        parts += [b',"tools":[', b",".join(tool.json.encode() for tool in chat.tools), b"]"]
+    tools = chat.tools + chat.late_tools
+    parts: list[bytes | memoryview] = [b',"messages":', chat.messages_json if tools else _NO_MESSAGES]
+    if tools:
+        parts += [b',"tools":[', b",".join(tool.json.encode() for tool in tools), b"]"]
         parts += [b',"tool_choice":', as_json(_tool_choice(chat.tool_choice))]
         parts += [b',"parallel_tool_calls":', as_json(chat.parallel_tool_calls)]
     parts += _text_parts(chat)
@@ -229,9 +230,9 @@ def decode_reply(
         check_request(completion.id, request_id)
         check_request(completion.id if meta.id is None else meta.id, request_id)
     finish = _finish(choice)
-    drawn = DrawnTokens(vocab_size=vocab_size, num_prompt=num_prompt)
-    ids, logprobs = drawn.take(meta.output_token_logprobs, num_drawn=meta.completion_tokens, reason=finish.reason)
-    drawn.check_prompt(meta.prompt_tokens)
+    sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt)
+    ids, logprobs = sampled.take(meta.output_token_logprobs, num_sampled=meta.completion_tokens, reason=finish.reason)
+    sampled.check_prompt(meta.prompt_tokens)
     version = meta.weight_version
     if version is None and completion.metadata is not None:
         version = completion.metadata.weight_version
@@ -243,7 +244,7 @@ def decode_reply(
         ids=ids,
         logprobs=logprobs,
         top_logprobs=alternatives(
-            meta.output_top_logprobs, num_drawn=len(ids), num_new=len(ids), vocab_size=vocab_size
+            meta.output_top_logprobs, num_sampled=len(ids), num_new=len(ids), vocab_size=vocab_size
         ),
         num_cached_tokens=meta.cached_tokens or 0,
         weight_version=None if version is None else str(version),

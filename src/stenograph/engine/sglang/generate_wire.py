@@ -21,11 +21,11 @@ from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.adapter import EngineReading
 from stenograph.engine.rows import (
     META_LAWS,
-    DrawnTokens,
     ErrorWithin,
     MetaFinish,
     MetaInfo,
     Natural,
+    SampledTokens,
     alternatives,
     check_request,
     decoded,
@@ -116,12 +116,12 @@ class SGLangGenerateReading(EngineReading):
         self._request_id = request_id
         self._vocab_size = vocab_size
         self._replay = replay
-        self._drawn = DrawnTokens(vocab_size=vocab_size, num_prompt=num_prompt)
+        self._sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt)
         self._held: Chunk | None = None
         self._has_ended = False
 
     def __repr__(self) -> str:
-        return f"<SGLangGenerateReading {self._drawn!r}>"
+        return f"<SGLangGenerateReading {self._sampled!r}>"
 
     def event(self, data: bytes) -> Sequence[Chunk]:
         """The chunks that a part brings; the one that ends the generation is held until `end`."""
@@ -149,15 +149,19 @@ class SGLangGenerateReading(EngineReading):
     def _chunks(self, meta: MetaInfo, output_ids: Sequence[int] | None, finish: Finish | None) -> Sequence[Chunk]:
         """The new tokens of a part: one chunk for each version of the weights that sampled them."""
         reason = None if finish is None else finish.reason
-        start = len(self._drawn.ids)
-        ids, logprobs = self._drawn.take(meta.output_token_logprobs, num_drawn=meta.completion_tokens, reason=reason)
-        self._drawn.check_output_ids(output_ids, num_new=len(ids), reason=reason)
-        self._drawn.check_prompt(meta.prompt_tokens)
-        num_drawn = start + len(ids)
-        top = alternatives(meta.output_top_logprobs, num_drawn=num_drawn, num_new=len(ids), vocab_size=self._vocab_size)
+        start = len(self._sampled.ids)
+        ids, logprobs = self._sampled.take(
+            meta.output_token_logprobs, num_sampled=meta.completion_tokens, reason=reason
+        )
+        self._sampled.check_output_ids(output_ids, num_new=len(ids), reason=reason)
+        self._sampled.check_prompt(meta.prompt_tokens)
+        num_sampled = start + len(ids)
+        top = alternatives(
+            meta.output_top_logprobs, num_sampled=num_sampled, num_new=len(ids), vocab_size=self._vocab_size
+        )
         replay, unasked = (None, ()) if finish is None else replay_of(meta, self._replay)
         chunks: list[Chunk] = []
-        for version, span in _new_spans(meta, start, num_drawn):
+        for version, span in _new_spans(meta, start, num_sampled):
             is_last = span.stop == len(ids)
             chunks.append(
                 Chunk(
@@ -174,11 +178,11 @@ class SGLangGenerateReading(EngineReading):
         return chunks if ids or finish is not None else ()
 
 
-def _new_spans(meta: MetaInfo, start: int, num_drawn: int) -> Iterator[tuple[str | None, slice]]:
-    """Versions, and which of the tokens `[start, num_drawn)` each sampled, counted from `start`; at least one."""
-    spans = weight_spans(meta, num_drawn=num_drawn)
-    if not spans or num_drawn == start:
-        yield None if meta.weight_version is None else str(meta.weight_version), slice(0, num_drawn - start)
+def _new_spans(meta: MetaInfo, start: int, num_sampled: int) -> Iterator[tuple[str | None, slice]]:
+    """Versions, and which of the tokens `[start, num_sampled)` each sampled, counted from `start`; at least one."""
+    spans = weight_spans(meta, num_sampled=num_sampled)
+    if not spans or num_sampled == start:
+        yield None if meta.weight_version is None else str(meta.weight_version), slice(0, num_sampled - start)
         return
     for span in spans:
         if span.end > start:
@@ -214,7 +218,7 @@ def _refused(status: int, message: str, data: bytes) -> StenographError:
 _TOO_LONG = (
     re.compile(
         rb"maximum context length of (?P<limit>\d{1,9}) tokens.{0,80}?: (?P<prompt>\d{1,9}) tokens from the input"
-        rb".{0,40}? and (?P<drawn>\d{1,9}) tokens for the completion",
+        rb".{0,40}? and (?P<sampled>\d{1,9}) tokens for the completion",
         re.DOTALL,
     ),
     re.compile(
@@ -232,7 +236,7 @@ def context_exceeded(body: bytes) -> ContextLengthExceeded | None:
     told = found.groupdict()
     return ContextLengthExceeded(
         num_prompt_tokens=int(told["prompt"]),
-        max_tokens=int(told["drawn"]) if "drawn" in told else None,
+        max_tokens=int(told["sampled"]) if "sampled" in told else None,
         max_context_tokens=int(told["limit"]),
     )
 

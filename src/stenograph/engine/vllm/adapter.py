@@ -187,25 +187,25 @@ class VLLMGuidedReading(EngineReading):
         self._request = request
         self._route = route
         self._model = model
-        self._drawn: Chunk | None = None
+        self._sampled: Chunk | None = None
 
     def whole(self, http: HttpReply) -> Sequence[Chunk]:
-        self._drawn = self._reader.whole(http.body)
+        self._sampled = self._reader.whole(http.body)
         return ()
 
     async def settle(self, ask: Ask) -> Sequence[Chunk]:
-        drawn = self._drawn
-        if drawn is None or not drawn.ids:
-            return () if drawn is None else (drawn,)
-        ids = token_ids(drawn.ids)
+        sampled = self._sampled
+        if sampled is None or not sampled.ids:
+            return () if sampled is None else (sampled,)
+        ids = token_ids(sampled.ids)
         scores = await self._scores(ask, ids)
-        versions = {span.version for span in drawn.weights or ()}
+        versions = {span.version for span in sampled.weights or ()}
         if scores.version is not None and versions != {scores.version}:
             raise UpstreamInvalid(
                 "one_version",
                 f"the weights changed from {sorted(versions)} to {scores.version!r} before a guided turn was scored",
             )
-        return (replace(drawn, logprobs=scores.logprobs, top_logprobs=scores.top_logprobs),)
+        return (replace(sampled, logprobs=scores.logprobs, top_logprobs=scores.top_logprobs),)
 
     async def _scores(self, ask: Ask, ids: "array[int]") -> Scores:
         body = encode_scoring(self._request, ids, route=self._route, model=self._model)

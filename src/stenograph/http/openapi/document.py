@@ -112,8 +112,7 @@ def _entry(operation: Operation, schemas: dict[str, Schema], *, has_keys: bool) 
     in_order = sorted(errors, key=lambda error: (error.status, error.code))
     for status, kinds in groupby(in_order, key=lambda error: error.status):
         # Readiness is the one answer that shares its status with no error of ours.
-        or_engines = "default" in operation.answers
-        answers[str(status)] = _error_answer(list(kinds), operation.errors_as, or_engines=or_engines)
+        answers[str(status)] = _error_answer(list(kinds), operation)
     entry["responses"] = dict(sorted(answers.items()))
     return entry
 
@@ -127,24 +126,23 @@ def _reply(operation: Operation, kind: type, schemas: dict[str, Schema]) -> Sche
     return answer
 
 
-def _error_answer(kinds: Sequence[type[StenographError]], shape: type, *, or_engines: bool) -> Schema:
-    """The answer for errors of one status: their shape, with their codes and types.
+def _error_answer(kinds: Sequence[type[StenographError]], operation: Operation) -> Schema:
+    """The answer for errors of one status: the one shape, with their codes and types.
 
-    Where an engine's own answers go out as they come, it may have this status too, and any shape. An error that comes
-    before the route is found has this server's own shape on a route with another.
+    Where an engine's own answers go out as they come, it may have this status too, and any shape. A dialect with a
+    shape of its own has it from where the request has come to it; what is refused before has the one shape.
     """
     codes = "\n".join(f"- `{kind.code}`: {(kind.__doc__ or '').splitlines()[0]}" for kind in kinds)
-    if or_engines:
+    if "default" in operation.answers:
         return {"description": f"{codes}\n\nOr the engine's own answer.", "content": ANY}
-    headers = {name: {"$ref": f"#/components/headers/{name}"} for name in _ERROR_HEADERS}
-    if shape is not ErrorBody:
-        either = {"anyOf": [{"$ref": ref(shape)}, {"$ref": ref(ErrorBody)}]}
-        return {"description": codes, "headers": headers, "content": {JSON: {"schema": either}}}
     told = {"code": sorted({kind.code for kind in kinds}), "type": sorted({error_type(kind) for kind in kinds})}
     facts = {name: {"enum": values} for name, values in told.items()}
     narrower: Schema = {"properties": {"error": {"properties": facts}}}
+    schema: Schema = {"allOf": [{"$ref": ref(ErrorBody)}, narrower]}
+    if operation.error_body is not ErrorBody:
+        schema = {"anyOf": [{"$ref": ref(operation.error_body)}, schema]}
     return {
         "description": codes,
-        "headers": headers,
-        "content": {JSON: {"schema": {"allOf": [{"$ref": ref(ErrorBody)}, narrower]}}},
+        "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in _ERROR_HEADERS},
+        "content": {JSON: {"schema": schema}},
     }

@@ -30,6 +30,10 @@ from stenograph.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from stenograph.dialects.anthropic.dialect import COUNT_TOKENS_PATH, MESSAGES_PATH, CountedTokens
+from stenograph.dialects.anthropic.errors import MessagesErrorBody
+from stenograph.dialects.anthropic.fields import WireMessagesRequest
+from stenograph.dialects.anthropic.reply import FINISH_HEADER, MessagesReply
 from stenograph.dialects.gemini.dialect import COUNT, GENERATE, STREAM, TokenCount
 from stenograph.dialects.gemini.errors import GeminiErrorBody
 from stenograph.dialects.gemini.fields import WireGenerateRequest
@@ -54,7 +58,7 @@ from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 Errors = tuple[type[StenographError], ...]
 
 JSON = "application/json"
-TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH)
+TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH)
 ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 ANY: dict[str, Schema] = {"*/*": {}}
 
@@ -82,8 +86,8 @@ class Operation:
     """One method of one path. `body` and `reply` are the types of a request and of its 200 in JSON.
 
     `answers` are further ones without an error, by status; `links` the operations that a reply's `session_id` leads
-    to. `errors` and `parameters` leave out those that follow from the path and from a body in JSON; `errors_as` is the
-    shape of the errors.
+    to. `errors` and `parameters` leave out those that follow from the path and from a body in JSON. `error_body` is the
+    shape of its errors.
     """
 
     method: str
@@ -95,8 +99,8 @@ class Operation:
     answers: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
     links: tuple[str, ...] = ()
     errors: Errors = ()
-    errors_as: type = ErrorBody
     parameters: tuple[Schema, ...] = ()
+    error_body: type = ErrorBody
 
     @property
     def name(self) -> str:
@@ -110,6 +114,7 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _TOKENS
     yield from _SESSIONS
     yield from _turns(described)
+    yield from _messages()
     yield from _GEMINI
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
@@ -322,7 +327,46 @@ def _turns(described: Described) -> Iterator[Operation]:
         )
 
 
-_MODEL = _parameter("path", "model", "Any name: there is one model.", {"type": "string", "pattern": "^[^/:]+$"})
+def _messages() -> Iterator[Operation]:
+    """Anthropic's Messages and the counting of tokens: each on the session of its path, and on that of a header."""
+    aborted: Schema = {"description": "`abort` of a reply that was aborted.", "schema": {"const": "abort"}}
+    reply: Schema = {
+        "description": "The reply. A stream has Anthropic's events, `message_stop` the last. One that fails ends with"
+        " the event `error`, a `MessagesErrorBody`.",
+        "headers": {**_TURN_HEADERS, FINISH_HEADER: aborted},
+        "content": {**in_json(MessagesReply), "text/event-stream": {}},
+    }
+    turn = _operation(
+        f"POST /sessions/{{id}}{MESSAGES_PATH}",
+        "messageOnSession",
+        "Anthropic Messages on a session",
+        parameters=_RETRIES,
+        body=WireMessagesRequest,
+        answers={"200": reply},
+        errors=_TURN,
+        error_body=MessagesErrorBody,
+    )
+    count = _operation(
+        f"POST /sessions/{{id}}{COUNT_TOKENS_PATH}",
+        "countTokensOnSession",
+        "Count the tokens of a request to Messages on a session",
+        CountedTokens,
+        body=WireMessagesRequest,
+        errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed),
+        error_body=MessagesErrorBody,
+    )
+    for one, path, id_ in ((turn, MESSAGES_PATH, "message"), (count, COUNT_TOKENS_PATH, "countTokens")):
+        yield one
+        yield replace(
+            one,
+            path=path,
+            id=id_,
+            summary=f"{one.summary.removesuffix(' on a session')} on the session that a header names, or none",
+            parameters=(_SESSION_HEADER, *one.parameters),
+        )
+
+
+_MODEL = _parameter("path", "model", "Any name: there is one model.", {"type": "string", "minLength": 1})
 _SSE = _parameter(
     "query", "alt", "`sse` for a stream of events; else the stream is a JSON list.", {"type": "string", "enum": ["sse"]}
 )
@@ -355,17 +399,17 @@ def _gemini() -> Iterator[Operation]:
                 parameters=(_MODEL_PARAMETER, *ours, *_RETRIES, *((_SSE,) if method == STREAM else ())),
                 answers={"200": reply},
                 errors=_TURN,
-                errors_as=GeminiErrorBody,
+                error_body=GeminiErrorBody,
             )
         yield _operation(
             f"POST {prefix}/v1beta/models/{{model}}:{COUNT}",
-            f"{COUNT}{suffix}",
+            f"gemini{COUNT[:1].upper()}{COUNT[1:]}{suffix}",
             f"Gemini's {COUNT} {where}: the tokens of the prompt that the same request would have",
             TokenCount,
             body=WireGenerateRequest,
             parameters=(_MODEL_PARAMETER, *ours),
             errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed, HistoryMismatch),
-            errors_as=GeminiErrorBody,
+            error_body=GeminiErrorBody,
         )
 
 

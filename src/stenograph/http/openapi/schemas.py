@@ -15,6 +15,16 @@ from typing import Any, cast, get_args, get_type_hints, is_typeddict
 import msgspec
 
 from stenograph.core.messages import Role
+from stenograph.dialects.anthropic.errors import MessagesErrorBody
+from stenograph.dialects.anthropic.fields import (
+    MESSAGES_FIELDS,
+    WireMessageParam,
+    WireTextBlock,
+    WireThinkingBlock,
+    WireToolResultBlock,
+    WireToolUseBlock,
+)
+from stenograph.dialects.anthropic.reply import MessagesReply
 from stenograph.dialects.gemini.errors import GeminiErrorBody
 from stenograph.dialects.gemini.reply import GenerateContentResponse
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS, WireMessage
@@ -28,6 +38,7 @@ from stenograph.dialects.settings import UnknownFields
 from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.gemini_schemas import narrow_gemini
 from stenograph.http.session_routes import JsonSamples
+from stenograph.session.rewrite_rules import DEFAULT, OFF
 
 Schema = dict[str, Any]
 
@@ -38,28 +49,22 @@ _REF = "#/components/schemas/"
 class Described:
     """The facts of a server that its document depends on.
 
-    `matchers` are the names that a session may be opened with. `forwards`: the engine is a server, so that the
-    allow-list's paths are passed on to it, and it may write replies itself; else this server answers some of them.
+    `matchers` and `rewrites` are the names that a session may be opened with. `forwards`: the engine is a server, so
+    that the allow-list's paths are passed on to it, and it may write replies itself; else this server answers some.
     """
 
     has_keys: bool
     unknown_fields: UnknownFields
     matchers: tuple[str, ...]
+    rewrites: tuple[str, ...]
     vocab_size: int
     proxy_allow: tuple[str, ...]
     forwards: bool
 
 
 _MORE = (
-    ChatCompletion,
-    ChatCompletionChunk,
-    ErrorBody,
-    FrontPage,
-    GeminiErrorBody,
-    GenerateContentResponse,
-    JsonSamples,
-    TextCompletion,
-    WireMessage,
+    *(ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, JsonSamples, MessagesErrorBody, MessagesReply),
+    *(GeminiErrorBody, GenerateContentResponse, TextCompletion, WireMessage, WireMessageParam),
 )
 """Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
 
@@ -93,6 +98,9 @@ def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]
         schema["description"] = _unwrapped(schema["description"])
     _narrow_sampling(schemas["ChatRequest"], CHAT_FIELDS, described.unknown_fields)
     _narrow_sampling(schemas["CompletionRequest"], COMPLETION_FIELDS, described.unknown_fields)
+    _leave_out_refused(schemas["MessagesRequest"], MESSAGES_FIELDS, described.unknown_fields)
+    _narrow_param(schemas["MessageParam"])
+    _require(schemas["MessagesTool"], "input_schema")
     _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
     _narrow_message(schemas["Message"])
     narrow_gemini(schemas, described.unknown_fields)
@@ -101,6 +109,8 @@ def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]
     _describe_bytes(schemas, described.vocab_size)
     _describe_sent(schemas)
     _first(schemas["CreateSession"], "matcher")["enum"] = list(described.matchers)
+    name = f"({'|'.join(map(re.escape, described.rewrites))})"
+    _first(schemas["CreateSession"], "canonical")["pattern"] = f"^({DEFAULT}|{OFF}|{name}(,{name})*)$"
     return schemas
 
 
@@ -117,12 +127,20 @@ def _describe_bytes(schemas: dict[str, Schema], vocab_size: int) -> None:
     }
     message: Schema = {"$ref": ref(WireMessage)}
     schemas["ChatRequest"]["properties"]["messages"] = {"type": "array", "minItems": 1, "items": message}
+    param: Schema = {"$ref": ref(WireMessageParam)}
+    blocks: Schema = {"type": "array", "items": {"$ref": ref(WireTextBlock)}}
+    schemas["MessagesRequest"]["properties"]["system"] = {"anyOf": [{"type": "string"}, blocks, _NULL]}
+    schemas["MessagesRequest"]["properties"]["messages"] = {"type": "array", "minItems": 1, "items": param}
 
 
 def _describe_sent(schemas: dict[str, Schema]) -> None:
-    """Add to a record's request the sampling fields of both routes' requests: it has them as they were sent."""
+    """Add to a record's request the sampling fields of all routes' requests: it has them as they were sent."""
     recorded: Schema = schemas["RecordedRequest"]["properties"]
-    for route, rules in (("ChatRequest", CHAT_FIELDS), ("CompletionRequest", COMPLETION_FIELDS)):
+    for route, rules in (
+        ("ChatRequest", CHAT_FIELDS),
+        ("CompletionRequest", COMPLETION_FIELDS),
+        ("MessagesRequest", MESSAGES_FIELDS),
+    ):
         asked: Schema = schemas[route]["properties"]
         for name in rules.names:
             if name in NOT_SAMPLING or name not in asked or rules.rule_of(name) is not Rule.HONOURED:
@@ -175,12 +193,8 @@ def _first(schema: Schema, name: str) -> Schema:
 
 def _narrow_sampling(request: Schema, rules: FieldRules, unknown_fields: UnknownFields) -> None:
     """Add the rules that a chat and a completion have in common."""
+    _leave_out_refused(request, rules, unknown_fields)
     fields: dict[str, Schema] = request["properties"]
-    request["additionalProperties"] = unknown_fields is UnknownFields.RECORD
-    for name, why in rules.refused.items():
-        del fields[name]
-        if unknown_fields is UnknownFields.RECORD:
-            fields[name] = {**_NULL, "description": f"Refused: {why}."}
     for name in ("json_schema", "guided_json"):
         _only_objects(fields[name])
     spaced: Schema = {"spaces_between_special_tokens": {"const": True}, "skip_special_tokens": {"const": False}}
@@ -188,6 +202,37 @@ def _narrow_sampling(request: Schema, rules: FieldRules, unknown_fields: Unknown
     excluded: list[Schema] = [{"allOf": pair} for pair in pairs]
     excluded.append({"properties": spaced, "required": [*spaced]})
     request["allOf"] = [{"not": one} for one in excluded]
+
+
+def _leave_out_refused(request: Schema, rules: FieldRules, unknown_fields: UnknownFields) -> None:
+    """Leave out the fields that are refused; where unknown ones are recorded, say that these are not."""
+    request["additionalProperties"] = unknown_fields is UnknownFields.RECORD
+    for name, why in rules.refused.items():
+        del request["properties"][name]
+        if unknown_fields is UnknownFields.RECORD:
+            request["properties"][name] = {**_NULL, "description": f"Refused: {why}."}
+
+
+def _narrow_param(message: Schema) -> None:
+    """Add the blocks that a message of each role may have."""
+    own: tuple[tuple[str, str, tuple[type, ...]], ...] = (
+        ("UserParam", "user", (WireTextBlock, WireToolResultBlock)),
+        ("AssistantParam", "assistant", (WireTextBlock, WireThinkingBlock, WireToolUseBlock)),
+        ("SystemParam", "system", (WireTextBlock,)),
+    )
+    text: Schema = {"type": "string"}
+    message["anyOf"] = [
+        {
+            "title": title,
+            "properties": {
+                "role": {"const": role},
+                "content": {
+                    "anyOf": [text, {"type": "array", "items": {"anyOf": [{"$ref": ref(kind)} for kind in kinds]}}]
+                },
+            },
+        }
+        for title, role, kinds in own
+    ]
 
 
 def _only_objects(field: Schema) -> None:

@@ -39,7 +39,11 @@ def as_shown(family: Family, tokenizer: Tokenizer, template: Template) -> Family
     early_roles = family.early_roles
     if early_roles is None:
         early_roles = frozenset(role for role in (Role.SYSTEM, Role.DEVELOPER) if look.moves_to_front(role)) & roles
-    return replace(family, roles=roles, early_roles=early_roles, shows_tools=shows_tools, form=form)
+    late_roles = frozenset(role for role in (Role.SYSTEM, Role.DEVELOPER) if look.writes_late(role, shows_tools))
+    late_roles &= roles - early_roles
+    return replace(
+        family, roles=roles, early_roles=early_roles, late_roles=late_roles, shows_tools=shows_tools, form=form
+    )
 
 
 class _Look:
@@ -60,6 +64,18 @@ class _Look:
         if before is None or after is None or _TEXT not in after:
             return False
         return after.index(_TEXT) < len(before) and not after.startswith(before)
+
+    def writes_late(self, role: Role, shows_tools: bool) -> bool:
+        """Whether a message of this role is written where it stands: after a user, a reply, and a tool's result."""
+        asked, first = (user("a"),), call(1, '{"city": "Zq City"}')
+        conversations: list[tuple[Message, ...]] = [asked, (*asked, said("b"))]
+        if shows_tools:
+            conversations.append((*asked, said(None, first), result(first, "c")))
+        for messages in conversations:
+            before, after = (self._written((*messages, *late), ()) for late in ((), (_late(role),)))
+            if before is None or after is None or not after.startswith(before) or _TEXT not in after[len(before) :]:
+                return False
+        return True
 
     def _written(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str | None:
         try:

@@ -39,27 +39,30 @@ async def check_engine(make: Make, *, deadline_s: float = 60.0) -> Conformance:
 
     Raises AssertionError, naming each law that is broken and how.
     """
-    shown: list[str] = []
-    not_offered: dict[str, str] = {}
-    broken: dict[str, str] = {}
+    outcomes: dict[str, NotOffered | AssertionError | None] = {}
     name = ""
     for laws in (LAWS, LAST_LAWS):
         async with make() as under_test:
             name, lab = under_test.engine.capabilities.engine, Lab(under_test)
             for law, show in laws.items():
-                try:
-                    if (why := under_test.not_offered.get(law)) is not None:
-                        raise NotOffered(why)
-                    await _shown(show, lab, deadline_s)
-                except NotOffered as missing:
-                    not_offered[law] = str(missing)
-                except AssertionError as error:
-                    broken[law] = str(error)
-                else:
-                    shown.append(law)
-    told = [f"\n  {law}: {how}" for law, how in broken.items()]
-    assert not broken, f"{name} breaks {len(broken)} laws:{''.join(told)}"
-    return Conformance(engine=name, shown=shown, not_offered=not_offered)
+                outcomes[law] = await _outcome(law, show, lab, deadline_s)
+    broken = [f"\n  {law}: {error}" for law, error in outcomes.items() if isinstance(error, AssertionError)]
+    assert not broken, f"{name} breaks {len(broken)} laws:{''.join(broken)}"
+    not_offered = {law: str(missing) for law, missing in outcomes.items() if missing is not None}
+    return Conformance(
+        engine=name, shown=[law for law, error in outcomes.items() if error is None], not_offered=not_offered
+    )
+
+
+async def _outcome(law: str, show: Law, lab: Lab, deadline_s: float) -> NotOffered | AssertionError | None:
+    """None where the law was shown."""
+    if (why := lab.under_test.not_offered.get(law)) is not None:
+        return NotOffered(why)
+    try:
+        await _shown(show, lab, deadline_s)
+    except (NotOffered, AssertionError) as error:
+        return error
+    return None
 
 
 async def _shown(show: Law, lab: Lab, deadline_s: float) -> None:

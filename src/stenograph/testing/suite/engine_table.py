@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,15 +89,19 @@ def serving(model: Path, *flags: str) -> Generator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         try:
-            seen: list[str] = []
-            for line in process.stdout:
-                seen.append(line)
-                if found := re.search(r"stenograph ready at (http://\S+)", line):
-                    yield found[1]
-                    return
-            raise RuntimeError("no ready line: " + "".join(seen))
+            yield _ready_url(process.stdout)
         finally:
             process.terminate()
+
+
+def _ready_url(lines: Iterable[str]) -> str:
+    """The address in a server's ready line. Raises RuntimeError, with all that it wrote, where there is none."""
+    seen: list[str] = []
+    for line in lines:
+        seen.append(line)
+        if found := re.search(r"stenograph ready at (http://\S+)", line):
+            return found[1]
+    raise RuntimeError("no ready line: " + "".join(seen))
 
 
 def measured(name: str, turns: Sequence[PlayedTurn], score: Score) -> Measured:

@@ -174,11 +174,14 @@ def config(**fields: Any) -> ChatRequest:
 
 
 def test_thinking_is_an_effort_or_switched_off_and_budgets_are_recorded() -> None:
-    assert config(thinkingConfig={"thinkingLevel": "HIGH"}).template_kwargs == {"reasoning_effort": "high"}
-    assert config(thinkingConfig={"thinkingBudget": 0}).template_kwargs == {"enable_thinking": False}
+    levels = ("MINIMAL", "LOW", "MEDIUM", "HIGH")
+    assert [config(thinkingConfig={"thinkingLevel": level}).effort for level in levels] == [
+        *("low", "low", "medium", "high")
+    ]
+    assert config(thinkingConfig={"thinkingBudget": 0}).thinks is False
     for neutral in ({"thinkingBudget": -1}, {"thinkingBudget": 900}, {"thinkingLevel": "THINKING_LEVEL_UNSPECIFIED"}):
         request = config(thinkingConfig=neutral)
-        assert request.template_kwargs == {}
+        assert (request.thinks, request.effort) == (None, None)
         assert msgspec.json.decode(request.sent["generationConfig"])["thinkingConfig"] == neutral
 
 

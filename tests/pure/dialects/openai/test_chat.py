@@ -342,6 +342,7 @@ CONVERSATION = st.lists(
             {"role": "assistant", "content": "ok"},
             {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]},
             {"role": "system", "content": "]},{["},
+            {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "]"}]},
         ]
     ),
     min_size=1,
@@ -389,7 +390,12 @@ def test_what_was_read_before_is_not_read_again_and_nothing_else_is_skipped(
     assert isinstance(first, ChatRequest)
     assert first.text_print is not None
     known = KnownMessages(
-        dialect=CHAT, text_print=first.text_print, list_start=first.list_start, of_line=lambda: first.messages
+        dialect=CHAT,
+        text_print=first.text_print,
+        list_start=first.list_start,
+        of_line=lambda: first.messages,
+        num_messages=len(first.messages),
+        system_blocks=first.system_blocks,
     )
     whole = body_of([*before[: len(before) - cut], *after], other_head)
     plain, quick = outcome(whole), outcome(whole, known)
@@ -410,7 +416,11 @@ def test_an_error_after_what_is_known_points_at_the_messages_place_in_the_whole(
     first = decode_chat(body(messages=[USER, USER]))
     assert first.text_print is not None
     known = KnownMessages(
-        dialect=CHAT, text_print=first.text_print, list_start=first.list_start, of_line=lambda: first.messages
+        dialect=CHAT,
+        text_print=first.text_print,
+        list_start=first.list_start,
+        of_line=lambda: first.messages,
+        num_messages=len(first.messages),
     )
     for bad, param in (
         ({"role": "user", "content": "x", "zz": 1}, "/messages/3/zz"),

@@ -1,4 +1,4 @@
-"""Rewrites: named changes to what a client sent, made before it is rendered, as a turn keeps them. Pure."""
+"""Rewrites: named changes to what a client sent, made before it is matched and rendered, as a turn keeps them. Pure."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,12 +9,17 @@ MAX_KEPT_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedRewrite:
-    """A change that a rule made: `where`, as the client's own pointer, and the text before and after it."""
+    """A change that a rule made: `where`, as the client's own pointer, and the text before and after it.
+
+    `message` is the client's number of the message that it is of; a turn keeps it once, when the message is new.
+    None: it is of something that every request has anew, and every turn keeps it.
+    """
 
     rule: str
     where: str
     before: str
     after: str
+    message: int | None = None
 
 
 def kept_text(text: str) -> str:

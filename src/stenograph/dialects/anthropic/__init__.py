@@ -1,0 +1,1 @@
+"""Anthropic's Messages: requests, replies, streams, errors, and the counting of tokens."""

@@ -1,0 +1,258 @@
+"""Messages of Anthropic's clients as messages of core, block by block. Pure.
+
+One message may become several: each result of a user's message is one, and so is each stretch of text between them.
+What stands before a reply maps the same, whatever follows that reply.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Raw
+
+from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.rewrites import AppliedRewrite, kept_text
+from stenograph.dialects.anthropic.fields import (
+    WireBlock,
+    WireMessageParam,
+    WireTextBlock,
+    WireThinkingBlock,
+    WireToolReference,
+    WireToolResultBlock,
+    WireToolUseBlock,
+)
+from stenograph.dialects.json_errors import nearest, shown
+from stenograph.dialects.message_list import MAX_ARGUMENTS_CHARS, MAX_PARTS
+
+TOOL_REFERENCE = "tool-reference"
+"""The name in records of the rewrite that shows a deferred tool."""
+
+_ROLES = {str(role): role for role in (Role.USER, Role.ASSISTANT, Role.SYSTEM)}
+_BLOCKS: Mapping[Role, tuple[type[WireBlock], ...]] = {
+    Role.USER: (WireTextBlock, WireToolResultBlock),
+    Role.ASSISTANT: (WireTextBlock, WireThinkingBlock, WireToolUseBlock),
+    Role.SYSTEM: (WireTextBlock,),
+}
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+_LIST = msgspec.json.Decoder(list[Raw])
+
+
+@dataclass(slots=True)
+class ReadMessages:
+    """The messages that were read, with the pointer of each, and what was found in them on the way.
+
+    `references` are the names of the tools that results refer to, in order; `failed` the calls whose results are
+    errors, of those after the last reply.
+    """
+
+    messages: list[Message] = field(default_factory=list[Message])
+    places: list[str] = field(default_factory=list[str])
+    references: dict[str, None] = field(default_factory=dict[str, None])
+    failed: list[str] = field(default_factory=list[str])
+    rewrites: list[AppliedRewrite] = field(default_factory=list[AppliedRewrite])
+
+    def add(self, message: Message, place: str) -> None:
+        """One more message."""
+        self.messages.append(message)
+        self.places.append(place)
+
+
+class BlockReader:
+    """Reads one request's messages; `tools` are all that the request declares, by name."""
+
+    def __init__(self, tools: Mapping[str, Tool]) -> None:
+        self.read = ReadMessages()
+        self._tools = tools
+
+    def system(self, content: str | Sequence[WireBlock] | None) -> None:
+        """The system text, blocks with a blank line between them. Raises InvalidRequest."""
+        if content is None:
+            return
+        if not isinstance(content, str):
+            _check_blocks(Role.SYSTEM, content, "/system")
+            content = "\n\n".join(block.text for block in content if isinstance(block, WireTextBlock))
+        if content:
+            self.read.add(Message(role=Role.SYSTEM, content=content), "/system")
+
+    def message(self, wire: WireMessageParam, at: str) -> None:
+        """One message. Raises InvalidRequest or UnrenderableMessage."""
+        role = _ROLES.get(wire.role)
+        if role is None:
+            raise InvalidRequest(
+                f"Unknown role {shown(wire.role)}; known are {', '.join(_ROLES)}.{nearest(wire.role, _ROLES)}",
+                param=f"{at}/role",
+            )
+        if isinstance(wire.content, str):
+            if role is Role.ASSISTANT:
+                self.read.failed.clear()
+            self.read.add(Message(role=role, content=wire.content), at)
+            return
+        _check_blocks(role, wire.content, f"{at}/content")
+        if role is Role.ASSISTANT:
+            self.read.failed.clear()
+            self.read.add(_reply(wire.content, at), at)
+        else:
+            self._prompt(role, wire.content, at)
+
+    def _prompt(self, role: Role, blocks: Sequence[WireBlock], at: str) -> None:
+        """Texts and results in their order; texts without a result between them are one message."""
+        texts: list[str] = []
+        start = 0
+        for index, block in enumerate(blocks):
+            if isinstance(block, WireTextBlock):
+                start = start if texts else index
+                texts.append(block.text)
+            elif isinstance(block, WireToolResultBlock):
+                self._text(role, texts, f"{at}/content/{start}")
+                texts = []
+                self._result(block, f"{at}/content/{index}")
+        if texts or not blocks:
+            is_whole = len(texts) == len(blocks)
+            self._text(role, texts or [""], at if is_whole else f"{at}/content/{start}")
+
+    def _text(self, role: Role, texts: Sequence[str], place: str) -> None:
+        if texts:
+            self.read.add(Message(role=role, content="".join(texts)), place)
+
+    def _result(self, block: WireToolResultBlock, at: str) -> None:
+        content = block.content if isinstance(block.content, str) else self._result_text(block.content or (), at)
+        if block.is_error:
+            self.read.failed.append(block.tool_use_id)
+        self.read.add(Message(role=Role.TOOL, content=content, tool_call_id=block.tool_use_id), at)
+
+    def _result_text(self, blocks: Sequence[WireTextBlock | WireToolReference], at: str) -> str:
+        """Texts joined by nothing; a reference is a line with the tool's definition."""
+        parts: list[str] = []
+        before = ""
+        for index, block in enumerate(blocks):
+            if isinstance(block, WireToolReference):
+                text = self._definition(block, f"{at}/content/{index}")
+                parts.append(text if before.endswith("\n") or not before else f"\n{text}")
+            else:
+                text = block.text
+                was_reference = index > 0 and isinstance(blocks[index - 1], WireToolReference)
+                parts.append(f"\n{text}" if was_reference and text and not text.startswith("\n") else text)
+            before = parts[-1] or before
+        return "".join(parts)
+
+    def _definition(self, block: WireToolReference, at: str) -> str:
+        tool = self._tools.get(block.tool_name)
+        if tool is None:
+            raise InvalidRequest(
+                f"A tool_reference names a tool that is not in tools: {shown(block.tool_name)}."
+                f"{nearest(block.tool_name, self._tools)}",
+                param=f"{at}/tool_name",
+            )
+        self.read.references[tool.name] = None
+        self.read.rewrites.append(
+            AppliedRewrite(
+                rule=TOOL_REFERENCE,
+                where=at,
+                before=kept_text(block.tool_name),
+                after=kept_text(tool.json),
+                message=len(self.read.messages),
+            )
+        )
+        return tool.json
+
+
+def _reply(blocks: Sequence[WireBlock], at: str) -> Message:
+    """An assistant's message: texts and reasoning are joined by nothing."""
+    texts = [block.text for block in blocks if isinstance(block, WireTextBlock)]
+    thoughts = [block.thinking for block in blocks if isinstance(block, WireThinkingBlock)]
+    calls = [
+        _call(block, f"{at}/content/{index}")
+        for index, block in enumerate(blocks)
+        if isinstance(block, WireToolUseBlock)
+    ]
+    return Message(
+        role=Role.ASSISTANT,
+        content="".join(texts) if texts else None,
+        reasoning="".join(thoughts) or None,
+        tool_calls=tuple(calls),
+    )
+
+
+def _call(block: WireToolUseBlock, at: str) -> ToolCall:
+    arguments = bytes(block.input).decode().strip()
+    if not arguments.startswith("{"):
+        raise InvalidRequest("The input of a tool_use must be an object.", param=f"{at}/input")
+    if len(arguments) > MAX_ARGUMENTS_CHARS:
+        raise InvalidRequest(
+            f"A tool call's input has at most {MAX_ARGUMENTS_CHARS} characters, this one {len(arguments)}.",
+            param=f"{at}/input",
+        )
+    return ToolCall(id=block.id, name=block.name, arguments=arguments)
+
+
+def _check_blocks(role: Role, blocks: Sequence[WireBlock], at: str) -> None:
+    known = _BLOCKS[role]
+    for index, block in enumerate(blocks):
+        if not isinstance(block, known):
+            kind = block.__struct_config__.tag
+            names = ", ".join(str(one.__struct_config__.tag) for one in known)
+            raise InvalidRequest(
+                f"A {role} message cannot have a block of type {kind!r}; it can have {names}.",
+                param=f"{at}/{index}/type",
+            )
+
+
+class _Content(msgspec.Struct):
+    """The blocks of a message or of a result, of which a client may make as many as it likes."""
+
+    content: Raw = Raw(b"null")
+
+
+_CONTENT = msgspec.json.Decoder(_Content)
+
+
+def check_block_count(raw: Raw, at: str) -> None:
+    """Raise InvalidRequest, before they are made, for a message with more blocks than it may have, those of its results
+    included.
+
+    A message of another shape is for the decoder to refuse.
+    """
+    try:
+        blocks = list(_blocks(raw))
+        num = len(blocks) + sum(1 for block in blocks for _ in _blocks(block))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if num > MAX_PARTS:
+        raise InvalidRequest(f"A message has at most {MAX_PARTS} blocks, this one {num}.", param=f"{at}/content")
+
+
+def _blocks(raw: Raw) -> Iterator[Raw]:
+    content = _CONTENT.decode(raw).content
+    if bytes(memoryview(content)[:1]) == b"[":
+        yield from _LIST.decode(content)
+
+
+def blame_block_type(body: bytes, error: InvalidRequest) -> None:
+    """Raise UnrenderableMessage if what the error points into is a block of a type that cannot be shown.
+
+    Such a block has fields of its own, which are not what is wrong with it.
+    """
+    steps: tuple[str, ...]
+    match (error.param or "").split("/")[1:]:
+        case ["messages", index, "content", block, "content", inner, *_]:
+            steps = ("messages", index, "content", block, "content", inner)
+        case ["messages", index, "content", block, *_]:
+            steps = ("messages", index, "content", block)
+        case ["system", block, *_]:
+            steps = ("system", block)
+        case _:
+            return
+    value: bytes | Raw = body
+    try:
+        for step in steps:
+            value = _LIST.decode(value)[int(step)] if step.isdigit() else _OBJECT.decode(value)[step]
+        kind: object = msgspec.json.decode(_OBJECT.decode(value)["type"])
+    except (KeyError, IndexError, msgspec.DecodeError):  # it has no type: that is not what is wrong
+        return
+    known = ("text", "tool_reference") if len(steps) == 6 else ("text", "thinking", "tool_use", "tool_result")
+    if isinstance(kind, str) and kind not in known:
+        raise UnrenderableMessage(
+            f"A content block of type {shown(kind)} cannot be shown to the model; only {', '.join(known)} can.",
+            param="/" + "/".join((*steps, "type")),
+        ) from error

@@ -1,0 +1,74 @@
+"""Anthropic's Messages as a dialect, and the counting of a request's tokens. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import msgspec
+
+from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling
+from stenograph.core.errors import StenographError
+from stenograph.core.json_types import Count
+from stenograph.dialects.anthropic.errors import messages_refusal
+from stenograph.dialects.anthropic.reply import MessagesStream, encode_message, finish_headers
+from stenograph.dialects.anthropic.request import decode_messages
+from stenograph.dialects.anthropic.spelling import MESSAGES
+from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
+from stenograph.dialects.openai.sampling import request_json
+from stenograph.dialects.settings import UnknownFields
+
+MESSAGES_PATH = "/v1/messages"
+COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
+
+
+class CountedTokens(TypedDict):
+    """The tokens that a request's prompt has."""
+
+    input_tokens: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesDialect:
+    """Anthropic's Messages, for one server."""
+
+    model: str
+    unknown_fields: UnknownFields
+    name: str = MESSAGES
+    paths: tuple[str, ...] = (MESSAGES_PATH,)
+
+    def decode(self, incoming: Incoming) -> Decoded:
+        request = decode_messages(incoming.body, unknown_fields=self.unknown_fields)
+        return request, request_json(MESSAGES_PATH, request.model, request.recorded, request.sent)
+
+    def steps(self, incoming: Incoming) -> None:
+        return None
+
+    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
+        (reply,) = replies
+        content = encode_message(reply, options, self.model, spelling)
+        return Body(content=content, headers=[("content-type", "application/json"), *finish_headers(reply)])
+
+    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> MessagesStream:
+        return MessagesStream(reply_id=reply_id, model=self.model, options=options, spelling=spelling)
+
+    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+        return messages_refusal(error, spelling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountTokensDialect:
+    """Requests for the number of tokens that a request to Messages would have as its prompt."""
+
+    unknown_fields: UnknownFields
+    name: str = MESSAGES
+    paths: tuple[str, ...] = (COUNT_TOKENS_PATH,)
+
+    def decode(self, incoming: Incoming) -> ChatRequest:
+        return decode_messages(incoming.body, unknown_fields=self.unknown_fields, only_counts=True)
+
+    def counted(self, num_tokens: int) -> Body:
+        body: CountedTokens = {"input_tokens": num_tokens}
+        return Body(content=msgspec.json.encode(body), headers=[("content-type", "application/json")])
+
+    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+        return messages_refusal(error, spelling)

@@ -1,0 +1,274 @@
+"""Anthropic's Messages, requests: bytes to `ChatRequest`. Pure.
+
+Every field is honoured, recorded or refused (fields.py); nothing is accepted and ignored. Whoever is to blame is named
+by a JSON pointer. Blocks are blocks.py's, replies reply.py's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+from msgspec import Raw
+
+from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
+from stenograph.core.errors import InvalidRequest
+from stenograph.core.messages import Message, Role, Tool
+from stenograph.core.rewrites import AppliedRewrite, kept_text
+from stenograph.core.types import Grammar, GrammarKind
+from stenograph.dialects.anthropic.blocks import BlockReader, blame_block_type, check_block_count
+from stenograph.dialects.anthropic.fields import (
+    MESSAGES_FIELDS,
+    WireMessageParam,
+    WireMessagesRequest,
+    WireMessagesTool,
+    WireMessagesToolChoice,
+    WireOutputFormat,
+    names_in_params,
+)
+from stenograph.dialects.anthropic.spelling import MessagesSpelling
+from stenograph.dialects.function_tool import function_tool
+from stenograph.dialects.json_errors import nearest, shown
+from stenograph.dialects.message_list import check_rest, wire_messages
+from stenograph.dialects.openai.chat_reply import openai_messages
+from stenograph.dialects.openai.sampling import ReadSampling, decode_by_rules, sampling_params, sent_sampling
+from stenograph.dialects.openai.sampling_fields import WireSampling
+from stenograph.dialects.settings import UnknownFields
+from stenograph.dialects.template_kwargs import check_depth, check_template_kwargs
+
+DEFERRED_TOOL = "deferred-tool"
+"""The name in records of the rewrite that leaves deferred tools out of the prompt."""
+
+
+class _Edit(msgspec.Struct):
+    """An edit of `context_management`."""
+
+    type: object = None
+    keep: object = None
+
+
+class _Edits(msgspec.Struct):
+    """`context_management`; what else is in it has no effect."""
+
+    edits: list[_Edit] | None = None
+
+
+_REQUEST = msgspec.json.Decoder(WireMessagesRequest)
+_MESSAGES = msgspec.json.Decoder(list[WireMessageParam])
+_EDITS = msgspec.json.Decoder(_Edits)
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+_LIST = msgspec.json.Decoder(list[Raw])
+_AS_CHAT = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos", "logit_bias"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
+"""Sampling fields that mean what they mean in a chat."""
+
+
+def decode_messages(
+    body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE, only_counts: bool = False
+) -> ChatRequest:
+    """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer.
+
+    One that `only_counts` needs no `max_tokens`, and may end with a reply.
+    """
+    check_rest(body)
+    try:
+        wire, recorded = decode_by_rules(
+            body, _REQUEST, MESSAGES_FIELDS, unknown_fields, blame_type=_blame_unknown_type
+        )
+        tools = [_tool(tool, index) for index, tool in enumerate(wire.tools or ())]
+        by_name = {tool.name: tool for tool in tools}
+        reader = BlockReader(by_name)
+        reader.system(wire.system)
+        found = wire_messages(wire.messages, _MESSAGES, known=names_in_params, check_parts=check_block_count)
+        for index, message in enumerate(found):
+            reader.message(message, f"/messages/{index}")
+    except InvalidRequest as error:
+        blame_block_type(body, error)
+        raise
+    _check(wire, reader.read.messages, only_counts=only_counts)
+    if reader.read.failed:
+        recorded["is_error"] = msgspec.json.encode(reader.read.failed).decode()
+    shown_at = tuple(index for index, tool in enumerate(wire.tools or ()) if not tool.defer_loading)
+    late = [by_name[name] for name in reader.read.references if name not in {tools[index].name for index in shown_at}]
+    messages = tuple(reader.read.messages)
+    sampling = _sampling(wire)
+    choice, is_parallel = _tool_choice(wire.tool_choice, [*(tools[index] for index in shown_at), *late])
+    return ChatRequest(
+        messages=messages,
+        messages_json=openai_messages(messages) if tools else b"[]",
+        model=wire.model,
+        tools=tuple(tools[index] for index in shown_at),
+        late_tools=tuple(late),
+        tool_choice=choice,
+        parallel_tool_calls=is_parallel,
+        params=sampling.params,
+        said=sampling.said,
+        spelling=MessagesSpelling(
+            places=tuple(reader.read.places),
+            tools=(*shown_at, *(tools.index(tool) for tool in late)),
+            grammar=sampling.constraint.param,
+            max_tokens=wire.max_tokens,
+            omits_thinking=wire.thinking is not None and wire.thinking.display == "omitted",
+        ),
+        template_kwargs=_template_kwargs(wire),
+        thinks=None if wire.thinking is None or wire.thinking.type == "adaptive" else wire.thinking.type == "enabled",
+        effort=None if wire.output_config is None else wire.output_config.effort,
+        reply=ReplyOptions(stream=bool(wire.stream), return_token_ids=bool(wire.return_token_ids)),
+        recorded=recorded,
+        sent=sent_sampling(wire),
+        rewrites=(*_deferred(tools, shown_at), *reader.read.rewrites),
+    )
+
+
+def _check(wire: WireMessagesRequest, messages: Sequence[Message], *, only_counts: bool) -> None:
+    """Raise InvalidRequest for what the struct cannot refuse."""
+    if not messages or all(message.role is Role.SYSTEM for message in messages):
+        raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
+    _check_edits(wire.context_management)
+    if only_counts:
+        return
+    if wire.max_tokens is None:
+        raise InvalidRequest("Required field 'max_tokens' is missing.", param="/max_tokens")
+    if messages[-1].role is Role.ASSISTANT:
+        raise InvalidRequest(
+            "The last message is the assistant's: a reply is not continued. End with a user's message.",
+            param="/messages",
+        )
+
+
+def _check_edits(raw: "Raw | msgspec.UnsetType") -> None:
+    """Raise InvalidRequest for an edit that would take something out of the conversation."""
+    if not isinstance(raw, Raw) or bytes(raw) == b"null":
+        return
+    try:
+        edits = _EDITS.decode(raw).edits or []
+    except msgspec.DecodeError:  # it asks for nothing that is known
+        return
+    for index, edit in enumerate(edits):
+        if edit.keep != "all" or not str(edit.type).startswith("clear_thinking"):
+            raise InvalidRequest(
+                f"The edit {shown(str(edit.type))} is refused: a session keeps its whole history. Only clear_thinking"
+                " with keep 'all' is taken.",
+                param=f"/context_management/edits/{index}",
+            )
+
+
+def _tool(wire: WireMessagesTool, index: int) -> Tool:
+    at = f"/tools/{index}"
+    if wire.type not in (None, "custom"):
+        raise _unknown_tool_type(wire.type, index)
+    if wire.input_schema is None:
+        raise InvalidRequest("A tool needs its input_schema.", param=f"{at}/input_schema")
+    return function_tool(wire.name, wire.description, wire.input_schema, at=f"{at}/input_schema")
+
+
+def _unknown_tool_type(kind: str, index: int) -> InvalidRequest:
+    """The error of a tool of the vendor's own. Claude Code leaves such a tool out when it reads these words."""
+    return InvalidRequest(
+        f"tools.{index}: Input tag {shown(kind)} found using 'type' does not match any of the expected tags: 'custom'",
+        param=f"/tools/{index}/type",
+    )
+
+
+def _blame_unknown_type(body: bytes, error: InvalidRequest) -> None:
+    """Raise InvalidRequest if what the error points into is a tool of another type: its fields are others too."""
+    blame_block_type(body, error)
+    match (error.param or "").split("/")[1:]:
+        case ["tools", index, *_] if index.isdigit():
+            pass
+        case _:
+            return
+    try:
+        tool = _OBJECT.decode(_LIST.decode(_OBJECT.decode(body)["tools"])[int(index)])
+        kind: object = msgspec.json.decode(tool["type"])
+    except (KeyError, IndexError, msgspec.DecodeError):
+        return
+    if isinstance(kind, str) and kind != "custom":
+        raise _unknown_tool_type(kind, int(index)) from error
+
+
+def _deferred(tools: Sequence[Tool], shown_at: Sequence[int]) -> tuple[AppliedRewrite, ...]:
+    """The deferred tools, which the list of tools in the prompt does not have."""
+    names = [tool.name for index, tool in enumerate(tools) if index not in set(shown_at)]
+    if not names:
+        return ()
+    before = kept_text(msgspec.json.encode(names).decode())
+    return (AppliedRewrite(rule=DEFERRED_TOOL, where="/tools", before=before, after=""),)
+
+
+def _tool_choice(wire: WireMessagesToolChoice | None, callable_tools: Sequence[Tool]) -> tuple[ToolChoice, bool]:
+    """The choice, and whether several calls may be made at once."""
+    at = "/tool_choice"
+    if wire is None:
+        return ToolChoice(), True
+    is_parallel = wire.disable_parallel_tool_use is not True
+    names = [tool.name for tool in callable_tools]
+    if wire.type != "tool" and wire.name is not None:
+        raise InvalidRequest("A name belongs to the tool_choice of type 'tool'.", param=f"{at}/name")
+    match wire.type:
+        case "auto":
+            return ToolChoice(), is_parallel
+        case "none":
+            return ToolChoice(mode=ToolMode.NONE), is_parallel
+        case "any":
+            if not names:
+                raise InvalidRequest("tool_choice 'any' needs tools.", param=at)
+            return ToolChoice(mode=ToolMode.REQUIRED), is_parallel
+        case "tool":
+            if wire.name not in names:
+                called = shown(wire.name or "")
+                raise InvalidRequest(
+                    f"tool_choice names a tool that cannot be called: {called}.{nearest(wire.name or '', names)}",
+                    param=f"{at}/name",
+                )
+            return ToolChoice(mode=ToolMode.NAMED, name=wire.name), is_parallel
+        case _:
+            raise InvalidRequest(
+                f"tool_choice.type must be auto, any, tool or none, got {shown(wire.type)}.", param=f"{at}/type"
+            )
+
+
+def _sampling(wire: WireMessagesRequest) -> ReadSampling:
+    """The sampling parameters, read as a chat's are, under Anthropic's names."""
+    values = {name: getattr(wire, name) for name in _AS_CHAT}
+    try:
+        read = sampling_params(
+            WireSampling(**values, stop=wire.stop_sequences or None),
+            max_tokens=wire.max_tokens,
+            max_tokens_name="max_tokens",
+            num_top_logprobs=0,
+            top_logprobs_name="top_logprobs",
+        )
+    except InvalidRequest as error:
+        if error.param == "/stop":
+            error.param = "/stop_sequences"
+        raise
+    grammar, param = _format(wire)
+    constraint = read.constraint._replace(grammar=grammar, param=param)
+    return read._replace(params=replace(read.params, grammar=grammar), constraint=constraint)
+
+
+def _format(wire: WireMessagesRequest) -> tuple[Grammar | None, str]:
+    """The grammar of the answer, and the field that asks for it."""
+    at, asked = "/output_config/format", None if wire.output_config is None else wire.output_config.format
+    if wire.output_format is not None:
+        if asked is not None:
+            raise InvalidRequest(
+                "'output_config.format' and 'output_format' each ask for a format; send one.", param="/output_format"
+            )
+        at, asked = "/output_format", wire.output_format
+    return _grammar(asked, f"{at}/schema"), at
+
+
+def _grammar(asked: WireOutputFormat | None, at: str) -> Grammar | None:
+    if asked is None:
+        return None
+    check_depth(asked.schema, at=at)
+    return Grammar(kind=GrammarKind.JSON_SCHEMA, source=msgspec.json.encode(asked.schema).decode())
+
+
+def _template_kwargs(wire: WireMessagesRequest) -> Mapping[str, object]:
+    kwargs = dict(wire.chat_template_kwargs or {})
+    check_template_kwargs(kwargs, at="/chat_template_kwargs")
+    return kwargs

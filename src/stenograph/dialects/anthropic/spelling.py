@@ -1,0 +1,81 @@
+"""Spells the parts of a request to Messages as JSON pointers into it. Pure.
+
+A message may have become several: a user's results are a message each, and the system text is the first one.
+"""
+
+from dataclasses import dataclass
+
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.dialects.json_errors import escaped
+
+MESSAGES = "messages"
+ID_PREFIX = "msg_"
+
+_FIELDS = {
+    RequestPart.MESSAGES: "/messages",
+    RequestPart.PROMPT: "/messages",
+    RequestPart.TOOL_CHOICE: "/tool_choice",
+    RequestPart.TEMPLATE_KWARGS: "/chat_template_kwargs",
+    RequestPart.MAX_TOKENS: "/max_tokens",
+    RequestPart.TOOLS: "/tools",
+}
+_NAMES = {"stop": "stop_sequences"}
+"""Anthropic's names of fields that have another one here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesSpelling:
+    """The spelling of one request, and what its reply's writer has to know of it.
+
+    `places` has the pointer of each message, and `tools` the index of each shown tool. `grammar` is the pointer of the
+    answer's format. `max_tokens` is what the client asked for; with `omits_thinking` it does not want to see any.
+    """
+
+    dialect: str = MESSAGES
+    id_prefix: str = ID_PREFIX
+    keeps_engine_id: bool = False
+    places: tuple[str, ...] = ()
+    tools: tuple[int, ...] = ()
+    grammar: str = "/output_config/format"
+    max_tokens: int | None = None
+    omits_thinking: bool = False
+
+    def pointer(self, blame: Blame) -> str | None:
+        """The JSON pointer of a part of the request."""
+        match blame.part:
+            case RequestPart.MESSAGES if blame.index is not None and blame.index < len(self.places):
+                return self._in_message(self.places[blame.index], blame.path)
+            case RequestPart.TOOLS if blame.index is not None and blame.index < len(self.tools):
+                path = ("input_schema" if step == "parameters" else step for step in blame.path)
+                return _joined(f"/tools/{self.tools[blame.index]}", *path)
+            case RequestPart.TEMPLATE_KWARGS:
+                return _of_argument(blame.path)
+            case RequestPart.GRAMMAR:
+                return self.grammar
+            case RequestPart.SAMPLING if blame.path:
+                name = str(blame.path[0])
+                return _joined("", _NAMES.get(name, name), *blame.path[1:])
+            case _:
+                return _FIELDS.get(blame.part)
+
+    @staticmethod
+    def _in_message(place: str, path: tuple[str | int, ...]) -> str:
+        """A message's field. Calls are blocks of the content, and a result's role is its type."""
+        if place == "/system" or not path:
+            return place
+        is_block = "/content/" in place
+        name = "content" if path[0] == "tool_calls" else path[0]
+        if is_block and name == "role":
+            name = "type"
+        return f"{place}/{name}"
+
+
+def _of_argument(path: tuple[str | int, ...]) -> str:
+    """An argument of the template, which may have come as a field of its own."""
+    if path[:1] == ("reasoning_effort",):
+        return "/output_config/effort"
+    return _joined("/chat_template_kwargs", *path)
+
+
+def _joined(start: str, *path: str | int) -> str:
+    return start + "".join(f"/{escaped(str(step))}" for step in path)

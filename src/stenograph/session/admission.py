@@ -1,0 +1,155 @@
+"""Step 2 of a turn: its place among the turns in flight, held from before its body is decoded until it has ended.
+
+Owns the server's limits, what counts against them, `Place`, and the `Caller` who asks. Knows no body, no engine and no
+task: the manager admits a request, its route decodes the body, and the manager begins its turns in the place. All of it
+is synchronous.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.chat import ChatRequest, TurnRequest
+from stenograph.core.errors import Draining, InvalidRequest, Limit, LimitExceeded
+from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.types import StageTimes
+from stenograph.session.ledger import NO_NOTE, LedgerNote
+from stenograph.session.retries import RequestIdentity
+from stenograph.session.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of the whole server."""
+
+    max_sessions: int
+    max_in_flight: int
+    max_held_tokens: int = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The sender of a request: the name that it calls itself, the path, and the headers that rules look at.
+
+    It labels and is logged; it decides about nothing but the agent id. `note` is the request's row in its session's
+    ledger.
+    """
+
+    name: str = ""
+    path: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    note: LedgerNote = NO_NOTE
+
+
+class Capacity:
+    """The used part of the server's limits: `num_in_flight` turns, `num_held_tokens` of all sessions."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.num_in_flight = 0
+        self.num_held_tokens = 0
+        self.is_draining = False
+
+    def __repr__(self) -> str:
+        return f"<Capacity {self.num_in_flight} turns, {self.num_held_tokens} tokens, draining={self.is_draining}>"
+
+    def check_open(self) -> None:
+        """Raise Draining if no turn may begin any more."""
+        if self.is_draining:
+            raise Draining("the server is shutting down and takes no new turns", retry_after_s=5.0)
+
+    def check(self, num_turns: int) -> None:
+        """Raise Draining, or LimitExceeded if that many more turns cannot run."""
+        self.check_open()
+        limits = self.limits
+        if self.num_in_flight + num_turns > limits.max_in_flight:
+            raise LimitExceeded(
+                Limit.IN_FLIGHT,
+                f"the server runs {self.num_in_flight} of at most {limits.max_in_flight} turns (--max-in-flight)",
+                retry_after_s=1.0,
+            )
+        if self.num_held_tokens >= limits.max_held_tokens:
+            raise LimitExceeded(
+                Limit.HELD_TOKENS,
+                f"the sessions hold {self.num_held_tokens} tokens of at most {limits.max_held_tokens}"
+                " (--max-held-tokens); delete those that are done",
+                retry_after_s=5.0,
+            )
+
+
+class Place:
+    """One request's place among the turns in flight. Inside of `with` it is held; one that turns began in stays held
+    until they have ended.
+
+    `session` None: the request has none. `num_turns` is one until the request is known to have several prompts.
+    `num_started` counts the session's requests at admission: where it has moved since, another one came first.
+    """
+
+    __slots__ = ("_capacity", "_is_begun", "identity", "num_started", "num_turns", "session", "stages")
+
+    def __init__(
+        self, capacity: Capacity, session: Session | None, identity: RequestIdentity | None, stages: StageTimes
+    ) -> None:
+        self.session = session
+        self.identity = identity
+        self.stages = stages
+        self.num_turns = 1
+        self.num_started = 0 if session is None else session.num_started
+        self._capacity = capacity
+        self._is_begun = False
+        capacity.num_in_flight += 1
+
+    def __repr__(self) -> str:
+        return f"<Place of {self.num_turns} turns, begun={self._is_begun}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_begun:
+            self.give_back()
+
+    def fit(self, request: TurnRequest) -> None:
+        """Make it as large as its request: a turn for each prompt. Raises InvalidRequest for a prompt that its session
+        cannot have, LimitExceeded if not all turns can run."""
+        session = self.session
+        if isinstance(request, ChatRequest):
+            if session is not None and request.truncation is not None:
+                raise InvalidRequest(
+                    "truncate_prompt_tokens is not for a chat on a session: a turn's prompt begins with all ids of the"
+                    " turns before. Leave it out, or send the chat without a session.",
+                    blame=Blame(RequestPart.TRUNCATION),
+                )
+        elif (num := len(request.prompts)) > 1:
+            self._fit_prompts(num)
+
+    def begun(self) -> None:
+        """Its turns run; whoever runs them gives it back."""
+        self._is_begun = True
+
+    def give_back(self) -> None:
+        """Let other turns have it."""
+        self._capacity.num_in_flight -= self.num_turns
+        self.num_turns = 0
+
+    def _fit_prompts(self, num: int) -> None:
+        capacity, session = self._capacity, self.session
+        most = capacity.limits.max_in_flight
+        if num > most:
+            raise InvalidRequest(
+                f"At most {most} prompts (--max-in-flight), got {num}.", blame=Blame(RequestPart.PROMPT)
+            )
+        if session is not None and session.options.history is HistoryKind.LINEAR:
+            raise InvalidRequest(
+                "A linear session takes one prompt at a time; one with another history takes several.",
+                blame=Blame(RequestPart.PROMPT),
+            )
+        capacity.check(num - self.num_turns)
+        if session is not None:
+            session.check_limits(num)
+        capacity.num_in_flight += num - self.num_turns
+        self.num_turns = num

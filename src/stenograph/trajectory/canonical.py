@@ -1,0 +1,92 @@
+"""The form of a request that is matched and rendered, and the rules that bring it there: those that drop and pin. Pure.
+
+Owns the order of rewrites, and where a rule looks. `drop` cuts a block of the system text that is addressed to a
+vendor's server. `pin` (pins.py) makes openings one that differ only where a rule says. Knows no file of rules and no
+session.
+"""
+
+import enum
+import re
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+from stenograph.core.blame import Blame, RequestPart
+from stenograph.core.chat import ChatRequest, SystemBlocks
+from stenograph.core.messages import Role
+from stenograph.core.rewrites import AppliedRewrite, kept_text
+from stenograph.trajectory.late_system import with_reminders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropRule:
+    """Cuts each of the first `num_blocks` blocks of the system text that `block` matches at its beginning."""
+
+    name: str
+    block: re.Pattern[str]
+    num_blocks: int
+
+
+class PinPlace(enum.StrEnum):
+    """The parts of an opening that a pin may look at."""
+
+    SYSTEM = "system"
+    """The messages before the first one that is neither a system's nor a developer's."""
+    FIRST_USER = "first_user"
+    TOOL_TEXT = "tool_text"
+    """The descriptions of tools, never their names or schemas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinRule:
+    """Openings are one that differ only in what `pattern` matches in a text at `place` that `begins` so.
+
+    Of tools' descriptions the whole text may differ: there is no pattern then.
+    """
+
+    name: str
+    place: PinPlace
+    begins: re.Pattern[str] | None = None
+    pattern: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canonical:
+    """The rules that a session's requests are under."""
+
+    drops: tuple[DropRule, ...] = ()
+    pins: tuple[PinRule, ...] = ()
+
+
+def rewritten(request: ChatRequest, drops: Sequence[DropRule], unshown: Set[Role]) -> ChatRequest:
+    """The request without the blocks that a rule drops, and with late messages of `unshown` roles as reminders.
+
+    Changes nothing of one without blocks where no role is unshown.
+    """
+    if request.known is not None and request.known.gaps:
+        request = replace(request, gaps=request.known.gaps)
+    if request.system_blocks is not None and drops:
+        request = _without_dropped(request, request.system_blocks, drops)
+    return with_reminders(request, unshown) if unshown else request
+
+
+def _without_dropped(request: ChatRequest, blocks: SystemBlocks, drops: Sequence[DropRule]) -> ChatRequest:
+    """The request without blocks of its system text. What it was known to begin with lacks them already."""
+    kept: list[str] = []
+    rewrites: list[AppliedRewrite] = []
+    for index, text in enumerate(blocks.texts):
+        rule = next((one for one in drops if index < one.num_blocks and one.block.match(text)), None)
+        if rule is None:
+            kept.append(text)
+            continue
+        where = request.spelling.pointer(Blame(RequestPart.MESSAGES, 0, ("content", index))) or ""
+        rewrites.append(AppliedRewrite(rule=rule.name, where=where, before=kept_text(text), after=""))
+    if not rewrites:
+        return request
+    first, *others = request.messages
+    request = replace(request, rewrites=(*request.rewrites, *rewrites))
+    if first.content != blocks.joined:
+        return request
+    if kept or not others:
+        first = replace(first, content=blocks.separator.join(kept))
+        return replace(request, messages=(first, *others))
+    return replace(request, messages=tuple(others), gaps=(0, *request.gaps))
