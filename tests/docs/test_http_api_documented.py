@@ -10,6 +10,7 @@ from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
 from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
+from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"
 
@@ -27,6 +28,7 @@ def fields_under(dialect: str, heading: str) -> list[str]:
         ("chat", [CHAT_FIELDS]),
         ("completions", [COMPLETION_FIELDS]),
         ("messages", [MESSAGES_FIELDS]),
+        ("responses", [RESPONSES_FIELDS]),
         ("Gemini", [GEMINI_FIELDS, CONFIG_FIELDS]),
     ],
 )
@@ -40,13 +42,10 @@ def test_every_route_is_listed() -> None:
     source = (PAGE.parents[1] / "src" / "stenograph" / "http" / "control_routes.py").read_text()
     routes = re.findall(r'Route\("([^"]+)", .*methods=\["(\w+)"\]\)', source)
     known = {f"{method} {path}" for path, method in routes}
-    models = "/v1beta/models/{model}"
+    names = ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
     methods = ("generateContent", "streamGenerateContent", "countTokens")
-    messages = ("/v1/messages", "/v1/messages/count_tokens")
-    for path in (
-        *("/v1/chat/completions", "/v1/completions", *messages),
-        *(f"{models}:{method}" for method in methods),
-    ):
+    gemini = [f"/v1beta/models/{{model}}:{method}" for method in methods]
+    for path in [*(f"/v1/{name}" for name in names), *gemini]:
         known |= {f"POST {path}", f"POST /sessions/{{id}}{path}"}
     section = PAGE.read_text().split("## Routes\n")[1].split("\n## ")[0]
     assert len(routes) > 10

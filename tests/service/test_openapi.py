@@ -41,7 +41,10 @@ OWN_TURNS = {
     f"POST {prefix}/{name}"
     for prefix in ("", "/sessions/{id}")
     for name in (
-        *("v1/chat/completions", "v1/completions", "v1/messages", "v1/messages/count_tokens"),
+        *(
+            f"v1/{name}"
+            for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
+        ),
         *(f"v1beta/models/{{model}}:{name}" for name in ("generateContent", "streamGenerateContent", "countTokens")),
     )
 }
@@ -151,7 +154,7 @@ def test_every_error_is_documented_somewhere_and_under_its_status() -> None:
         for code in schema["properties"]["error"]["properties"]["code"]["enum"]
     }
     # Of these the first two are not of a route, and the last goes out in the engine's own words.
-    elsewhere = {errors.RouteNotFound, errors.MethodNotAllowed, errors.UpstreamRefused}
+    elsewhere = {errors.MethodNotAllowed, errors.UpgradeRequired, errors.UpstreamRefused}
     assert told == {(str(kind.status), kind.code) for kind in leaves(StenographError) - elsewhere}
 
 
@@ -470,6 +473,109 @@ async def test_the_schema_of_a_completion_accepts_what_the_server_accepts(
                 validate(answer, document, "TextCompletion")
 
 
+def item(kind: str, **fields: Any) -> Json:
+    return {"input": [{"type": "message", "role": "user", "content": "x"}, {"type": kind, **fields}]}
+
+
+def tool(**fields: Any) -> Json:
+    return {"tools": [fields]}
+
+
+LOOK: Json = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+
+RESPONSES: list[Json] = [
+    *GRAMMARS,
+    *ROLLOUT_FIELDS,
+    {},
+    {"input": ""},
+    {"input": []},
+    {"input": 1},
+    {"input": None},
+    {"input": [{"role": "user", "content": "x"}]},
+    {"input": [{"role": "wizard", "content": "x"}]},
+    {"input": [{"role": "user"}]},
+    {"input": [{"role": "user", "content": None}]},
+    {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]},
+    {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+    {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+    {"input": [{"role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": []}]}]},
+    {"input": [{}]},
+    {"input": [{"type": "message"}]},
+    {"input": [{"type": None, "role": "user", "content": "x"}]},
+    item("reasoning"),
+    item("reasoning", summary=[{"type": "summary_text", "text": "x"}], content=None, encrypted_content="x"),
+    item("reasoning", summary=[{"type": "output_text", "text": "x"}]),
+    item("function_call", call_id="c", name="f", arguments="{}"),
+    item("function_call", call_id="c", name="f"),
+    item("function_call", call_id="c", name="", arguments="{}"),
+    item("function_call", call_id="c", name="f", namespace="n", arguments="{}", status="completed", id="fc_1"),
+    item("function_call", call_id="c", name="f", arguments="{}", wat=1),
+    item("custom_tool_call", call_id="c", name="f", input="x"),
+    item("custom_tool_call", call_id="c", name="f", arguments="x"),
+    item("tool_search_call", call_id="c", arguments={}),
+    item("web_search_call"),
+    item("computer_call_output"),
+    item("compaction", encrypted_content="x"),
+    tool(**LOOK),
+    tool(type="function"),
+    tool(type="function", name=""),
+    tool(type="function", name="f", parameters=1),
+    tool(type="function", name="f", strict=None, description=None),
+    tool(type="custom", name="f", format={"type": "text"}),
+    tool(type="custom", name="f", format={"type": "grammar", "syntax": "lark", "definition": "x"}),
+    tool(type="custom", name="f", format={"type": "grammar", "syntax": "lark"}),
+    tool(type="custom", name="f", format={"type": "json"}),
+    tool(type="namespace", name="n", description="d", tools=[LOOK]),
+    tool(type="namespace", name="n", tools=[{"type": "namespace", "name": "m", "tools": []}]),
+    tool(type="tool_search", execution="client", parameters={}),
+    tool(type="tool_search"),
+    tool(type="web_search", external_web_access=True),
+    tool(type="magic"),
+    tool(name="f"),
+    {"tools": [LOOK], "tool_choice": "any"},
+    {"tools": [LOOK], "tool_choice": {"type": "function", "name": "look"}},
+    {"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+    {"text": {"format": {"type": "json_object"}}},
+    {"text": {"format": {"type": "text"}}, "regex": "a"},
+    {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}},
+    {"text": {"format": {"type": "json_schema", "name": "n"}}},
+    {"text": {"format": {"type": "text", "schema": {}}}},
+    {"text": {"format": {"type": "xml"}}},
+    {"text": {"verbosity": "low"}},
+    {"reasoning": {"effort": "low", "summary": "auto"}},
+    {"reasoning": {"efort": "low"}},
+    {"include": ["message.output_text.logprobs"]},
+    {"include": "all"},
+    {"top_logprobs": 21},
+    {"max_output_tokens": 0},
+    {"max_output_tokens": 1},
+    {"background": True},
+    {"conversation": "c"},
+    {"truncation": "auto"},
+    {"metadata": {"any": [1]}},
+    {"wat": 1},
+    *({name: None} for name in ("tools", "tool_choice", "text", "reasoning", "include", "instructions", "stream")),
+]
+"""The same for a response."""
+
+
+@pytest.mark.parametrize("unknown", list(UnknownFields))
+async def test_the_schema_of_a_responses_request_accepts_what_the_server_accepts(
+    renderer: Renderer, unknown: UnknownFields
+) -> None:
+    engine = ObligingEngine(vocab_size=320, max_context_tokens=4096)
+    document = closed(document_of(unknown=unknown))
+    root = {"$ref": "#/components/schemas/ResponsesRequest", "components": document["components"]}
+    validator = jsonschema.Draft202012Validator(root)
+    async with running(engine, renderer, unknown_fields=unknown) as (url, _):
+        for change in RESPONSES:
+            body = {"input": "x", **change}
+            status, answer = await asyncio.to_thread(asked, "POST", f"{url}/v1/responses", body)
+            assert status == (200 if validator.is_valid(body) else 400), (change, answer)
+            if status == 200:
+                validate(answer, document, "ResponseBody")
+
+
 def asked(method: str, url: str, body: Json | None = None) -> tuple[int, Any]:
     """A request from a thread."""
     data = None if body is None else json.dumps(body).encode()
@@ -520,6 +626,14 @@ NOT_IN_THE_SCHEMA = (
     "responseMimeType cannot be combined",
     "A grammar cannot be combined",
     "The input token count",
+    "max_tokens and max_output_tokens disagree",
+    "previous_response_id needs a session",
+    "Previous response with id ",
+    "An item_reference needs a session",
+    "This session has given out no item ",
+    "Two tools are called ",
+    "'text' and '",
+    "text cannot be combined with a forced tool call",
     "history is 'linear' with compat 'miles'",
     "Required field 'max_tokens' is missing.",
     "The last message is the assistant's: ",
@@ -594,7 +708,7 @@ def found_by_schemathesis(document: Json, url: str) -> Iterator[str]:
             # Their bodies are those of the sessions' routes, which have it.
             "operations": [
                 {"include-name": f"POST /v1/{name}", "phases": {"coverage": {"enabled": False}}}
-                for name in ("chat/completions", "completions", "messages", "messages/count_tokens")
+                for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
             ],
             "checks": {"positive_data_acceptance": {"enabled": False}},
         }

@@ -123,6 +123,26 @@ class KnownMessages:
     system_blocks: SystemBlocks | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastLine:
+    """The messages up to a turn, its reply the last, and the record of its request as its dialect wrote it."""
+
+    messages: Sequence[Message]
+    request_json: bytes
+
+
+class PastTurns(Protocol):
+    """The turns that a session holds, by the ids of their requests, for a request that names one of them."""
+
+    def line_of(self, request_id: str) -> PastLine | None:
+        """The line of a turn; None if there is no such turn, or it is no chat's."""
+        ...
+
+    def reply_of(self, request_id: str) -> Message | None:
+        """The reply of a turn; None as above."""
+        ...
+
+
 class Spelling(Protocol):
     """A dialect's spelling of what the rooms below it know as values. Made with the request, by its decoder."""
 
@@ -178,6 +198,8 @@ class ChatRequest:
     `rewrites` are the changes to what the client sent: those that its dialect had to make, then those that rules make.
     Where messages have been joined with others, `gaps` has the index of the message after each one that has gone, in
     order: `place_of` gives the number that a message has for its client.
+    With `takes_echo`, a request that ends with its strand's last reply is answered with no message, not refused: the
+    client has lost the end of that reply.
     """
 
     messages: tuple[Message, ...]
@@ -206,6 +228,7 @@ class ChatRequest:
     system_blocks: SystemBlocks | None = None
     rewrites: tuple[AppliedRewrite, ...] = ()
     gaps: tuple[int, ...] = ()
+    takes_echo: bool = False
 
     def __post_init__(self) -> None:
         if not self.messages:

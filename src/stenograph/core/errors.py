@@ -2,11 +2,12 @@
 
     StenographError
     ├── CallerError           the request is at fault; the same request fails again
-    │   ├── InvalidJson, InvalidRequest, GrammarBesideCall, HistoryMismatch, UnrenderableMessage,
-    │   │   ContextLengthExceeded    400
+    │   ├── InvalidJson, InvalidRequest, GrammarBesideCall, HistoryMismatch (NothingToAnswer),
+    │   │   PreviousResponseNotFound, UnrenderableMessage, ContextLengthExceeded    400
     │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, RouteNotFound 404, MethodNotAllowed 405
     │   ├── TruncatedGeneration 409, BodyTooLarge 413, UriTooLong 414, UnsupportedMediaType 415,
-    │   │   SamplesInconsistent 422, IdempotencyMismatch 422, HeadersTooLarge 431
+    │   │   SamplesInconsistent 422, IdempotencyMismatch 422, UpgradeRequired 426,
+    │   │   HeadersTooLarge 431
     ├── UpstreamError         the engine is at fault: UpstreamInvalid 502, UpstreamUnreachable 502, UpstreamTimeout 504,
     │                         UpstreamRefused (the engine's own status and body)
     ├── InternalError         we are at fault: SessionInvariant, TokenizationFailed, UnexpectedFailure    500
@@ -93,6 +94,16 @@ class HistoryMismatch(CallerError):
     """The request's messages or ids continue neither its strand's line nor that line without its last turn."""
 
     code, status = "history_mismatch", 400
+
+
+class NothingToAnswer(HistoryMismatch):
+    """The request ends with a reply that its session generated, and adds nothing to it."""
+
+
+class PreviousResponseNotFound(CallerError):
+    """The session has no turn whose response the request goes on after."""
+
+    code, status = "previous_response_not_found", 400
 
 
 class UnrenderableMessage(CallerError):
@@ -197,6 +208,12 @@ class UnsupportedMediaType(CallerError):
     """The body's content type is not JSON, on a route that accepts only JSON."""
 
     code, status = "unsupported_media_type", 415
+
+
+class UpgradeRequired(CallerError):
+    """The route speaks HTTP; a websocket, which the client asked for, it does not open."""
+
+    code, status = "upgrade_required", 426
 
 
 class HeadersTooLarge(CallerError):

@@ -280,6 +280,7 @@ def _record(node: Node, request: Mapping[str, object]) -> Record:
     }
     kept = _OBJECT.decode(turn.request_json)
     sent, path = _OBJECT.decode(kept.pop("sent", b"{}")), kept.pop("path", None)
+    kept.pop("wire", None)  # a dialect's own, to write the reply anew
     tools = [msgspec.Raw(tool.json.encode()) for tool in turn.context.tools]
     if turn.rewrites:
         told = [{"rule": one.rule, "where": one.where, "from": one.before, "to": one.after} for one in turn.rewrites]

@@ -20,6 +20,7 @@ from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
 from stenograph.dialects.openai.sampling_rules import decode_rules
+from stenograph.dialects.responses.dialect import ResponsesDialect
 from stenograph.dialects.template_kwargs import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.settings import EngineKind
@@ -34,6 +35,7 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
 from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
+from stenograph.http.response_route import HeldResponses
 from stenograph.http.server import listen, run_uvicorn
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
@@ -169,8 +171,12 @@ def make_app(
     manager = _make_manager(settings, services, metrics)
     doorman = Doorman(api_keys=settings.api_key, manager=manager)
     sessions = _session_routes(settings, services, manager=manager, metrics=metrics, moe_shape=moe_shape)
+    held = ResponsesDialect(
+        token_text=renderer.tokenizer.token_text, model=model, unknown_fields=settings.unknown_fields
+    ).held
     control = ControlRoutes(
         sessions=sessions,
+        responses=HeldResponses(doorman=doorman, share=share, model=model, write=held),
         doorman=doorman,
         metrics=metrics,
         engine=engine,
@@ -289,12 +295,13 @@ def _make_manager(settings: Settings, services: TurnServices, metrics: Metrics) 
 
 
 def all_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple[Dialect, ...]:
-    """The dialects that every server speaks: OpenAI's chats and completions, Anthropic's Messages, Gemini."""
+    """The dialects that every server speaks: OpenAI's three, Anthropic's Messages, Gemini."""
     token_text, unknown_fields = renderer.tokenizer.token_text, settings.unknown_fields
     return (
         ChatDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         MessagesDialect(model=model, unknown_fields=unknown_fields),
+        ResponsesDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         GeminiDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
     )
 

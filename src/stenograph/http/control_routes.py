@@ -24,6 +24,7 @@ from stenograph.http.auth import Doorman
 from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
+from stenograph.http.response_route import HeldResponses
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
 from stenograph.model.tokenizer import Tokenizer
@@ -98,6 +99,7 @@ class ControlRoutes:
     """The routes of one server. Methods are endpoints; `app` binds them and those of sessions to paths."""
 
     sessions: SessionRoutes
+    responses: HeldResponses
     doorman: Doorman
     metrics: Metrics
     engine: Engine
@@ -151,6 +153,8 @@ class ControlRoutes:
                 Route("/sessions/{id}/drift", keyed(sessions.drift), methods=["GET"]),
                 Route("/sessions/{id}/ledger", keyed(sessions.ledger), methods=["GET"]),
                 Route("/sessions/{id}/abort", keyed(sessions.abort), methods=["POST"]),
+                Route("/sessions/{id}/v1/responses/{response}", keyed(self.responses.get), methods=["GET"]),
+                Route("/v1/responses/{response}", keyed(self.responses.get), methods=["GET"]),
                 Route("/sessions/{id}/{path:path}", keyed(proxy.of_session), methods=PROXY_METHODS),
                 Route("/v1/{path:path}", keyed(proxy.of_server), methods=PROXY_METHODS),
             ],

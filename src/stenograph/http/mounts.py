@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stenograph.core.errors import MethodNotAllowed
+from stenograph.core.errors import MethodNotAllowed, StenographError, UpgradeRequired
 from stenograph.dialects.base import Refuse
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
 from stenograph.http.turn_route import RequestPath, TurnRoute
-from stenograph.http.wire import count_error, send_refusal
+from stenograph.http.wire import count_error, header_value, send_refusal
 
 
 class App:
@@ -36,7 +36,9 @@ class App:
         if scope["method"] == "POST":
             await turn.handle(scope, receive, send, parts)
             return
-        error = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
+        error: StenographError = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
+        if (header_value(scope, b"upgrade") or "").lower() == "websocket":
+            error = UpgradeRequired(f"{scope['path']} opens no websocket: send the request by POST.")
         count_error(self.metrics, error)
         await send_refusal(send, turn.dialect.refusal(error, None))
 

@@ -4,6 +4,7 @@ If the engine is not a server, this server answers the paths that it can, and re
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
@@ -36,6 +37,12 @@ _NOT_FORWARDED = frozenset(
 """Request headers that are between the client and this server: credentials, and what frames the body."""
 
 
+def _check_not_held(request: Request, path: str) -> None:
+    """Raise MethodNotAllowed for another method on a response that is held."""
+    if re.fullmatch("v1/responses/[^/]+", path):
+        raise MethodNotAllowed(request.method, request.url.path, allowed=("GET", "HEAD"))
+
+
 def _may_be_forwarded(name: str) -> bool:
     return name not in _NOT_FORWARDED and not name.endswith(("api-key", "-token"))
 
@@ -58,12 +65,14 @@ class ProxyRoute:
         path = request.path_params["path"].rstrip("/")
         if path in OWN_PATHS:
             raise MethodNotAllowed(request.method, request.url.path, allowed=OWN_PATHS[path])
+        _check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=session.id)
 
     async def of_server(self, request: Request) -> Response:
         """`/v1/{path}`, where a header may name the session."""
         session = self.doorman.session_of(None, request.scope)
         path = "v1/" + request.path_params["path"].rstrip("/")
+        _check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=None if session is None else session.id)
 
     async def _pass_on(self, request: Request, path: str, *, affinity_key: str | None) -> Response:

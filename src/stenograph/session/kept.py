@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stenograph.core.chat import ChatReply, Remaining, ReplyOptions, Spelling, StreamPiece, whole_delta
-from stenograph.core.types import RequestId, Stage
+from stenograph.core.types import Prompt, RequestId, Stage, Usage
 from stenograph.session.chunk_reader import parts_of
 from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.watch import Delivery
+from stenograph.trajectory.turn import Node, line_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,26 @@ class KeptWatch:
 
     def leave(self) -> None:
         self._is_read = True
+
+
+def held_reply(node: Node, model: str) -> ChatReply:
+    """The reply of a turn that is kept, as it was given to its client."""
+    turn = node.turn
+    num_prompt = node.num_tokens - len(turn.sampled.ids)
+    return ChatReply(
+        id=turn.reply_id,
+        created=int(turn.committed_at),
+        model=model,
+        prompt=Prompt(ids=line_ids(node)[:num_prompt]),
+        parsed=turn.reply,
+        sampled=turn.sampled,
+        usage=Usage(
+            num_prompt=num_prompt,
+            num_completion=len(turn.sampled.ids),
+            num_cached=turn.sampled.num_cached_tokens,
+            num_reasoning=turn.reply.num_reasoning_tokens,
+        ),
+    )
 
 
 def _piece(reply: ChatReply, index: int) -> StreamPiece:

@@ -14,8 +14,11 @@ from typing import cast
 
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError
-from stenograph.core.strand_kinds import UNLABELLED, Label
+from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.session.request import TurnOutcome
+
+ECHO = Label(kind=StrandKind.ECHO, rule="echo")
+"""The label of a request that was its strand's last reply once more."""
 
 MAX_ROWS = 10_000
 """Number of requests that have a row. A number fits in 16 bits."""
@@ -241,6 +244,8 @@ class LedgerNote:
         """The request has its reply, of which only what the client gets is left to do."""
         if self.is_open:
             self.is_open = False
+            if outcome.is_echo:
+                self._ledger.label(self._number, ECHO)
             num_prompt = num_cached = num_sampled = 0
             for reply in outcome.replies:
                 num_prompt += reply.usage.num_prompt

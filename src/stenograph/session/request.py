@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from stenograph.core.chat import ChatReply, ChatRequest, Remaining, TurnRequest
-from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamTimeout
+from stenograph.core.errors import NothingToAnswer, StenographError, UpstreamInvalid, UpstreamTimeout
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
 from stenograph.core.telemetry import TurnEnd, TurnReport
@@ -34,6 +34,7 @@ class TurnOutcome:
     """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept.
 
     `strand` and `node` number the place of the first turn that is kept, None if none is; `rewrites` are its changes.
+    `is_echo`: the request was the strand's last reply once more, and nothing was generated for it.
     """
 
     replies: tuple[ChatReply, ...]
@@ -42,6 +43,7 @@ class TurnOutcome:
     strand: int | None = None
     node: int | None = None
     rewrites: tuple[AppliedRewrite, ...] = ()
+    is_echo: bool = False
 
     @property
     def reply(self) -> ChatReply:
@@ -130,6 +132,11 @@ class RequestRun:
                 raise  # not ours: a bug of whoever let it out
             raise self._timeout_error() from error
         except StenographError as error:
+            if isinstance(error, NothingToAnswer) and (reply := self.turns[0].echo()) is not None:
+                number = self.turns[0].strand.number
+                return TurnOutcome(
+                    replies=(reply,), committed=False, remaining=self.remaining, strand=number, is_echo=True
+                )
             blame_session(error, self.request.imposed)
             if isinstance(self.request, ChatRequest):
                 error.blame = self.request.blame_of_client(error.blame)

@@ -9,7 +9,7 @@ import itertools
 from array import array
 from collections.abc import Callable, Sequence
 
-from stenograph.core.chat import ChatRequest, KnownMessages
+from stenograph.core.chat import Asked, ChatRequest, KnownMessages, PastLine
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.strand_kinds import TRAINED_KINDS, UNLABELLED, Label, StrandKind
@@ -25,7 +25,7 @@ from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatche
 from stenograph.trajectory.opening_key import opening_key
 from stenograph.trajectory.pins import PinnedOpenings
 from stenograph.trajectory.tree import TreeHistory
-from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext
+from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, line_messages
 
 _BETWEEN_ELEMENTS = b", \t\r\n"
 
@@ -100,6 +100,7 @@ class Strands:
         self.num_turns = 0
         self.num_tokens = 0
         self.discarded = Discarded()
+        self._by_request: dict[str, Node] = {}
         self.only: Strand | None = None
         """The strand of every request, where the session has but one."""
         if kind is HistoryKind.LINEAR:
@@ -137,6 +138,21 @@ class Strands:
                 if end < len(body) and body[end] in _BETWEEN_ELEMENTS:  # more than that is for the decoder to see
                     found.append(one)
         return found
+
+    def turn_of(self, request_id: str) -> Node | None:
+        """The turn of a chat; None if there is no such turn."""
+        node = self._by_request.get(request_id)
+        return node if node is not None and node.turn.asked is Asked.CHAT else None
+
+    def line_of(self, request_id: str) -> PastLine | None:
+        """The line of a chat's turn; None if there is no such turn."""
+        node = self.turn_of(request_id)
+        return None if node is None else PastLine(messages=line_messages(node), request_json=node.turn.request_json)
+
+    def reply_of(self, request_id: str) -> Message | None:
+        """The reply of a chat's turn; None if there is no such turn."""
+        node = self.turn_of(request_id)
+        return None if node is None else node.turn.reply.message
 
     def of_chat(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
         """The strand that a chat belongs to; a new one, without a turn, if none has its opening."""
@@ -209,11 +225,14 @@ class Strands:
         num_before = history.num_tokens
         node = history.commit(attachment, turn)
         strand.line_json.extend(prompt, turn.sampled, node)
+        self._by_request[turn.request_id] = node
         if gone:
             self.discarded = self.discarded.with_turns(gone)
-        if self.pins is not None:
             for one in gone:
-                self.pins.forget(one)
+                self._by_request.pop(one.turn.request_id, None)
+                if self.pins is not None:
+                    self.pins.forget(one)
+        if self.pins is not None:
             self.pins.keep(node, strand.agent_id)
         self.num_turns += 1 - len(gone)
         self.num_tokens += history.num_tokens - num_before

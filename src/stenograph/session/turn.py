@@ -11,6 +11,7 @@ a turn ends, the engine has been asked to stop by then: leaving the chunk iterat
 """
 
 import math
+from array import array
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
 from stenograph.core.clock import Clock
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest
+from stenograph.core.messages import Message, Role
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import (
     Chunk,
@@ -34,6 +36,7 @@ from stenograph.core.types import (
     Stage,
     StageTimes,
     Usage,
+    token_ids,
 )
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.engine.validate import TurnCollector
@@ -53,7 +56,7 @@ from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.history import Attachment
-from stenograph.trajectory.turn import CommittedTurn, TurnStatus
+from stenograph.trajectory.turn import CommittedTurn, TurnStatus, line_ids
 
 T = TypeVar("T")
 
@@ -252,6 +255,34 @@ class TurnRun:
         rest, parsed = reader.finish(sampled.finish)
         self.buffer.push(rest)
         self._reply = _ReadReply(sampled=sampled, parsed=parsed, written=reader.written)
+
+    def echo(self) -> ChatReply | None:
+        """The reply to a request that ends with its strand's last reply and takes no message for it; else None."""
+        request, last = self._request, self._opening.strand.history.latest
+        if last is None or not isinstance(request, ChatRequest) or not request.takes_echo:
+            return None
+        if last.num_messages != len(request.messages):
+            return None
+        empty = SampledTurn(
+            ids=token_ids(),
+            logprobs=array("d"),
+            sampling_logprobs=None,
+            top_logprobs=None,
+            finish=Finish(reason=FinishReason.STOP),
+            weights=(),
+            num_cached_tokens=last.num_tokens,
+            times=None,
+        )
+        return ChatReply(
+            id=self.reply_id,
+            created=int(self._services.clock.wall()),
+            model=self._services.engine.capabilities.model,
+            prompt=Prompt(ids=line_ids(last), num_kept=last.num_tokens),
+            parsed=ParsedReply(message=Message(role=Role.ASSISTANT)),
+            sampled=empty,
+            usage=Usage(num_prompt=last.num_tokens, num_completion=0, num_cached=last.num_tokens),
+            stages_s=self.stages.durations_s(),
+        )
 
     async def _read(self, reader: ChunkReader, chunk: Chunk) -> None:
         """Feed the watchers with what a chunk says: at once, or a long one in parts between which the loop goes on."""

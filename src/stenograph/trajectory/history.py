@@ -13,7 +13,7 @@ import numpy as np
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked
-from stenograph.core.errors import HistoryMismatch, TruncatedGeneration
+from stenograph.core.errors import HistoryMismatch, NothingToAnswer, TruncatedGeneration
 from stenograph.core.history_kinds import AfterLength
 from stenograph.core.messages import Message
 from stenograph.trajectory.matching import Matcher
@@ -124,13 +124,13 @@ def answers(node: Node, messages: Sequence[Message], context: PromptContext, mat
 def check_extension(parent: Node | None, messages: Sequence[Message], after_length: AfterLength) -> None:
     """Check that a turn can follow `parent`.
 
-    Raises HistoryMismatch if the request adds nothing to its line, TruncatedGeneration if its reply is not whole and
+    Raises NothingToAnswer if the request adds nothing to its line, TruncatedGeneration if its reply is not whole and
     nothing may follow it.
     """
     if parent is None:
         return
     if parent.num_messages == len(messages):
-        raise HistoryMismatch(
+        raise NothingToAnswer(
             "The request ends with a reply that this session generated: there is nothing to answer."
             " Add a message, or leave the last reply out to generate it again.",
             blame=Blame(RequestPart.MESSAGES, max(0, parent.num_messages - 1)),

@@ -60,6 +60,7 @@ NOT_SAMPLING = frozenset(
             "chat_template_kwargs",
         ),
         *("stream", "stream_options", "return_token_ids", "truncate_prompt_tokens", "truncation_side"),
+        *("input", "instructions", "previous_response_id", "include"),
     }
 )
 """Honoured fields that do not say how a reply is sampled, or that a record has in another place."""
@@ -207,11 +208,18 @@ class ReadSampling(NamedTuple):
 
 
 def sampling_params(
-    wire: WireSampling, *, max_tokens: int | None, max_tokens_name: str, num_top_logprobs: int, top_logprobs_name: str
+    wire: WireSampling,
+    *,
+    max_tokens: int | None,
+    max_tokens_name: str,
+    num_top_logprobs: int,
+    top_logprobs_name: str,
+    constraint: Constraint | None = None,
 ) -> ReadSampling:
     """The sampling parameters of a request. Raises InvalidRequest with a JSON pointer.
 
-    What the routes have other names for is given, under the names that the client gave it.
+    What the routes have other names for is given, under the names that the client gave it. `constraint` is a grammar
+    that comes from a field of the route's own.
     """
     given: dict[str, object] = {name: value for name in _ONE_NAME if (value := getattr(wire, name)) is not None}
     given |= {name: value for name in _TWO_NAMES if (value := _either(wire, name)) is not None}
@@ -221,7 +229,7 @@ def sampling_params(
         raise InvalidRequest(
             f"At most {_MAX_STOP_IDS} stop ids, got {len(wire.stop_token_ids or ())}.", param="/stop_token_ids"
         )
-    constraint = _constraint(wire)
+    constraint = _constraint(wire, constraint)
     if max_tokens is not None:
         given["max_tokens"] = max_tokens
     if wire.stop is not None:
@@ -326,9 +334,9 @@ def reply_options(wire: WireSampling, *, logprobs: bool) -> ReplyOptions:
 # --- grammars -------------------------------------------------------------------------------------------------------
 
 
-def _constraint(wire: WireSampling) -> Constraint:
+def _constraint(wire: WireSampling, own: Constraint | None) -> Constraint:
     """The one grammar that a request asks for, whichever way it does. Raises InvalidRequest for more than one."""
-    found = list(_constraints(wire))
+    found = [*(() if own is None else (own,)), *_constraints(wire)]
     if len(found) > 1:
         names = [one.param.split("/")[1] for one in found[:2]]
         what = "and".join(f" {name!r} " for name in names).strip()
@@ -367,7 +375,7 @@ def _of_response_format(wire: WireResponseFormat) -> Grammar | None:
         return Grammar(kind=GrammarKind.JSON_OBJECT) if wire.type == "json_object" else None
     if wire.json_schema is None:
         raise InvalidRequest("response_format needs its json_schema.", param=at)
-    return _schema_grammar(wire.json_schema.schema, f"{at}/schema")
+    return schema_grammar(wire.json_schema.schema, f"{at}/schema")
 
 
 def _of_structured_outputs(wire: WireStructuredOutputs) -> Constraint:
@@ -398,10 +406,11 @@ def _schema(wire: Mapping[str, object] | str, at: str) -> Constraint:
             wire = _SCHEMA.decode(wire)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             raise InvalidRequest("A JSON Schema must be a JSON object, or the text of one.", param=at) from error
-    return Constraint(_schema_grammar(wire, at), at)
+    return Constraint(schema_grammar(wire, at), at)
 
 
-def _schema_grammar(schema: Mapping[str, object], at: str) -> Grammar:
+def schema_grammar(schema: Mapping[str, object], at: str) -> Grammar:
+    """The grammar of a JSON Schema. Raises InvalidRequest for one that nests too deeply."""
     check_depth(schema, at=at)
     return Grammar(kind=GrammarKind.JSON_SCHEMA, source=msgspec.json.encode(schema).decode())
 

@@ -194,6 +194,8 @@ NEUTRAL_OF: dict[str, tuple[object, ...]] = {
     "functions": ([],),
     "add_generation_prompt": (True,),
     "include_reasoning": (True,),
+    "truncation": ("disabled",),
+    "context_management": ([],),
 }
 
 

@@ -18,6 +18,8 @@ from stenograph.core.errors import (
     IdempotencyMismatch,
     InvalidRequest,
     LimitExceeded,
+    PreviousResponseNotFound,
+    RouteNotFound,
     SamplesInconsistent,
     SessionBusy,
     SessionInvariant,
@@ -37,19 +39,23 @@ from stenograph.dialects.anthropic.reply import FINISH_HEADER, MessagesReply
 from stenograph.dialects.gemini.dialect import COUNT, GENERATE, STREAM, TokenCount
 from stenograph.dialects.gemini.errors import GeminiErrorBody
 from stenograph.dialects.gemini.fields import WireGenerateRequest
-from stenograph.dialects.gemini.reply import GenerateContentResponse
 from stenograph.dialects.openai.chat_fields import WireChatRequest
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
 from stenograph.dialects.openai.completions_fields import WireCompletionRequest
 from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.openai.dialect import CHAT_PATH, COMPLETIONS_PATH
 from stenograph.dialects.openai.errors import ErrorBody
+from stenograph.dialects.responses.fields import WireResponsesRequest
+from stenograph.dialects.responses.reply import ResponseBody
+from stenograph.dialects.responses.request import RESPONSES_PATH
+from stenograph.dialects.responses.stream import ResponseEvent
 from stenograph.dialects.sessions import AbortRequest, CreateSession, Detokenize, Nothing, SamplesRequest, Tokenize
 from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
 from stenograph.export.records import SessionView
 from stenograph.http.control_routes import Health, ModelList, Readiness, Text, Tokens
 from stenograph.http.front_page import FrontPage
+from stenograph.http.openapi.gemini_schemas import GEMINI_REPLIES
 from stenograph.http.openapi.schemas import Described, Schema, ref
 from stenograph.http.proxy_route import OWN_PATHS, PROXY_METHODS
 from stenograph.http.session_routes import MAX_PAGE, Aborted, DriftReports, JsonSamples, OpenedSession, SessionPage
@@ -58,7 +64,7 @@ from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 Errors = tuple[type[StenographError], ...]
 
 JSON = "application/json"
-TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH)
+TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH, RESPONSES_PATH)
 ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 ANY: dict[str, Schema] = {"*/*": {}}
 
@@ -115,6 +121,7 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _SESSIONS
     yield from _turns(described)
     yield from _messages()
+    yield from _HELD
     yield from _GEMINI
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
@@ -301,12 +308,13 @@ _TURN_HEADERS: dict[str, Schema] = {
 
 
 def _turns(described: Described) -> Iterator[Operation]:
-    """OpenAI chat and completions: each on the session of its path, and on that of a header."""
+    """OpenAI chat, completions and responses: each on the session of its path, and on that of a header."""
     chat = _turn_answers(described, ChatCompletion, ChatCompletionChunk)
     completion = _turn_answers(described, TextCompletion, TextCompletion)
     for what, id_, path, body, answers in (
         ("chat", "chat", CHAT_PATH, WireChatRequest, chat),
         ("completions", "complete", COMPLETIONS_PATH, WireCompletionRequest, completion),
+        ("responses", "respond", RESPONSES_PATH, WireResponsesRequest, _response_answers(described)),
     ):
         on_session = _operation(
             f"POST /sessions/{{id}}{path}",
@@ -315,7 +323,7 @@ def _turns(described: Described) -> Iterator[Operation]:
             parameters=_RETRIES,
             body=body,
             answers=answers,
-            errors=_TURN,
+            errors=(*_TURN, PreviousResponseNotFound) if path == RESPONSES_PATH else _TURN,
         )
         yield on_session
         yield replace(
@@ -367,17 +375,7 @@ def _messages() -> Iterator[Operation]:
 
 
 _MODEL = _parameter("path", "model", "Any name: there is one model.", {"type": "string", "minLength": 1})
-_SSE = _parameter(
-    "query", "alt", "`sse` for a stream of events; else the stream is a JSON list.", {"type": "string", "enum": ["sse"]}
-)
-_MODEL_PARAMETER = {**_MODEL, "required": True}
-_GEMINI_CONTENT: dict[str, dict[str, Schema]] = {
-    GENERATE: in_json(GenerateContentResponse),
-    STREAM: {
-        "text/event-stream": {},
-        JSON: {"schema": {"type": "array", "items": {"$ref": ref(GenerateContentResponse)}}},
-    },
-}
+_SSE = _parameter("query", "alt", "`sse` for events; else the stream is a JSON list.", {"enum": ["sse", "json"]})
 
 
 def _gemini() -> Iterator[Operation]:
@@ -388,15 +386,13 @@ def _gemini() -> Iterator[Operation]:
     ):
         ours = () if prefix else (_SESSION_HEADER,)
         for method in (GENERATE, STREAM):
-            about = "The reply" if method == GENERATE else "The reply's events; a stream that fails ends with an error"
-            content = _GEMINI_CONTENT[method]
-            reply: Schema = {"description": f"{about}.", "headers": _TURN_HEADERS, "content": content}
+            reply: Schema = {"headers": _TURN_HEADERS, **GEMINI_REPLIES[method]}
             yield _operation(
                 f"POST {prefix}/v1beta/models/{{model}}:{method}",
                 f"{method}{suffix}",
                 f"Gemini's {method} {where}",
                 body=WireGenerateRequest,
-                parameters=(_MODEL_PARAMETER, *ours, *_RETRIES, *((_SSE,) if method == STREAM else ())),
+                parameters=({**_MODEL, "required": True}, *ours, *_RETRIES, *((_SSE,) if method == STREAM else ())),
                 answers={"200": reply},
                 errors=_TURN,
                 error_body=GeminiErrorBody,
@@ -407,7 +403,7 @@ def _gemini() -> Iterator[Operation]:
             f"Gemini's {COUNT} {where}: the tokens of the prompt that the same request would have",
             TokenCount,
             body=WireGenerateRequest,
-            parameters=(_MODEL_PARAMETER, *ours),
+            parameters=({**_MODEL, "required": True}, *ours),
             errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed, HistoryMismatch),
             error_body=GeminiErrorBody,
         )
@@ -431,6 +427,40 @@ def _turn_answers(described: Described, whole: type, event: type) -> dict[str, S
         answers["200"]["content"] |= ANY
         answers["default"] = {"description": "The engine's own refusal of the turn.", "content": ANY}
     return answers
+
+
+def _response_answers(described: Described) -> dict[str, Schema]:
+    """A response, which this server writes, whatever the engine."""
+    answers = _turn_answers(described, ResponseBody, ResponseEvent)
+    reply = answers["200"]
+    reply["description"] = (
+        "The response. A stream has events with a `ResponseEvent` each, the last of them `response.completed`,"
+        " `response.incomplete` or `response.failed`."
+    )
+    reply["content"] = {**in_json(ResponseBody), "text/event-stream": {}}
+    return answers
+
+
+_RESPONSE_ID = _parameter("path", "response", "The id of a response.", {"type": "string"}) | {"required": True}
+
+_HELD = (
+    _operation(
+        "GET /sessions/{id}/v1/responses/{response}",
+        "getResponse",
+        "Get a response that the session holds",
+        ResponseBody,
+        parameters=(_RESPONSE_ID,),
+        errors=(InvalidRequest, RouteNotFound),
+    ),
+    _operation(
+        "GET /v1/responses/{response}",
+        "getResponseOfHeader",
+        "Get a response of the session that a header names",
+        ResponseBody,
+        parameters=(_RESPONSE_ID, _SESSION_HEADER),
+        errors=(InvalidRequest, RouteNotFound, SessionNotFound),
+    ),
+)
 
 
 def _forwarded(described: Described) -> Iterator[Operation]:

@@ -34,9 +34,11 @@ from stenograph.dialects.openai.completions_reply import TextCompletion
 from stenograph.dialects.openai.errors import ErrorBody
 from stenograph.dialects.openai.sampling import NOT_SAMPLING
 from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
+from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.settings import UnknownFields
 from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.gemini_schemas import narrow_gemini
+from stenograph.http.openapi.responses import RESPONSES_PARTS, describe_responses
 from stenograph.http.session_routes import JsonSamples
 from stenograph.session.rewrite_rules import DEFAULT, OFF
 
@@ -65,6 +67,7 @@ class Described:
 _MORE = (
     *(ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, JsonSamples, MessagesErrorBody, MessagesReply),
     *(GeminiErrorBody, GenerateContentResponse, TextCompletion, WireMessage, WireMessageParam),
+    *RESPONSES_PARTS,
 )
 """Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
 
@@ -101,6 +104,8 @@ def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]
     _leave_out_refused(schemas["MessagesRequest"], MESSAGES_FIELDS, described.unknown_fields)
     _narrow_param(schemas["MessageParam"])
     _require(schemas["MessagesTool"], "input_schema")
+    _narrow_sampling(schemas["ResponsesRequest"], RESPONSES_FIELDS, described.unknown_fields)
+    describe_responses(schemas)
     _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
     _narrow_message(schemas["Message"])
     narrow_gemini(schemas, described.unknown_fields)
@@ -140,6 +145,7 @@ def _describe_sent(schemas: dict[str, Schema]) -> None:
         ("ChatRequest", CHAT_FIELDS),
         ("CompletionRequest", COMPLETION_FIELDS),
         ("MessagesRequest", MESSAGES_FIELDS),
+        ("ResponsesRequest", RESPONSES_FIELDS),
     ):
         asked: Schema = schemas[route]["properties"]
         for name in rules.names:

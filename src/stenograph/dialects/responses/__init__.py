@@ -1,0 +1,1 @@
+"""OpenAI's Responses: items to messages, replies to items and events."""

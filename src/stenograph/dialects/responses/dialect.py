@@ -1,0 +1,69 @@
+"""OpenAI's Responses as a dialect. Pure. A reply that the engine wrote for OpenAI's chats is written anew."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
+from stenograph.core.errors import StenographError
+from stenograph.core.types import FinishReason
+from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
+from stenograph.dialects.openai.errors import refusal
+from stenograph.dialects.openai.reply_parts import TokenText
+from stenograph.dialects.responses.reply import encode_response
+from stenograph.dialects.responses.request import RESPONSES_PATH, decode_response
+from stenograph.dialects.responses.spelling import PLAIN, RESPONSES, ReplyForm, ResponsesSpelling, form_of_record
+from stenograph.dialects.responses.stream import ResponseWriter
+from stenograph.dialects.settings import UnknownFields
+
+FINISH = "x-stenograph-finish"
+"""The header that tells an aborted reply from one that was cut: the protocol has no word for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesDialect:
+    """OpenAI's Responses, for one server."""
+
+    token_text: TokenText
+    model: str
+    unknown_fields: UnknownFields
+    name: str = RESPONSES
+    paths: tuple[str, ...] = (RESPONSES_PATH,)
+
+    def decode(self, incoming: Incoming) -> Decoded:
+        request, kept = decode_response(incoming, unknown_fields=self.unknown_fields)
+        return request, kept
+
+    def steps(self, incoming: Incoming) -> None:
+        return None
+
+    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
+        (reply,) = replies
+        return self._body(reply, options, _form(spelling))
+
+    def held(self, reply: ChatReply, request_json: bytes) -> Body:
+        """A reply that is held, written anew from the record of its request."""
+        return self._body(reply, ReplyOptions(), form_of_record(request_json))
+
+    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> ResponseWriter:
+        return ResponseWriter(
+            reply_id=reply_id,
+            created=created,
+            model=self.model,
+            options=options,
+            form=_form(spelling),
+            token_text=self.token_text,
+        )
+
+    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+        return refusal(error, spelling)
+
+    def _body(self, reply: ChatReply, options: ReplyOptions, form: ReplyForm) -> Body:
+        content = encode_response(reply, options, form, self.model, self.token_text)
+        headers = [("content-type", "application/json")]
+        if reply.sampled.finish.reason is FinishReason.ABORT:
+            headers.append((FINISH, "abort"))
+        return Body(content=content, headers=headers)
+
+
+def _form(spelling: Spelling) -> ReplyForm:
+    return spelling.form if isinstance(spelling, ResponsesSpelling) else PLAIN

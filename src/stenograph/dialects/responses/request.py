@@ -1,0 +1,260 @@
+"""OpenAI's Responses, requests: bytes to `ChatRequest`. Pure.
+
+Every field is honoured, recorded or refused (fields.py); nothing is accepted and ignored. Items become messages in
+items.py, tools functions in tools.py. Replies are reply.py's.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from stenograph.core.chat import ChatRequest, PastTurns
+from stenograph.core.errors import InvalidRequest, PreviousResponseNotFound
+from stenograph.core.messages import Message, Role
+from stenograph.core.types import Grammar, GrammarKind
+from stenograph.dialects.base import Incoming
+from stenograph.dialects.json_errors import shown
+from stenograph.dialects.message_list import MAX_MESSAGES, MAX_REST_BYTES
+from stenograph.dialects.openai.chat_reply import openai_messages
+from stenograph.dialects.openai.sampling import (
+    Constraint,
+    decode_fields,
+    is_given,
+    other_names,
+    reply_options,
+    request_json,
+    sampling_params,
+    schema_grammar,
+    sent_sampling,
+    text_view,
+    truncation,
+)
+from stenograph.dialects.responses.fields import (
+    ENCRYPTED_REASONING,
+    OUTPUT_LOGPROBS,
+    RESPONSES_FIELDS,
+    WireResponsesRequest,
+)
+from stenograph.dialects.responses.ids import turn_of_response
+from stenograph.dialects.responses.items import ItemMessages, MessagePlace
+from stenograph.dialects.responses.spelling import PLAIN, ReplyForm, ResponsesSpelling, form_of_record
+from stenograph.dialects.responses.tools import ToolList, decode_choice, decode_tools
+from stenograph.dialects.settings import UnknownFields
+from stenograph.dialects.template_kwargs import check_template_kwargs
+
+RESPONSES_PATH = "/v1/responses"
+
+_REQUEST = msgspec.json.Decoder(WireResponsesRequest)
+_METADATA = msgspec.json.Decoder(dict[str, str])
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+_LIST = msgspec.json.Decoder(list[Raw])
+
+
+class DecodedResponse(NamedTuple):
+    """A request, and what of it is kept in the record, as JSON."""
+
+    request: ChatRequest
+    request_json: bytes
+
+
+def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = UnknownFields.REFUSE) -> DecodedResponse:
+    """Read a request. Raises InvalidJson, InvalidRequest, UnrenderableMessage or PreviousResponseNotFound, with a JSON
+    pointer."""
+    _check_rest(incoming.body)
+    wire, recorded = decode_fields(incoming.body, _REQUEST, RESPONSES_FIELDS, unknown_fields)
+    tools = decode_tools(wire.tools)
+    choice = decode_choice(wire.tool_choice, tools.shown)
+    conversation = _conversation(wire, incoming.past)
+    is_chats = wire.max_tokens is not None and wire.max_output_tokens is None
+    max_tokens_name = "max_tokens" if is_chats else "max_output_tokens"
+    params, said, constraint = sampling_params(
+        wire,
+        max_tokens=_max_tokens(wire),
+        max_tokens_name=max_tokens_name,
+        num_top_logprobs=wire.top_logprobs or 0,
+        top_logprobs_name="top_logprobs",
+        constraint=_text_constraint(wire),
+    )
+    include = wire.include or ()
+    form = ReplyForm(
+        calls={**conversation.found, **tools.forms},
+        head=_head(wire),
+        instructions=wire.instructions is not None,
+        seals_reasoning=ENCRYPTED_REASONING in include,
+    )
+    messages = tuple(conversation.messages)
+    request = ChatRequest(
+        messages=messages,
+        messages_json=openai_messages(messages) if tools.shown else b"[]",
+        model=wire.model,
+        tools=tuple(one.tool for one in tools.shown),
+        tool_choice=choice,
+        parallel_tool_calls=wire.parallel_tool_calls is not False,
+        params=params,
+        spelling=ResponsesSpelling(
+            places=conversation.places,
+            tools=[one.at for one in tools.shown],
+            form=form,
+            max_tokens=max_tokens_name,
+            grammar=constraint.param if constraint.grammar is not None else "/text/format",
+            other_names=other_names(wire),
+        ),
+        template_kwargs=_template_kwargs(wire),
+        truncation=truncation(wire),
+        priority=wire.priority,
+        text=text_view(wire),
+        reply=reply_options(wire, logprobs=OUTPUT_LOGPROBS in include or bool(wire.top_logprobs)),
+        recorded={**recorded, **_recorded(incoming.body, wire, tools)},
+        sent=sent_sampling(wire),
+        said=said,
+        takes_echo=True,
+    )
+    return DecodedResponse(request, _kept(request, form))
+
+
+def _kept(request: ChatRequest, form: ReplyForm) -> bytes:
+    """The record of a request, with the form of its reply where that is not the plain one."""
+    kept = request_json(RESPONSES_PATH, request.model, request.recorded, request.sent)
+    if form == PLAIN:
+        return kept
+    return kept[:-1] + b',"wire":' + msgspec.json.encode(form) + b"}"
+
+
+class _OnlyInput(msgspec.Struct):
+    """A body's items; nothing else is looked into."""
+
+    input: Raw
+
+
+_ONLY_INPUT = msgspec.json.Decoder(_OnlyInput)
+
+
+def _check_rest(body: bytes) -> None:
+    """Raise InvalidRequest, before anything is made of it, for a body with more beside its input than it may have.
+
+    A body of another shape is for the decoder to refuse.
+    """
+    if len(body) <= MAX_REST_BYTES:
+        return
+    try:
+        num_bytes = len(body) - len(memoryview(_ONLY_INPUT.decode(body).input))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if num_bytes > MAX_REST_BYTES:
+        raise InvalidRequest(f"Beside its input, the request has {num_bytes} bytes; at most {MAX_REST_BYTES}.")
+
+
+def _conversation(wire: WireResponsesRequest, past: PastTurns | None) -> ItemMessages:
+    """The messages: instructions, the line of the response before, the items."""
+    before = _line_before(wire.previous_response_id, past)
+    if wire.instructions is None:
+        conversation = ItemMessages(past, before)
+    else:
+        conversation = ItemMessages(past, (Message(role=Role.SYSTEM, content=wire.instructions), *before))
+        conversation.places[0] = MessagePlace("/instructions", "/instructions", "/instructions")
+    conversation.read(wire.input)
+    if len(conversation.messages) > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"A conversation has at most {MAX_MESSAGES} messages, this one {len(conversation.messages)}.",
+            param="/input",
+        )
+    return conversation
+
+
+def _line_before(response_id: str | None, past: PastTurns | None) -> tuple[Message, ...]:
+    """The messages up to a response and with it, but for the instructions that it was asked for with."""
+    if response_id is None:
+        return ()
+    at = "/previous_response_id"
+    if past is None:
+        raise InvalidRequest(
+            "previous_response_id needs a session: without one no response is kept. Send the request to"
+            " /sessions/{id}/v1/responses, or send all items.",
+            param=at,
+        )
+    turn = turn_of_response(response_id)
+    line = None if turn is None else past.line_of(turn)
+    if line is None:
+        raise PreviousResponseNotFound(
+            f"Previous response with id {shown(response_id)} not found: this session has no such turn. Send all items"
+            " instead.",
+            param=at,
+        )
+    messages = tuple(line.messages)
+    has_instructions = form_of_record(line.request_json).instructions and messages[0].role is Role.SYSTEM
+    return messages[1:] if has_instructions else messages
+
+
+def _max_tokens(wire: WireResponsesRequest) -> int | None:
+    if wire.max_tokens is not None and wire.max_output_tokens not in (None, wire.max_tokens):
+        raise InvalidRequest("max_tokens and max_output_tokens disagree; send one.", param="/max_tokens")
+    return wire.max_tokens if wire.max_output_tokens is None else wire.max_output_tokens
+
+
+def _text_constraint(wire: WireResponsesRequest) -> Constraint | None:
+    """The grammar of `text.format`."""
+    wanted = None if wire.text is None else wire.text.format
+    if wanted is None:
+        return None
+    at = "/text/format"
+    match wanted.type:
+        case "json_schema" if wanted.schema is not None:
+            return Constraint(schema_grammar(wanted.schema, f"{at}/schema"), f"{at}/schema")
+        case "json_schema":
+            raise InvalidRequest("text.format needs its schema.", param=f"{at}/schema")
+        case "text" | "json_object" if wanted.schema is not None:
+            raise InvalidRequest(f"A text.format of type {wanted.type!r} has no schema.", param=f"{at}/schema")
+        case "json_object":
+            return Constraint(Grammar(kind=GrammarKind.JSON_OBJECT), at)
+        case "text":
+            return None
+        case kind:
+            raise InvalidRequest(
+                f"text.format.type must be 'text', 'json_object' or 'json_schema', got {shown(kind)}.",
+                param=f"{at}/type",
+            )
+
+
+def _template_kwargs(wire: WireResponsesRequest) -> Mapping[str, object]:
+    kwargs = dict(wire.chat_template_kwargs or {})
+    check_template_kwargs(kwargs, at="/chat_template_kwargs")
+    if wire.reasoning is not None and wire.reasoning.effort is not None:
+        kwargs.setdefault("reasoning_effort", wire.reasoning.effort)
+    return kwargs
+
+
+def _head(wire: WireResponsesRequest) -> dict[str, Raw]:
+    """The part of the request that its response repeats."""
+    head: dict[str, Raw] = {}
+    for name in ("temperature", "top_p", "max_output_tokens", "top_logprobs", "previous_response_id"):
+        if (value := getattr(wire, name)) is not None:
+            head[name] = Raw(msgspec.json.encode(value))
+    if isinstance(wire.tool_choice, Raw) and is_given(wire.tool_choice):
+        head["tool_choice"] = Raw(bytes(wire.tool_choice))
+    if wire.parallel_tool_calls is False:
+        head["parallel_tool_calls"] = Raw(b"false")
+    if isinstance(wire.metadata, Raw) and _is_metadata(wire.metadata):
+        head["metadata"] = Raw(bytes(wire.metadata))
+    return head
+
+
+def _is_metadata(raw: Raw) -> bool:
+    """Whether it is what OpenAI's types take as metadata; anything else is only recorded."""
+    try:
+        return bool(_METADATA.decode(raw))
+    except msgspec.DecodeError:
+        return False
+
+
+def _recorded(body: bytes, wire: WireResponsesRequest, tools: ToolList) -> dict[str, str]:
+    """Fields that are honoured only in part, as they came, and the tools that are not shown."""
+    found: dict[str, str] = {}
+    if wire.previous_response_id is not None:
+        found["previous_response_id"] = msgspec.json.encode(wire.previous_response_id).decode()
+    if wire.include:
+        found["include"] = msgspec.json.encode(wire.include).decode()
+    if tools.hosted:
+        found["tools"] = msgspec.json.encode(tools.hosted).decode()
+    return found

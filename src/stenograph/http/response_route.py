@@ -1,0 +1,51 @@
+"""`GET …/responses/{response}`: a response that a session holds, written anew from its record. A Starlette endpoint."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenograph.core.chat import ChatReply
+from stenograph.core.errors import InvalidRequest, RouteNotFound
+from stenograph.dialects.base import Body
+from stenograph.dialects.responses.ids import turn_of_response
+from stenograph.http.auth import Doorman
+from stenograph.http.wire import in_pieces
+from stenograph.offload.loop_share import LoopShare
+from stenograph.session.kept import held_reply
+
+Written = Callable[[ChatReply, bytes], Body]
+"""Writes a reply from the record of its request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldResponses:
+    """The responses of one server's sessions. `write` is their dialect's."""
+
+    doorman: Doorman
+    share: LoopShare
+    model: str
+    write: Written
+
+    async def get(self, request: Request) -> Response:
+        """`GET /sessions/{id}/v1/responses/{response}`, and the same on the session that a header names."""
+        for name in request.query_params:
+            raise InvalidRequest(f"Unknown query parameter {name[:40]!r}; this route has none.")
+        session = self.doorman.session_of(request.path_params.get("id"), request.scope)
+        if session is None:
+            raise RouteNotFound(
+                "Responses are kept in sessions: ask for it at /sessions/{id}/v1/responses/{response}, or name its"
+                " session in X-Session-Id."
+            )
+        asked: str = request.path_params["response"]
+        turn = turn_of_response(asked)
+        node = None if turn is None else session.strands.turn_of(turn)
+        if node is None or node.turn.reply_id != asked:
+            raise RouteNotFound(f"This session holds no response {asked[:64]!r}.")
+        body = self.write(held_reply(node, self.model), node.turn.request_json)
+        headers = {name: value for name, value in body.headers if name != "content-type"}
+        pieces: Iterable[bytes] = (body.content,) if isinstance(body.content, bytes) else body.content
+        answer = in_pieces(self.share, iter(pieces), media_type="application/json")
+        answer.headers.update(headers)
+        return answer
