@@ -42,10 +42,9 @@ def test_every_route_is_listed() -> None:
     source = (PAGE.parents[1] / "src" / "stenograph" / "http" / "control_routes.py").read_text()
     routes = re.findall(r'Route\("([^"]+)", .*methods=\["(\w+)"\]\)', source)
     known = {f"{method} {path}" for path, method in routes}
-    names = ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
+    names = ["chat/completions", "completions", "messages", "messages/count_tokens", "responses"]
     methods = ("generateContent", "streamGenerateContent", "countTokens")
-    gemini = [f"/v1beta/models/{{model}}:{method}" for method in methods]
-    for path in [*(f"/v1/{name}" for name in names), *gemini]:
+    for path in [f"/v1/{name}" for name in names] + [f"/v1beta/models/{{model}}:{method}" for method in methods]:
         known |= {f"POST {path}", f"POST /sessions/{{id}}{path}"}
     section = PAGE.read_text().split("## Routes\n")[1].split("\n## ")[0]
     assert len(routes) > 10

@@ -41,11 +41,14 @@ OWN_TURNS = {
     f"POST {prefix}/{name}"
     for prefix in ("", "/sessions/{id}")
     for name in (
-        *(
-            f"v1/{name}"
-            for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
-        ),
-        *(f"v1beta/models/{{model}}:{name}" for name in ("generateContent", "streamGenerateContent", "countTokens")),
+        "v1/chat/completions",
+        "v1/completions",
+        "v1/messages",
+        "v1/messages/count_tokens",
+        "v1/responses",
+        "v1beta/models/{model}:generateContent",
+        "v1beta/models/{model}:streamGenerateContent",
+        "v1beta/models/{model}:countTokens",
     )
 }
 OPEN = {"SessionMetadata", "RecordedRequest"}
@@ -611,6 +614,14 @@ NOT_IN_THE_SCHEMA = (
     "min_tokens must be at most",
     "min_new_tokens must be at most",
     "include_side is all kinds: ",
+    "max_tokens and max_output_tokens disagree",
+    "previous_response_id needs a session",
+    "Previous response with id ",
+    "An item_reference needs a session",
+    "This session has given out no item ",
+    "Two tools are called ",
+    "'text' and '",
+    "text cannot be combined with a forced tool call",
     "topK must be a whole number",
     "logprobs needs responseLogprobs",
     "responseSchema and responseJsonSchema are",
@@ -626,14 +637,6 @@ NOT_IN_THE_SCHEMA = (
     "responseMimeType cannot be combined",
     "A grammar cannot be combined",
     "The input token count",
-    "max_tokens and max_output_tokens disagree",
-    "previous_response_id needs a session",
-    "Previous response with id ",
-    "An item_reference needs a session",
-    "This session has given out no item ",
-    "Two tools are called ",
-    "'text' and '",
-    "text cannot be combined with a forced tool call",
     "history is 'linear' with compat 'miles'",
     "Required field 'max_tokens' is missing.",
     "The last message is the assistant's: ",

@@ -20,7 +20,7 @@ from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, 
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.messages import Message
 from stenograph.core.strand_kinds import StrandKind
-from stenograph.core.types import FinishReason, SampledTurn
+from stenograph.core.types import FinishReason, LogprobsKind, SampledTurn
 from stenograph.dialects.openai.chat_reply import RepliedMessage, ReplyFinish, finish_of, message_body
 from stenograph.export.lines import WireSpan, spans_json
 from stenograph.export.strand_facts import LeftOut, StrandRow
@@ -59,7 +59,8 @@ class RecordedFinish(TypedDict):
 
 
 class RecordedMetaInfo(TypedDict):
-    """As SGLang writes it; a triple is `[raw logprob, id, null]`. The replay payloads are base64."""
+    """As SGLang writes it; a triple is `[logprob, id, null]`, with the engine's own logprob, of the distribution
+    `logprobs_kind`. The replay payloads are base64."""
 
     id: Hex32
     finish_reason: RecordedFinish
@@ -67,6 +68,8 @@ class RecordedMetaInfo(TypedDict):
     completion_tokens: Count
     cached_tokens: Count
     output_token_logprobs: Sequence[tuple[Logprob, int, None]]
+    logprobs_kind: LogprobsKind
+    output_token_tempered_logprobs: NotRequired[Sequence[Logprob]]
     output_token_sampling_logprobs: NotRequired[Sequence[Logprob]]
     weight_version: NotRequired[str]
     routed_experts: NotRequired[str]
@@ -347,7 +350,10 @@ def _meta_info(turn: CommittedTurn, num_prompt: int) -> RecordedMetaInfo:
         "completion_tokens": len(sampled.ids),
         "cached_tokens": sampled.num_cached_tokens,
         "output_token_logprobs": as_chunked_list(_triples(sampled.ids, sampled.logprobs)),
+        "logprobs_kind": sampled.logprobs_kind,
     }
+    if sampled.tempered_logprobs is not None:
+        meta["output_token_tempered_logprobs"] = sampled.tempered_logprobs
     if sampled.sampling_logprobs is not None:
         meta["output_token_sampling_logprobs"] = sampled.sampling_logprobs
     if sampled.weights:

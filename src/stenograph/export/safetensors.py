@@ -106,6 +106,7 @@ def _meta(sample: Sample) -> dict[str, object]:
     return {
         **describe(sample),
         "response_length": sample.response_length,
+        "raw_log_probs": sample.raw_log_probs,
         "sampling_log_probs": sample.sampling_log_probs,
         "spec_info": {},
         "reward": None,

@@ -9,6 +9,7 @@ import enum
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Annotated, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import as_chunked_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
+from stenograph.core.logprobs import Logprobs, known_logprobs
 from stenograph.core.strand_kinds import StrandKind
-from stenograph.core.types import WeightSpan
+from stenograph.core.types import LogprobsKind, WeightSpan
 from stenograph.export.lines import (
     SampleLine,
     WireSpan,
@@ -33,6 +35,7 @@ from stenograph.export.lines import (
 )
 from stenograph.export.replay import ReplayShape, indexer_topk, replayable, routed_experts
 from stenograph.export.strand_facts import SessionFacts
+from stenograph.export.turn_rows import TurnRow, check_kind, kinds_of_turns, turn_rows
 from stenograph.trajectory.turn import Node, TurnStatus
 
 Decode = Callable[["array[int]"], str]
@@ -42,6 +45,8 @@ LEAF = "leaf"
 STRAND_KEYS = ("strand", "kind", "rule", "client", "agent_id", "chapter", "continues")
 MISMATCH = "tito_session_mismatch"
 DISCARDED = "discarded"
+MIXED = "mixed"
+"""The `logprobs_kind` of a sample whose turns have log-probabilities of several kinds: its `turns` say which."""
 TRUNCATED_TURNS = "truncated_turns"
 _PIECE_TEXTS = 512
 """Token texts that are made and written at once, in a millisecond."""
@@ -73,7 +78,10 @@ class SampleFacts(TypedDict):
 
     response: str
     status: TurnStatus
-    weight_versions: Sequence[WireSpan]
+    logprobs_kind: NotRequired[str]
+    weight_versions: Sequence[str]
+    weight_spans: Sequence[WireSpan]
+    turns: Sequence[TurnRow]
     prefix_cache_info: PrefixCacheInfo
     metadata: Mapping[str, object]
 
@@ -85,6 +93,7 @@ class JsonSample(SampleFacts):
     response_length: Count
     loss_mask: Sequence[Annotated[int, Meta(ge=0, le=1)]]
     rollout_log_probs: Sequence[Logprob]
+    raw_log_probs: Sequence[Logprob] | None
     sampling_log_probs: Sequence[Logprob] | None
     rollout_routed_experts: Sequence[object] | None
     rollout_indexer_topk: Sequence[object] | None
@@ -96,10 +105,12 @@ class Sample:
     """One training row. T tokens, of which the last R = `response_length` come after the first prompt.
 
     `tokens` [T] int32. `loss_mask` [R] bytes: 1 on the sampled tokens that this sample trains. `rollout_log_probs` [R]
-    float64, nats: raw logprob where the mask is 1, 0.0 elsewhere. `sampling_log_probs` [R], the same under the
-    sampling distribution, or None where an engine did not report it. `response` is the last R tokens as text.
-    `weight_versions`: spans over `tokens`, in order; every sampled token in a span was sampled by its version; prompt
-    tokens between them take no part. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
+    float64, nats: the tempered logprob where the mask is 1, 0.0 elsewhere; `logprobs_kind` says what it is instead,
+    None where it is that, `MIXED` where the turns differ. `raw_log_probs` and `sampling_log_probs` [R], the same under
+    the distributions of those names, or None where one of the turns has none. `response` is the last R tokens as text.
+    `weight_versions`: of each turn whose version is known, the oldest that sampled in it. `weight_spans`: spans over
+    `tokens`, in order; every sampled token in a span was sampled by its version; prompt tokens between them take no
+    part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
     int32, or None. `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
     """
 
@@ -107,9 +118,13 @@ class Sample:
     response_length: int
     loss_mask: bytes
     rollout_log_probs: "array[float]"
+    raw_log_probs: "array[float] | None"
     sampling_log_probs: "array[float] | None"
+    logprobs_kind: str | None
     status: TurnStatus
-    weight_versions: tuple[WeightSpan, ...]
+    weight_versions: tuple[str, ...]
+    weight_spans: tuple[WeightSpan, ...]
+    turns: Sequence[TurnRow]
     response: str
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -119,8 +134,7 @@ class Sample:
 
     def __post_init__(self) -> None:
         lengths = {len(self.loss_mask), len(self.rollout_log_probs), self.response_length}
-        if self.sampling_log_probs is not None:
-            lengths.add(len(self.sampling_log_probs))
+        lengths.update(len(row) for row in (self.raw_log_probs, self.sampling_log_probs) if row is not None)
         if len(lengths) != 1 or not 0 <= self.response_length <= len(self.tokens):
             raise ValueError(f"lengths disagree: {lengths} of {len(self.tokens)} tokens")
         for replay in (self.routed_experts, self.indexer_topk):
@@ -156,6 +170,7 @@ def make_samples(
     discarded: Mapping[str, object] | None = None,
     session: SessionFacts | None = None,
     kinds: Collection[StrandKind] = tuple(StrandKind),
+    required: LogprobsKind | None = None,
 ) -> SampleSet:
     """One sample for each kept line of a session's turns, given oldest commit first. Mutates nothing.
 
@@ -163,8 +178,8 @@ def make_samples(
     every sample, with the server's own keys on top: `mismatches` is the drift of each leaf's line by node id, as plain
     values, as far as it was computed; `discarded` counts what the session's commits discarded. `session` tells each
     line's strand; only strands of `kinds` become samples. With `max_seq_len` a line ends with its last sampled token
-    that fits, and one without any gives no sample. Raises SamplesInconsistent: a line cannot be accounted for token by
-    token.
+    that fits, and one without any gives no sample. `required` are log-probabilities that every trained token must have.
+    Raises SamplesInconsistent: a line cannot be accounted for token by token, or lacks the required ones.
     """
     if not nodes:
         return SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
@@ -196,6 +211,8 @@ def make_samples(
         if discarded is not None:
             ours[DISCARDED] = discarded
         owned = frozenset(part.node.id for part in line.parts if owner[part.node.id] == index)
+        if required is not None:
+            check_kind([part for part in line.parts if part.node.id in owned and part.num_sampled], required)
         samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}))
     reason = None
     if not samples:
@@ -211,15 +228,20 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -
         "response_length": sample.response_length,
         "loss_mask": cast("Sequence[int]", np.frombuffer(sample.loss_mask, np.uint8)),
         "rollout_log_probs": sample.rollout_log_probs,
+        "raw_log_probs": sample.raw_log_probs,
         "sampling_log_probs": sample.sampling_log_probs,
         "rollout_routed_experts": cast("Sequence[object] | None", sample.routed_experts),
         "rollout_indexer_topk": cast("Sequence[object] | None", sample.indexer_topk),
         "response": facts["response"],
         "status": facts["status"],
         "weight_versions": facts["weight_versions"],
+        "weight_spans": facts["weight_spans"],
+        "turns": facts["turns"],
         "prefix_cache_info": facts["prefix_cache_info"],
         "metadata": facts["metadata"],
     }
+    if "logprobs_kind" in facts:
+        body["logprobs_kind"] = facts["logprobs_kind"]
     if token_text is not None:
         starts = range(0, len(sample.tokens), _PIECE_TEXTS)
         texts = ([token_text(id_) for id_ in sample.tokens[start : start + _PIECE_TEXTS]] for start in starts)
@@ -229,16 +251,21 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -
 
 def describe(sample: Sample) -> SampleFacts:
     """The fields of a sample that are not numbers per token."""
-    return {
+    facts: SampleFacts = {
         "response": sample.response,
         "status": sample.status,
-        "weight_versions": spans_json(sample.weight_versions),
+        "weight_versions": sample.weight_versions,
+        "weight_spans": spans_json(sample.weight_spans),
+        "turns": sample.turns,
         "prefix_cache_info": {
             "cached_tokens": sample.num_cached_tokens,
             "total_prompt_tokens": sample.num_prompt_tokens,
         },
         "metadata": sample.metadata,
     }
+    if sample.logprobs_kind is not None:
+        facts["logprobs_kind"] = sample.logprobs_kind
+    return facts
 
 
 def _sample(
@@ -250,31 +277,34 @@ def _sample(
 ) -> Sample:
     num_tokens = len(line.ids)
     was_sampled, mask = bytearray(num_tokens), bytearray(num_tokens)
-    raw, sampling = _zeros(num_tokens), _zeros(num_tokens)
     spans: list[WeightSpan] = []
     end = 0
     for part in line.parts:
         start = end + part.num_prompt
         end += part.num_tokens
-        sampled = part.node.turn.sampled
         was_sampled[start:end] = b"\x01" * part.num_sampled
-        spans += _placed(sampled.weights, start, end)
+        spans += _placed(part.node.turn.sampled.weights, start, end)
         if part.node.id in owned:
             mask[start:end] = was_sampled[start:end]
-            raw[start:end] = sampled.logprobs[: part.num_sampled]
-            if sampled.sampling_logprobs is not None:
-                sampling[start:end] = sampled.sampling_logprobs[: part.num_sampled]
     turns = [part.node.turn for part in line.parts]
-    has_sampling = all(turn.sampled.sampling_logprobs is not None or not turn.sampled.ids for turn in turns)
+    is_trained = [part.node.id in owned and part.num_sampled > 0 for part in line.parts]
+    known = [known_logprobs(turn.sampled, turn.params) for turn in turns]
+    kinds = kinds_of_turns(known, is_trained)
+    told = set(compress(kinds, is_trained))
+    kind = MIXED if len(told) > 1 else next(iter(told), LogprobsKind.TEMPERED)
     first = line.parts[0].num_prompt
     return Sample(
         tokens=line.ids,
         response_length=num_tokens - first,
         loss_mask=bytes(mask[first:]),
-        rollout_log_probs=raw[first:],
-        sampling_log_probs=sampling[first:] if has_sampling else None,
+        rollout_log_probs=_logprobs(line, is_trained, known, kinds)[first:],
+        raw_log_probs=_all_of(line, is_trained, known, LogprobsKind.RAW),
+        sampling_log_probs=_all_of(line, is_trained, known, LogprobsKind.SAMPLING),
+        logprobs_kind=None if kind is LogprobsKind.TEMPERED else str(kind),
         status=line.status,
-        weight_versions=_joined(spans, was_sampled),
+        weight_versions=tuple(turn.sampled.weights[0].version for turn in turns if turn.sampled.weights),
+        weight_spans=_joined(spans, was_sampled),
+        turns=turn_rows(line.parts, kinds),
         response=decode(line.ids[first:]),
         num_prompt_tokens=sum(part.node.num_tokens - len(part.node.turn.sampled.ids) for part in line.parts),
         num_cached_tokens=sum(turn.sampled.num_cached_tokens for turn in turns),
@@ -282,6 +312,28 @@ def _sample(
         indexer_topk=indexer_topk(line),
         metadata=metadata,
     )
+
+
+def _logprobs(
+    line: SampleLine, is_trained: Sequence[bool], known: Sequence[Logprobs], kinds: Sequence[LogprobsKind]
+) -> "array[float]":
+    """Log-probabilities [T]: of each trained turn those of its kind, 0.0 elsewhere."""
+    found, end = _zeros(len(line.ids)), 0
+    for part, wanted, of_turn, kind in zip(line.parts, is_trained, known, kinds, strict=True):
+        start = end + part.num_prompt
+        end += part.num_tokens
+        if wanted:
+            found[start:end] = of_turn[kind][: part.num_sampled]
+    return found
+
+
+def _all_of(
+    line: SampleLine, is_trained: Sequence[bool], known: Sequence[Logprobs], kind: LogprobsKind
+) -> "array[float] | None":
+    """Log-probabilities [R] of one kind; None where one of the turns has none of it."""
+    if any(part.num_sampled and kind not in of_turn for part, of_turn in zip(line.parts, known, strict=True)):
+        return None
+    return _logprobs(line, is_trained, known, [kind] * len(known))[line.parts[0].num_prompt :]
 
 
 def as_numpy(values: "array[int] | array[float]") -> NDArray[np.generic]:

@@ -19,6 +19,7 @@ from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.core.types import LogprobsKind
 from stenograph.dialects.json_errors import nearest
 from stenograph.dialects.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
@@ -144,6 +145,7 @@ class SessionRoutes:
     defaults: SessionDefaults
     rewrite_rules: RewriteRules
     replay_shape: ReplayShape | None
+    required_logprobs: LogprobsKind | None
     max_body_bytes: int
 
     async def create(self, request: Request) -> Response:
@@ -318,6 +320,7 @@ class SessionRoutes:
             discarded=discarded_json(discarded),
             session=facts,
             kinds=_kinds(wire),
+            required=self.required_logprobs,
         )
         latest = facts.latest
         metadata = self._metadata(options, facts, latest, None if latest is None else reports[latest.id], discarded)

@@ -15,7 +15,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked
 from stenograph.core.errors import HistoryMismatch, NothingToAnswer, TruncatedGeneration
 from stenograph.core.history_kinds import AfterLength
-from stenograph.core.messages import Message
+from stenograph.core.messages import Message, Role
 from stenograph.trajectory.matching import Matcher
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
 
@@ -25,11 +25,13 @@ class Attachment:
     """Place where a request attaches: after `parent` (None: as a root), with messages not yet in its line.
 
     `revision` is the history's when the position was taken; where only one turn may run, a commit checks that it holds.
+    `has_other_reply`: a turn would be replaced, to whose messages the request has another reply than was sampled.
     """
 
     parent: Node | None
     new_messages: tuple[Message, ...]
     revision: int
+    has_other_reply: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,20 @@ def answers(node: Node, messages: Sequence[Message], context: PromptContext, mat
         node.num_messages <= len(messages)
         and node.turn.context.is_same(context)
         and matcher.matches(node.turn.reply.message, messages[node.num_messages - 1])
+    )
+
+
+def has_other_reply(node: Node, messages: Sequence[Message], context: PromptContext, matcher: Matcher) -> bool:
+    """Whether the request goes on after the messages of `node`'s turn with a reply that is not the sampled one, given
+    that it goes on after the node's parent, and not after the node."""
+    at = node.num_messages - 1
+    own = messages[at - len(node.turn.messages) : at]
+    return (
+        at < len(messages)
+        and messages[at].role is Role.ASSISTANT
+        and node.turn.asked is Asked.CHAT
+        and node.turn.context.is_same(context)
+        and all(map(matcher.matches, node.turn.messages, own))
     )
 
 

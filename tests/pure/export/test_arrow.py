@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stenograph.core.json_pieces import json_pieces
-from stenograph.core.types import FinishReason
+from stenograph.core.types import FinishReason, SamplingParams
 from stenograph.export.arrow import to_arrow
 from stenograph.export.replay import ReplayShape
 from stenograph.export.samples import make_samples, to_json
@@ -26,7 +26,7 @@ def test_every_row_equals_the_sample_in_json(new_session: NewSession, replay_tex
     session = new_session()
     session.add(
         None, [1, 2], [(10, -0.5), (90, -1.5)], sampling=[-0.25, -1.0], versions=[("a", 0, 2)],
-        experts=replay_text(3 * 6), indexer=replay_text(3 * 4),
+        experts=replay_text(3 * 6), indexer=replay_text(3 * 4), params=SamplingParams(temperature=0.5, top_k=2),
     )  # fmt: skip
     session.add(None, [7], [], reason=FinishReason.ABORT)
     made = make_samples(
@@ -41,7 +41,8 @@ def test_every_row_equals_the_sample_in_json(new_session: NewSession, replay_tex
     assert len(rows) == 2
     for row, sample in zip(rows, made.samples, strict=True):
         expected = json.loads(b"".join(json_pieces(to_json(sample))))
-        for name in ("metadata", "prefix_cache_info"):
+        expected.setdefault("logprobs_kind", None)
+        for name in ("metadata", "prefix_cache_info", "turns"):
             assert json.loads(row.pop(name)) == expected.pop(name)
         assert row == expected
     assert {key: json.loads(value) for key, value in table.schema.metadata.items()} == {

@@ -35,6 +35,7 @@ class ItemPart(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     annotations: Unread = UNSET
     logprobs: Unread = UNSET
+    parsed: Unread = UNSET
     cache_control: Unread = UNSET
     prompt_cache_breakpoint: Unread = UNSET
 
@@ -193,6 +194,8 @@ class ItemMessages:
         self.places: list[MessagePlace] = [MessagePlace(before_at, before_at, before_at)] * len(before)
         self.found: dict[str, CallForm] = {}
         """The forms of the calls of tools that a search has found."""
+        self.turns: set[str] = set()
+        """The turns that ids of items name."""
         self._past = past
         self._open: _OpenReply | None = None
         self._is_leading = all(message.role in _LEADING for message in before)
@@ -290,6 +293,7 @@ class ItemMessages:
         named = turn_of_sealed(item.encrypted_content)
         known = item_id(item.id)
         turn = named if known is None else known.turn
+        self._note(turn)
         if self._open is None or turn is None or self._open.turn != turn:
             self.end()
             self._open = _OpenReply(at, turn)
@@ -347,10 +351,15 @@ class ItemMessages:
         reply.calls.append(ToolCall(id=call_id, name=name, arguments=arguments))
         reply.call_places.append(at)
 
+    def _note(self, turn: str | None) -> None:
+        if turn is not None:
+            self.turns.add(turn)
+
     def _reply(self, own_id: str | None, at: str) -> _OpenReply:
         """The assistant message that an item belongs to, which is no reasoning."""
         known = item_id(own_id)
         turn = None if known is None else known.turn
+        self._note(turn)
         reply = self._open
         if reply is None or (turn is not None and reply.turn not in (None, turn)):
             self.end()

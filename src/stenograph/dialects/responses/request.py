@@ -67,12 +67,10 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
     tools = decode_tools(wire.tools)
     choice = decode_choice(wire.tool_choice, tools.shown)
     conversation = _conversation(wire, incoming.past)
-    is_chats = wire.max_tokens is not None and wire.max_output_tokens is None
-    max_tokens_name = "max_tokens" if is_chats else "max_output_tokens"
     params, said, constraint = sampling_params(
         wire,
         max_tokens=_max_tokens(wire),
-        max_tokens_name=max_tokens_name,
+        max_tokens_name=_max_tokens_name(wire),
         num_top_logprobs=wire.top_logprobs or 0,
         top_logprobs_name="top_logprobs",
         constraint=_text_constraint(wire),
@@ -93,14 +91,7 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
         tool_choice=choice,
         parallel_tool_calls=wire.parallel_tool_calls is not False,
         params=params,
-        spelling=ResponsesSpelling(
-            places=conversation.places,
-            tools=[one.at for one in tools.shown],
-            form=form,
-            max_tokens=max_tokens_name,
-            grammar=constraint.param if constraint.grammar is not None else "/text/format",
-            other_names=other_names(wire),
-        ),
+        spelling=_spelling(wire, conversation, tools, form, constraint),
         template_kwargs=_template_kwargs(wire),
         truncation=truncation(wire),
         priority=wire.priority,
@@ -110,8 +101,31 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
         sent=sent_sampling(wire),
         said=said,
         takes_echo=True,
+        replies_of=frozenset(conversation.turns),
     )
     return DecodedResponse(request, _kept(request, form))
+
+
+def _spelling(
+    wire: WireResponsesRequest,
+    conversation: ItemMessages,
+    tools: ToolList,
+    form: ReplyForm,
+    constraint: Constraint,
+) -> ResponsesSpelling:
+    return ResponsesSpelling(
+        places=conversation.places,
+        tools=[one.at for one in tools.shown],
+        form=form,
+        max_tokens=_max_tokens_name(wire),
+        grammar=constraint.param if constraint.grammar is not None else "/text/format",
+        other_names=other_names(wire),
+    )
+
+
+def _max_tokens_name(wire: WireResponsesRequest) -> str:
+    """The field that limits the completion."""
+    return "max_tokens" if wire.max_tokens is not None and wire.max_output_tokens is None else "max_output_tokens"
 
 
 def _kept(request: ChatRequest, form: ReplyForm) -> bytes:

@@ -1,12 +1,10 @@
-"""The schemas of Gemini's requests, narrowed to what the server accepts as far as JSON Schema can say it, and of its
-replies. Pure."""
+"""Narrows the schemas of Gemini's requests to what the server accepts, as far as JSON Schema can say it. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from stenograph.dialects.gemini.dialect import GENERATE, STREAM
 from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS, NotShown
 from stenograph.dialects.gemini.fields import STRUCT_AT as STRUCTS
 from stenograph.dialects.openai.sampling_fields import FieldRules
@@ -20,19 +18,6 @@ _RESULT: Schema = {"functionResponse": {"$ref": "#/components/schemas/FunctionRe
 _ON_ANY_PART: Schema = {"thoughtSignature": {}, "partMetadata": {}}
 _NO_THOUGHT: Schema = {"thought": {"enum": [False, None]}}
 _MAYBE_THOUGHT: Schema = {"thought": {"type": ["boolean", "null"]}}
-
-
-_RESPONSE: Schema = {"$ref": "#/components/schemas/GenerateContentResponse"}
-_JSON = "application/json"
-
-GEMINI_REPLIES: dict[str, Schema] = {
-    GENERATE: {"description": "The reply.", "content": {_JSON: {"schema": _RESPONSE}}},
-    STREAM: {
-        "description": "The reply's events. A stream that fails ends with an error.",
-        "content": {"text/event-stream": {}, _JSON: {"schema": {"type": "array", "items": _RESPONSE}}},
-    },
-}
-"""The replies of the methods that generate."""
 
 
 def narrow_gemini(schemas: dict[str, Schema], unknown_fields: UnknownFields) -> None:

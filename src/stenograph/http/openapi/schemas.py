@@ -65,8 +65,9 @@ class Described:
 
 
 _MORE = (
-    *(ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, JsonSamples, MessagesErrorBody, MessagesReply),
-    *(GeminiErrorBody, GenerateContentResponse, TextCompletion, WireMessage, WireMessageParam),
+    *(ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, GeminiErrorBody, GenerateContentResponse, JsonSamples),
+    *(MessagesErrorBody, MessagesReply),
+    *(TextCompletion, WireMessage, WireMessageParam),
     *RESPONSES_PARTS,
 )
 """Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
