@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from stenograph.http.metrics import METRICS, Metric, Metrics
+from stenograph.http.metric_table import METRICS, Metric
+from stenograph.http.metrics import Metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -220,6 +220,7 @@ async def test_a_server_without_keys_documents_none(live: Live) -> None:
         ("GET", "/sessions/{id}/samples", "POST"),
         ("POST", "/sessions/{id}/drift", "GET, HEAD"),
         ("TRACE", "/sessions/{id}/drift", "GET, HEAD"),
+        ("POST", "/sessions/{id}/outcome", "GET, HEAD, PUT"),
         ("GET", "/sessions/{id}/v1/chat/completions", "POST"),
         ("DELETE", "/v1/chat/completions", "POST"),
         ("GET", "/sessions/{id}/v1/completions", "POST"),
@@ -295,6 +296,30 @@ async def test_what_a_session_with_tool_calls_and_logprobs_answers_is_as_documen
     validate((await live.call("POST", f"/sessions/{session}/samples", wanted)).json(), document, "JsonSamples")
     validate((await live.call("GET", f"/sessions/{session}/drift")).json(), document, "DriftReports")
     validate((await live.call("GET", "/sessions")).json(), document, "SessionPage")
+
+
+async def test_what_messages_answers_is_as_documented(live: Live) -> None:
+    document = closed((await live.call("GET", "/openapi.json")).json())
+    session = await live.open()
+    asked_of: Json = {
+        "max_tokens": 500,
+        "messages": [user("a")],
+        "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+        "stop_sequences": ["x"],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"effort": "low"},
+        "return_token_ids": True,
+    }
+    validate(asked_of, document, "MessagesRequest")
+    live.says('<think>\nhm\n</think>\n\nso<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>')
+    answer = await live.call("POST", f"/sessions/{session}/v1/messages", asked_of)
+    assert [block["type"] for block in answer.json()["content"]] == ["thinking", "text", "tool_use"]
+    validate(answer.json(), document, "MessagesReply")
+    counted = await live.call("POST", f"/sessions/{session}/v1/messages/count_tokens", asked_of)
+    validate(counted.json(), document, "CountedTokens")
+    refused = await live.call("POST", f"/sessions/{session}/v1/messages", {**asked_of, "max_tokens": 0})
+    validate(refused.json(), document, "MessagesErrorBody")
+    validate((await live.call("GET", f"/sessions/{session}")).json(), document, "SessionView")
 
 
 GRAMMARS: list[Json] = [

@@ -17,8 +17,9 @@ from stenograph.testing.standins.scripted_engine import Script
 
 from .conftest import END, Answer, Live, assistant, output_ids, user
 from .test_keep_alive import Timed, anext_answer, timed
+from .test_sglang_chat import Rig, connect, rig
 
-__all__ = ["timed"]
+__all__ = ["connect", "rig", "timed"]
 
 EVENT = TypeAdapter[Any](ResponseStreamEvent)
 BASH = {
@@ -223,6 +224,41 @@ async def test_a_session_goes_on_from_chat_to_responses_and_back(live: Live) -> 
     assert [row["dialect"] for row in await ledger(live, session)] == ["chat", "responses", "chat"]
 
 
+async def test_a_session_goes_on_from_chat_to_messages_to_responses(live: Live) -> None:
+    session = await live.open()
+    for text in (ONE_CALL, TWO_CALLS, TEXT):
+        live.says(text)
+    chat = await live.chat(session, user("Look."), tools=[CHAT_BASH])
+    first = chat.json()["choices"][0]["message"]
+    (call,) = first["tool_calls"]
+    use = {"type": "tool_use", "id": call["id"], "name": "bash", "input": json.loads(call["function"]["arguments"])}
+    messages = [
+        user("Look."),
+        {"role": "assistant", "content": [{"type": "text", "text": first["content"]}, use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}]},
+    ]
+    tool = {"name": "bash", "description": BASH["description"], "input_schema": BASH["parameters"]}
+    body = {"model": "m", "max_tokens": 500, "messages": messages, "tools": [tool]}
+    second = (await live.call("POST", f"/sessions/{session}/v1/messages", body)).json()
+    thought, *uses = second["content"]
+    items = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": first["content"]},
+        {"type": "function_call", "call_id": call["id"], **call["function"]},
+        {"type": "function_call_output", "call_id": call["id"], "output": "ok"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thought["thinking"]}]},
+        *(
+            {"type": "function_call", "call_id": one["id"], "name": "bash", "arguments": json.dumps(one["input"])}
+            for one in uses
+        ),
+        *({"type": "function_call_output", "call_id": one["id"], "output": "ok"} for one in uses),
+    ]
+    third = await respond(live, session, items, tools=[BASH])
+    assert third.status == 200, third.body
+    await check_exact(live, session, 3)
+    assert [row["dialect"] for row in await ledger(live, session)] == ["chat", "messages", "responses"]
+
+
 async def test_calls_of_namespaces_and_custom_tools_go_on_exactly_and_are_held_in_their_own_form(live: Live) -> None:
     session = await live.open()
     tools = [
@@ -347,6 +383,27 @@ async def test_a_compaction_asked_for_without_tools_is_followed_by_the_main_line
     assert (await respond(live, session, goes_on, tools=[BASH])).status == 200
     strands = (await live.call("GET", f"/sessions/{session}")).json()["metadata"]["strands"]
     assert [(one["kind"], one["continues"]) for one in strands] == [("main", None), ("compaction", 0), ("main", 1)]
+
+
+async def test_a_reply_that_an_engine_wrote_for_chats_is_written_anew(rig: Rig) -> None:
+    """SGLang parses calls itself, and numbers them by the messages that it is given."""
+    session = await rig.open()
+    path = f"/sessions/{session}/v1/responses"
+    ids = (*rig.renderer.tokenizer.encode("<x>"), END)
+    rig.sglang.plan(rig.script("", ids=ids, reasoning="why", tool_calls=(("call_7", "bash", '{"command": "ls"}'),)))
+    rig.sglang.plan(rig.script("Bye."))
+    first = (await rig.call("POST", path, {"input": "go", "tools": [BASH]})).json()
+    assert [item["type"] for item in first["output"]] == ["reasoning", "function_call"]
+    items = [{"role": "user", "content": "go"}, *first["output"], result(first["output"][1], "a")]
+    answer = await rig.call("POST", path, {"input": items, "tools": [BASH], "stream": True})
+    assert events_of(answer)[-1]["response"]["output"][0]["content"][0]["text"] == "Bye."
+    call = {"id": "call_7", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+    assert rig.sglang.requests[1].json["messages"] == [
+        user("go"),
+        {"role": "assistant", "content": None, "reasoning_content": "why", "tool_calls": [call]},
+        {"role": "tool", "content": "a", "tool_call_id": "call_7"},
+    ]
+    assert len(await rig.records(session)) == 2
 
 
 # --- silence --------------------------------------------------------------------------------------------------------

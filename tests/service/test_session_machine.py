@@ -34,7 +34,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnReport
+from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParams, StageTimes
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
@@ -89,8 +89,8 @@ class Counted(NoTelemetry):
     def retry_answered(self, *, joined: bool) -> None:
         self.retries.append(joined)
 
-    def session_ended(self, end: SessionEnd) -> None:
-        self.session_ends.append(end)
+    def session_ended(self, report: SessionReport) -> None:
+        self.session_ends.append(report.end)
 
 
 # -- the model
@@ -106,7 +106,8 @@ def opening_of(messages: list[Message], kwargs: dict[str, object]) -> Opening:
 
 @dataclass(eq=False, kw_only=True)
 class Branch:
-    """A strand. `fork_of` is the one to whose last turn it has another reply; `work` the first whose work it is."""
+    """A strand. `fork_of` is the one from whose last turn it parts with another reply, `work` the first whose work it
+    is."""
 
     fork_of: "Branch | None" = None
     goes_on: bool = False
@@ -235,17 +236,13 @@ class Place:
         return bool(turns) and turns[-1].is_in(sent) and turns[-1].may_be_followed(sent)
 
     def forks(self, sent: Sent) -> bool:
-        """Whether a request has another reply to the last turn of its strand."""
+        """Whether a request parts from the last turn of its strand with another reply."""
         turns = self.turns_in(self.branch_of(sent))
         if self.kind is not HistoryKind.STRANDS or not turns or not all(turn.is_in(sent) for turn in turns[:-1]):
             return False
-        last, at = turns[-1].messages, len(turns[-1].messages) - 1
-        return (
-            at < len(sent.messages)
-            and sent.messages[at].role is Role.ASSISTANT
-            and sent.messages[:at] == last[:at]
-            and sent.messages[at] != last[at]
-        )
+        last, given = turns[-1].messages, sent.messages
+        at = next((i for i, pair in enumerate(zip(last, given, strict=False)) if pair[0] != pair[1]), len(given))
+        return at < len(last) and any(message.role is Role.ASSISTANT for message in given[at:])
 
     def places_of(self, sent: Sent) -> list[Branch]:
         """The strands in which a request has a place."""

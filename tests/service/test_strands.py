@@ -336,6 +336,22 @@ async def test_a_fork_of_a_line_with_turns_before_it_goes_on_with_its_work(live:
     assert shown["metadata"]["discarded"]["turns"] == 1
 
 
+async def test_a_request_that_goes_on_without_the_last_reply_replaces_nothing(live: Live) -> None:
+    """Claude Code asks for a summary without its last reply, and keeps that reply in what it sends next."""
+    session = await live.open()
+    line = [user("hi")]
+    for reply, more in (("one", "b"), ("two", "c")):
+        live.says(reply)
+        assert (await live.chat(session, *line)).status == 200
+        line += [assistant(reply), user(more)]
+    live.says("a summary")
+    assert (await live.chat(session, *line[:3], user("Sum it up."))).status == 200
+    live.says("three")
+    assert (await live.chat(session, *line)).status == 200
+    assert contents(live, session) == [("one", 1), ("two", 2), ("a summary", 1), ("three", 3)]
+    assert (await told(live, session))["metadata"]["discarded"]["turns"] == 0
+
+
 async def test_a_request_that_goes_on_with_the_sampled_reply_finds_its_line_beside_a_fork(live: Live) -> None:
     session = await live.open()
     live.says("one")
@@ -352,6 +368,19 @@ async def test_a_request_that_goes_on_with_the_sampled_reply_finds_its_line_besi
         assert (await live.chat(session, user("hi"), *messages)).status == 200
     assert contents(live, session) == [("one", 1), ("fork", 1), ("two", 2), ("fork on", 2), ("three", 3)]
     assert (await told(live, session))["metadata"]["discarded"]["turns"] == 0
+
+
+async def test_a_line_that_is_left_within_its_last_turn_for_a_longer_one_is_kept(live: Live) -> None:
+    session = await live.open()
+    steps = [user("task"), assistant("step 1"), user("seen 1")]
+    live.says("plan 1")
+    assert (await live.chat(session, *steps[:-1], user("seen 1, now plan"))).status == 200
+    live.says("plan 1, in other words")
+    assert (await live.chat(session, *steps[:-1], user("seen 1, now plan anew"))).status == 200
+    live.says("plan 2")
+    assert (await live.chat(session, *steps, assistant("step 2"), user("seen 2, now plan"))).status == 200
+    assert contents(live, session) == [("plan 1, in other words", 1), ("plan 2", 1)]
+    assert (await told(live, session))["metadata"]["discarded"]["turns"] == 1
 
 
 async def test_a_fork_that_fails_leaves_the_line_as_it_was_and_a_linear_session_has_none(live: Live) -> None:

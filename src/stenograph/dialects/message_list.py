@@ -82,7 +82,7 @@ def wire_messages(
     raws = decode_part(text, _LIST, at=at)
     if len(raws) > MAX_MESSAGES:
         raise InvalidRequest(f"A conversation has at most {MAX_MESSAGES} messages, this one {len(raws)}.", param=at)
-    for start, end in _portions(raws):
+    for start, end in portions(raws):
         for index in range(start, end):
             if may_have_many(raws[index]):
                 check_parts(raws[index], f"{at}/{index}")
@@ -95,7 +95,7 @@ def may_have_many(raw: Raw) -> bool:
     return len(memoryview(raw)) > MAX_PARTS and bytes(raw).count(b"{") > MAX_PARTS
 
 
-def _portions(raws: list[Raw]) -> Iterator[tuple[int, int]]:
+def portions(raws: list[Raw]) -> Iterator[tuple[int, int]]:
     """Stretches [start, end) of so many messages as are decoded at once; one that is long by itself is alone."""
     start = num_bytes = 0
     for index, raw in enumerate(raws):

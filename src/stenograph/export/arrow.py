@@ -2,8 +2,8 @@
 
 Needs pyarrow, which is three times the size of all else together and so an extra (`pip install -e '.[arrow]'`);
 it is imported when the first sample is asked for in this format. Its columns are those of the JSON format; `turns`,
-`metadata` and `prefix_cache_info` are JSON texts. `session_metadata` and `empty_reason` are in the schema's metadata,
-as JSON.
+`metadata` and `prefix_cache_info` are JSON texts, and so is `rewards`: the reward, be it a number or several. In the
+schema's metadata are `session_metadata` and `empty_reason`, as JSON.
 """
 
 import importlib
@@ -70,6 +70,9 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
         "weight_spans": pa.array([row["weight_spans"] for row in described], pa.list_(span)),
         "turns": _json_texts(pa, [row["turns"] for row in described]),
         "prefix_cache_info": _json_texts(pa, [row["prefix_cache_info"] for row in described]),
+        "reward": pa.array([_number(row["reward"]) for row in described], pa.float64()),
+        "rewards": _json_texts(pa, [row["reward"] for row in described]),
+        "outcome": pa.array([row["outcome"] for row in described], pa.string()),
         "metadata": _json_texts(pa, [row["metadata"] for row in described]),
     }
     return pa.RecordBatch.from_pydict(columns)
@@ -84,6 +87,10 @@ def _pyarrow() -> Any:
             "format 'arrow' needs pyarrow, which this server does not have: pip install pyarrow."
         ) from error
     return module
+
+
+def _number(reward: float | Mapping[str, float] | None) -> float | None:
+    return None if isinstance(reward, Mapping) else reward
 
 
 def _maybe_numpy(values: "array[float] | None") -> NDArray[np.generic] | None:

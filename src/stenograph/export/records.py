@@ -19,7 +19,7 @@ from stenograph.core.ids_json import encode_ids, pieces_of
 from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.messages import Message
-from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.types import FinishReason, LogprobsKind, SampledTurn
 from stenograph.dialects.openai.chat_reply import RepliedMessage, ReplyFinish, finish_of, message_body
 from stenograph.export.lines import WireSpan, spans_json
@@ -141,6 +141,14 @@ class DiscardedTurns(TypedDict):
     sampled_tokens: Count
 
 
+class WireOutcome(TypedDict):
+    """The outcome of a rollout. `reward` is a number, or numbers by name."""
+
+    reward: float | Mapping[str, float] | None
+    verdict: RolloutVerdict
+    detail: str | None
+
+
 class SessionSummary(TypedDict):
     """A session in a list. `created_at` is in seconds of the epoch."""
 
@@ -152,6 +160,8 @@ class SessionSummary(TypedDict):
     num_tokens: Count
     discarded: DiscardedTurns
     busy: bool
+    group: str | None
+    outcome: WireOutcome | None
     metadata: Mapping[str, object]
 
 
@@ -159,7 +169,8 @@ class SessionMetadata(TypedDict):
     """The session's own metadata, and the server's keys over it; unless it is linear, also `tree` (docs/samples.md).
 
     `rewrites` counts by rule the changes to what the client sent. With samples `left_out` counts, by kind, the strands
-    that are none, and the sampled tokens in them.
+    that are none, and the sampled tokens in them; under `infra_failed` those of a rollout that failed so. `outcome` and
+    `group` are there where the session has them.
     """
 
     accumulated_token_ids: TokenIds
@@ -169,7 +180,9 @@ class SessionMetadata(TypedDict):
     strands: Sequence[StrandRow]
     rewrites: Mapping[str, Count]
     tree: NotRequired[Mapping[str, object]]
-    left_out: NotRequired[Mapping[StrandKind, LeftOut]]
+    outcome: NotRequired[WireOutcome | None]
+    group: NotRequired[str]
+    left_out: NotRequired[Mapping[str, LeftOut]]
 
 
 class SessionView(TypedDict):
@@ -257,6 +270,13 @@ def discarded_json(discarded: Discarded) -> DiscardedTurns:
     return {"turns": discarded.num_turns, "sampled_tokens": discarded.num_tokens}
 
 
+def outcome_json(outcome: SessionOutcome | None) -> WireOutcome | None:
+    """A session's outcome as plain values; None if it has none."""
+    if outcome is None:
+        return None
+    return {"reward": outcome.reward, "verdict": outcome.verdict, "detail": outcome.detail}
+
+
 def session_summary(session: Session) -> SessionSummary:
     """One entry of `GET /sessions`."""
     strands = session.strands
@@ -269,6 +289,8 @@ def session_summary(session: Session) -> SessionSummary:
         "num_tokens": strands.num_tokens,
         "discarded": discarded_json(strands.discarded),
         "busy": session.is_busy,
+        "group": session.options.group,
+        "outcome": outcome_json(session.outcome),
         "metadata": session.options.metadata,
     }
 

@@ -20,6 +20,7 @@ from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import as_chunked_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.logprobs import Logprobs, known_logprobs
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import LogprobsKind, WeightSpan
 from stenograph.export.lines import (
@@ -34,7 +35,7 @@ from stenograph.export.lines import (
     whole_line,
 )
 from stenograph.export.replay import ReplayShape, indexer_topk, replayable, routed_experts
-from stenograph.export.strand_facts import SessionFacts
+from stenograph.export.strand_facts import SessionFacts, StrandFacts
 from stenograph.export.turn_rows import TurnRow, check_kind, kinds_of_turns, turn_rows
 from stenograph.trajectory.turn import Node, TurnStatus
 
@@ -42,6 +43,7 @@ Decode = Callable[["array[int]"], str]
 """Ids to text, control tokens included."""
 
 LEAF = "leaf"
+GROUP = "group"
 STRAND_KEYS = ("strand", "kind", "rule", "client", "agent_id", "chapter", "continues")
 MISMATCH = "tito_session_mismatch"
 DISCARDED = "discarded"
@@ -64,6 +66,8 @@ class EmptyReason(enum.StrEnum):
     """In no line does a first prompt and one sampled token fit into `max_seq_len`."""
     LEFT_OUT = "left_out"
     """Every strand is of a kind that was not asked for. Ours: that server knows no strands."""
+    INFRA_FAILED = "infra_failed"
+    """The rollout failed by infrastructure, and such were not asked for. Ours too."""
 
 
 class PrefixCacheInfo(TypedDict):
@@ -83,6 +87,8 @@ class SampleFacts(TypedDict):
     weight_spans: Sequence[WireSpan]
     turns: Sequence[TurnRow]
     prefix_cache_info: PrefixCacheInfo
+    reward: float | Mapping[str, float] | None
+    outcome: RolloutVerdict | None
     metadata: Mapping[str, object]
 
 
@@ -112,6 +118,7 @@ class Sample:
     `tokens`, in order; every sampled token in a span was sampled by its version; prompt tokens between them take no
     part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
     int32, or None. `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
+    `outcome` is the session's, None if nobody has said it.
     """
 
     tokens: "array[int]"
@@ -130,6 +137,7 @@ class Sample:
     num_cached_tokens: int = 0
     routed_experts: NDArray[np.int32] | None = field(default=None, compare=False)
     indexer_topk: NDArray[np.int32] | None = field(default=None, compare=False)
+    outcome: SessionOutcome | None = None
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:
@@ -146,12 +154,15 @@ class Sample:
 class SampleSet:
     """The samples of a session, oldest leaf first; `empty_reason` is set where there is none, and only there.
 
-    `left_out` are the kept lines of the kinds that were not asked for.
+    `num_trained` counts, by node id, the sampled tokens of each turn that a sample trains, its first ones. `left_out`
+    are the kept lines of the kinds that were not asked for, `failed` those of a rollout that failed by infrastructure.
     """
 
     samples: tuple[Sample, ...]
     empty_reason: EmptyReason | None
+    num_trained: Mapping[int, int] = field(default_factory=dict[int, int])
     left_out: tuple[SampleLine, ...] = ()
+    failed: tuple[SampleLine, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.samples) == (self.empty_reason is not None):
@@ -171,6 +182,7 @@ def make_samples(
     session: SessionFacts | None = None,
     kinds: Collection[StrandKind] = tuple(StrandKind),
     required: LogprobsKind | None = None,
+    include_failed: bool = True,
 ) -> SampleSet:
     """One sample for each kept line of a session's turns, given oldest commit first. Mutates nothing.
 
@@ -178,7 +190,8 @@ def make_samples(
     every sample, with the server's own keys on top: `mismatches` is the drift of each leaf's line by node id, as plain
     values, as far as it was computed; `discarded` counts what the session's commits discarded. `session` tells each
     line's strand; only strands of `kinds` become samples. With `max_seq_len` a line ends with its last sampled token
-    that fits, and one without any gives no sample. `required` are log-probabilities that every trained token must have.
+    that fits, and one without any gives no sample. Without `include_failed` a rollout whose outcome is `infra_failed`
+    gives none. `required` are log-probabilities that every trained token must have.
     Raises SamplesInconsistent: a line cannot be accounted for token by token, or lacks the required ones.
     """
     if not nodes:
@@ -187,11 +200,17 @@ def make_samples(
     has_lines = session is not None and session.history is HistoryKind.STRANDS
     lines: list[SampleLine] = []
     left_out: list[SampleLine] = []
+    failed: list[SampleLine] = []
+    outcome, group = (None, None) if session is None else (session.outcome, session.group)
+    leaves_out = not include_failed and outcome is not None and outcome.verdict is RolloutVerdict.INFRA_FAILED
     kept = leaves(nodes) if has_lines else kept_leaves(nodes)
     for leaf in kept:
         whole = whole_line(leaf, max_trim_tokens=max_trim_tokens)
         if leaf.id in strands and strands[leaf.id].kind not in kinds:
             left_out.append(whole)
+            continue
+        if leaves_out:
+            failed.append(whole)
             continue
         whole = replayable(whole)
         line = whole if max_seq_len is None else cut(whole, max_seq_len)
@@ -201,23 +220,50 @@ def make_samples(
     theirs = {key: value for key, value in (metadata or {}).items() if key not in SERVER_KEYS}
     samples: list[Sample] = []
     for index, line in enumerate(lines):
-        num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
-        ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
-        if line.leaf.id in strands:
-            row: Mapping[str, object] = strands[line.leaf.id].row()
-            ours.update((key, row[key]) for key in STRAND_KEYS)
-        if mismatches is not None and line.leaf.id in mismatches:
-            ours[MISMATCH] = mismatches[line.leaf.id]
-        if discarded is not None:
-            ours[DISCARDED] = discarded
+        ours = _servers_own(line, strands.get(line.leaf.id), group, mismatches, discarded)
         owned = frozenset(part.node.id for part in line.parts if owner[part.node.id] == index)
         if required is not None:
             check_kind([part for part in line.parts if part.node.id in owned and part.num_sampled], required)
-        samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}))
+        samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}, outcome))
     reason = None
     if not samples:
         reason = EmptyReason.LEFT_OUT if len(left_out) == len(kept) else EmptyReason.ALL_TRUNCATED
-    return SampleSet(samples=tuple(samples), empty_reason=reason, left_out=tuple(left_out))
+        reason = EmptyReason.INFRA_FAILED if failed else reason
+    return SampleSet(
+        samples=tuple(samples),
+        empty_reason=reason,
+        num_trained=_num_trained(lines, owner),
+        left_out=tuple(left_out),
+        failed=tuple(failed),
+    )
+
+
+def _servers_own(
+    line: SampleLine,
+    strand: StrandFacts | None,
+    group: str | None,
+    mismatches: Mapping[int, Sequence[object]] | None,
+    discarded: Mapping[str, object] | None,
+) -> dict[str, object]:
+    """The metadata of a sample that no client can set."""
+    num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
+    ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
+    if group is not None:
+        ours[GROUP] = group
+    if strand is not None:
+        row: Mapping[str, object] = strand.row()
+        ours.update((key, row[key]) for key in STRAND_KEYS)
+    if mismatches is not None and line.leaf.id in mismatches:
+        ours[MISMATCH] = mismatches[line.leaf.id]
+    if discarded is not None:
+        ours[DISCARDED] = discarded
+    return ours
+
+
+def _num_trained(lines: Sequence[SampleLine], owner: Mapping[int, int]) -> dict[int, int]:
+    """Trained tokens of each turn, by node id; `owner` is the index of the line that trains it."""
+    held = ((index, part) for index, line in enumerate(lines) for part in line.parts)
+    return {part.node.id: part.num_sampled for index, part in held if owner[part.node.id] == index}
 
 
 def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -> JsonSample:
@@ -238,6 +284,8 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -
         "weight_spans": facts["weight_spans"],
         "turns": facts["turns"],
         "prefix_cache_info": facts["prefix_cache_info"],
+        "reward": facts["reward"],
+        "outcome": facts["outcome"],
         "metadata": facts["metadata"],
     }
     if "logprobs_kind" in facts:
@@ -261,6 +309,8 @@ def describe(sample: Sample) -> SampleFacts:
             "cached_tokens": sample.num_cached_tokens,
             "total_prompt_tokens": sample.num_prompt_tokens,
         },
+        "reward": None if sample.outcome is None else sample.outcome.reward,
+        "outcome": None if sample.outcome is None else sample.outcome.verdict,
         "metadata": sample.metadata,
     }
     if sample.logprobs_kind is not None:
@@ -274,6 +324,7 @@ def _sample(
     decode: Decode,
     replay_shape: ReplayShape | None,
     metadata: Mapping[str, object],
+    outcome: SessionOutcome | None,
 ) -> Sample:
     num_tokens = len(line.ids)
     was_sampled, mask = bytearray(num_tokens), bytearray(num_tokens)
@@ -310,6 +361,7 @@ def _sample(
         num_cached_tokens=sum(turn.sampled.num_cached_tokens for turn in turns),
         routed_experts=routed_experts(line, replay_shape),
         indexer_topk=indexer_topk(line),
+        outcome=outcome,
         metadata=metadata,
     )
 

@@ -22,6 +22,7 @@ PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 OWN_PATHS = {
     "samples": ("POST",),
     "drift": ("GET", "HEAD"),
+    "outcome": ("GET", "HEAD", "PUT"),
     "ledger": ("GET", "HEAD"),
     "abort": ("POST",),
 }

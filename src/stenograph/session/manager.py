@@ -14,10 +14,11 @@ from dataclasses import replace
 
 from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
 from stenograph.core.errors import Draining, Limit, LimitExceeded, SessionNotFound
+from stenograph.core.outcome import SessionOutcome
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd
 from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
 from stenograph.session.admission import Caller, Capacity, Limits, Place
-from stenograph.session.journal import STOPPED, log_discarded, log_session_end, log_turn_end
+from stenograph.session.journal import STOPPED, log_discarded, log_session_end, log_turn_end, session_report
 from stenograph.session.kinds import Sighting
 from stenograph.session.opening import openings
 from stenograph.session.request import RequestRun, TurnOutcome, turn_reports
@@ -101,6 +102,10 @@ class SessionManager:
         if session is None or session.is_closing:
             return False
         return not session.is_expired(self._services.clock.monotonic())
+
+    def put_outcome(self, session_id: str, outcome: SessionOutcome) -> None:
+        """Set a session's outcome, in place of one that it has. Raises SessionNotFound."""
+        self.get(session_id).outcome = outcome
 
     def page(self, *, limit: int, after: str | None) -> list[Session]:
         """Up to `limit` live sessions in order of creation, those after the id `after`.
@@ -255,7 +260,7 @@ class SessionManager:
             self._count_tokens(session, 0)
             self.num_forgotten += 1
             session.close()
-            self._telemetry.session_ended(end)
+            self._telemetry.session_ended(session_report(session, end))
 
     def _count_tokens(self, session: Session, num_tokens: int) -> None:
         self._capacity.num_held_tokens += num_tokens - session.num_counted_tokens

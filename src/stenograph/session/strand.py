@@ -45,7 +45,7 @@ class Strand:
     `number` counts the session's strands in the order of their first commits; None before. `continues` is the strand
     whose work this one goes on with, after the client rewrote its history, and `chapter` counts those before it.
     `label` is what rules say of the request that opened it, `last_kind` of the one that was committed last.
-    `fork_of` is the strand with the same opening to whose last turn this one has another reply.
+    `fork_of` is the strand with the same opening from whose last turn this one parts, with another reply.
     """
 
     __slots__ = (
@@ -183,7 +183,7 @@ class Strands:
         return found if found.fork_of is None else _of_forks(found, request.messages, context)
 
     def fork(self, strand: Strand) -> Strand:
-        """A strand, without a turn, for a request that has another reply to the last turn of this one."""
+        """A strand, without a turn, for a request that parts from the last turn of this one with another reply."""
         fork = self._new(strand.key, strand.agent_id)
         fork.fork_of = strand
         return fork

@@ -25,7 +25,7 @@ class Attachment:
     """Place where a request attaches: after `parent` (None: as a root), with messages not yet in its line.
 
     `revision` is the history's when the position was taken; where only one turn may run, a commit checks that it holds.
-    `has_other_reply`: a turn would be replaced, to whose messages the request has another reply than was sampled.
+    `has_other_reply`: a turn would be replaced by what is no other try of it.
     """
 
     parent: Node | None
@@ -124,16 +124,17 @@ def answers(node: Node, messages: Sequence[Message], context: PromptContext, mat
 
 
 def has_other_reply(node: Node, messages: Sequence[Message], context: PromptContext, matcher: Matcher) -> bool:
-    """Whether the request goes on after the messages of `node`'s turn with a reply that is not the sampled one, given
-    that it goes on after the node's parent, and not after the node."""
-    at = node.num_messages - 1
-    own = messages[at - len(node.turn.messages) : at]
+    """Whether a request that goes on after `node`'s parent, and not after the node, is no other try of the node's turn:
+    it has another message in the reply's place, or parts from the turn earlier and has a reply after that. A retry,
+    and another try, also in other words, end before the reply."""
+    stored = (*node.turn.messages, node.turn.reply.message)
+    given = messages[node.num_messages - len(stored) :]
+    pairs = enumerate(zip(stored, given, strict=False))
+    at = next((index for index, pair in pairs if not matcher.matches(*pair)), len(given))
     return (
-        at < len(messages)
-        and messages[at].role is Role.ASSISTANT
-        and node.turn.asked is Asked.CHAT
+        node.turn.asked is Asked.CHAT
         and node.turn.context.is_same(context)
-        and all(map(matcher.matches, node.turn.messages, own))
+        and (at == len(stored) - 1 < len(given) or any(message.role is Role.ASSISTANT for message in given[at:]))
     )
 
 

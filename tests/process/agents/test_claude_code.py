@@ -157,7 +157,7 @@ async def test_two_agents_are_strands_of_their_own_beside_the_main_line(
         assert len(samples) == 3
 
 
-async def test_a_compaction_is_known_and_what_follows_it_is_a_strand(
+async def test_a_compaction_replaces_no_turn_and_what_follows_it_is_a_chapter(
     claude: Path, home: Path, talking: Talking
 ) -> None:
     """It asks for the summary without its last reply, which it keeps as it is: that one stands in the next prompt."""
@@ -169,13 +169,26 @@ async def test_a_compaction_is_known_and_what_follows_it_is_a_strand(
             assert ran.code == 0, ran.printed
         rows = await ledger(talk, base_url)
         assert [row["status"] for row in rows] == [200] * 4
-        assert [row["kind"] for row in rows[:3]] == ["main", "main", "compaction"]
-        check_extends(talk, [0, 1])
-        check_extends(talk, [0, 2])
+        found = [(one["kind"], one["num_turns"], one["continues"]) for one in await strands(talk, base_url)]
+        assert found == [("main", 2, None), ("compaction", 1, 0), ("main", 1, 1)]
         following = talk.engine.requests[3].chat
         assert following is not None
         assert DONE in [message.content for message in following.messages]
-        assert [strand["num_turns"] for strand in await strands(talk, base_url)][1:] == [1]
+        assert (await get(talk, base_url, ""))["metadata"]["discarded"]["turns"] == 0
+        talk.check_all_trained_once(await talk.samples(base_url))
+
+
+@pytest.mark.parametrize("canonical", [None, "off"])
+async def test_its_billing_line_is_in_no_prompt(
+    claude: Path, home: Path, talking: Talking, canonical: str | None
+) -> None:
+    async with talking(DONE) as talk:
+        base_url = await talk.open_session(**({} if canonical is None else {"canonical": canonical}))
+        await run(claude, home, base_url, "-p", "What is here?")
+        (row,) = await ledger(talk, base_url)
+        (record,) = (await get(talk, base_url, ""))["records"]
+        is_shown = "x-anthropic-billing-header" in json.dumps(record["request"]["messages"])
+        assert (is_shown, "cc-billing" in row["rewrites"]) == (canonical == "off", canonical is None)
 
 
 async def test_a_tool_that_is_searched_for_is_shown_and_can_be_called(
@@ -196,9 +209,9 @@ async def test_a_tool_that_is_searched_for_is_shown_and_can_be_called(
         assert shown.messages[-1].content == shown.late_tools[0].json
         rows = await ledger(talk, base_url)
         assert [row["rewrites"] for row in rows] == [
-            ["deferred-tool"],
-            ["deferred-tool", "tool-reference"],
-            ["deferred-tool"],
+            ["deferred-tool", "cc-billing"],
+            ["deferred-tool", "tool-reference", "cc-billing"],
+            ["deferred-tool", "cc-billing"],
         ]
         record = (await get(talk, base_url, ""))["records"][1]
         assert record["response"]["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "WebFetch"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stenograph.core.errors import SamplesInconsistent
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import json_pieces
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import FinishReason, Grammar, GrammarKind, LogprobsKind, SamplingParams
 from stenograph.export.lines import kept_leaves
@@ -63,6 +64,8 @@ def test_a_worked_example(new_session: NewSession) -> None:
                 {"node_id": 1, "prompt_start": 5, "start": 6, "end": 7, "temperature": 1.0, "top_p": 0.5},
             ],
             "prefix_cache_info": {"cached_tokens": 6, "total_prompt_tokens": 9},
+            "reward": None,
+            "outcome": None,
             "metadata": {
                 "k": 1,
                 "leaf": {"node_id": 1, "parent": 0, "path_node_ids": [0, 1], "response_id": "chatcmpl-1"},
@@ -346,6 +349,35 @@ def test_a_call_over_a_change_of_weights_counts_as_the_older_ones(new_session: N
     (sample,) = make(session).samples
     assert sample.weight_versions == ("7", "8")
     assert min(int(version) for version in sample.weight_versions if str(version).isdigit()) == 7
+
+
+def facts_of(session: Any, **rest: Any) -> SessionFacts:
+    strands = [StrandFacts(number=0, kind=StrandKind.MAIN, nodes=session.nodes)]
+    return SessionFacts(history=HistoryKind.LINEAR, strands=strands, **rest)
+
+
+@pytest.mark.parametrize("verdict", RolloutVerdict)
+def test_a_failure_of_the_infrastructure_gives_no_sample_unless_it_is_asked_for(
+    new_session: NewSession, verdict: RolloutVerdict
+) -> None:
+    session = new_session()
+    session.add(None, [1], [(10, -1.0), (11, -1.0)])
+    facts = facts_of(session, outcome=SessionOutcome(verdict=verdict, reward={"a": 0.5}), group="g")
+    made, every = make(session, session=facts, include_failed=False), make(session, session=facts)
+    (sample,) = every.samples
+    body = json.loads(b"".join(json_pieces(to_json(sample))))
+    assert (body["reward"], body["outcome"], body["metadata"]["group"]) == ({"a": 0.5}, verdict, "g")
+    if verdict is not RolloutVerdict.INFRA_FAILED:
+        assert made == every
+        return
+    assert (made.samples, made.empty_reason) == ((), EmptyReason.INFRA_FAILED)
+    assert facts.left_out(made.left_out, made.failed) == {"infra_failed": {"strands": 1, "sampled_tokens": 2}}
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), {"a": float("-inf")}])
+def test_a_reward_is_finite(reward: Any) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        SessionOutcome(reward=reward)
 
 
 def test_a_client_cannot_set_the_servers_own_metadata_of_a_sample(new_session: NewSession) -> None:

@@ -18,7 +18,15 @@ from stenograph.core.errors import (
     TokenizationFailed,
     UpstreamUnreachable,
 )
-from stenograph.dialects.sessions import AbortRequest, CreateSession, Detokenize, Nothing, SamplesRequest, Tokenize
+from stenograph.dialects.sessions import (
+    AbortRequest,
+    CreateSession,
+    Detokenize,
+    Nothing,
+    PutOutcome,
+    SamplesRequest,
+    Tokenize,
+)
 from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
 from stenograph.export.records import SessionView
@@ -38,7 +46,15 @@ from stenograph.http.openapi.operation import (
 from stenograph.http.openapi.schemas import Described, Schema
 from stenograph.http.openapi.turns import TURN_PATHS, turn_operations
 from stenograph.http.proxy_route import OWN_PATHS, PROXY_METHODS
-from stenograph.http.session_routes import MAX_PAGE, Aborted, DriftReports, JsonSamples, OpenedSession, SessionPage
+from stenograph.http.session_routes import (
+    MAX_PAGE,
+    Aborted,
+    DriftReports,
+    JsonSamples,
+    OpenedSession,
+    OutcomeView,
+    SessionPage,
+)
 
 
 def operations(described: Described) -> Iterator[Operation]:
@@ -94,7 +110,7 @@ _TOKENS = (
 
 _ON_OPENED = (
     "getSession", "chatOnSession", "completeOnSession", "getSamples", "getDrift", "getLedger", "abortSession",
-    "deleteSession",
+    "putOutcome", "getOutcome", "deleteSession",
 )  # fmt: skip
 _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100}
 _PAGE = (
@@ -165,6 +181,14 @@ _SESSIONS = (
         parameters=_LEDGER_PAGE,
         errors=(InvalidRequest,),
     ),
+    operation(
+        "PUT /sessions/{id}/outcome",
+        "putOutcome",
+        "Say the rollout's outcome, in place of one that it has",
+        OutcomeView,
+        body=PutOutcome,
+    ),
+    operation("GET /sessions/{id}/outcome", "getOutcome", "Get the rollout's outcome", OutcomeView),
     operation("POST /sessions/{id}/abort", "abortSession", "End the session's running turns", Aborted, body=Nothing),
     operation("POST /abort_request", "abortAll", "End every running turn", Aborted, body=AbortRequest),
 )

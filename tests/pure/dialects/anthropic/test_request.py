@@ -105,6 +105,9 @@ def test_each_block_has_its_place_among_the_messages() -> None:
         "/messages/2/content/3/content",
         "/messages/3/content",
     ]
+    assert request.spelling.pointer(Blame(RequestPart.MESSAGES, 0, ("content", 1))) == "/system/1"
+    assert request.system_blocks is not None
+    assert request.system_blocks.texts == ("one", "two")
     assert request.spelling.pointer(Blame(RequestPart.MESSAGES, 4, ("role",))) == "/messages/2/content/1/type"
 
 
