@@ -341,6 +341,13 @@ async def test_a_bad_request_is_400_with_its_pointer(
     assert message in error["message"]
 
 
+async def test_a_stream_has_one_of_two_framings(live: Live) -> None:
+    refused = await ask(live, None, said("a"), method="streamGenerateContent?alt=proto")
+    assert (refused.status, "alt must be 'sse'" in refused.json()["error"]["message"]) == (400, True)
+    live.says("fine")
+    assert (await ask(live, None, said("a"), method="streamGenerateContent?alt=json")).json()[0]["candidates"]
+
+
 async def test_errors_have_google_s_shape(live: Live) -> None:
     session = await live.open()
     live.says("fine", paused=True)

@@ -5,13 +5,15 @@ contents that follow each other are one message: a client that streams keeps wha
 messages before a reply are the same, whatever follows that reply.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.rewrites import AppliedRewrite, kept_text
 from stenograph.dialects.gemini.fields import (
     NotShown,
     WireContent,
@@ -27,14 +29,33 @@ from stenograph.dialects.template_kwargs import check_depth
 
 _ROLES = {"user": Role.USER, "function": Role.USER, "model": Role.ASSISTANT}
 _OBJECT = msgspec.json.Decoder(dict[str, object])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+RESULT_COPY = "result-copy"
+"""The rewrite that leaves out a result which a content has twice."""
+
+
+class _Parts(msgspec.Struct):
+    """The parts of a content; nothing else is looked into."""
+
+    parts: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_PARTS = msgspec.json.Decoder(_Parts)
 
 
 @dataclass(slots=True)
 class _Open:
-    """Calls of the last reply that have no result yet, in order."""
+    """Calls of the last reply that have no result yet: their ids by name, in order."""
 
-    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    ids: dict[str, deque[str]] = field(default_factory=dict[str, deque[str]])
+    answered_ids: set[str] = field(default_factory=set[str])
     num_seen: int = 0
+
+    def clear(self) -> None:
+        """Forget them: a new reply has come."""
+        self.ids.clear()
+        self.answered_ids.clear()
 
     def called(self, wire: WireFunctionCall, at: str) -> ToolCall:
         """A call. One without an id gets one that depends on its place alone."""
@@ -46,54 +67,77 @@ class _Open:
             )
         call = ToolCall(id=wire.id or f"call_{self.num_seen}", name=wire.name, arguments=arguments)
         self.num_seen += 1
-        self.calls.append(call)
+        self.ids.setdefault(wire.name, deque()).append(call.id)
         return call
 
     def answered(self, wire: WireFunctionResponse, at: str) -> str:
         """The id of the call that a result answers. Raises InvalidRequest if it says none and none is open."""
-        found = [call for call in self.calls if call.id == wire.id or (not wire.id and call.name == wire.name)]
-        if found:
-            self.calls.remove(found[0])
-        elif not wire.id:
-            raise InvalidRequest(
-                f"No open call of {shown(wire.name)} comes before this result. Send the id of the call that it"
-                " answers.",
-                param=at,
-            )
-        return wire.id or found[0].id
+        if wire.id:
+            self.answered_ids.add(wire.id)
+            return wire.id
+        waiting = self.ids.get(wire.name, deque())
+        while waiting:
+            if (first := waiting.popleft()) not in self.answered_ids:
+                return first
+        raise InvalidRequest(
+            f"No open call of {shown(wire.name)} comes before this result. Send the id of the call that it answers.",
+            param=at,
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ReadContents:
-    """Messages, and for each the pointer of what it was made of."""
+    """Messages, for each the pointer of what it was made of, and the changes that had to be made to what was sent."""
 
-    messages: tuple[Message, ...]
-    pointers: tuple[str, ...]
+    messages: list[Message] = field(default_factory=list[Message])
+    pointers: list[str] = field(default_factory=list[str])
+    rewrites: list[AppliedRewrite] = field(default_factory=list[AppliedRewrite])
+
+    def add(self, message: Message, at: str) -> None:
+        """Add a message that was made of what is at a pointer."""
+        self.messages.append(message)
+        self.pointers.append(at)
 
 
-def read_contents(system: WireSystemInstruction | None, contents: Sequence[WireContent]) -> ReadContents:
+def read_contents(system: WireSystemInstruction | None, contents: Iterable[WireContent]) -> ReadContents:
     """The messages of a request. Raises InvalidRequest or UnrenderableMessage, with a JSON pointer."""
-    if not contents:
+    read = ReadContents()
+    _read_system(system, read)
+    num_before = len(read.messages)
+    _read_messages(contents, read)
+    if len(read.messages) == num_before:
         raise InvalidRequest("contents is empty: a conversation has at least one message.", param="/contents")
-    if len(contents) > MAX_MESSAGES:
-        raise InvalidRequest(f"A conversation has at most {MAX_MESSAGES} contents, this one {len(contents)}.")
-    found = list(_system(system))
-    found += _messages(contents)
-    if len(found) > MAX_MESSAGES:
-        raise InvalidRequest(f"A conversation has at most {MAX_MESSAGES} messages, this one {len(found)}.")
-    return ReadContents(messages=tuple(one for one, _ in found), pointers=tuple(at for _, at in found))
+    if len(read.messages) > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"A conversation has at most {MAX_MESSAGES} messages, this one {len(read.messages)}.", param="/contents"
+        )
+    return read
 
 
-def _system(wire: WireSystemInstruction | None) -> Iterator[tuple[Message, str]]:
+def check_part_count(raw: msgspec.Raw, at: str) -> None:
+    """Raise InvalidRequest, before they are made, for a content with more parts than it may have.
+
+    A content of another shape is for the decoder to refuse.
+    """
+    try:
+        parts = _PARTS.decode(raw).parts
+        num = len(_LIST.decode(parts)) if bytes(memoryview(parts)[:1]) == b"[" else 0
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if num > MAX_PARTS:
+        raise InvalidRequest(f"A content has at most {MAX_PARTS} parts, this one {num}.", param=f"{at}/parts")
+
+
+def _read_system(wire: WireSystemInstruction | None, read: ReadContents) -> None:
     if wire is None:
         return
     at = "/systemInstruction"
     texts = [_only_text(part, f"{at}/parts/{index}") for index, part in enumerate(wire.parts)]
     if text := "".join(texts):
-        yield Message(role=Role.SYSTEM, content=text), at
+        read.add(Message(role=Role.SYSTEM, content=text), at)
 
 
-def _messages(contents: Sequence[WireContent]) -> Iterator[tuple[Message, str]]:
+def _read_messages(contents: Iterable[WireContent], read: ReadContents) -> None:
     still_open = _Open()
     reply: list[tuple[WirePart, str]] = []
     reply_at = ""
@@ -105,11 +149,11 @@ def _messages(contents: Sequence[WireContent]) -> Iterator[tuple[Message, str]]:
             reply += parts
             continue
         if reply_at:
-            yield _reply(reply, still_open), reply_at
+            read.add(_reply(reply, still_open), reply_at)
             reply, reply_at = [], ""
-        yield from _said(parts, still_open)
+        _read_said(parts, still_open, read)
     if reply_at:
-        yield _reply(reply, still_open), reply_at
+        read.add(_reply(reply, still_open), reply_at)
 
 
 def _role(content: WireContent, at: str) -> Role:
@@ -127,8 +171,6 @@ def _parts(content: WireContent, at: str) -> list[tuple[WirePart, str]]:
     parts = content.parts or []
     if not parts:
         raise InvalidRequest("A content needs at least one part.", param=f"{at}/parts")
-    if len(parts) > MAX_PARTS:
-        raise InvalidRequest(f"A content has at most {MAX_PARTS} parts, this one {len(parts)}.", param=f"{at}/parts")
     found = [(part, f"{at}/parts/{index}") for index, part in enumerate(parts)]
     for part, place in found:
         _check_part(part, place)
@@ -172,7 +214,7 @@ def _reply(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
-    still_open.calls.clear()
+    still_open.clear()
     for part, at in parts:
         if part.function_response is not None:
             raise InvalidRequest("A result of a call is the user's, not the model's.", param=f"{at}/functionResponse")
@@ -192,36 +234,42 @@ def _reply(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Message:
     )
 
 
-def _said(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Iterator[tuple[Message, str]]:
-    """The user's parts as messages: each result is one, and so are the texts between them."""
+def _read_said(parts: Sequence[tuple[WirePart, str]], still_open: _Open, read: ReadContents) -> None:
+    """Add the user's parts as messages: each result is one, and so are the texts between them.
+
+    A result that stands in the content already, word for word, is left out: Gemini CLI sends each result twice when it
+    resumes a conversation.
+    """
     texts: list[str] = []
     texts_at = ""
+    seen: set[tuple[str, str, bytes]] = set()
     for part, at in parts:
         if part.function_call is not None:
             raise InvalidRequest("A call is the model's, not the user's.", param=f"{at}/functionCall")
         if part.thought:
             raise InvalidRequest("A thought is the model's, not the user's.", param=f"{at}/thought")
-        if part.function_response is None:
+        result = part.function_response
+        if result is None:
             texts_at = texts_at or at
             texts.append(part.text or "")
             continue
-        if _is_copy(part.function_response, parts):
-            continue
         if texts_at:
-            yield Message(role=Role.USER, content="".join(texts)), texts_at
+            read.add(Message(role=Role.USER, content="".join(texts)), texts_at)
             texts, texts_at = [], ""
-        yield _result(part.function_response, f"{at}/functionResponse", still_open)
+        said = (result.id or "", result.name, bytes(result.response))
+        if said in seen:
+            read.rewrites.append(_left_out(said, at, number=len(read.messages) - 1))
+            continue
+        read.add(*_result(result, f"{at}/functionResponse", still_open))
+        if result.id:
+            seen.add(said)
     if texts_at:
-        yield Message(role=Role.USER, content="".join(texts)), texts_at
+        read.add(Message(role=Role.USER, content="".join(texts)), texts_at)
 
 
-def _is_copy(wire: WireFunctionResponse, parts: Sequence[tuple[WirePart, str]]) -> bool:
-    """Whether a result stands before in the same content, word for word. Gemini CLI sends each result twice when it
-    resumes a conversation."""
-    if not wire.id:
-        return False
-    same = [one.function_response for one, _ in parts if one.function_response == wire]
-    return same[0] is not wire
+def _left_out(said: tuple[str, str, bytes], at: str, *, number: int) -> AppliedRewrite:
+    before = kept_text(said[2].decode())
+    return AppliedRewrite(rule=RESULT_COPY, where=f"{at}/functionResponse", before=before, after="", message=number)
 
 
 def _result(wire: WireFunctionResponse, at: str, still_open: _Open) -> tuple[Message, str]:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling
-from stenograph.core.errors import StenographError
+from stenograph.core.errors import InvalidRequest, StenographError
 from stenograph.core.json_types import Count
 from stenograph.core.types import FinishReason
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
@@ -16,12 +16,13 @@ from stenograph.dialects.gemini.errors import gemini_refusal
 from stenograph.dialects.gemini.reply import GeminiStream, encode_gemini
 from stenograph.dialects.gemini.request import decode_count, decode_gemini
 from stenograph.dialects.gemini.spelling import GEMINI, GeminiSpelling
+from stenograph.dialects.json_errors import shown
 from stenograph.dialects.openai.reply_parts import TokenText
 from stenograph.dialects.openai.sampling import request_json
 from stenograph.dialects.settings import UnknownFields
 
 GENERATE, STREAM = "generateContent", "streamGenerateContent"
-_MODEL = r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>[^/:]+)"
+_MODEL = r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>[^/]+)"
 COUNT = "countTokens"
 COUNT_PATH = f"{_MODEL}:{COUNT}"
 GENERATE_PATH = f"{_MODEL}:(?P<method>{GENERATE}|{STREAM})"
@@ -45,7 +46,7 @@ class GeminiDialect:
             incoming.body,
             model=model,
             stream=method == STREAM,
-            is_sse=parse_qs(incoming.query).get("alt", [""])[-1] == "sse",
+            is_sse=_is_sse(incoming.query),
             unknown_fields=self.unknown_fields,
         )
         path = f"/{incoming.at['version']}/models/{model}:{method}"
@@ -99,6 +100,14 @@ class GeminiCounter:
 
     def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
         return gemini_refusal(error, spelling)
+
+
+def _is_sse(query: str) -> bool:
+    """Whether a stream is to be of events. Raises InvalidRequest for another framing than there is."""
+    framing = parse_qs(query, keep_blank_values=True).get("alt", ["json"])[-1]
+    if framing not in ("json", "sse"):
+        raise InvalidRequest(f"alt must be 'sse' for a stream of events, or 'json', got {shown(framing)}.")
+    return framing == "sse"
 
 
 def _gemini(spelling: Spelling) -> GeminiSpelling:

@@ -14,12 +14,14 @@ from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
 from stenograph.core.errors import CallerError, InvalidRequest
 from stenograph.core.messages import Tool
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.dialects.gemini.contents import check_shown, read_contents
+from stenograph.dialects.function_tool import function_tool
+from stenograph.dialects.gemini.contents import ReadContents, check_part_count, check_shown, read_contents
 from stenograph.dialects.gemini.fields import (
     CONFIG_FIELDS,
     GEMINI_FIELDS,
     MAX_STOPS,
     NEUTRAL_VALUES,
+    WireContent,
     WireDeclaration,
     WireGenerateRequest,
     WireGenerationConfig,
@@ -31,16 +33,20 @@ from stenograph.dialects.gemini.schemas import json_schema
 from stenograph.dialects.gemini.snake_case import in_camel_case
 from stenograph.dialects.gemini.spelling import GeminiSpelling, config_name
 from stenograph.dialects.json_errors import decode_json, shown
+from stenograph.dialects.message_list import check_rest, wire_messages
+from stenograph.dialects.openai.chat_reply import openai_messages
 from stenograph.dialects.openai.sampling_fields import NEUTRAL, FieldRules
 from stenograph.dialects.settings import UnknownFields
 from stenograph.dialects.template_kwargs import check_depth
 
 _REQUEST = msgspec.json.Decoder(WireGenerateRequest)
+_CONTENTS = msgspec.json.Decoder(list[WireContent])
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _CONFIG = "/generationConfig"
 _CALLING = "/toolConfig/functionCallingConfig"
 _JSON_VALUE = '{"anyOf":[{"type":"object"},{"type":"array"}]}'
 """The schema of JSON without a schema, which Google does not hold to an object."""
+_EFFORTS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high"}
 _HOW_TO_RECORD = "A server that is started with --unknown-fields record takes such fields and only records them."
 
 
@@ -51,20 +57,22 @@ def decode_gemini(
     read = _read(body, unknown_fields)
     wire = read.wire
     config = wire.generation_config or WireGenerationConfig()
-    found = read_contents(wire.system_instruction, wire.contents)
+    found = read.contents
     tools = list(_tools(wire))
     thinking = config.thinking_config or WireThinkingConfig()
     params, said, grammar_at = _sampling(config)
     return ChatRequest(
-        messages=found.messages,
+        messages=tuple(found.messages),
+        messages_json=openai_messages(found.messages) if tools else b"[]",
         model=model,
         tools=tuple(tool for tool, _ in tools),
         tool_choice=_tool_choice(wire.tool_config, [tool.name for tool, _ in tools]),
         params=params,
         said=said,
-        template_kwargs=_template_kwargs(thinking),
+        thinks=False if thinking.thinking_budget == 0 else None,
+        effort=_effort(thinking),
         spelling=GeminiSpelling(
-            messages=found.pointers,
+            messages=tuple(found.pointers),
             tools=tuple(at for _, at in tools),
             grammar=grammar_at,
             shows_thoughts=bool(thinking.include_thoughts),
@@ -73,6 +81,7 @@ def decode_gemini(
         reply=ReplyOptions(stream=stream, logprobs=bool(config.response_logprobs)),
         recorded=read.recorded,
         sent=read.sent,
+        rewrites=tuple(found.rewrites),
     )
 
 
@@ -104,6 +113,7 @@ class _ReadRequest(NamedTuple):
     """A body that was read, and what of it is recorded: fields without effect, and the sampling fields as sent."""
 
     wire: WireGenerateRequest
+    contents: ReadContents
     recorded: dict[str, str]
     sent: dict[str, str]
 
@@ -112,7 +122,8 @@ def _read(body: bytes, unknown_fields: UnknownFields) -> _ReadRequest:
     extra: dict[str, str] = {}
     if unknown_fields is UnknownFields.RECORD:
         body, extra = _without_unknown(body)
-    wire = _decoded(body)
+    check_rest(body, "contents")
+    wire, contents = _decoded(body)
     _check_refused(wire, GEMINI_FIELDS, "")
     config = wire.generation_config
     if config is not None:
@@ -123,12 +134,15 @@ def _read(body: bytes, unknown_fields: UnknownFields) -> _ReadRequest:
         if field.encode_name in GEMINI_FIELDS.recorded and isinstance(value := getattr(wire, field.name), Raw)
     }
     sent = {} if config is None else {"generationConfig": msgspec.json.encode(config).decode()}
-    return _ReadRequest(wire, {**recorded, **extra}, sent)
+    return _ReadRequest(wire, contents, {**recorded, **extra}, sent)
 
 
-def _decoded(body: bytes) -> WireGenerateRequest:
+def _decoded(body: bytes) -> tuple[WireGenerateRequest, ReadContents]:
+    """The fields of a body, and its contents as messages."""
     try:
-        return decode_json(body, _REQUEST, known=names_at)
+        wire = decode_json(body, _REQUEST, known=names_at)
+        found = wire_messages(wire.contents, _CONTENTS, known=names_at, check_parts=check_part_count, at="/contents")
+        return wire, read_contents(wire.system_instruction, found)
     except InvalidRequest as error:
         field = _unknown_field(error)
         if "_" in field and (respelled := in_camel_case(body)) != body:
@@ -195,16 +209,7 @@ def _tool(wire: WireDeclaration, at: str) -> Tool:
     name = "parameters" if wire.parameters_json_schema is None else "parametersJsonSchema"
     given = wire.parameters if wire.parameters_json_schema is None else wire.parameters_json_schema
     check_depth(given, at=f"{at}/{name}")
-    function: dict[str, object] = {"name": wire.name}
-    if wire.description is not None:
-        function["description"] = wire.description
-    if given is not None:
-        function["parameters"] = json_schema(given)
-    return Tool(
-        name=wire.name,
-        json=msgspec.json.encode({"type": "function", "function": function}).decode(),
-        parameters_json=msgspec.json.encode(function.get("parameters") or {"type": "object"}).decode(),
-    )
+    return function_tool(wire.name, wire.description, None if given is None else json_schema(given), at=f"{at}/{name}")
 
 
 def _tool_choice(wire: WireToolConfig | None, names: list[str]) -> ToolChoice:
@@ -356,11 +361,6 @@ def _choice(schema: Mapping[str, object], at: str) -> Grammar:
     return Grammar(kind=GrammarKind.CHOICE, source=msgspec.json.encode(choices).decode())
 
 
-def _template_kwargs(wire: WireThinkingConfig) -> dict[str, object]:
-    """A level is the effort; a budget of 0 is no reasoning. Other budgets are in the record alone."""
-    kwargs: dict[str, object] = {}
-    if wire.thinking_level is not None and wire.thinking_level != "THINKING_LEVEL_UNSPECIFIED":
-        kwargs["reasoning_effort"] = wire.thinking_level.lower()
-    if wire.thinking_budget == 0:
-        kwargs["enable_thinking"] = False
-    return kwargs
+def _effort(wire: WireThinkingConfig) -> str | None:
+    """The effort that a level is: the lowest two are one here."""
+    return None if wire.thinking_level is None else _EFFORTS.get(wire.thinking_level)

@@ -174,9 +174,9 @@ def _messages() -> Iterator[Operation]:
         )
 
 
-_MODEL = parameter("path", "model", "Any name: there is one model.", {"type": "string", "pattern": "^[^/:]+$"})
+_MODEL = parameter("path", "model", "Any name: there is one model.", {"type": "string", "minLength": 1})
 _SSE = parameter(
-    "query", "alt", "`sse` for a stream of events; else the stream is a JSON list.", {"type": "string", "enum": ["sse"]}
+    "query", "alt", "`sse` for a stream of events; else the stream is a JSON list.", {"enum": ["sse", "json"]}
 )
 _MODEL_PARAMETER = {**_MODEL, "required": True}
 _GEMINI_CONTENT: dict[str, dict[str, Schema]] = {

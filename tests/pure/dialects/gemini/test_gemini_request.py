@@ -174,11 +174,14 @@ def config(**fields: Any) -> ChatRequest:
 
 
 def test_thinking_is_an_effort_or_switched_off_and_budgets_are_recorded() -> None:
-    assert config(thinkingConfig={"thinkingLevel": "HIGH"}).template_kwargs == {"reasoning_effort": "high"}
-    assert config(thinkingConfig={"thinkingBudget": 0}).template_kwargs == {"enable_thinking": False}
+    levels = ("MINIMAL", "LOW", "MEDIUM", "HIGH")
+    assert [config(thinkingConfig={"thinkingLevel": level}).effort for level in levels] == [
+        *("low", "low", "medium", "high")
+    ]
+    assert config(thinkingConfig={"thinkingBudget": 0}).thinks is False
     for neutral in ({"thinkingBudget": -1}, {"thinkingBudget": 900}, {"thinkingLevel": "THINKING_LEVEL_UNSPECIFIED"}):
         request = config(thinkingConfig=neutral)
-        assert request.template_kwargs == {}
+        assert (request.thinks, request.effort) == (None, None)
         assert msgspec.json.decode(request.sent["generationConfig"])["thinkingConfig"] == neutral
 
 
@@ -316,5 +319,35 @@ def test_a_result_that_is_sent_twice_is_one() -> None:
     said_before = ({"parts": [{"text": "a"}]}, {"role": "model", "parts": [call, call]})
     found = messages(*said_before, {"parts": [result, result, other, result]})
     assert [one.content for one in found[2:]] == ['{"n":1}', '{"n":2}']
+    rewrites = decoded({"contents": [*said_before, {"parts": [result, result, other, result]}]}).rewrites
+    assert [(one.rule, one.where, one.before, one.after, one.message) for one in rewrites] == [
+        ("result-copy", "/contents/2/parts/1/functionResponse", '{"n": 1}', "", 2),
+        ("result-copy", "/contents/2/parts/3/functionResponse", '{"n": 1}', "", 3),
+    ]
     without_ids = {"functionResponse": {"name": "look", "response": {"n": 1}}}
     assert len(messages(*said_before, {"parts": [without_ids, without_ids]})) == 4
+
+
+def test_a_large_conversation_is_read_in_portions_and_within_limits() -> None:
+    many = [{"role": ("user", "model")[index % 2], "parts": [{"text": "x" * 40}]} for index in range(3000)]
+    assert len(decoded({"contents": many}).messages) == 3000
+    many[2500]["parts"] = [{"text": 1}]
+    with pytest.raises(InvalidRequest) as caught:
+        decoded({"contents": many})
+    assert caught.value.param == "/contents/2500/parts/0/text"
+    for body, param in (
+        ({"contents": [{"parts": [{"text": ""}] * 40_000}]}, "/contents/0/parts"),
+        ({"contents": [{"parts": [{"text": ""}]}] * 40_000}, "/contents"),
+        ({"contents": [{"parts": [{"text": "a"}]}], "systemInstruction": {"parts": [{"text": "x" * 2**21}]}}, None),
+    ):
+        with pytest.raises(InvalidRequest, match="at most") as caught:
+            decoded(body)
+        assert caught.value.param == param
+
+
+def test_many_results_cost_time_in_proportion_to_their_number() -> None:
+    """Ten thousand calls and results are looked at once each: pairs of them would be a hundred million."""
+    calls_sent = [{"functionCall": {"name": "look"}} for _ in range(10_000)]
+    answers = [{"functionResponse": {"name": "look", "response": {"n": number}}} for number in range(10_000)]
+    read = messages({"parts": [{"text": "a"}]}, {"role": "model", "parts": calls_sent}, {"parts": answers})
+    assert [one.tool_call_id for one in read[2:]] == [call.id for call in read[1].tool_calls]
