@@ -118,7 +118,7 @@ class LlamaCppTarget:
         reader = CompletionReader(on_sampled)
         client = LoadClient(*self._address, self._buffer)  # the server closes each connection
         try:
-            await client.asked("POST", "/completion", [body], reader)
+            await client.asked("POST", "/completion", [body], reader.feed)
         except RequestFailed as failure:
             raise TargetFailed(f"{self.name}: {failure.kind}: {failure.detail}") from failure
         finally:

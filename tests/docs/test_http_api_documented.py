@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stenograph.dialects.anthropic.fields import MESSAGES_FIELDS
+from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
 from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
@@ -22,17 +23,18 @@ def fields_under(dialect: str, heading: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "fields"),
+    ("dialect", "rules"),
     [
-        ("chat", CHAT_FIELDS),
-        ("completions", COMPLETION_FIELDS),
-        ("messages", MESSAGES_FIELDS),
-        ("responses", RESPONSES_FIELDS),
+        ("chat", [CHAT_FIELDS]),
+        ("completions", [COMPLETION_FIELDS]),
+        ("messages", [MESSAGES_FIELDS]),
+        ("responses", [RESPONSES_FIELDS]),
+        ("Gemini", [GEMINI_FIELDS, CONFIG_FIELDS]),
     ],
 )
-def test_every_field_is_listed_once_under_its_rule(dialect: str, fields: FieldRules) -> None:
+def test_every_field_is_listed_once_under_its_rule(dialect: str, rules: list[FieldRules]) -> None:
     for rule in Rule:
-        known = [name for name in fields.names if fields.rule_of(name) is rule]
+        known = [name for fields in rules for name in fields.names if fields.rule_of(name) is rule]
         assert sorted(fields_under(dialect, rule.capitalize())) == sorted(known)
 
 
@@ -40,8 +42,9 @@ def test_every_route_is_listed() -> None:
     source = (PAGE.parents[1] / "src" / "stenograph" / "http" / "control_routes.py").read_text()
     routes = re.findall(r'Route\("([^"]+)", .*methods=\["(\w+)"\]\)', source)
     known = {f"{method} {path}" for path, method in routes}
-    names = ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
-    for path in [f"/v1/{name}" for name in names]:
+    names = ["chat/completions", "completions", "messages", "messages/count_tokens", "responses"]
+    methods = ("generateContent", "streamGenerateContent", "countTokens")
+    for path in [f"/v1/{name}" for name in names] + [f"/v1beta/models/{{model}}:{method}" for method in methods]:
         known |= {f"POST {path}", f"POST /sessions/{{id}}{path}"}
     section = PAGE.read_text().split("## Routes\n")[1].split("\n## ")[0]
     assert len(routes) > 10

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from stenograph.http.metrics import METRICS, Metric, Metrics
+from stenograph.http.metric_table import METRICS, Metric
+from stenograph.http.metrics import Metrics
 from stenograph.http.store_metrics import STORE_METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -19,7 +19,7 @@ import pytest
 from stenograph.cli.main import SECTIONS
 from stenograph.cli.settings_table import SETTINGS
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_agent.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def command(*flags: str) -> list[str]:
@@ -110,10 +110,24 @@ def test_the_openai_sdk_talks_through_a_session_and_its_sample_is_exact(server: 
 def test_the_agent_of_the_demo_works_and_leaves_a_sample(server: str, tmp_path: Path) -> None:
     out = tmp_path / "sample.safetensors"
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "--url", server, "--out", str(out)], capture_output=True, text=True, check=False
+        [sys.executable, str(EXAMPLES / "openai_agent.py"), "--url", server, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert out.stat().st_size > 0
+
+
+@pytest.mark.weights
+@pytest.mark.timeout(180)
+def test_the_agent_of_anthropic_s_sdk_works_and_leaves_a_sample(server: str) -> None:
+    command = [sys.executable, str(EXAMPLES / "anthropic_agent.py"), "--url", server]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = re.findall(r"\((\d+) tokens counted before, (\d+) used; (\w+)\)", done.stdout)
+    assert [counted == used for counted, used, _ in counts] == [True] * len(counts)
+    assert (counts[0][2], counts[-1][2] != "tool_use", "[tool]" in done.stdout) == ("tool_use", True, True)
 
 
 @pytest.mark.weights

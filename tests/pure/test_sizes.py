@@ -12,7 +12,7 @@ MODULES = sorted(SRC.rglob("*.py"))
 MAX_BODY_LINES = 50
 MAX_NESTING = 3
 
-MAX_BENCH_LINES = 6_245
+MAX_BENCH_LINES = 6_242
 """All of bench/. It only shrinks: what the repository measures for itself belongs to benchmarks/."""
 
 TOO_LONG: set[str] = set()

@@ -99,9 +99,9 @@ def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-@pytest.fixture(scope="session")
-def renderer() -> Renderer:
-    files = ModelFiles(
+def tiny_files() -> ModelFiles:
+    """The files of the model that the tests speak with."""
+    return ModelFiles(
         name="tiny",
         path=Path("tiny"),
         tokenizer_json=tiny_tokenizer_json(),
@@ -113,7 +113,11 @@ def renderer() -> Renderer:
         max_context_tokens=4096,
         architecture="llama",
     )
-    return make_renderer(files, "smollm2")
+
+
+@pytest.fixture(scope="session")
+def renderer() -> Renderer:
+    return make_renderer(tiny_files(), "smollm2")
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnReport
+from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, SamplingParams, StageTimes, token_ids
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.renderer import Renderer
@@ -107,8 +107,8 @@ class Counted(NoTelemetry):
     def turn_ended(self, report: TurnReport) -> None:
         self.reports.append(report)
 
-    def session_ended(self, end: SessionEnd) -> None:
-        self.session_ends.append(end)
+    def session_ended(self, report: SessionReport) -> None:
+        self.session_ends.append(report.end)
 
 
 async def passes(num: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 from stenograph.core.errors import StartupError
 
 from .conftest import Live, assistant, user
+from .messages_kit import checked, post
 
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 
@@ -148,3 +149,32 @@ async def test_a_choice_of_a_rule_that_there_is_not_is_refused(live: Live, serve
     with pytest.raises(StartupError, match="--canonical: there is no rule 'hat'"):
         async with serve(canonical="hat"):
             raise AssertionError
+
+
+@pytest.mark.parametrize("canonical", ["default", "off"])
+async def test_claude_codes_billing_line_is_dropped_from_messages_and_from_their_count(
+    live: Live, canonical: str
+) -> None:
+    session = await live.open(canonical=canonical)
+    blocks = [{"type": "text", "text": text} for text in (BILLING, "You are an agent.", "Be brief.")]
+    live.says("ok")
+    messages = [user("a")]
+    counted = await post(live, session, *messages, system=blocks, path="/v1/messages/count_tokens", max_tokens=None)
+    checked(await post(live, session, *messages, system=blocks))
+    other = [{"type": "text", "text": BILLING.replace("707", "363")}, *blocks[1:]]
+    live.says("ok")
+    messages += [assistant("ok"), user("b")]
+    checked(await post(live, session, *messages, system=other if canonical == "default" else blocks))
+    assert counted.json() == {"input_tokens": len(live.engine.requests[0].prompt.ids)}
+    view = await told(live, session)
+    assert len(view["metadata"]["strands"]) == 1
+    text = "" if canonical == "default" else f"{BILLING}\n\n"
+    assert prompt_text(live, 1).startswith(f"<|im_start|>system\n{text}You are an agent.\n\nBe brief.<|im_end|>")
+    rewrites = [record["request"].get("rewrites") for record in view["records"]]
+    if canonical == "off":
+        assert rewrites == [None, None]
+    else:
+        assert [[(one["rule"], one["where"], one["from"]) for one in some] for some in rewrites] == [
+            [("cc-billing", "/system/0", BILLING)],
+            [("cc-billing", "/system/0", other[0]["text"])],
+        ]

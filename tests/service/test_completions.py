@@ -706,3 +706,19 @@ async def test_a_long_reply_is_one_body_with_its_length(renderer: Renderer) -> N
                 told_ids = told.get("prompt_token_ids") or told["choices"][0]["prompt_token_ids"]
                 assert told_ids == engine.requests[-1].prompt.ids.tolist()
                 assert len(told_ids) > 8192
+
+
+async def test_of_prompts_that_continue_one_strand_one_does_and_the_others_open_strands(live: Live) -> None:
+    session = await live.open()
+    script = live.says("one")
+    await complete(live, session, [5, 6])
+    line = [5, 6, *script.ids]
+    prompts = [[*line, 7], [*line, 8], [*line, 7]]
+    for _ in prompts:
+        live.says("more")
+    answer = await complete(live, session, prompts)
+    assert answer.status == 200, answer.body
+    view = await view_of(live, session)
+    assert [row["num_turns"] for row in view["metadata"]["strands"]] == [2, 1, 1]
+    assert view["metadata"]["discarded"]["turns"] == 0
+    assert sorted(list(request.prompt.ids) for request in live.engine.requests[1:]) == sorted(prompts)

@@ -11,7 +11,18 @@ import pytest
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, GrammarKind, RequestId, SamplingParams
+from stenograph.core.types import (
+    RAW_LOGPROBS,
+    Chunk,
+    Finish,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    LogprobsKind,
+    LogprobsReport,
+    RequestId,
+    SamplingParams,
+)
 from stenograph.embedded.wire import Failed
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
@@ -35,13 +46,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return TinyModel(write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny"))
 
 
-def script_of(model: TinyModel, request: GenerateRequest) -> Script:
+SGLANG = LogprobsReport(kind=LogprobsKind.TEMPERED, after_constraints=True)
+
+
+def script_of(model: TinyModel, request: GenerateRequest, report: LogprobsReport = RAW_LOGPROBS) -> Script:
     """What the model says to a request, as a script."""
     answer = model.answer(request.prompt.ids, request.params)
     if isinstance(answer, Failed):
         return Script(ids=(), error=InvalidRequest(answer.message, blame=answer.blame))
     ids = tuple(id_ for chunk in answer for id_ in chunk.ids)
-    logprobs = tuple(logprob for chunk in answer for logprob in chunk.logprobs)
+    logprobs = model.logprobs(answer, request.params, report)
     return Script(ids=ids, logprobs=logprobs, finish=answer[-1].finish)
 
 
@@ -66,6 +80,9 @@ def modelled(engine: ModelledEngine) -> Make:
 
         async def score(ids: Sequence[int], num_prompt: int) -> Sequence[float]:
             return model.score(ids, num_prompt)
+
+        async def score_at(ids: Sequence[int], num_prompt: int, temperature: float) -> Sequence[float]:
+            return model.score(ids, num_prompt, temperature)
 
         async def num_running() -> int:
             return engine.num_running
@@ -94,6 +111,7 @@ def modelled(engine: ModelledEngine) -> Make:
             max_sequence_tokens=CONTEXT,
             seen_ids=engine.seen_ids,
             score=score,
+            score_at=score_at,
             num_running=num_running,
             pause=pause,
             resume=resume,
@@ -162,7 +180,7 @@ def sglang_script(model: TinyModel, asked: AskedRequest) -> Reply:
     tops = tuple(row for chunk in answer for row in chunk.top_logprobs or ())
     return Reply(
         ids=tuple(id_ for chunk in answer for id_ in chunk.ids),
-        logprobs=tuple(logprob for chunk in answer for logprob in chunk.logprobs),
+        logprobs=model.logprobs(answer, params, SGLANG),
         tops=tuple([(top.id, top.logprob) for top in row] for row in tops),
         finish=finish.reason,
         matched=finish.matched,
@@ -339,6 +357,14 @@ class BendsLogprobs(_Changed):
         return replace(chunk, logprobs=tuple(logprob / 2 for logprob in chunk.logprobs))
 
 
+class DividesByTheTemperature(ModelledEngine):
+    """Reports tempered logprobs, and declares raw ones: as SGLang was taken for."""
+
+    def __init__(self, model: TinyModel) -> None:
+        super().__init__(model)
+        self._model = lambda request: script_of(model, request, SGLANG)
+
+
 class SaysStopForLength(_Changed):
     def changed_chunk(self, chunk: Chunk) -> Chunk:
         is_cut = chunk.finish is not None and chunk.finish.reason is FinishReason.LENGTH
@@ -358,6 +384,7 @@ class IsDeaf(ModelledEngine):
         (IgnoresGrammars, "grammar_regex"),
         (AddsToPrompts, "refuses_what_is_too_long"),
         (BendsLogprobs, "logprobs_of_the_model"),
+        (DividesByTheTemperature, "logprobs_of_the_model"),
         (SaysStopForLength, "stops_at_length"),
         (IsDeaf, "abort_keeps_what_was_drawn"),
     ],

@@ -15,6 +15,7 @@ from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 from .conftest import END, Live, assistant, running, user
+from .messages_kit import checked, post
 
 MOVING = (
     "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
@@ -110,3 +111,22 @@ async def test_a_chat_without_a_session_is_shown_in_the_same_way(live: Live) -> 
     assert (await live.chat(None, user("1+2?"), assistant("2"), system("No."), user("And?"))).status == 200
     text = live.renderer.tokenizer.decode(list(live.engine.requests[0].prompt.ids))
     assert "<|im_start|>user\n<system-reminder>\nNo.\n</system-reminder>\n\nAnd?<|im_end|>" in text
+
+
+async def test_a_late_system_message_of_messages_is_pointed_at_in_its_clients_body(live: Live) -> None:
+    session = await live.open()
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "none"}
+    messages: list[dict[str, Any]] = [user("1+2?"), {"role": "system", "content": "Agents: none."}]
+    live.says("3")
+    checked(await post(live, session, *messages, system="Be brief."))
+    messages += [assistant("3"), user("and?"), {"role": "system", "content": [{"type": "text", "text": "Soon."}]}]
+    live.says("4")
+    checked(await post(live, session, *messages, system="Be brief."))
+    told = (await live.call("GET", f"/sessions/{session}")).json()
+    assert [[one["where"] for one in record["request"]["rewrites"]] for record in told["records"]] == [
+        ["/messages/1/content"],
+        ["/messages/4/content"],
+    ]
+    messages += [assistant("4"), {"role": "user", "content": [result]}]
+    refused = await post(live, session, *messages, system="Be brief.")
+    assert refused.json()["error"]["param"] == "/messages/6/content/0/type"

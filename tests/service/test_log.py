@@ -123,7 +123,16 @@ async def test_a_session_ends_with_one_line(live: Live, lines: Lines) -> None:
     facts = dict(line.facts)
     age_s = facts.pop("age_s")
     assert level == "INFO"
-    assert facts == {"session": session, "status": "deleted", "turns": 1, "tokens": usage["total_tokens"]}
+    assert facts == {
+        "session": session,
+        "status": "deleted",
+        "turns": 1,
+        "tokens": usage["total_tokens"],
+        "group": None,
+        "verdict": "none",
+        **{f"{fate}_tokens": 0 for fate in ("trained", "discarded", "infra_failed", "aborted")},
+        "untrained_tokens": usage["completion_tokens"],
+    }
     assert isinstance(age_s, float)
 
 

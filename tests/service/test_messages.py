@@ -1,16 +1,22 @@
 """Anthropic's Messages over a real socket: the official SDK, its types, and what the session keeps."""
 
+from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 from anthropic import BadRequestError
 from anthropic.types import Message
 
+from stenograph.core.chat import ReplyOptions
 from stenograph.core.errors import UpstreamUnreachable
-from stenograph.core.types import Finish, FinishReason
-from stenograph.testing.standins.scripted_engine import Script
+from stenograph.core.types import Finish, FinishReason, token_ids
+from stenograph.dialects.anthropic.reply import MessagesStream
+from stenograph.dialects.anthropic.spelling import MessagesSpelling
+from stenograph.http.app import make_renderer
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
-from .conftest import Live, output_ids
+from .conftest import Live, output_ids, running, tiny_files
 from .messages_kit import BASH, HELLO, LOOK, checked, client_of, error_of, events_of, post
 
 THREE = [
@@ -332,3 +338,70 @@ async def test_token_ids_come_where_they_are_asked_for(live: Live, stream: bool)
     said = events_of(answer.body)[-2] if stream else checked(answer)
     assert said["token_ids"] == list(script.ids)
     assert said["prompt_token_ids"] == list(live.engine.requests[0].prompt.ids)
+
+
+FETCH = {"name": "fetch", "description": "Fetch.", "input_schema": {"type": "object"}, "defer_loading": True}
+
+
+async def test_a_deferred_tool_is_brought_in_and_called_on_one_line(live: Live) -> None:
+    session = await live.open()
+    search = live.says('<tool_call>\n{"name": "bash", "arguments": {"command": "search"}}\n</tool_call>')
+    messages: list[dict[str, Any]] = [HELLO]
+    first = checked(await post(live, session, *messages, tools=[BASH, FETCH]))
+    (call,) = first["content"]
+    found = [{"type": "tool_reference", "tool_name": "fetch"}]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": found}
+    messages += [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
+    live.says('<tool_call>\n{"name": "fetch", "arguments": {}}\n</tool_call>')
+    forced = {"type": "tool", "name": "fetch"}
+    second = checked(await post(live, session, *messages, tools=[BASH, FETCH], tool_choice=forced))
+    assert [(block["type"], block.get("name")) for block in second["content"]] == [("tool_use", "fetch")]
+    (strand,) = (await live.call("GET", f"/sessions/{session}")).json()["metadata"]["strands"]
+    assert strand["num_turns"] == 2
+    prompts = [list(request.prompt.ids) for request in live.engine.requests]
+    assert prompts[1][: len(prompts[0]) + len(search.ids)] == prompts[0] + list(search.ids)
+    said = [live.renderer.tokenizer.decode(prompt) for prompt in prompts]
+    assert ["Fetch." in text for text in said] == [False, True]
+    grammar = live.engine.requests[1].params.grammar
+    assert grammar is not None
+    assert ("fetch" in grammar.source, "bash" in grammar.source) == (True, False)
+    (_, record) = await records(live, session)
+    assert [one["rule"] for one in record["request"]["rewrites"]] == ["deferred-tool", "tool-reference"]
+
+
+async def test_an_aborted_turn_is_recorded_as_that(live: Live) -> None:
+    session = await live.open()
+    live.says("gone", finish=Finish(reason=FinishReason.ABORT))
+    answer = await post(live, session, HELLO)
+    assert answer.headers["x-stenograph-finish"] == "abort"
+    assert [record["status"] for record in await records(live, session)] == ["aborted"]
+
+
+async def test_a_silent_stream_begins_with_its_message_and_is_kept_alive_by_pings(live: Live) -> None:
+    """The first event is the beginning of the message, also where nothing is sampled yet."""
+    writer = MessagesStream(reply_id="msg_r", model="m", options=ReplyOptions(stream=True), spelling=MessagesSpelling())
+    prompts = [token_ids([1, 2, 3])]
+    early = events_of(writer.alive(prompts) + writer.alive(prompts) + bytes(writer.start(prompts)))
+    assert [event["type"] for event in early] == ["message_start", "ping", "ping"]
+    assert early[0]["message"]["usage"]["input_tokens"] == 3
+
+
+async def test_what_clients_ask_of_thinking_is_the_template_s_own_switch() -> None:
+    template = (
+        "[{{ enable_thinking }}|{{ reasoning_effort }}]"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    files = replace(tiny_files(), chat_template=template)
+    renderer = make_renderer(files, "template")
+    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
+    async with running(engine, renderer) as (url, manager), aiohttp.ClientSession() as client:
+        live = Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
+        for thinking, effort, written in (
+            ("disabled", None, "[False|]"),
+            ("enabled", "low", "[True|low]"),
+            ("adaptive", "max", "[|high]"),
+        ):
+            live.says("a")
+            checked(await post(live, None, HELLO, thinking={"type": thinking}, output_config={"effort": effort}))
+            assert renderer.tokenizer.decode(list(engine.requests[-1].prompt.ids)).startswith(written)

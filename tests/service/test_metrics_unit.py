@@ -6,10 +6,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stenograph.core.errors import Limit
-from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
+from stenograph.core.outcome import TokenFate
+from stenograph.core.telemetry import SessionEnd, SessionReport, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import Stage
 from stenograph.engine.base import EngineCounts, EngineHealth, EngineState, EngineStatus, Outcome
-from stenograph.http.metrics import BODY_BYTES, DRIFT_CLASSES, METRICS, Metrics, MetricType
+from stenograph.http.metric_table import BODY_BYTES, DRIFT_CLASSES, METRICS, MetricType
+from stenograph.http.metrics import Metrics
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -126,7 +128,7 @@ def test_answers_limits_retries_sessions_and_drift_are_counted() -> None:
     metrics.retry_answered(joined=True)
     metrics.retry_answered(joined=False)
     metrics.retry_answered(joined=False)
-    metrics.session_ended(SessionEnd.EXPIRED)
+    metrics.session_ended(SessionReport(end=SessionEnd.EXPIRED, num_tokens={TokenFate.DISCARDED: 7}))
     metrics.drift_found({"assistant_text": 2, "special_token_count": 0})
     samples = scrape(metrics)
     assert value(samples, "errors_total", code="session_busy") == 1

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from stenograph.core.types import Grammar, GrammarKind, RequestId, SamplingParams
+from stenograph.core.types import (
+    RAW_LOGPROBS,
+    Grammar,
+    GrammarKind,
+    LogprobsKind,
+    LogprobsReport,
+    RequestId,
+    SamplingParams,
+)
 from stenograph.embedded.wire import Failed
 from stenograph.engine.http.adapter import EngineAdapter
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
@@ -71,13 +79,16 @@ def grammar_of(said: dict[str, Any]) -> Grammar | None:
             return next((Grammar(kind=kind, source=said[name]) for name, kind in kinds.items()), None)
 
 
+SGLANG = LogprobsReport(kind=LogprobsKind.TEMPERED, after_constraints=True)
+
 GRAMMARS = {"json_schema": GrammarKind.JSON_SCHEMA, "regex": GrammarKind.REGEX, "ebnf": GrammarKind.EBNF}
 
 
-def answers_of(model: TinyModel) -> Callable[[AskedRequest], ReplyScript]:
+def answers_of(model: TinyModel, report: LogprobsReport = RAW_LOGPROBS) -> Callable[[AskedRequest], ReplyScript]:
     def answers(asked: AskedRequest) -> ReplyScript:
         """What the model says to a request, as a script."""
-        answer = model.answer(asked.json["input_ids"], params_of(asked.json))
+        params = params_of(asked.json)
+        answer = model.answer(asked.json["input_ids"], params)
         if isinstance(answer, Failed):
             error = {"error": {"message": answer.message, "code": 400}}
             return ReplyScript(status=400, body=json.dumps(error).encode(), error_event=asked.path == "/generate")
@@ -86,7 +97,7 @@ def answers_of(model: TinyModel) -> Callable[[AskedRequest], ReplyScript]:
         rows = [row for chunk in answer for row in chunk.top_logprobs or ()]
         return ReplyScript(
             ids=tuple(id_ for chunk in answer for id_ in chunk.ids),
-            logprobs=tuple(logprob for chunk in answer for logprob in chunk.logprobs),
+            logprobs=model.logprobs(answer, params, report),
             tops=tuple([(top.id, top.logprob) for top in row] for row in rows),
             finish=finish.reason.value,
             matched=finish.matched,
@@ -121,6 +132,9 @@ def check_of(
         async def score(ids: Sequence[int], num_prompt: int) -> Sequence[float]:
             return model.score(ids, num_prompt)
 
+        async def score_at(ids: Sequence[int], num_prompt: int, temperature: float) -> Sequence[float]:
+            return model.score(ids, num_prompt, temperature)
+
         async def revive() -> None:
             server.resume()
             await server.start()
@@ -140,6 +154,7 @@ def check_of(
                 num_long_tokens=60,
                 seen_ids=seen_ids,
                 score=score,
+                score_at=score_at,
                 num_running=num_running,
                 pause=pause,
                 resume=resume,
@@ -163,13 +178,13 @@ def not_offered(report: Any) -> set[str]:
 
 @pytest.mark.parametrize(("incremental", "has_spans"), [(True, True), (False, False)])
 async def test_sglang_s_own_route_keeps_the_laws(model: TinyModel, incremental: bool, has_spans: bool) -> None:
-    server = SGLangServer(answers=answers_of(model), incremental=incremental, has_spans=has_spans)
+    server = SGLangServer(answers=answers_of(model, SGLANG), incremental=incremental, has_spans=has_spans)
     report = await check_engine(check_of(model, server, SGLangGenerate(model="m", vocab_size=VOCAB), str))
     assert not_offered(report) == set(), report
 
 
 async def test_sglang_s_chat_route_keeps_the_laws(model: TinyModel) -> None:
-    server = SGLangServer(answers=answers_of(model), decode=lambda ids: model.tokenizer.decode(list(ids)))
+    server = SGLangServer(answers=answers_of(model, SGLANG), decode=lambda ids: model.tokenizer.decode(list(ids)))
     report = await check_engine(check_of(model, server, SGLangChat(model="m", vocab_size=VOCAB), str))
     assert not_offered(report) == {"streams_tokens", "whole_equals_streamed", "two_weight_versions"}, report
 

@@ -112,6 +112,8 @@ async def sample_of(live: Live, session: str, **options: Any) -> dict[str, Any]:
     assert answer.status == 200, answer.body
     (sample,) = answer.json()["samples"]
     del sample["metadata"]
+    for row in sample["turns"]:
+        del row["node_id"]
     found: dict[str, Any] = sample
     return found
 
@@ -144,7 +146,7 @@ async def test_a_run_gives_one_sample_however_it_is_kept_and_sent(live: Live, re
     sampled = {start + i for i, bit in enumerate(samples[0]["loss_mask"]) if bit}
     versions = {
         place: span["version"]
-        for span in samples[0]["weight_versions"]
+        for span in samples[0]["weight_spans"]
         for place in range(span["start"], span["end"])
         if place in sampled
     }

@@ -34,7 +34,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Message, Role
-from stenograph.core.telemetry import NoTelemetry, SessionEnd, TurnEnd, TurnReport
+from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParams, StageTimes
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
@@ -43,6 +43,7 @@ from stenograph.session.manager import SessionManager
 from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session, SessionOptions
+from stenograph.session.strand import NUM_FORKS
 from stenograph.session.turn import TurnServices
 from stenograph.session.watch import TurnAbandoned, Watch
 from stenograph.testing.standins.clock import ManualClock
@@ -88,8 +89,8 @@ class Counted(NoTelemetry):
     def retry_answered(self, *, joined: bool) -> None:
         self.retries.append(joined)
 
-    def session_ended(self, end: SessionEnd) -> None:
-        self.session_ends.append(end)
+    def session_ended(self, report: SessionReport) -> None:
+        self.session_ends.append(report.end)
 
 
 # -- the model
@@ -104,9 +105,23 @@ def opening_of(messages: list[Message], kwargs: dict[str, object]) -> Opening:
 
 
 @dataclass(eq=False, kw_only=True)
+class Branch:
+    """A strand. `fork_of` is the one from whose last turn it parts with another reply, `work` the first whose work it
+    is."""
+
+    fork_of: "Branch | None" = None
+    goes_on: bool = False
+
+    @property
+    def work(self) -> "Branch":
+        return self.fork_of.work if self.fork_of is not None and self.goes_on else self
+
+
+@dataclass(eq=False, kw_only=True)
 class Turn:
     """A committed turn: the whole line down to it, as messages and ids."""
 
+    branch: Branch
     parent: "Turn | None"
     kwargs: dict[str, object]
     messages: list[Message]
@@ -115,9 +130,12 @@ class Turn:
     request_id: str
     node_id: int
 
-    @property
-    def opening(self) -> "Opening":
-        return opening_of(self.messages, self.kwargs)
+    def is_in(self, sent: "Sent") -> bool:
+        """Whether a request begins with its line."""
+        return self.messages == sent.messages[: len(self.messages)] and _same_kwargs(self, sent.kwargs)
+
+    def may_be_followed(self, sent: "Sent") -> bool:
+        return len(self.messages) < len(sent.messages) and self.status is not TurnStatus.ABORTED
 
     @property
     def num_own(self) -> int:
@@ -151,6 +169,8 @@ class Flight:
     place: "Place | None"
     sent: Sent
     parent: Turn | None
+    held: list[Branch]
+    """The strands in which it has a place; in the last of them it is kept."""
     began_at: int
     deadline: float
     request_id: RequestId
@@ -169,6 +189,7 @@ class Reply:
     """A committed turn's reply that may be asked for again."""
 
     sent: Sent
+    held: list[Branch]
     outcome: TurnOutcome
     began_at: int
     committed_at: int
@@ -189,23 +210,55 @@ class Place:
     sent: list[Sent] = field(default_factory=list)
     node_ids: set[int] = field(default_factory=set)
     num_replaced: int = 0
-    openings: dict[Opening, None] = field(default_factory=dict[Opening, None])
-    """The openings that have had a turn, in the order of their first."""
+    newest: dict[Opening, Branch] = field(default_factory=dict[Opening, Branch])
+    """Of the strands with an opening the one that was opened last."""
+    branches: dict[Branch, None] = field(default_factory=dict[Branch, None])
+    """The strands that have had a turn, in the order of their first."""
+    whole: Branch = field(default_factory=Branch)
+    """All there is, in a session without strands."""
     is_gone: bool = False
 
-    def are_beside(self, one: Opening, other: Opening) -> bool:
-        """Whether requests with these openings have nothing to do with each other."""
-        return self.kind is HistoryKind.STRANDS and one != other
+    def turns_in(self, branch: Branch) -> list[Turn]:
+        return [turn for turn in self.turns if turn.branch is branch]
 
-    def num_main_turns(self, opening: Opening) -> int:
-        """Turns of the main strand, if that has this opening; no other's turns are limited."""
-        nums = {one: sum(turn.opening == one for turn in self.turns) for one in self.openings}
+    def branch_of(self, sent: Sent) -> Branch:
+        """The strand that a request belongs to: of those with its opening one that it goes on with, else the newest."""
+        if self.kind is not HistoryKind.STRANDS:
+            return self.whole
+        newest = self.newest.setdefault(sent.opening, Branch())
+        forks = [newest]
+        while forks[-1].fork_of is not None:
+            forks.append(forks[-1].fork_of)
+        return next((one for one in forks[:NUM_FORKS] if len(forks) > 1 and self.goes_on(one, sent)), newest)
+
+    def goes_on(self, branch: Branch, sent: Sent) -> bool:
+        turns = self.turns_in(branch)
+        return bool(turns) and turns[-1].is_in(sent) and turns[-1].may_be_followed(sent)
+
+    def forks(self, sent: Sent) -> bool:
+        """Whether a request parts from the last turn of its strand with another reply."""
+        turns = self.turns_in(self.branch_of(sent))
+        if self.kind is not HistoryKind.STRANDS or not turns or not all(turn.is_in(sent) for turn in turns[:-1]):
+            return False
+        last, given = turns[-1].messages, sent.messages
+        at = next((i for i, pair in enumerate(zip(last, given, strict=False)) if pair[0] != pair[1]), len(given))
+        return at < len(last) and any(message.role is Role.ASSISTANT for message in given[at:])
+
+    def places_of(self, sent: Sent) -> list[Branch]:
+        """The strands in which a request has a place."""
+        branch = self.branch_of(sent)
+        if not self.forks(sent):
+            return [branch]
+        return [branch, Branch(fork_of=branch, goes_on=len(self.turns_in(branch)) > 1)]
+
+    def num_main_turns(self, sent: Sent) -> int:
+        """Turns of the main work, if this request is of it; no other's turns are limited."""
+        nums: dict[Branch, int] = {}
+        for branch in self.branches:
+            nums[branch.work] = nums.get(branch.work, 0) + len(self.turns_in(branch))
         main = max(nums, key=lambda one: nums[one], default=None)
-        return nums[opening] if opening == main else 0
-
-    def turns_of(self, sent: Sent) -> list[Turn]:
-        """The turns of the history that a request belongs to."""
-        return [turn for turn in self.turns if not self.are_beside(turn.opening, sent.opening)]
+        branch = self.branch_of(sent)
+        return nums[branch.work] if branch in self.branches and branch.work is main else 0
 
 
 class Refused(Exception):
@@ -219,13 +272,11 @@ class Refused(Exception):
 
 def parent_of(place: Place, sent: Sent) -> Turn | None:
     """Where a request attaches. Raises Refused."""
-    turns = place.turns_of(sent)
-    matching = [
-        turn
-        for turn in turns
-        if turn.messages == sent.messages[: len(turn.messages)] and _same_kwargs(turn, sent.kwargs)
-    ]
+    turns = place.turns_in(place.branch_of(sent))
+    matching = [turn for turn in turns if turn.is_in(sent)]
     parent = max(matching, key=lambda turn: (len(turn.messages), turn.node_id), default=None)
+    if place.forks(sent):
+        return None
     if place.kind is not HistoryKind.TREE and len(matching) < len(turns) - 1:
         raise Refused("history_mismatch")
     if parent is not None and len(parent.messages) == len(sent.messages):
@@ -252,6 +303,7 @@ NEW_MESSAGES = st.one_of(
     TEXTS.map(lambda text: [user(text)]),
     TEXTS.map(lambda text: [user(text)]),
     TEXTS.map(lambda text: [user("x"), assistant(text), user("y")]),
+    TEXTS.map(lambda text: [assistant(text), user("y")]),
     st.just([Message(role=Role.TOOL, content="answers no call", tool_call_id="1")]),
     st.just([]),
 )
@@ -263,6 +315,7 @@ FAILURES = {
     "unavailable": "engine_unavailable",
     "bug": "internal_error",
 }
+WAYS_ON = st.sampled_from(["on", "on", "again", "another reply"])
 STRIKES = st.sampled_from([None, None, None, None, "leave", "abort", "delete", "deadline"])
 """What falls in the middle of a step."""
 
@@ -404,13 +457,16 @@ class SessionMachine(RuleBasedStateMachine):
         self.ask(place, sent, is_retry=False, strike=strike, num=num)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), chats=st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=5))
-    def whole_chats(self, data: st.DataObject, chats: list[tuple[int, bool]]) -> None:
-        """The usual case, for histories to grow: on from one of the last lines, or its last turn again, to the end."""
+    @rule(data=st.data(), chats=st.lists(st.tuples(st.integers(1, 3), WAYS_ON), min_size=1, max_size=5))
+    def whole_chats(self, data: st.DataObject, chats: list[tuple[int, str]]) -> None:
+        """The usual case, for histories to grow: on from one of the last lines, its last turn again, or with another
+        reply to it, to the end."""
         place = data.draw(st.sampled_from(self.live), label="session")
-        for back, again in chats:
+        for back, way in chats:
             line = place.turns[-min(back, len(place.turns))].messages if place.turns else []
-            messages = line[:-1] if again and line else [*line, user("a")]
+            messages = line[:-1] if way == "again" and line else [*line, user("a")]
+            if way == "another reply" and line:
+                messages = [*line[:-1], assistant("mine"), user("a")]
             sent = self.scripted(messages, {}, None, "stop", "A", deaf=False)
             place.sent.append(sent)
             num = len(self.flights)
@@ -662,9 +718,9 @@ class SessionMachine(RuleBasedStateMachine):
         num_tokens = sum(turn.num_own for turn in place.turns)
         if options.max_total_tokens is not None and num_tokens >= options.max_total_tokens:
             raise Refused("limit_exceeded", Limit.SESSION_TOKENS)
-        if is_strands and options.max_turns is not None and place.num_main_turns(sent.opening) >= options.max_turns:
+        if is_strands and options.max_turns is not None and place.num_main_turns(sent) >= options.max_turns:
             raise Refused("limit_exceeded", Limit.SESSION_TURNS)
-        if is_strands and any(flight.sent.opening == sent.opening for flight in place.flights):
+        if is_strands and any(place.branch_of(sent) in flight.held for flight in place.flights):
             raise Refused("session_busy")
 
     def granted(self, place: Place | None, sent: Sent) -> int | None:
@@ -680,7 +736,8 @@ class SessionMachine(RuleBasedStateMachine):
         num_new = len(self.renderer.render(sent.messages, (), sent.kwargs)) - num_line
         if place.kind is HistoryKind.TREE:
             return limit - num_new - sum(turn.num_own for turn in place.turns)
-        beside = [turn for turn in place.turns if place.are_beside(turn.opening, sent.opening)]
+        branch = place.places_of(sent)[-1]
+        beside = [turn for turn in place.turns if turn.branch is not branch]
         return limit - num_new - num_line - sum(turn.num_own for turn in beside)
 
     def has_started(
@@ -691,6 +748,7 @@ class SessionMachine(RuleBasedStateMachine):
             place=place,
             sent=sent,
             parent=None,
+            held=[] if place is None else place.places_of(sent),
             began_at=self.tick(),
             deadline=math.inf if self.timeout_s is None else self.loop.skipped_s + self.timeout_s,
             request_id=watch.request_id,
@@ -925,7 +983,9 @@ class SessionMachine(RuleBasedStateMachine):
         assert node.id not in place.node_ids
         place.node_ids.add(node.id)
         reason = outcome.reply.sampled.finish.reason
+        branch = flight.held[-1]
         turn = Turn(
+            branch=branch,
             parent=flight.parent,
             kwargs=flight.sent.kwargs,
             messages=[*flight.sent.messages, outcome.reply.parsed.message],
@@ -939,21 +999,24 @@ class SessionMachine(RuleBasedStateMachine):
             node_id=node.id,
         )
         if place.kind is not HistoryKind.TREE:
-            turns = place.turns_of(flight.sent)
+            turns = place.turns_in(branch)
             replaced = turns[0 if flight.parent is None else turns.index(flight.parent) + 1 :]
             place.num_replaced += len(replaced)
             place.turns = [turn for turn in place.turns if turn not in replaced]
         place.turns.append(turn)
-        place.openings.setdefault(turn.opening)
+        if branch not in place.branches:
+            place.branches[branch] = None
+            place.newest[flight.sent.opening] = branch
         place.turns.sort(key=lambda turn: turn.node_id)
         place.replies = [
             reply
             for reply in place.replies
-            if reply.committed_at > flight.began_at or place.are_beside(reply.sent.opening, flight.sent.opening)
+            if reply.committed_at > flight.began_at or not set(reply.held) & set(flight.held)
         ]
         place.replies.append(
             Reply(
                 sent=flight.sent,
+                held=flight.held,
                 outcome=outcome,
                 began_at=flight.began_at,
                 committed_at=self.tick(),
@@ -984,9 +1047,9 @@ class SessionMachine(RuleBasedStateMachine):
                 for strand in strands.kept:
                     _check_line(strand.history.nodes)
             if place.kind is HistoryKind.STRANDS:
-                ids = {turn.opening: set[int]() for turn in place.turns}
+                ids = {turn.branch: set[int]() for turn in place.turns}
                 for turn in place.turns:
-                    ids[turn.opening].add(turn.node_id)
+                    ids[turn.branch].add(turn.node_id)
                 kept = [{node.id for node in strand.history.nodes} for strand in strands.kept]
                 assert sorted(kept, key=min) == sorted(ids.values(), key=min)
 

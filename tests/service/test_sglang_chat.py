@@ -138,7 +138,8 @@ async def test_the_engines_bytes_and_headers_go_out_as_they_came_and_the_sample_
     (sample,) = samples["samples"]
     assert sample["tokens"] == asked[-1] + drawn[-1]
     assert sum(sample["loss_mask"]) == sum(map(len, drawn))
-    assert sample["weight_versions"] == [{"version": "default", "start": len(asked[0]), "end": len(sample["tokens"])}]
+    assert sample["weight_spans"] == [{"version": "default", "start": len(asked[0]), "end": len(sample["tokens"])}]
+    assert set(sample["weight_versions"]) == {"default"}
     view = (await rig.call("GET", f"/sessions/{session}")).json()
     assert view["metadata"]["accumulated_token_ids"] == sample["tokens"]
     assert view["metadata"]["tito_session_mismatch"] == []

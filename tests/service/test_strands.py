@@ -279,3 +279,134 @@ async def test_compat_miles_is_one_line_and_no_turn_after_a_cut_one(live: Live) 
 async def test_what_is_against_compat_is_refused(live: Live, options: dict[str, Any], param: str) -> None:
     refused = await live.call("POST", "/sessions", options)
     assert (refused.status, refused.json()["error"]["param"]) == (400, param)
+
+
+def tool_call(live: Live, text: str) -> dict[str, Any]:
+    """Plan a reply with a text and a call; what a client that drops calls sends back of it."""
+    live.says(f'{text}\n<tool_call>\n{{"name": "add", "arguments": {{}}}}\n</tool_call>')
+    return assistant(text)
+
+
+async def test_another_reply_than_the_sampled_one_opens_a_chapter_and_nothing_is_discarded(live: Live) -> None:
+    session = await live.open()
+    line = [SYSTEM, user("1+2?")]
+    for reply, more in (("One.", "No such tool."), ("Two.", "Again."), ("Three.", "And on.")):
+        without_call = tool_call(live, reply)
+        assert (await live.chat(session, *line, tools=[ADD])).status == 200
+        line += [without_call, user(more)]
+    live.says("Four.")
+    assert (await live.chat(session, *line, tools=[ADD])).status == 200
+    live.says("Five.")
+    assert (await live.chat(session, *line, assistant("Four."), user("on"), tools=[ADD])).status == 200
+    shown = await told(live, session)
+    assert shown["metadata"]["discarded"] == {"turns": 0, "sampled_tokens": 0}
+    rows = [(row["num_turns"], row["continues"], row["chapter"], row["kind"]) for row in shown["metadata"]["strands"]]
+    assert rows == [
+        (1, None, 0, "unknown"),  # "One." is too short to say whose it is
+        (1, None, 0, "unknown"),
+        (1, None, 0, "unknown"),
+        (2, None, 0, "main"),
+    ]
+    samples = await samples_of(live, session)
+    assert sum(sum(sample["loss_mask"]) for sample in samples["samples"]) == sum(
+        len(node.turn.sampled.ids) for node in live.manager.get(session).nodes
+    )
+    assert len(live.manager.get(session).nodes) == 5
+
+
+async def test_a_fork_of_a_line_with_turns_before_it_goes_on_with_its_work(live: Live) -> None:
+    session = await live.open()
+    live.says("one")
+    await live.chat(session, user("hi"))
+    line = [user("hi"), assistant("one"), user("call")]
+    tool_call(live, "two")
+    await live.chat(session, *line, tools=[])
+    live.says("three")
+    line += [assistant("mine"), user("that failed")]
+    assert (await live.chat(session, *line)).status == 200
+    assert [depth for _, depth in contents(live, session)] == [1, 2, 1]
+    strands = (await told(live, session))["metadata"]["strands"]
+    assert [(row["num_turns"], row["continues"], row["kind"]) for row in strands] == [(2, None, "main"), (1, 0, "main")]
+    shown = await told(live, session)
+    assert [record["response"]["choices"][0]["message"]["content"] for record in shown["records"]] == ["three"]
+    live.says("three again")
+    assert (await live.chat(session, *line)).status == 200, "asked again it replaces its own turn, as ever"
+    shown = await told(live, session)
+    assert [row["num_turns"] for row in shown["metadata"]["strands"]] == [2, 1]
+    assert shown["metadata"]["discarded"]["turns"] == 1
+
+
+async def test_a_request_that_goes_on_without_the_last_reply_replaces_nothing(live: Live) -> None:
+    """Claude Code asks for a summary without its last reply, and keeps that reply in what it sends next."""
+    session = await live.open()
+    line = [user("hi")]
+    for reply, more in (("one", "b"), ("two", "c")):
+        live.says(reply)
+        assert (await live.chat(session, *line)).status == 200
+        line += [assistant(reply), user(more)]
+    live.says("a summary")
+    assert (await live.chat(session, *line[:3], user("Sum it up."))).status == 200
+    live.says("three")
+    assert (await live.chat(session, *line)).status == 200
+    assert contents(live, session) == [("one", 1), ("two", 2), ("a summary", 1), ("three", 3)]
+    assert (await told(live, session))["metadata"]["discarded"]["turns"] == 0
+
+
+async def test_a_request_that_goes_on_with_the_sampled_reply_finds_its_line_beside_a_fork(live: Live) -> None:
+    session = await live.open()
+    live.says("one")
+    await live.chat(session, user("hi"))
+    live.says("fork")
+    await live.chat(session, user("hi"), assistant("mine"), user("a"))
+    for reply, line in (
+        ("two", ["one", "b"]),
+        ("fork on", ["mine", "a", "fork", "c"]),
+        ("three", ["one", "b", "two", "d"]),
+    ):
+        live.says(reply)
+        messages = [(user, assistant)[index % 2 == 0](text) for index, text in enumerate(line)]
+        assert (await live.chat(session, user("hi"), *messages)).status == 200
+    assert contents(live, session) == [("one", 1), ("fork", 1), ("two", 2), ("fork on", 2), ("three", 3)]
+    assert (await told(live, session))["metadata"]["discarded"]["turns"] == 0
+
+
+async def test_a_line_that_is_left_within_its_last_turn_for_a_longer_one_is_kept(live: Live) -> None:
+    session = await live.open()
+    steps = [user("task"), assistant("step 1"), user("seen 1")]
+    live.says("plan 1")
+    assert (await live.chat(session, *steps[:-1], user("seen 1, now plan"))).status == 200
+    live.says("plan 1, in other words")
+    assert (await live.chat(session, *steps[:-1], user("seen 1, now plan anew"))).status == 200
+    live.says("plan 2")
+    assert (await live.chat(session, *steps, assistant("step 2"), user("seen 2, now plan"))).status == 200
+    assert contents(live, session) == [("plan 1, in other words", 1), ("plan 2", 1)]
+    assert (await told(live, session))["metadata"]["discarded"]["turns"] == 1
+
+
+async def test_a_fork_that_fails_leaves_the_line_as_it_was_and_a_linear_session_has_none(live: Live) -> None:
+    session = await live.open()
+    live.says("one")
+    await live.chat(session, user("hi"))
+    other = (user("hi"), assistant("mine"), user("on"))
+    assert (await live.chat(session, *other, max_tokens=10**6)).status == 400
+    live.says("two")
+    assert (await live.chat(session, user("hi"), assistant("one"), user("on"))).status == 200
+    assert contents(live, session) == [("one", 1), ("two", 2)]
+    linear = await live.open(history="linear")
+    for reply, line in (("one", other[:1]), ("two", other)):
+        live.says(reply)
+        assert (await live.chat(linear, *line)).status == 200
+    assert contents(live, linear) == [("two", 1)]
+    assert (await told(live, linear))["metadata"]["discarded"]["turns"] == 1
+
+
+async def test_while_a_fork_runs_its_line_is_busy(live: Live) -> None:
+    session = await live.open()
+    live.says("one")
+    await live.chat(session, user("hi"))
+    script = live.says("fork", paused=True)
+    forking = asyncio.ensure_future(live.chat(session, user("hi"), assistant("mine"), user("on")))
+    await live.engine.begun(2)
+    assert (await live.chat(session, user("hi"), assistant("one"), user("on"))).status == 409
+    live.engine.step_turn(live.engine.requests[1].request_id, len(script.ids) + 1)
+    assert (await forking).status == 200

@@ -107,7 +107,7 @@ async def test_weights_that_change_within_a_turn_are_in_its_record_and_in_the_sa
     spans = [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": end - start}]
     assert record["weight_versions"] == (spans if told else [])
     shifted = [{**span, "start": span["start"] + start, "end": span["end"] + start} for span in spans]
-    assert sample["weight_versions"] == (shifted if told else [])
+    assert sample["weight_spans"] == (shifted if told else [])
 
 
 async def test_tool_calls_are_parsed_here_from_the_ids(rig: Rig) -> None:

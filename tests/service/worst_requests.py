@@ -93,6 +93,11 @@ def chat(*messages: dict[str, Any], **fields: Any) -> bytes:
     return json.dumps({"messages": list(messages), **fields}, ensure_ascii=False).encode()
 
 
+def messages(*messages: dict[str, Any], **fields: Any) -> bytes:
+    """A body for Anthropic's Messages."""
+    return chat(*messages, max_tokens=100, **fields)
+
+
 def tool(name: str, **parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
 
@@ -252,6 +257,46 @@ TABLE = [
     Worst(
         name="metadata",
         bodies=lambda: [chat(user("a"), metadata={str(n): "x" for n in range(REST_BYTES // 15)})],
+    ),
+    Worst(
+        name="messages: a long text",
+        path="/v1/messages",
+        bodies=lambda: [messages(user("<" * TEXT_CHARS), tools=[{"name": "f", "input_schema": {}}])],
+    ),
+    Worst(name="messages: many", path="/v1/messages", bodies=lambda: [messages(*[user("hello")] * 32_768)]),
+    Worst(
+        name="messages: blocks of many",
+        path="/v1/messages",
+        bodies=lambda: [messages(*[{"role": "user", "content": [{"type": "text", "text": "a"}] * 900}] * 1000)],
+    ),
+    Worst(
+        name="messages: blocks of results",
+        path="/v1/messages",
+        bodies=lambda: [
+            messages(
+                user("a"),
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "a"}] * 30_000}
+                    ],
+                },
+            )
+        ],
+    ),
+    Worst(
+        name="messages: too many blocks",
+        path="/v1/messages",
+        bodies=lambda: [
+            messages({"role": "user", "content": [{"type": "text", "text": "a"}] * (BODY_BYTES // 31)}),
+        ],
+        status=400,
+    ),
+    Worst(
+        name="messages: counted",
+        path="/v1/messages/count_tokens",
+        bodies=lambda: [messages(user("<div class='a'>text</div>\n" * (TEXT_CHARS // 27)))],
     ),
     Worst(
         name="unknown",

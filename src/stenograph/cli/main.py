@@ -1,8 +1,8 @@
-"""The command line: `stenograph serve`, `verify`, `fetch`, `inspect`, `check`, `bench`. Flags are settings' rows.
+"""The command line: `serve`, `run`, `verify`, `fetch`, `inspect`, `check`, `bench`. Flags are the settings' rows.
 
 Owns exit codes: 0 when all went well, 1 when `verify` or `check` found that it does not hold, 2 for whatever stops the
 start or the check (one line on stderr), 74 when the store of `serve` has failed, 130 for an interrupt, also where
-`serve` drained after it.
+`serve` drained after it; `run` has its own.
 """
 
 import argparse
@@ -14,13 +14,14 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import uvloop
 
 from stenograph import __version__
 from stenograph.cli.bench_command import BENCH, become_bench
 from stenograph.cli.logs import LogFormat, LogProgress, logging_to_stderr
+from stenograph.cli.run_command import RUN, RUN_EXAMPLES, RunOptions, run_command, split_command
 from stenograph.cli.settings_table import (
     SECTIONS,
     SETTINGS,
@@ -63,7 +64,8 @@ SIGTERM: drain, exit code 0. Ctrl-C: drain, exit code 130. A second signal ends 
 FETCH_SETTINGS = ("model", "engine", "engine_url", "cache_dir")
 """The settings that `fetch` reads."""
 
-_SETTINGS_OF = {"serve": {setting.name for setting in SETTINGS}, "fetch": FETCH_SETTINGS, VERIFY: VERIFY_SETTINGS}
+_ALL = {setting.name for setting in SETTINGS}
+_SETTINGS_OF = {"serve": _ALL, RUN: _ALL, "fetch": FETCH_SETTINGS, VERIFY: VERIFY_SETTINGS}
 
 
 class _SectionedHelp(argparse.RawDescriptionHelpFormatter):
@@ -84,10 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     become_bench(arguments)
+    arguments, agent = split_command(arguments)
     options = vars(_parsed(arguments))
     try:
         if options["command"] in (INSPECT, CHECK):
             return _look(**options)
+        if options["command"] == RUN:
+            return run_command(_run_options(options, agent))
         return _run_logged(options.pop("command"), options.pop("config"), options)
     except StartupError as error:
         print(f"stenograph: {error}", file=sys.stderr)
@@ -123,6 +128,32 @@ def _run_logged(command: str, config: Path | None, options: Mapping[str, object]
             return EXIT_STARTUP
 
 
+def _run_options(options: dict[str, object], agent: Sequence[str]) -> RunOptions:
+    """The options of `run`, whose settings are checked here and read again by the server that it starts.
+
+    Raises StartupError, for a bad setting too.
+    """
+    url, samples, config = options.pop("url"), options.pop("samples"), options.pop("config")
+    del options["command"]
+    settings = load_settings(options, os.environ, config if isinstance(config, Path) else None)
+    given = {setting.flag: options[setting.name] for setting in SETTINGS if options[setting.name] is not None}
+    if url is not None:
+        given.pop("--api-key", None)
+    flags = [text for flag, value in given.items() for one in _listed(value) for text in (flag, one)]
+    return RunOptions(
+        command=agent,
+        url=None if url is None else str(url),
+        samples=samples if isinstance(samples, Path) else None,
+        serve_flags=flags if config is None or url is not None else ["--config", str(config), *flags],
+        api_key=settings.api_key[0] if settings.api_key else None,
+    )
+
+
+def _listed(value: object) -> list[str]:
+    """A flag's value or values, as they were typed."""
+    return [str(one) for one in cast("list[object]", value)] if isinstance(value, list) else [str(value)]
+
+
 def _run(command: str, settings: CommandSettings, *, plays: bool) -> int:
     """Run a command whose settings are read; returns the exit code. `plays`: `verify` plays a session, too."""
     progress = LogProgress() if settings.log_format is LogFormat.JSON else StreamProgress(sys.stderr)
@@ -152,7 +183,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _nearest_flag(typed: str, command: str) -> str | None:
     """The flag of `command` that was clearly meant by `typed`, or None."""
-    flags = ("--config", "--help", *(s.flag for s in SETTINGS if s.name in _SETTINGS_OF.get(command, ())))
+    own = ("--url", "--samples") if command == RUN else ()
+    flags = ("--config", "--help", *own, *(s.flag for s in SETTINGS if s.name in _SETTINGS_OF.get(command, ())))
     near = nearest_name(typed.lstrip("-"), (flag.removeprefix("--") for flag in flags))
     return None if near is None or f"--{near}" == typed else f"--{near}"
 
@@ -176,6 +208,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         formatter_class=_SectionedHelp,
         usage="stenograph serve [--model MODEL] [--engine ENGINE --engine-url URL] [flags]",
     )
+    running = _run_parser(commands.add_parser)
     fetching = commands.add_parser(
         "fetch",
         allow_abbrev=False,
@@ -194,14 +227,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     _add_store_commands(commands.add_parser)
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
     groups = {title: serving.add_argument_group(title) for title in SECTIONS}
+    groups_of_run = {title: running.add_argument_group(title) for title in SECTIONS}
     section_of = {name: title for title, names in SECTIONS.items() for name in names}
     for setting in SETTINGS:
         _add_flag(groups[section_of[setting.name]].add_argument, setting)
+        _add_flag(groups_of_run[section_of[setting.name]].add_argument, setting)
         if setting.name in _SETTINGS_OF["fetch"]:
             _add_flag(fetching.add_argument, setting)
         if setting.name in _SETTINGS_OF[VERIFY]:
             _add_flag(verifying.add_argument, setting)
-    for command in (serving, fetching, verifying):
+    for command in (serving, running, fetching, verifying):
         command.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
     return parser, commands.choices
 
@@ -224,6 +259,27 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> N
     for command in (inspecting, checking):
         command.add_argument("folder", type=Path, metavar="DIR", help="the folder of --data-dir, or of a backup")
     inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
+
+
+def _run_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """The parser of `run`, without the settings."""
+    running = add_parser(
+        RUN,
+        allow_abbrev=False,
+        help="run an agent on a session, and write its samples",
+        description="Run a command with a session's address in its environment, and write the samples when it ends.",
+        epilog=RUN_EXAMPLES,
+        formatter_class=_SectionedHelp,
+        usage="stenograph run [--url URL] [--samples FILE] [flags of serve] -- COMMAND [ARGUMENTS]",
+    )
+    running.add_argument("--url", help="the address of a running server; without it, one is started and stopped")
+    running.add_argument(
+        "--samples",
+        type=Path,
+        metavar="FILE",
+        help="where the samples go: as JSON in a .json file, as Arrow in an .arrow file, else as safetensors",
+    )
+    return running
 
 
 def _add_flag(add_argument: Callable[..., argparse.Action], setting: Setting) -> None:

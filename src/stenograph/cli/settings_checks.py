@@ -23,6 +23,8 @@ def check_together(settings: Settings) -> None:
         )
     if is_embedded and settings.replay is not ReplayKind.NONE:
         raise StartupError("--replay is set, but the embedded engine has no experts to replay")
+    if is_embedded and settings.engine_logprobs is not None:
+        raise StartupError("--engine-logprobs is set, but the embedded engine reports all kinds")
     if is_embedded and settings.reply is not ReplyMode.PASSTHROUGH:
         raise StartupError(f"--reply is {settings.reply}, but the embedded engine writes no replies: set --engine too")
     if settings.engine is EngineKind.LLAMACPP and settings.replay is not ReplayKind.NONE:

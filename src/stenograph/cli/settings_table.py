@@ -32,6 +32,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "engine_url",
         "connect_timeout",
         "max_reply_bytes",
+        "engine_logprobs",
+        "weight_version",
         "replay",
         "reply",
     ),
@@ -60,6 +62,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "sampling",
         "side_rules",
         "canonical",
+        "require_logprobs",
     ),
     "store": (
         "data_dir",

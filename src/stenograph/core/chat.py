@@ -195,6 +195,7 @@ class ChatRequest:
     `system_blocks` are those that the first message was joined of; None: its text came as one, or it is no system's.
     `late_tools` can be called, but are no part of what the prompt begins with: a message shows them. `thinks` says
     whether the model is to reason, and `effort` how much, as a word; None: as the model does by itself.
+    `replies_of` are requests whose replies the client says are among the messages: a hint, which decides no match.
     `rewrites` are the changes to what the client sent: those that its dialect had to make, then those that rules make.
     Where messages have been joined with others, `gaps` has the index of the message after each one that has gone, in
     order: `place_of` gives the number that a message has for its client.
@@ -217,6 +218,7 @@ class ChatRequest:
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     thinks: bool | None = None
     effort: str | None = None
+    replies_of: frozenset[str] = frozenset()
     truncation: Truncation | None = None
     priority: int | None = None
     text: TextView = TextView()

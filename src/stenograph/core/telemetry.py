@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stenograph.core.outcome import RolloutVerdict, TokenFate
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import Stage
@@ -79,6 +80,15 @@ class SessionEnd(enum.StrEnum):
     EXPIRED = "expired"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionReport:
+    """One session, when it is gone: the verdict of its outcome, None if nobody has said one, and its sampled tokens."""
+
+    end: SessionEnd
+    verdict: RolloutVerdict | None = None
+    num_tokens: Mapping[TokenFate, int] = field(default_factory=dict[TokenFate, int])
+
+
 class Telemetry(Protocol):
     """Counts events. All methods are synchronous, cheap, and never raise."""
 
@@ -94,7 +104,7 @@ class Telemetry(Protocol):
         """A repeated request joined a running turn, or (False) was given a finished one's reply again."""
         ...
 
-    def session_ended(self, end: SessionEnd) -> None:
+    def session_ended(self, report: SessionReport) -> None:
         """A session is gone."""
         ...
 
@@ -105,4 +115,4 @@ class NoTelemetry:
     def turn_ended(self, report: TurnReport) -> None: ...
     def reply_delivered(self, reply_s: float) -> None: ...
     def retry_answered(self, *, joined: bool) -> None: ...
-    def session_ended(self, end: SessionEnd) -> None: ...
+    def session_ended(self, report: SessionReport) -> None: ...

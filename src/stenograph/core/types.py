@@ -139,9 +139,36 @@ class Finish:
     matched: int | str | None = None
 
 
+class LogprobsKind(enum.StrEnum):
+    """Distributions under which a sampled token has a log-probability."""
+
+    RAW = "raw"
+    """The softmax of the model's logits."""
+    TEMPERED = "tempered"
+    """The softmax of the logits divided by the temperature, with nothing cut off. At temperature 0 there is none."""
+    SAMPLING = "sampling"
+    """The distribution that was sampled from: after constraints (penalties, biases, a grammar), temperature, cuts."""
+    OTHER = "other"
+    """None of these: after some of the steps of sampling and before others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobsReport:
+    """An engine's declaration of the log-probabilities that it reports.
+
+    `after_constraints`: it takes them after penalties, biases and grammars, whatever their kind.
+    """
+
+    kind: LogprobsKind = LogprobsKind.RAW
+    after_constraints: bool = False
+
+
+RAW_LOGPROBS = LogprobsReport()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopLogprob:
-    """One alternative at a position: `logprob` is ln p(id) in nats under the model's raw distribution."""
+    """One alternative at a position: `logprob` is ln p(id) in nats under the distribution that the engine reports."""
 
     id: int
     logprob: float
@@ -208,9 +235,10 @@ class Replay:
 class Chunk:
     """A step of a generation: the ids sampled since the last chunk, in order.
 
-    `logprobs[i]` is ln p(ids[i]) in nats under the model's raw distribution (softmax of the logits, before temperature,
-    penalties, truncation and grammar): what a teacher-forced pass gives. `sampling_logprobs[i]` is the same under the
-    distribution that ids[i] was actually sampled from; None if the engine does not report it. Few tokens come as
+    `logprobs[i]` is ln p(ids[i]) in nats under the distribution that the engine's capabilities declare.
+    `tempered_logprobs` and `sampling_logprobs` are the same under the distributions of those names (`LogprobsKind`),
+    from an engine that reports several; None where it does not, or where they are equal to `logprobs` by definition.
+    `forced[i]`: a grammar left no other token to sample; None where that is not reported. Few tokens come as
     tuples, a whole reply's as arrays (int32, float64). `finish` is set in the last chunk of a generation, and only
     there, and so are `reply`, where the engine wrote the client's reply itself, and `replay`. `weight_version` sampled
     this chunk's ids; an engine that reports its weights only at the end has them in the last chunk's `weights`, over
@@ -220,7 +248,9 @@ class Chunk:
 
     ids: Sequence[int]
     logprobs: Sequence[float]
+    tempered_logprobs: Sequence[float] | None = None
     sampling_logprobs: Sequence[float] | None = None
+    forced: Sequence[bool] | None = None
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None = None
     finish: Finish | None = None
     num_cached_tokens: int = 0
@@ -232,13 +262,17 @@ class Chunk:
     unasked_replay: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("ids", "logprobs", "sampling_logprobs"):  # a list, as a decoder makes it, could still change
+        # A list, as a decoder makes it, could still change.
+        for name in ("ids", "logprobs", "tempered_logprobs", "sampling_logprobs", "forced"):
             if isinstance(row := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(cast("list[float]", row)))
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
-        if self.sampling_logprobs is not None and len(self.sampling_logprobs) != len(self.ids):
-            raise ValueError(f"{len(self.ids)} ids but {len(self.sampling_logprobs)} sampling logprobs")
+        for name, values in (("tempered", self.tempered_logprobs), ("sampling", self.sampling_logprobs)):
+            if values is not None and len(values) != len(self.ids):
+                raise ValueError(f"{len(self.ids)} ids but {len(values)} {name} logprobs")
+        if self.forced is not None and len(self.forced) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} ids, but of {len(self.forced)} it is known whether they were forced")
         if self.top_logprobs is not None and len(self.top_logprobs) != len(self.ids):
             raise ValueError(f"{len(self.ids)} ids but {len(self.top_logprobs)} rows of top logprobs")
 
@@ -250,9 +284,10 @@ def all_finite(values: "array[float]") -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTurn:
-    """The ids that an engine sampled for one turn, checked. See `Chunk` for what the logprobs are.
+    """The ids that an engine sampled for one turn, checked.
 
-    `ids` [T] int32, `logprobs` [T] float64 in nats, `sampling_logprobs` [T] or None.
+    `ids` [T] int32, `logprobs` [T] float64 in nats, of the distribution `logprobs_kind`; see `Chunk` for
+    `tempered_logprobs` and `sampling_logprobs` [T], and `forced` [T], a byte 1 or 0 for each token.
     """
 
     ids: "array[int]"
@@ -264,12 +299,18 @@ class SampledTurn:
     num_cached_tokens: int
     times: EngineTimes | None
     replay: Replay | None = None
+    logprobs_kind: LogprobsKind = LogprobsKind.RAW
+    tempered_logprobs: "array[float] | None" = None
+    forced: bytes | None = None
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
-        if self.sampling_logprobs is not None and len(self.sampling_logprobs) != len(self.ids):
-            raise ValueError(f"{len(self.ids)} ids but {len(self.sampling_logprobs)} sampling logprobs")
+        for name, values in (("tempered", self.tempered_logprobs), ("sampling", self.sampling_logprobs)):
+            if values is not None and len(values) != len(self.ids):
+                raise ValueError(f"{len(self.ids)} ids but {len(values)} {name} logprobs")
+        if self.forced is not None and len(self.forced) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} ids, but of {len(self.forced)} it is known whether they were forced")
         if not all_finite(self.logprobs):
             raise ValueError("a logprob is not finite")
         end = 0

@@ -26,13 +26,14 @@ Headers = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """A request as it came. `at` has the named groups of its path; of `known`, what it begins with need not be read
-    again. `past` are the turns of its session, None without one."""
+    """A request as it came. `at` has the named groups of its path, `query` is what follows its question mark; of
+    `known`, what it begins with need not be read again. `past` are the turns of its session, None without one."""
 
     body: bytes
     at: Mapping[str, str] = field(default_factory=dict[str, str])
     known: Sequence[KnownMessages] = ()
     past: PastTurns | None = None
+    query: str = ""
 
 
 Decoded = tuple[TurnRequest, bytes]

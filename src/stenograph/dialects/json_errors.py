@@ -113,7 +113,8 @@ def _invalid(text: str, at: str, known: Known) -> InvalidRequest:
     if unknown := _UNKNOWN.match(message):
         parent = pointer
         pointer += "/" + escaped(unknown["name"][:LONGEST_NAME])
-        hint = nearest(unknown["name"], _known_in(known, parent), other_words=OTHER_WORDS) if path is None or at else ""
+        is_known = path is None or at or callable(known)
+        hint = nearest(unknown["name"], _known_in(known, parent), other_words=OTHER_WORDS) if is_known else ""
         message = f"Unknown field {shown(unknown['name'])}.{hint}"
     elif missing := _MISSING.match(message):
         pointer += "/" + escaped(missing["name"])

@@ -38,18 +38,26 @@ class OnlyMessages(msgspec.Struct):
     messages: Raw
 
 
+class OnlyContents(msgspec.Struct, rename={"messages": "contents"}):
+    """The same of a body that calls them contents."""
+
+    messages: Raw
+
+
 ONLY_MESSAGES = msgspec.json.Decoder(OnlyMessages)
+ONLY_CONTENTS = msgspec.json.Decoder(OnlyContents)
 
 
-def check_rest(body: bytes) -> None:
+def check_rest(body: bytes, name: str = "messages") -> None:
     """Raise InvalidRequest, before anything is made of it, for a body with more beside its messages than it may have.
 
-    A body of another shape is for the decoder to refuse.
+    The messages are under `name`. A body of another shape is for the decoder to refuse.
     """
     if len(body) <= MAX_REST_BYTES:
         return
     try:
-        num_bytes = len(body) - len(memoryview(ONLY_MESSAGES.decode(body).messages))
+        found = ONLY_CONTENTS.decode(body) if name == "contents" else ONLY_MESSAGES.decode(body)
+        num_bytes = len(body) - len(memoryview(found.messages))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
     if num_bytes > MAX_REST_BYTES:
@@ -57,26 +65,29 @@ def check_rest(body: bytes) -> None:
 
 
 def wire_messages(
-    text: Raw, decoder: "msgspec.json.Decoder[list[T]]", *, known: Known, check_parts: Callable[[Raw, str], None]
+    text: Raw,
+    decoder: "msgspec.json.Decoder[list[T]]",
+    *,
+    known: Known,
+    check_parts: Callable[[Raw, str], None],
+    at: str = "/messages",
 ) -> Iterator[T]:
     """Decode a list of messages, a large one some at a time. Raises InvalidJson or InvalidRequest, with a JSON pointer.
 
-    `check_parts` refuses a message, by its pointer, that has more parts than it may.
+    `check_parts` refuses a message, by its pointer, that has more parts than it may. The list is `at` this pointer.
     """
     if len(memoryview(text)) < _SMALL_BYTES:
-        yield from decode_part(text, decoder, at="/messages", known=known)
+        yield from decode_part(text, decoder, at=at, known=known)
         return
-    raws = decode_part(text, _LIST, at="/messages")
+    raws = decode_part(text, _LIST, at=at)
     if len(raws) > MAX_MESSAGES:
-        raise InvalidRequest(
-            f"A conversation has at most {MAX_MESSAGES} messages, this one {len(raws)}.", param="/messages"
-        )
-    for start, end in _portions(raws):
+        raise InvalidRequest(f"A conversation has at most {MAX_MESSAGES} messages, this one {len(raws)}.", param=at)
+    for start, end in portions(raws):
         for index in range(start, end):
             if may_have_many(raws[index]):
-                check_parts(raws[index], f"/messages/{index}")
+                check_parts(raws[index], f"{at}/{index}")
         some = b"[" + b",".join(raws[start:end]) + b"]"
-        yield from decode_part(some, decoder, at="/messages", known=known, first=start)
+        yield from decode_part(some, decoder, at=at, known=known, first=start)
 
 
 def may_have_many(raw: Raw) -> bool:
@@ -84,7 +95,7 @@ def may_have_many(raw: Raw) -> bool:
     return len(memoryview(raw)) > MAX_PARTS and bytes(raw).count(b"{") > MAX_PARTS
 
 
-def _portions(raws: list[Raw]) -> Iterator[tuple[int, int]]:
+def portions(raws: list[Raw]) -> Iterator[tuple[int, int]]:
     """Stretches [start, end) of so many messages as are decoded at once; one that is long by itself is alone."""
     start = num_bytes = 0
     for index, raw in enumerate(raws):

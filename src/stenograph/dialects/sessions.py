@@ -5,6 +5,7 @@ with more in them (docs/http-api.md).
 """
 
 from array import array
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -13,12 +14,15 @@ from msgspec import Meta
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import token_ids
 from stenograph.dialects.json_errors import decode_json, decode_part, shown
 from stenograph.dialects.openai.sampling_rules import WireSamplingRules, name_known, sampling_rules
 from stenograph.dialects.template_kwargs import TemplateKwargs, check_depth, check_template_kwargs
+
+GroupName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 SAMPLE_FORMATS = ("safetensors", "json", "arrow")
 
@@ -40,12 +44,27 @@ class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     chat_template_kwargs: TemplateKwargs | None = None
     sampling: WireSamplingRules | None = None
     canonical: str | None = None
+    group: GroupName | None = None
+
+
+class PutOutcome(msgspec.Struct, forbid_unknown_fields=True):
+    """The outcome of a rollout: a reward, which is a number or numbers by name, a verdict, and words for a person.
+
+    `null` means absent. Without a verdict it is `ok`.
+    """
+
+    reward: float | dict[str, float] | None = None
+    verdict: Annotated[str, Meta(extra_json_schema={"enum": [verdict.value for verdict in RolloutVerdict]})] | None = (
+        None
+    )
+    detail: Annotated[str, Meta(max_length=4096)] | None = None
 
 
 class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Options of the samples. `null` means absent. `token_texts` needs `format` `json`; `arrow` needs pyarrow.
 
     `kinds` are the kinds of strands that become samples; `include_side: true` is all of them, and needs no `kinds`.
+    `include_failed: true`: those of a rollout that failed by infrastructure too.
     """
 
     max_seq_len: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
@@ -54,6 +73,7 @@ class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
     token_texts: bool | None = None
     kinds: list[Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in StrandKind]})]] | None = None
     include_side: bool | None = None
+    include_failed: bool | None = None
 
 
 class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,6 +110,7 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _CREATE = msgspec.json.Decoder(CreateSession)
+_OUTCOME = msgspec.json.Decoder(PutOutcome)
 _SAMPLES = msgspec.json.Decoder(SamplesRequest)
 _ABORT = msgspec.json.Decoder(AbortRequest)
 _BACKUP = msgspec.json.Decoder(BackupRequest)
@@ -105,10 +126,10 @@ MAX_METADATA_BYTES = 64 * 1024
 """Metadata stands in every sample and in every listing."""
 
 
-def _check_metadata(metadata: dict[str, object] | None) -> None:
-    check_depth(metadata, at="/metadata")
+def _check_metadata(metadata: Mapping[str, object] | None, *, at: str = "/metadata") -> None:
+    check_depth(metadata, at=at)
     if metadata and (size := len(msgspec.json.encode(metadata))) > MAX_METADATA_BYTES:
-        raise InvalidRequest(f"metadata has {size} bytes as JSON; at most {MAX_METADATA_BYTES}.", param="/metadata")
+        raise InvalidRequest(f"{at[1:]} has {size} bytes as JSON; at most {MAX_METADATA_BYTES}.", param=at)
 
 
 def decode_create(body: bytes) -> tuple[CreateSession, SamplingRules | None]:
@@ -146,6 +167,22 @@ def _check_compat(wire: CreateSession, compat: str) -> None:
                 f"{name} is {kept.value!r} with compat 'miles', got {shown(given)}. Leave one of the two out.",
                 param=f"/{name}",
             )
+
+
+def decode_outcome(body: bytes) -> SessionOutcome:
+    """Read the optional body of `PUT /sessions/{id}/outcome`. Raises InvalidJson or InvalidRequest."""
+    wire = decode_json(body, _OUTCOME, known=PutOutcome.__struct_fields__) if body.strip() else PutOutcome()
+    if wire.verdict is not None and wire.verdict not in tuple(RolloutVerdict):
+        raise InvalidRequest(
+            f"verdict must be one of {', '.join(RolloutVerdict)}, got {shown(wire.verdict)}.", param="/verdict"
+        )
+    if isinstance(wire.reward, dict):
+        _check_metadata(wire.reward, at="/reward")
+    return SessionOutcome(
+        verdict=RolloutVerdict.OK if wire.verdict is None else RolloutVerdict(wire.verdict),
+        reward=wire.reward,
+        detail=wire.detail,
+    )
 
 
 def decode_samples(body: bytes) -> SamplesRequest:

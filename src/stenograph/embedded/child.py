@@ -182,7 +182,7 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit, send: Callable[[Event
         limits=limits,
         clock=clock,
         wake=loop.wake,
-        weight_version=files.name,
+        weight_version=options.weight_version,
     )
     ready = Ready(
         model=files.name,

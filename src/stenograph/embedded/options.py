@@ -8,12 +8,15 @@ from stenograph.embedded.engine_core import EngineLimits
 from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype
 from stenograph.model.fast_encoder import EncoderKind
 
+FIRST_VERSION = "0"
+"""Name of the weights that the engine starts with, unless it is given another."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedOptions:
     """`threads` are BLAS threads; `torch_device` and `torch_dtype` count where `forward` is torch. `tokenize_workers`
-    are threads that make ids of text, with the library `encoder`, which is the server's. The rest bounds the engine:
-    see `EngineLimits`."""
+    are threads that make ids of text, with the library `encoder`, which is the server's. `weight_version` names the
+    weights. The rest bounds the engine: see `EngineLimits`."""
 
     threads: int = 1
     max_batch: int = 16
@@ -27,6 +30,7 @@ class EmbeddedOptions:
     grammar_backend: GrammarBackendKind = GrammarBackendKind.LLGUIDANCE
     tokenize_workers: int = 0
     encoder: EncoderKind = EncoderKind.REFERENCE
+    weight_version: str = FIRST_VERSION
 
     @property
     def limits(self) -> EngineLimits:

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stenograph.core.logprobs import GREEDY_BELOW, separates_tempered
 from stenograph.core.types import SamplingParams, TopLogprob
 from stenograph.embedded.forward.weights import F32Array
 
 Doubles = NDArray[np.float64]
 Allowed = NDArray[np.bool_]
 Places = NDArray[np.intp]
-
-
-GREEDY_BELOW = 1e-5
-"""A temperature under this is greedy: dividing by it would overflow."""
 
 
 class DeadEnd(Exception):
@@ -35,10 +32,14 @@ class BadLogits(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken:
-    """A token, ln p of it in nats under the raw and under the sampling distribution, and the likeliest (raw)."""
+    """A token, ln p of it in nats under the raw and under the sampling distribution, and the likeliest (raw).
+
+    `tempered_logprob` is there where neither of the two is it: `core.logprobs.separates_tempered`.
+    """
 
     id: int
     logprob: float
+    tempered_logprob: float | None
     sampling_logprob: float
     top: tuple[TopLogprob, ...]
 
@@ -50,6 +51,7 @@ class TokenSampler:
         self._params = params
         self._random = np.random.Generator(np.random.PCG64(None if params.seed is None else params.seed % 2**64))
         self._prompt = np.unique(np.asarray(prompt_ids, np.int64)) if params.repetition_penalty != 1.0 else None
+        self._separates_tempered = separates_tempered(params)
         self._counts: Counter[int] = Counter()
         self._bias_ids = np.array([id_ for id_, _ in params.logit_bias], np.int64)
         self._biases = np.array([bias for _, bias in params.logit_bias], np.float64)
@@ -72,9 +74,14 @@ class TokenSampler:
         place, sampling = (best, 0.0) if self._params.temperature < GREEDY_BELOW else self._place(scores)
         chosen = place if ids is None else int(ids[place])
         self._counts[chosen] += 1
+        tempered: float | None = None
+        if self._separates_tempered:
+            scaled = exact / self._params.temperature
+            tempered = float(scaled[chosen]) - log_sum_exp(scaled)
         return SampledToken(
             id=chosen,
             logprob=float(exact[chosen]) - ln_total,
+            tempered_logprob=tempered,
             sampling_logprob=sampling,
             top=top_logprobs(exact, ln_total, self._params.num_top_logprobs),
         )

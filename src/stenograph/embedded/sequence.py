@@ -124,6 +124,7 @@ class Sequence:
         if self.guide is not None and not self._eos_ids and self.guide.is_finished:
             return self._without_tokens(FinishReason.STOP)
         allowed = None if self.guide is None else self.guide.mask()
+        forced = None if allowed is None else (int(np.count_nonzero(allowed)) == 1,)
         if self._num_sampled < self._min_tokens:
             allowed = self._without_stops(allowed, len(logits))
         sampled = self._sampler.sample(logits, allowed)
@@ -138,7 +139,9 @@ class Sequence:
         return Chunk(
             ids=(sampled.id,),
             logprobs=(sampled.logprob,),
+            tempered_logprobs=None if sampled.tempered_logprob is None else (sampled.tempered_logprob,),
             sampling_logprobs=(sampled.sampling_logprob,),
+            forced=forced,
             top_logprobs=top,
             finish=finish,
             num_cached_tokens=self.num_cached_tokens,

@@ -21,7 +21,15 @@ from typing import Protocol
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import RouteNotFound
 from stenograph.core.telemetry import GrammarStep
-from stenograph.core.types import Chunk, GrammarKind, Prompt, RequestId, SamplingParams
+from stenograph.core.types import (
+    RAW_LOGPROBS,
+    Chunk,
+    GrammarKind,
+    LogprobsReport,
+    Prompt,
+    RequestId,
+    SamplingParams,
+)
 from stenograph.model.tokenizer import Span
 
 
@@ -50,8 +58,9 @@ class Capabilities:
     `streams`: tokens come as they are sampled; else one chunk holds the whole reply. `parses`: the engine writes the
     client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. Then both
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
-    `takes_json`: it takes ids as JSON text, so it wants `Prompt.ids_json`. `note`: one line for the operator on how
-    the engine is used; empty where there is nothing to say.
+    `takes_json`: it takes ids as JSON text, so it wants `Prompt.ids_json`. `logprobs`: which distribution its
+    log-probabilities are of. `note`: one line for the operator on how the engine is used; empty where there is nothing
+    to say.
     """
 
     engine: str
@@ -62,6 +71,7 @@ class Capabilities:
     streams: bool
     parses: bool = False
     takes_json: bool = False
+    logprobs: LogprobsReport = RAW_LOGPROBS
     note: str = ""
 
 

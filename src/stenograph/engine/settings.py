@@ -5,7 +5,7 @@
 import enum
 from dataclasses import dataclass
 
-from stenograph.core.settings import choice, seconds, setting, texts, whole_number
+from stenograph.core.settings import choice, seconds, setting, text, texts, whole_number
 
 
 class EngineKind(enum.StrEnum):
@@ -17,6 +17,14 @@ class EngineKind(enum.StrEnum):
     LLAMACPP = "llamacpp"
     VLLM = "vllm"
     LMDEPLOY = "lmdeploy"
+
+
+class EngineLogprobs(enum.StrEnum):
+    """Kinds of log-probabilities that an engine may be said to report; the values are those of `LogprobsKind`."""
+
+    RAW = "raw"
+    TEMPERED = "tempered"
+    SAMPLING = "sampling"
 
 
 class ReplayKind(enum.StrEnum):
@@ -54,6 +62,20 @@ class EngineSettings:
         whole_number(1024),
         "Largest reply accepted from an engine, as received and as inflated, and largest event of a stream.",
         unit="bytes",
+    )
+    engine_logprobs: EngineLogprobs | None = setting(
+        None,
+        choice(EngineLogprobs),
+        "Log-probabilities that the engine reports, where it does not run with its defaults: of the model's logits, of"
+        " those divided by the temperature, or of the distribution that was sampled from.",
+        shown="the engine's default: tempered with sglang and sglang-generate, raw with the others",
+    )
+    weight_version: str | None = setting(
+        None,
+        text(),
+        "Name of the weights that the engine starts with, where it reports none; a number suits trainers that reckon"
+        " with versions.",
+        shown="0 with the embedded engine, none with others",
     )
     replay: ReplayKind = setting(
         ReplayKind.NONE, choice(ReplayKind), "Training-only payloads that the engine is asked for with each reply."

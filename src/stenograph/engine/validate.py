@@ -12,6 +12,7 @@ from stenograph.core.types import (
     Chunk,
     Finish,
     FinishReason,
+    LogprobsKind,
     SampledTurn,
     TopLogprob,
     WeightSpan,
@@ -28,14 +29,30 @@ MOST_TOKENS = 2**31
 class TurnCollector:
     """Gathers the chunks of one generation and checks each as it comes."""
 
-    def __init__(self, *, vocab_size: int, max_tokens: int | None, num_prompt: int | None = None) -> None:
-        """`num_prompt` is how many ids were sent, of which no more can have been cached; None does not ask."""
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_tokens: int | None,
+        num_prompt: int | None = None,
+        logprobs_kind: LogprobsKind = LogprobsKind.RAW,
+        weight_version: str | None = None,
+    ) -> None:
+        """`num_prompt` is how many ids were sent, of which no more can have been cached; None does not ask.
+
+        `logprobs_kind` is what the engine reports for this generation. `weight_version` names the weights of a turn
+        whose engine does not; None leaves them unnamed.
+        """
+        self._logprobs_kind = logprobs_kind
+        self._weight_version = weight_version
         self._vocab_size = vocab_size
         self._num_prompt = num_prompt
         self._max_tokens = max_tokens
         self._ids = token_ids()
         self._logprobs = array("d")
+        self._tempered_logprobs: array[float] | None = array("d")
         self._sampling_logprobs: array[float] | None = array("d")
+        self._forced: bytearray | None = bytearray()
         self._top_logprobs: list[tuple[TopLogprob, ...]] = []
         self._weights: list[WeightSpan] = []
         self._last: Chunk | None = None
@@ -71,6 +88,8 @@ class TurnCollector:
             raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
         weights = tuple(self._weights) if self._last.weights is None else self._last.weights
         _check_spans(weights, len(self._ids))
+        if not weights and self._weight_version is not None and self._ids:
+            weights = (WeightSpan(version=self._weight_version, start=0, end=len(self._ids)),)
         top = tuple(self._top_logprobs) if len(self._top_logprobs) == len(self._ids) else None
         return SampledTurn(
             ids=self._ids,
@@ -82,6 +101,9 @@ class TurnCollector:
             num_cached_tokens=self._last.num_cached_tokens,
             times=self._last.times,
             replay=self._last.replay,
+            logprobs_kind=self._logprobs_kind,
+            tempered_logprobs=self._tempered_logprobs,
+            forced=None if self._forced is None else bytes(self._forced),
         )
 
     def _check_ids(self, ids: Sequence[int]) -> None:
@@ -108,10 +130,19 @@ class TurnCollector:
         start = len(self._ids)
         self._ids.extend(chunk.ids)
         self._logprobs.extend(chunk.logprobs)
-        if chunk.sampling_logprobs is None:
-            self._sampling_logprobs = None if chunk.ids else self._sampling_logprobs
-        elif self._sampling_logprobs is not None:
-            self._sampling_logprobs.extend(chunk.sampling_logprobs)
+        if chunk.ids:
+            if chunk.tempered_logprobs is None:
+                self._tempered_logprobs = None
+            elif self._tempered_logprobs is not None:
+                self._tempered_logprobs.extend(chunk.tempered_logprobs)
+            if chunk.sampling_logprobs is None:
+                self._sampling_logprobs = None
+            elif self._sampling_logprobs is not None:
+                self._sampling_logprobs.extend(chunk.sampling_logprobs)
+            if chunk.forced is None:
+                self._forced = None
+            elif self._forced is not None:
+                self._forced.extend(chunk.forced)
         self._top_logprobs.extend(chunk.top_logprobs or ())
         self._add_weights(chunk, start)
         self._last = chunk
@@ -137,11 +168,13 @@ def _check_spans(weights: Sequence[WeightSpan], num_ids: int) -> None:
 def _with_logprobs(chunk: Chunk) -> Chunk:
     """The chunk with logprobs that are all finite and at most 0."""
     logprobs = _checked(chunk.logprobs)
+    tempered = None if chunk.tempered_logprobs is None else _checked(chunk.tempered_logprobs)
     sampling = None if chunk.sampling_logprobs is None else _checked(chunk.sampling_logprobs)
     top = None if chunk.top_logprobs is None else _checked_rows(chunk.top_logprobs)
-    if logprobs is chunk.logprobs and sampling is chunk.sampling_logprobs and top is chunk.top_logprobs:
+    is_same = logprobs is chunk.logprobs and tempered is chunk.tempered_logprobs
+    if is_same and sampling is chunk.sampling_logprobs and top is chunk.top_logprobs:
         return chunk
-    return replace(chunk, logprobs=logprobs, sampling_logprobs=sampling, top_logprobs=top)
+    return replace(chunk, logprobs=logprobs, tempered_logprobs=tempered, sampling_logprobs=sampling, top_logprobs=top)
 
 
 def _checked(logprobs: Sequence[float]) -> Sequence[float]:

@@ -1,12 +1,14 @@
 """Samples as one Arrow IPC stream: a row per sample, for trainers that read tables (datasets, Ray Data, Polars). Pure.
 
 Needs pyarrow, which is three times the size of all else together and so an extra (`pip install -e '.[arrow]'`);
-it is imported when the first sample is asked for in this format. Its columns are those of the JSON format; `metadata`
-and `prefix_cache_info` are JSON texts. `session_metadata` and `empty_reason` are in the schema's metadata, as JSON.
+it is imported when the first sample is asked for in this format. Its columns are those of the JSON format; `turns`,
+`metadata` and `prefix_cache_info` are JSON texts, and so is `rewards`: the reward, be it a number or several. In the
+schema's metadata are `session_metadata` and `empty_reason`, as JSON.
 """
 
 import importlib
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,13 +59,20 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
         "response_length": pa.array([sample.response_length for sample in samples], pa.int64()),
         "loss_mask": _lists(pa, [np.frombuffer(sample.loss_mask, np.uint8) for sample in samples], pa.uint8()),
         "rollout_log_probs": _lists(pa, [as_numpy(sample.rollout_log_probs) for sample in samples], pa.float64()),
-        "sampling_log_probs": _lists(pa, [_sampling_log_probs(sample) for sample in samples], pa.float64()),
+        "raw_log_probs": _lists(pa, [_maybe_numpy(sample.raw_log_probs) for sample in samples], pa.float64()),
+        "sampling_log_probs": _lists(pa, [_maybe_numpy(sample.sampling_log_probs) for sample in samples], pa.float64()),
+        "logprobs_kind": pa.array([sample.logprobs_kind for sample in samples], pa.string()),
         "rollout_routed_experts": _lists(pa, [sample.routed_experts for sample in samples], pa.int32(), depth=3),
         "rollout_indexer_topk": _lists(pa, [sample.indexer_topk for sample in samples], pa.int32(), depth=2),
         "response": pa.array([sample.response for sample in samples], pa.string()),
         "status": pa.array([str(sample.status) for sample in samples], pa.string()),
-        "weight_versions": pa.array([row["weight_versions"] for row in described], pa.list_(span)),
+        "weight_versions": pa.array([row["weight_versions"] for row in described], pa.list_(pa.string())),
+        "weight_spans": pa.array([row["weight_spans"] for row in described], pa.list_(span)),
+        "turns": _json_texts(pa, [row["turns"] for row in described]),
         "prefix_cache_info": _json_texts(pa, [row["prefix_cache_info"] for row in described]),
+        "reward": pa.array([_number(row["reward"]) for row in described], pa.float64()),
+        "rewards": _json_texts(pa, [row["reward"] for row in described]),
+        "outcome": pa.array([row["outcome"] for row in described], pa.string()),
         "metadata": _json_texts(pa, [row["metadata"] for row in described]),
     }
     return pa.RecordBatch.from_pydict(columns)
@@ -80,8 +89,12 @@ def _pyarrow() -> Any:
     return module
 
 
-def _sampling_log_probs(sample: Sample) -> NDArray[np.generic] | None:
-    return None if sample.sampling_log_probs is None else as_numpy(sample.sampling_log_probs)
+def _number(reward: float | Mapping[str, float] | None) -> float | None:
+    return None if isinstance(reward, Mapping) else reward
+
+
+def _maybe_numpy(values: "array[float] | None") -> NDArray[np.generic] | None:
+    return None if values is None else as_numpy(values)
 
 
 def _lists(pa: Any, rows: Sequence[NDArray[Any] | None], kind: Any, *, depth: int = 1) -> Any:

@@ -19,8 +19,8 @@ from stenograph.core.ids_json import encode_ids, pieces_of
 from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.messages import Message
-from stenograph.core.strand_kinds import StrandKind
-from stenograph.core.types import FinishReason, SampledTurn, SessionId
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
+from stenograph.core.types import FinishReason, LogprobsKind, SampledTurn, SessionId
 from stenograph.dialects.openai.chat_reply import RepliedMessage, ReplyFinish, finish_of, message_body
 from stenograph.export.lines import WireSpan, spans_json
 from stenograph.export.strand_facts import LeftOut, StrandRow
@@ -60,7 +60,8 @@ class RecordedFinish(TypedDict):
 
 
 class RecordedMetaInfo(TypedDict):
-    """As SGLang writes it; a triple is `[raw logprob, id, null]`. The replay payloads are base64."""
+    """As SGLang writes it; a triple is `[logprob, id, null]`, with the engine's own logprob, of the distribution
+    `logprobs_kind`. The replay payloads are base64."""
 
     id: Hex32
     finish_reason: RecordedFinish
@@ -68,6 +69,8 @@ class RecordedMetaInfo(TypedDict):
     completion_tokens: Count
     cached_tokens: Count
     output_token_logprobs: Sequence[tuple[Logprob, int, None]]
+    logprobs_kind: LogprobsKind
+    output_token_tempered_logprobs: NotRequired[Sequence[Logprob]]
     output_token_sampling_logprobs: NotRequired[Sequence[Logprob]]
     weight_version: NotRequired[str]
     routed_experts: NotRequired[str]
@@ -139,6 +142,14 @@ class DiscardedTurns(TypedDict):
     sampled_tokens: Count
 
 
+class WireOutcome(TypedDict):
+    """The outcome of a rollout. `reward` is a number, or numbers by name."""
+
+    reward: float | Mapping[str, float] | None
+    verdict: RolloutVerdict
+    detail: str | None
+
+
 class SessionSummary(TypedDict):
     """A session in a list. `created_at` is in seconds of the epoch."""
 
@@ -150,6 +161,8 @@ class SessionSummary(TypedDict):
     num_tokens: Count
     discarded: DiscardedTurns
     busy: bool
+    group: str | None
+    outcome: WireOutcome | None
     metadata: Mapping[str, object]
 
 
@@ -157,7 +170,8 @@ class SessionMetadata(TypedDict):
     """The session's own metadata, and the server's keys over it; unless it is linear, also `tree` (docs/samples.md).
 
     `rewrites` counts by rule the changes to what the client sent. With samples `left_out` counts, by kind, the strands
-    that are none, and the sampled tokens in them.
+    that are none, and the sampled tokens in them; under `infra_failed` those of a rollout that failed so. `outcome` and
+    `group` are there where the session has them.
     """
 
     accumulated_token_ids: TokenIds
@@ -167,7 +181,9 @@ class SessionMetadata(TypedDict):
     strands: Sequence[StrandRow]
     rewrites: Mapping[str, Count]
     tree: NotRequired[Mapping[str, object]]
-    left_out: NotRequired[Mapping[StrandKind, LeftOut]]
+    outcome: NotRequired[WireOutcome | None]
+    group: NotRequired[str]
+    left_out: NotRequired[Mapping[str, LeftOut]]
 
 
 class SessionView(TypedDict):
@@ -260,6 +276,13 @@ def session_id_of(session: Session | ShelvedSession) -> SessionId:
     return session.opened.session_id if isinstance(session, ShelvedSession) else session.id
 
 
+def outcome_json(outcome: SessionOutcome | None) -> WireOutcome | None:
+    """A session's outcome as plain values; None if it has none."""
+    if outcome is None:
+        return None
+    return {"reward": outcome.reward, "verdict": outcome.verdict, "detail": outcome.detail}
+
+
 def session_summary(session: Session | ShelvedSession) -> SessionSummary:
     """One entry of `GET /sessions`."""
     if isinstance(session, ShelvedSession):
@@ -274,6 +297,8 @@ def session_summary(session: Session | ShelvedSession) -> SessionSummary:
             "num_tokens": totals.num_tokens,
             "discarded": {"turns": totals.num_discarded_turns, "sampled_tokens": totals.num_discarded_tokens},
             "busy": False,
+            "group": opened.group,
+            "outcome": outcome_json(session.outcome),
             "metadata": opened.metadata,
         }
     strands = session.strands
@@ -286,6 +311,8 @@ def session_summary(session: Session | ShelvedSession) -> SessionSummary:
         "num_tokens": strands.num_tokens,
         "discarded": discarded_json(strands.discarded),
         "busy": session.is_busy,
+        "group": session.options.group,
+        "outcome": outcome_json(session.outcome),
         "metadata": session.options.metadata,
     }
 
@@ -367,7 +394,10 @@ def _meta_info(turn: CommittedTurn, num_prompt: int) -> RecordedMetaInfo:
         "completion_tokens": len(sampled.ids),
         "cached_tokens": sampled.num_cached_tokens,
         "output_token_logprobs": as_chunked_list(_triples(sampled.ids, sampled.logprobs)),
+        "logprobs_kind": sampled.logprobs_kind,
     }
+    if sampled.tempered_logprobs is not None:
+        meta["output_token_tempered_logprobs"] = sampled.tempered_logprobs
     if sampled.sampling_logprobs is not None:
         meta["output_token_sampling_logprobs"] = sampled.sampling_logprobs
     if sampled.weights:

@@ -102,12 +102,12 @@ def _replays(sample: Sample) -> dict[str, NDArray[np.int32] | None]:
 
 
 def _meta(sample: Sample) -> dict[str, object]:
-    """A sample's part of the JSON. `reward` null leaves the client's own; `spec_info` empty is not measured."""
+    """A sample's part of the JSON. `spec_info` empty is not measured."""
     return {
         **describe(sample),
         "response_length": sample.response_length,
+        "raw_log_probs": sample.raw_log_probs,
         "sampling_log_probs": sample.sampling_log_probs,
         "spec_info": {},
-        "reward": None,
         "nulls": [name for name, replay in _replays(sample).items() if replay is None],
     }

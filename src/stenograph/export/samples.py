@@ -9,6 +9,7 @@ import enum
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Annotated, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -18,8 +19,10 @@ from numpy.typing import NDArray
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import as_chunked_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
+from stenograph.core.logprobs import Logprobs, known_logprobs
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.strand_kinds import StrandKind
-from stenograph.core.types import WeightSpan
+from stenograph.core.types import LogprobsKind, WeightSpan
 from stenograph.export.lines import (
     SampleLine,
     WireSpan,
@@ -32,16 +35,20 @@ from stenograph.export.lines import (
     whole_line,
 )
 from stenograph.export.replay import ReplayShape, indexer_topk, replayable, routed_experts
-from stenograph.export.strand_facts import SessionFacts
+from stenograph.export.strand_facts import SessionFacts, StrandFacts
+from stenograph.export.turn_rows import TurnRow, check_kind, kinds_of_turns, turn_rows
 from stenograph.trajectory.turn import Node, TurnStatus
 
 Decode = Callable[["array[int]"], str]
 """Ids to text, control tokens included."""
 
 LEAF = "leaf"
+GROUP = "group"
 STRAND_KEYS = ("strand", "kind", "rule", "client", "agent_id", "chapter", "continues")
 MISMATCH = "tito_session_mismatch"
 DISCARDED = "discarded"
+MIXED = "mixed"
+"""The `logprobs_kind` of a sample whose turns have log-probabilities of several kinds: its `turns` say which."""
 TRUNCATED_TURNS = "truncated_turns"
 _PIECE_TEXTS = 512
 """Token texts that are made and written at once, in a millisecond."""
@@ -59,6 +66,8 @@ class EmptyReason(enum.StrEnum):
     """In no line does a first prompt and one sampled token fit into `max_seq_len`."""
     LEFT_OUT = "left_out"
     """Every strand is of a kind that was not asked for. Ours: that server knows no strands."""
+    INFRA_FAILED = "infra_failed"
+    """The rollout failed by infrastructure, and such were not asked for. Ours too."""
 
 
 class PrefixCacheInfo(TypedDict):
@@ -73,8 +82,13 @@ class SampleFacts(TypedDict):
 
     response: str
     status: TurnStatus
-    weight_versions: Sequence[WireSpan]
+    logprobs_kind: NotRequired[str]
+    weight_versions: Sequence[str]
+    weight_spans: Sequence[WireSpan]
+    turns: Sequence[TurnRow]
     prefix_cache_info: PrefixCacheInfo
+    reward: float | Mapping[str, float] | None
+    outcome: RolloutVerdict | None
     metadata: Mapping[str, object]
 
 
@@ -85,6 +99,7 @@ class JsonSample(SampleFacts):
     response_length: Count
     loss_mask: Sequence[Annotated[int, Meta(ge=0, le=1)]]
     rollout_log_probs: Sequence[Logprob]
+    raw_log_probs: Sequence[Logprob] | None
     sampling_log_probs: Sequence[Logprob] | None
     rollout_routed_experts: Sequence[object] | None
     rollout_indexer_topk: Sequence[object] | None
@@ -96,31 +111,38 @@ class Sample:
     """One training row. T tokens, of which the last R = `response_length` come after the first prompt.
 
     `tokens` [T] int32. `loss_mask` [R] bytes: 1 on the sampled tokens that this sample trains. `rollout_log_probs` [R]
-    float64, nats: raw logprob where the mask is 1, 0.0 elsewhere. `sampling_log_probs` [R], the same under the
-    sampling distribution, or None where an engine did not report it. `response` is the last R tokens as text.
-    `weight_versions`: spans over `tokens`, in order; every sampled token in a span was sampled by its version; prompt
-    tokens between them take no part. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
+    float64, nats: the tempered logprob where the mask is 1, 0.0 elsewhere; `logprobs_kind` says what it is instead,
+    None where it is that, `MIXED` where the turns differ. `raw_log_probs` and `sampling_log_probs` [R], the same under
+    the distributions of those names, or None where one of the turns has none. `response` is the last R tokens as text.
+    `weight_versions`: of each turn whose version is known, the oldest that sampled in it. `weight_spans`: spans over
+    `tokens`, in order; every sampled token in a span was sampled by its version; prompt tokens between them take no
+    part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
     int32, or None. `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
+    `outcome` is the session's, None if nobody has said it.
     """
 
     tokens: "array[int]"
     response_length: int
     loss_mask: bytes
     rollout_log_probs: "array[float]"
+    raw_log_probs: "array[float] | None"
     sampling_log_probs: "array[float] | None"
+    logprobs_kind: str | None
     status: TurnStatus
-    weight_versions: tuple[WeightSpan, ...]
+    weight_versions: tuple[str, ...]
+    weight_spans: tuple[WeightSpan, ...]
+    turns: Sequence[TurnRow]
     response: str
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     routed_experts: NDArray[np.int32] | None = field(default=None, compare=False)
     indexer_topk: NDArray[np.int32] | None = field(default=None, compare=False)
+    outcome: SessionOutcome | None = None
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:
         lengths = {len(self.loss_mask), len(self.rollout_log_probs), self.response_length}
-        if self.sampling_log_probs is not None:
-            lengths.add(len(self.sampling_log_probs))
+        lengths.update(len(row) for row in (self.raw_log_probs, self.sampling_log_probs) if row is not None)
         if len(lengths) != 1 or not 0 <= self.response_length <= len(self.tokens):
             raise ValueError(f"lengths disagree: {lengths} of {len(self.tokens)} tokens")
         for replay in (self.routed_experts, self.indexer_topk):
@@ -132,12 +154,15 @@ class Sample:
 class SampleSet:
     """The samples of a session, oldest leaf first; `empty_reason` is set where there is none, and only there.
 
-    `left_out` are the kept lines of the kinds that were not asked for.
+    `num_trained` counts, by node id, the sampled tokens of each turn that a sample trains, its first ones. `left_out`
+    are the kept lines of the kinds that were not asked for, `failed` those of a rollout that failed by infrastructure.
     """
 
     samples: tuple[Sample, ...]
     empty_reason: EmptyReason | None
+    num_trained: Mapping[int, int] = field(default_factory=dict[int, int])
     left_out: tuple[SampleLine, ...] = ()
+    failed: tuple[SampleLine, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.samples) == (self.empty_reason is not None):
@@ -156,6 +181,8 @@ def make_samples(
     discarded: Mapping[str, object] | None = None,
     session: SessionFacts | None = None,
     kinds: Collection[StrandKind] = tuple(StrandKind),
+    required: LogprobsKind | None = None,
+    include_failed: bool = True,
 ) -> SampleSet:
     """One sample for each kept line of a session's turns, given oldest commit first. Mutates nothing.
 
@@ -163,8 +190,9 @@ def make_samples(
     every sample, with the server's own keys on top: `mismatches` is the drift of each leaf's line by node id, as plain
     values, as far as it was computed; `discarded` counts what the session's commits discarded. `session` tells each
     line's strand; only strands of `kinds` become samples. With `max_seq_len` a line ends with its last sampled token
-    that fits, and one without any gives no sample. Raises SamplesInconsistent: a line cannot be accounted for token by
-    token.
+    that fits, and one without any gives no sample. Without `include_failed` a rollout whose outcome is `infra_failed`
+    gives none. `required` are log-probabilities that every trained token must have.
+    Raises SamplesInconsistent: a line cannot be accounted for token by token, or lacks the required ones.
     """
     if not nodes:
         return SampleSet(samples=(), empty_reason=EmptyReason.NO_RECORDS)
@@ -172,11 +200,17 @@ def make_samples(
     has_lines = session is not None and session.history is HistoryKind.STRANDS
     lines: list[SampleLine] = []
     left_out: list[SampleLine] = []
+    failed: list[SampleLine] = []
+    outcome, group = (None, None) if session is None else (session.outcome, session.group)
+    leaves_out = not include_failed and outcome is not None and outcome.verdict is RolloutVerdict.INFRA_FAILED
     kept = leaves(nodes) if has_lines else kept_leaves(nodes)
     for leaf in kept:
         whole = whole_line(leaf, max_trim_tokens=max_trim_tokens)
         if leaf.id in strands and strands[leaf.id].kind not in kinds:
             left_out.append(whole)
+            continue
+        if leaves_out:
+            failed.append(whole)
             continue
         whole = replayable(whole)
         line = whole if max_seq_len is None else cut(whole, max_seq_len)
@@ -186,21 +220,50 @@ def make_samples(
     theirs = {key: value for key, value in (metadata or {}).items() if key not in SERVER_KEYS}
     samples: list[Sample] = []
     for index, line in enumerate(lines):
-        num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
-        ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
-        if line.leaf.id in strands:
-            row: Mapping[str, object] = strands[line.leaf.id].row()
-            ours.update((key, row[key]) for key in STRAND_KEYS)
-        if mismatches is not None and line.leaf.id in mismatches:
-            ours[MISMATCH] = mismatches[line.leaf.id]
-        if discarded is not None:
-            ours[DISCARDED] = discarded
+        ours = _servers_own(line, strands.get(line.leaf.id), group, mismatches, discarded)
         owned = frozenset(part.node.id for part in line.parts if owner[part.node.id] == index)
-        samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}))
+        if required is not None:
+            check_kind([part for part in line.parts if part.node.id in owned and part.num_sampled], required)
+        samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}, outcome))
     reason = None
     if not samples:
         reason = EmptyReason.LEFT_OUT if len(left_out) == len(kept) else EmptyReason.ALL_TRUNCATED
-    return SampleSet(samples=tuple(samples), empty_reason=reason, left_out=tuple(left_out))
+        reason = EmptyReason.INFRA_FAILED if failed else reason
+    return SampleSet(
+        samples=tuple(samples),
+        empty_reason=reason,
+        num_trained=_num_trained(lines, owner),
+        left_out=tuple(left_out),
+        failed=tuple(failed),
+    )
+
+
+def _servers_own(
+    line: SampleLine,
+    strand: StrandFacts | None,
+    group: str | None,
+    mismatches: Mapping[int, Sequence[object]] | None,
+    discarded: Mapping[str, object] | None,
+) -> dict[str, object]:
+    """The metadata of a sample that no client can set."""
+    num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
+    ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
+    if group is not None:
+        ours[GROUP] = group
+    if strand is not None:
+        row: Mapping[str, object] = strand.row()
+        ours.update((key, row[key]) for key in STRAND_KEYS)
+    if mismatches is not None and line.leaf.id in mismatches:
+        ours[MISMATCH] = mismatches[line.leaf.id]
+    if discarded is not None:
+        ours[DISCARDED] = discarded
+    return ours
+
+
+def _num_trained(lines: Sequence[SampleLine], owner: Mapping[int, int]) -> dict[int, int]:
+    """Trained tokens of each turn, by node id; `owner` is the index of the line that trains it."""
+    held = ((index, part) for index, line in enumerate(lines) for part in line.parts)
+    return {part.node.id: part.num_sampled for index, part in held if owner[part.node.id] == index}
 
 
 def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -> JsonSample:
@@ -211,15 +274,22 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -
         "response_length": sample.response_length,
         "loss_mask": cast("Sequence[int]", np.frombuffer(sample.loss_mask, np.uint8)),
         "rollout_log_probs": sample.rollout_log_probs,
+        "raw_log_probs": sample.raw_log_probs,
         "sampling_log_probs": sample.sampling_log_probs,
         "rollout_routed_experts": cast("Sequence[object] | None", sample.routed_experts),
         "rollout_indexer_topk": cast("Sequence[object] | None", sample.indexer_topk),
         "response": facts["response"],
         "status": facts["status"],
         "weight_versions": facts["weight_versions"],
+        "weight_spans": facts["weight_spans"],
+        "turns": facts["turns"],
         "prefix_cache_info": facts["prefix_cache_info"],
+        "reward": facts["reward"],
+        "outcome": facts["outcome"],
         "metadata": facts["metadata"],
     }
+    if "logprobs_kind" in facts:
+        body["logprobs_kind"] = facts["logprobs_kind"]
     if token_text is not None:
         starts = range(0, len(sample.tokens), _PIECE_TEXTS)
         texts = ([token_text(id_) for id_ in sample.tokens[start : start + _PIECE_TEXTS]] for start in starts)
@@ -229,16 +299,23 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -
 
 def describe(sample: Sample) -> SampleFacts:
     """The fields of a sample that are not numbers per token."""
-    return {
+    facts: SampleFacts = {
         "response": sample.response,
         "status": sample.status,
-        "weight_versions": spans_json(sample.weight_versions),
+        "weight_versions": sample.weight_versions,
+        "weight_spans": spans_json(sample.weight_spans),
+        "turns": sample.turns,
         "prefix_cache_info": {
             "cached_tokens": sample.num_cached_tokens,
             "total_prompt_tokens": sample.num_prompt_tokens,
         },
+        "reward": None if sample.outcome is None else sample.outcome.reward,
+        "outcome": None if sample.outcome is None else sample.outcome.verdict,
         "metadata": sample.metadata,
     }
+    if sample.logprobs_kind is not None:
+        facts["logprobs_kind"] = sample.logprobs_kind
+    return facts
 
 
 def _sample(
@@ -247,41 +324,68 @@ def _sample(
     decode: Decode,
     replay_shape: ReplayShape | None,
     metadata: Mapping[str, object],
+    outcome: SessionOutcome | None,
 ) -> Sample:
     num_tokens = len(line.ids)
     was_sampled, mask = bytearray(num_tokens), bytearray(num_tokens)
-    raw, sampling = _zeros(num_tokens), _zeros(num_tokens)
     spans: list[WeightSpan] = []
     end = 0
     for part in line.parts:
         start = end + part.num_prompt
         end += part.num_tokens
-        sampled = part.node.turn.sampled
         was_sampled[start:end] = b"\x01" * part.num_sampled
-        spans += _placed(sampled.weights, start, end)
+        spans += _placed(part.node.turn.sampled.weights, start, end)
         if part.node.id in owned:
             mask[start:end] = was_sampled[start:end]
-            raw[start:end] = sampled.logprobs[: part.num_sampled]
-            if sampled.sampling_logprobs is not None:
-                sampling[start:end] = sampled.sampling_logprobs[: part.num_sampled]
     turns = [part.node.turn for part in line.parts]
-    has_sampling = all(turn.sampled.sampling_logprobs is not None or not turn.sampled.ids for turn in turns)
+    is_trained = [part.node.id in owned and part.num_sampled > 0 for part in line.parts]
+    known = [known_logprobs(turn.sampled, turn.params) for turn in turns]
+    kinds = kinds_of_turns(known, is_trained)
+    told = set(compress(kinds, is_trained))
+    kind = MIXED if len(told) > 1 else next(iter(told), LogprobsKind.TEMPERED)
     first = line.parts[0].num_prompt
     return Sample(
         tokens=line.ids,
         response_length=num_tokens - first,
         loss_mask=bytes(mask[first:]),
-        rollout_log_probs=raw[first:],
-        sampling_log_probs=sampling[first:] if has_sampling else None,
+        rollout_log_probs=_logprobs(line, is_trained, known, kinds)[first:],
+        raw_log_probs=_all_of(line, is_trained, known, LogprobsKind.RAW),
+        sampling_log_probs=_all_of(line, is_trained, known, LogprobsKind.SAMPLING),
+        logprobs_kind=None if kind is LogprobsKind.TEMPERED else str(kind),
         status=line.status,
-        weight_versions=_joined(spans, was_sampled),
+        weight_versions=tuple(turn.sampled.weights[0].version for turn in turns if turn.sampled.weights),
+        weight_spans=_joined(spans, was_sampled),
+        turns=turn_rows(line.parts, kinds),
         response=decode(line.ids[first:]),
         num_prompt_tokens=sum(part.node.num_tokens - len(part.node.turn.sampled.ids) for part in line.parts),
         num_cached_tokens=sum(turn.sampled.num_cached_tokens for turn in turns),
         routed_experts=routed_experts(line, replay_shape),
         indexer_topk=indexer_topk(line),
+        outcome=outcome,
         metadata=metadata,
     )
+
+
+def _logprobs(
+    line: SampleLine, is_trained: Sequence[bool], known: Sequence[Logprobs], kinds: Sequence[LogprobsKind]
+) -> "array[float]":
+    """Log-probabilities [T]: of each trained turn those of its kind, 0.0 elsewhere."""
+    found, end = _zeros(len(line.ids)), 0
+    for part, wanted, of_turn, kind in zip(line.parts, is_trained, known, kinds, strict=True):
+        start = end + part.num_prompt
+        end += part.num_tokens
+        if wanted:
+            found[start:end] = of_turn[kind][: part.num_sampled]
+    return found
+
+
+def _all_of(
+    line: SampleLine, is_trained: Sequence[bool], known: Sequence[Logprobs], kind: LogprobsKind
+) -> "array[float] | None":
+    """Log-probabilities [R] of one kind; None where one of the turns has none of it."""
+    if any(part.num_sampled and kind not in of_turn for part, of_turn in zip(line.parts, known, strict=True)):
+        return None
+    return _logprobs(line, is_trained, known, [kind] * len(known))[line.parts[0].num_prompt :]
 
 
 def as_numpy(values: "array[int] | array[float]") -> NDArray[np.generic]:

@@ -1,11 +1,12 @@
 """A session's strands as an export sees them: facts that do not change while a worker reads them. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_types import Count
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.export.lines import SampleLine
 from stenograph.session.session import Session
@@ -81,10 +82,15 @@ class StrandFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFacts:
-    """All strands of a session, by their numbers. `history` is its kind: a strand has one line, unless it is a tree."""
+    """All strands of a session, by their numbers. `history` is its kind: a strand has one line, unless it is a tree.
+
+    `group` and `outcome` are the session's, None if it has none.
+    """
 
     history: HistoryKind
     strands: Sequence[StrandFacts]
+    group: str | None = None
+    outcome: SessionOutcome | None = None
 
     @property
     def nodes(self) -> list[Node]:
@@ -103,18 +109,30 @@ class SessionFacts:
         """The strand of each turn, by node id."""
         return {node.id: strand for strand in self.strands for node in strand.nodes}
 
-    def left_out(self, lines: Sequence[SampleLine]) -> dict[StrandKind, LeftOut]:
-        """By kind, the strands that these lines are of, and the sampled tokens in them, each counted once."""
+    def left_out(self, lines: Sequence[SampleLine], failed: Sequence[SampleLine] = ()) -> dict[str, LeftOut]:
+        """By kind, the strands that these lines are of, and the sampled tokens in them, each counted once; those of
+        `failed` lines together, as `infra_failed`."""
+        told: dict[str, LeftOut] = {}
+        for strand, num_tokens in self._counted(lines):
+            _add(told, strand.kind, num_tokens)
+        for _, num_tokens in self._counted(failed):
+            _add(told, RolloutVerdict.INFRA_FAILED, num_tokens)
+        return told
+
+    def _counted(self, lines: Sequence[SampleLine]) -> Iterator[tuple[StrandFacts, int]]:
+        """The strands that these lines are of, with the sampled tokens in them."""
         by_node, found = self.by_node(), dict[int, set[int]]()
         for line in lines:
             found.setdefault(by_node[line.leaf.id].number, set()).update(part.node.id for part in line.parts)
-        told: dict[StrandKind, LeftOut] = {}
         for number, ids in found.items():
-            strand = self.strands[number]
-            row = told.setdefault(strand.kind, {"strands": 0, "sampled_tokens": 0})
-            row["strands"] += 1
-            row["sampled_tokens"] += sum(len(node.turn.sampled.ids) for node in strand.nodes if node.id in ids)
-        return told
+            nodes = self.strands[number].nodes
+            yield self.strands[number], sum(len(node.turn.sampled.ids) for node in nodes if node.id in ids)
+
+
+def _add(told: dict[str, LeftOut], name: str, num_tokens: int) -> None:
+    row = told.setdefault(name, {"strands": 0, "sampled_tokens": 0})
+    row["strands"] += 1
+    row["sampled_tokens"] += num_tokens
 
 
 def session_facts(session: Session) -> SessionFacts:
@@ -142,7 +160,8 @@ def session_facts(session: Session) -> SessionFacts:
         )
         for number, ((strand, nodes), kind) in enumerate(zip(groups, kinds, strict=True))
     ]
-    return SessionFacts(history=session.options.history, strands=facts)
+    options = session.options
+    return SessionFacts(history=options.history, strands=facts, group=options.group, outcome=session.outcome)
 
 
 def _sight(nodes: Sequence[Node]) -> StrandSight:

@@ -16,8 +16,10 @@ from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError, St
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
+from stenograph.core.types import LogprobsKind
 from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
 from stenograph.dialects.base import CountDialect, Dialect
+from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
 from stenograph.dialects.openai.sampling_rules import decode_rules
@@ -284,6 +286,7 @@ def _services(
         kind_rules=rules.kinds,
         rewrite_rules=rules.rewrites,
         canonical=rules.canonical,
+        weight_version=settings.weight_version,
     )
 
 
@@ -315,19 +318,21 @@ def _make_manager(
 
 
 def all_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple[Dialect, ...]:
-    """The dialects that every server speaks: OpenAI's chats, completions and responses, Anthropic's Messages."""
+    """The dialects that every server speaks."""
     token_text, unknown_fields = renderer.tokenizer.token_text, settings.unknown_fields
     return (
         ChatDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
         MessagesDialect(model=model, unknown_fields=unknown_fields),
         ResponsesDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
+        GeminiDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
     )
 
 
 def all_counters(settings: Settings) -> tuple[CountDialect, ...]:
     """The dialects whose requests only count tokens."""
-    return (CountTokensDialect(unknown_fields=settings.unknown_fields),)
+    unknown_fields = settings.unknown_fields
+    return (CountTokensDialect(unknown_fields=unknown_fields), GeminiCounter(unknown_fields=unknown_fields))
 
 
 def _session_routes(
@@ -361,6 +366,7 @@ def _session_routes(
         ),
         rewrite_rules=services.rewrite_rules,
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
+        required_logprobs=None if settings.require_logprobs is None else LogprobsKind(settings.require_logprobs),
         max_body_bytes=settings.max_body_bytes,
     )
 

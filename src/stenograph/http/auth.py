@@ -2,7 +2,7 @@
 
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from urllib.parse import parse_qsl
 
@@ -40,32 +40,35 @@ class Doorman:
         if sum(hmac.compare_digest(one, key) for one in given for key in self._keys) == 0:
             raise Unauthorized("The key is not one of this server's keys.")
 
-    async def session_of(self, path_session_id: str | None, scope: Scope) -> Session | None:
-        """The live session of the path, else of `X-Session-Id`, else (on a server without keys) of a credential.
+    async def session_of(self, path_session_id: str | None, scope: Scope, *, wakes: bool = True) -> Session | None:
+        """The session of the path, else of `X-Session-Id`, else (on a server without keys) of a credential.
 
-        None means that the request names no session and is served statelessly. Raises SessionNotFound for a path or
-        header that names none, and as `SessionManager.wake`; a credential that is no session is just a key.
+        None means that the request names no session and is served statelessly. It is the live one, read from the store
+        if need be; where the request `wakes` none, that is only to be read. Raises SessionNotFound for a path or header
+        that names none, and as `SessionManager.wake`; a credential that is no session is just a key.
         """
+        find = self._manager.wake if wakes else self._manager.look
         if path_session_id is not None:
             try:
                 return self._manager.get(path_session_id)
             except SessionNotFound:
-                return await self._manager.wake(path_session_id)
+                return await find(path_session_id)
         found = dict(scope["headers"])
         if (named := found.get(b"x-session-id")) is not None:
-            return await self._manager.wake(named.decode("latin-1"))
+            return await find(named.decode("latin-1"))
         for credential in () if self._keys else _credentials(scope):
             if self._manager.has(credential.decode("latin-1")):
                 return self._manager.get(credential.decode("latin-1"))
-        return None if self._keys or self._manager.shelf is None else await self._asleep(scope)
+        return None if self._keys or self._manager.shelf is None else await _asleep(scope, find)
 
-    async def _asleep(self, scope: Scope) -> Session | None:
-        """The session of the store that a credential is the id of; None if none is."""
-        for credential in _credentials(scope):
-            if SESSION_ID.fullmatch(credential) is not None:
-                with suppress(SessionNotFound):
-                    return await self._manager.wake(credential.decode())
-        return None
+
+async def _asleep(scope: Scope, find: Callable[[str], Awaitable[Session]]) -> Session | None:
+    """The session of the store that a credential is the id of; None if none is."""
+    for credential in _credentials(scope):
+        if SESSION_ID.fullmatch(credential) is not None:
+            with suppress(SessionNotFound):
+                return await find(credential.decode())
+    return None
 
 
 def _credentials(scope: Scope) -> list[bytes]:

@@ -120,20 +120,7 @@ class ControlRoutes:
 
     def app(self) -> Starlette:
         """The Starlette application."""
-        keyed, sessions = self._with_key, self.sessions
-        proxy = ProxyRoute(
-            manager=sessions.manager,
-            doorman=self.doorman,
-            engine=self.engine,
-            allowed=self.proxy_allow,
-            local={
-                ("GET", "v1/models"): self._models,
-                ("POST", "tokenize"): self._tokenize,
-                ("POST", "detokenize"): self._detokenize,
-            },
-            max_body_bytes=self.max_body_bytes,
-            timeout_s=self.timeout_s,
-        )
+        keyed, sessions, proxy = self._with_key, self.sessions, self._proxy()
         app = Starlette(
             routes=[
                 Route("/", front_page, methods=["GET"]),
@@ -155,6 +142,8 @@ class ControlRoutes:
                 Route("/sessions/{id}/samples", keyed(sessions.samples), methods=["POST"]),
                 Route("/sessions/{id}/drift", keyed(sessions.drift), methods=["GET"]),
                 Route("/sessions/{id}/ledger", keyed(sessions.ledger), methods=["GET"]),
+                Route("/sessions/{id}/outcome", keyed(sessions.put_outcome), methods=["PUT"]),
+                Route("/sessions/{id}/outcome", keyed(sessions.get_outcome), methods=["GET"]),
                 Route("/sessions/{id}/abort", keyed(sessions.abort), methods=["POST"]),
                 Route("/sessions/{id}/v1/responses/{response}", keyed(self.responses.get), methods=["GET"]),
                 Route("/v1/responses/{response}", keyed(self.responses.get), methods=["GET"]),
@@ -170,6 +159,22 @@ class ControlRoutes:
         )
         app.router.redirect_slashes = False  # a redirect is no answer in our shape
         return app
+
+    def _proxy(self) -> ProxyRoute:
+        """The route of what is passed on to the engine, and of what this server answers in its place."""
+        return ProxyRoute(
+            manager=self.sessions.manager,
+            doorman=self.doorman,
+            engine=self.engine,
+            allowed=self.proxy_allow,
+            local={
+                ("GET", "v1/models"): self._models,
+                ("POST", "tokenize"): self._tokenize,
+                ("POST", "detokenize"): self._detokenize,
+            },
+            max_body_bytes=self.max_body_bytes,
+            timeout_s=self.timeout_s,
+        )
 
     async def _health(self, request: Request) -> Response:
         instance_id = self.instance_id
@@ -203,7 +208,7 @@ class ControlRoutes:
 
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:
-            await self.doorman.session_of(None, request.scope)  # 404 for a header that names none
+            await self.doorman.session_of(None, request.scope, wakes=False)  # 404 for a header that names none
         model: Model = {
             "id": self.model,
             "object": "model",

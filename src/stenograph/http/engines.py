@@ -5,7 +5,8 @@ from pathlib import Path
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StartupError
 from stenograph.core.settings import Switch
-from stenograph.embedded.options import EmbeddedOptions
+from stenograph.core.types import LogprobsKind
+from stenograph.embedded.options import FIRST_VERSION, EmbeddedOptions
 from stenograph.engine.base import Engine
 from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
@@ -31,21 +32,31 @@ def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter | None:
     """
     if settings.replay in (ReplayKind.ROUTED_EXPERTS, ReplayKind.ALL) and not files.states_vocab_size:
         raise StartupError(f"--replay {settings.replay} needs the model's config.json, and {files.path} has none")
+    told = settings.engine_logprobs
+    tempered = LogprobsKind.TEMPERED if told is None else LogprobsKind(told)
+    raw = LogprobsKind.RAW if told is None else LogprobsKind(told)
     match settings.engine:
         case EngineKind.EMBEDDED:
             return None
         case EngineKind.SGLANG:
             return SGLangChat(
-                model=files.name, vocab_size=files.vocab_size, replay=settings.replay, reply_mode=settings.reply
+                model=files.name,
+                vocab_size=files.vocab_size,
+                replay=settings.replay,
+                reply_mode=settings.reply,
+                logprobs=tempered,
             )
         case EngineKind.SGLANG_GENERATE:
-            return SGLangGenerate(model=files.name, vocab_size=files.vocab_size, replay=settings.replay)
+            return SGLangGenerate(
+                model=files.name, vocab_size=files.vocab_size, replay=settings.replay, logprobs=tempered
+            )
         case EngineKind.LMDEPLOY:
             return LMDeploy(
                 model=files.name,
                 vocab_size=files.vocab_size,
                 eos_token_ids=files.eos_token_ids,
                 replay=settings.replay,
+                logprobs=raw,
             )
         case EngineKind.LLAMACPP:
             pieces = pieces_of(files.tokenizer_json, files.vocab_size)
@@ -54,6 +65,7 @@ def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter | None:
                 vocab_size=files.vocab_size,
                 pieces=pieces,
                 states_vocab_size=files.states_vocab_size,
+                logprobs=raw,
             )
         case EngineKind.VLLM:
             return VLLM(
@@ -62,6 +74,7 @@ def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter | None:
                 max_context_tokens=files.max_context_tokens,
                 eos_token_ids=files.eos_token_ids,
                 replay=settings.replay,
+                logprobs=raw,
             )
 
 
@@ -106,5 +119,6 @@ def make_engine(
         grammar_backend=settings.grammar_backend,
         tokenize_workers=settings.tokenize_workers,
         encoder=encoder if settings.tokenize_workers else EncoderKind.REFERENCE,
+        weight_version=settings.weight_version or FIRST_VERSION,
     )
     return EmbeddedEngine(path, options)

@@ -22,6 +22,7 @@ PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 OWN_PATHS = {
     "samples": ("POST",),
     "drift": ("GET", "HEAD"),
+    "outcome": ("GET", "HEAD", "PUT"),
     "ledger": ("GET", "HEAD"),
     "abort": ("POST",),
 }
@@ -70,7 +71,7 @@ class ProxyRoute:
 
     async def of_server(self, request: Request) -> Response:
         """`/v1/{path}`, where a header may name the session."""
-        session = await self.doorman.session_of(None, request.scope)
+        session = await self.doorman.session_of(None, request.scope, wakes=False)
         path = "v1/" + request.path_params["path"].rstrip("/")
         _check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=None if session is None else session.id)

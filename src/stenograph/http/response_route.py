@@ -32,7 +32,7 @@ class HeldResponses:
         """`GET /sessions/{id}/v1/responses/{response}`, and the same on the session that a header names."""
         for name in request.query_params:
             raise InvalidRequest(f"Unknown query parameter {name[:40]!r}; this route has none.")
-        session = await self.doorman.session_of(request.path_params.get("id"), request.scope)
+        session = await self.doorman.session_of(request.path_params.get("id"), request.scope, wakes=False)
         if session is None:
             raise RouteNotFound(
                 "Responses are kept in sessions: ask for it at /sessions/{id}/v1/responses/{response}, or name its"

@@ -19,8 +19,16 @@ from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.core.types import LogprobsKind
 from stenograph.dialects.json_errors import nearest
-from stenograph.dialects.sessions import SamplesRequest, decode_abort, decode_create, decode_nothing, decode_samples
+from stenograph.dialects.sessions import (
+    SamplesRequest,
+    decode_abort,
+    decode_create,
+    decode_nothing,
+    decode_outcome,
+    decode_samples,
+)
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
 from stenograph.export.line_drift import line_drift
@@ -29,7 +37,9 @@ from stenograph.export.records import (
     SessionMetadata,
     SessionSummary,
     SessionView,
+    WireOutcome,
     discarded_json,
+    outcome_json,
     records,
     session_id_of,
     session_summary,
@@ -85,6 +95,13 @@ class SessionPage(TypedDict):
 
     sessions: Sequence[SessionSummary]
     next: Hex32 | None
+
+
+class OutcomeView(TypedDict):
+    """A session's outcome; null if nobody has said it."""
+
+    session_id: Hex32
+    outcome: WireOutcome | None
 
 
 class Aborted(TypedDict):
@@ -145,6 +162,7 @@ class SessionRoutes:
     defaults: SessionDefaults
     rewrite_rules: RewriteRules
     replay_shape: ReplayShape | None
+    required_logprobs: LogprobsKind | None
     max_body_bytes: int
 
     async def create(self, request: Request) -> Response:
@@ -165,6 +183,7 @@ class SessionRoutes:
             max_nodes=self.defaults.max_nodes,
             template_kwargs=wire.chat_template_kwargs or {},
             sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
+            group=wire.group,
             canonical=self.defaults.canonical if wire.canonical is None else self._canonical(wire.canonical),
         )
         session = await self.manager.open(options)
@@ -218,6 +237,18 @@ class SessionRoutes:
         """`DELETE /sessions/{id}`."""
         await self.manager.delete(request.path_params["id"])
         return Response(status_code=204)
+
+    async def put_outcome(self, request: Request) -> Response:
+        """`PUT /sessions/{id}/outcome`."""
+        await self._look(request)  # 404 comes before a body that is wrong
+        await self.manager.put_outcome(request.path_params["id"], await self._decoded(request, decode_outcome))
+        return await self.get_outcome(request)
+
+    async def get_outcome(self, request: Request) -> Response:
+        """`GET /sessions/{id}/outcome`."""
+        session = await self._look(request)
+        body: OutcomeView = {"session_id": session.id, "outcome": outcome_json(session.outcome)}
+        return json_response(body)
 
     async def abort(self, request: Request) -> Response:
         """`POST /sessions/{id}/abort`."""
@@ -273,6 +304,7 @@ class SessionRoutes:
         made, metadata = await self.pool.run(
             lambda: self._make_samples(facts, nodes, session.options, wire, by_leaf, discarded), num_bytes=num_bytes
         )
+        self.manager.note_trained(session, made.num_trained)
         if wire.format == "json":
             token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
             body: JsonSamples = {
@@ -321,10 +353,12 @@ class SessionRoutes:
             discarded=discarded_json(discarded),
             session=facts,
             kinds=_kinds(wire),
+            required=self.required_logprobs,
+            include_failed=bool(wire.include_failed),
         )
         latest = facts.latest
         metadata = self._metadata(options, facts, latest, None if latest is None else reports[latest.id], discarded)
-        metadata["left_out"] = facts.left_out(made.left_out)
+        metadata["left_out"] = facts.left_out(made.left_out, made.failed)
         return made, metadata
 
     def _metadata(
@@ -343,6 +377,10 @@ class SessionRoutes:
             "strands": [strand.row() for strand in facts.strands],
             "rewrites": Counter(one.rule for node in facts.nodes for one in node.turn.rewrites),
         }
+        if facts.outcome is not None:
+            metadata["outcome"] = outcome_json(facts.outcome)
+        if facts.group is not None:
+            metadata["group"] = facts.group
         mismatches = [] if report is None else drift_json(report)
         if mismatches is not None:  # a line that the template cannot show was not compared
             metadata["tito_session_mismatch"] = mismatches

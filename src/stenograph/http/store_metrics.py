@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from stenograph.http.metrics import Metric, MetricType
+from stenograph.http.metric_table import Metric, MetricType
 from stenograph.session.manager import SessionManager
 from stenograph.session.shelf import Shelf
 

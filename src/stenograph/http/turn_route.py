@@ -113,7 +113,9 @@ class TurnRoute:
         with admitted:
             known = () if session is None else session.strands.known(self.dialect.name, body)
             past = None if session is None else session.strands
-            incoming = Incoming(body=body, at=path.at, known=known, past=past)
+            incoming = Incoming(
+                body=body, at=path.at, known=known, past=past, query=scope["query_string"].decode("latin-1")
+            )
             num_unread = len(body) - max([one.text_print.length for one in known], default=0)
             if num_unread < DECODED_OFF_LOOP_BYTES:
                 decoded = self.dialect.decode(incoming)

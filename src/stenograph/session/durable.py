@@ -10,16 +10,23 @@ from dataclasses import replace
 from typing import TypeVar
 
 from stenograph.core.errors import ModelMismatch, SessionDamaged, StenographError
+from stenograph.core.outcome import SessionOutcome
 from stenograph.offload.memory import untrack
 from stenograph.session.ledger import LedgerNote
 from stenograph.session.request import RequestRun
 from stenograph.session.retries import RequestIdentity, print_of
 from stenograph.session.session import Session, SessionOptions
-from stenograph.session.strand import Seats
+from stenograph.session.strand import Seats, Strand
 from stenograph.session.turn import TurnRun
 from stenograph.store.base import SessionStore, StoredSession, checked_payloads, damaged_at
-from stenograph.store.codec.commits import decode_commit, decode_opened, encode_commit
-from stenograph.store.codec.rows import RowDamaged, Totals
+from stenograph.store.codec.commits import (
+    decode_commit,
+    decode_opened,
+    decode_outcome,
+    encode_commit,
+    encode_outcome,
+)
+from stenograph.store.codec.rows import OUTCOME, RowDamaged, Totals, row_kind
 from stenograph.trajectory.commits import (
     LedgerRow,
     ModelMark,
@@ -97,8 +104,12 @@ class Keeper:
 
     def _placed(self, turn: TurnRun) -> PlacedTurn:
         strand = turn.strand
-        continues = None if strand.continues is None else strand.continues.number
-        opened = StrandOpened(key=strand.key, agent_id=strand.agent_id, continues=continues)
+        opened = StrandOpened(
+            key=strand.key,
+            agent_id=strand.agent_id,
+            continues=None if strand.continues is None else strand.continues.number,
+            fork_of=None if strand.fork_of is None else strand.fork_of.number,
+        )
         return PlacedTurn(
             turn=turn.made(),
             parent=turn.attachment.parent,
@@ -137,6 +148,28 @@ class Keeper:
         return added
 
 
+def keep_outcome(
+    store: SessionStore, session: Session, outcome: SessionOutcome, *, at: float
+) -> "asyncio.Future[None]":
+    """Write a session's outcome, which it has when that is durable. The future has the error of the store. Cancelling
+    it takes nothing back. `at`: the time since which the session is idle, which an outcome does not change."""
+    assert session.tail is not None, "a session is in the store before its outcome is"
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(error: StenographError | None) -> None:
+        if error is None:
+            session.outcome = outcome
+        if future.done():  # whoever waited has left
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    store.append(session.tail, encode_outcome(outcome), adds=Totals(), at=at, done=done, kind=OUTCOME)
+    return future
+
+
 def opening_of(session: Session, model: ModelMark) -> SessionOpened:
     """A session as it is written when it is opened."""
     options = session.options
@@ -155,6 +188,7 @@ def opening_of(session: Session, model: ModelMark) -> SessionOpened:
         template_kwargs=options.template_kwargs,
         sampling=options.sampling,
         canonical=options.canonical,
+        group=options.group,
     )
 
 
@@ -176,23 +210,39 @@ def restored_session(
     )
     if model is not None and opened.model.digest != model.digest:
         session.refusal = ModelMismatch(session.id, made_with=opened.model.name, served=model.name)
-    nodes: dict[int, Node] = {}
-    ledger: list[LedgerRow] = []
+    replayed = _Replayed(session)
     for seq, payload in enumerate(payloads[1:], start=1):
         try:
-            commit = decode_commit(payload, nodes.__getitem__)
-            made = session.replay(commit)
+            replayed.row(seq, row_kind(stored.rows[seq].body), payload)
         except (RowDamaged, ValueError) as error:
             raise damaged_at(session.id, seq, RowDamaged(str(error))) from error
-        for node in made:
-            nodes[node.id] = node
-            untrack(node)
-        ledger += [_ended(row, commit, made, session) for row in commit.ledger]
-    for row in sorted(ledger, key=lambda row: row.number):
+    for row in sorted(replayed.ledger, key=lambda row: row.number):
         session.ledger.restore(row)
     session.tail = stored.tail()
-    _check_totals(session, session.tail.totals)
+    _check_totals(session, replayed.outcome_seq, session.tail.totals)
     return session
+
+
+class _Replayed:
+    """A session that is made again row by row."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._nodes: dict[int, Node] = {}
+        self.ledger: list[LedgerRow] = []
+        self.outcome_seq = 0
+
+    def row(self, seq: int, kind: int, payload: memoryview) -> None:
+        """Make a row's addition. Raises RowDamaged or ValueError."""
+        if kind == OUTCOME:
+            self._session.outcome, self.outcome_seq = decode_outcome(payload), seq
+            return
+        commit = decode_commit(payload, self._nodes.__getitem__)
+        made = self._session.replay(commit)
+        for _, node in made:
+            self._nodes[node.id] = node
+            untrack(node)
+        self.ledger += [_ended(row, commit, made) for row in commit.ledger]
 
 
 def read_opening(stored_opening: StoredSession) -> SessionOpened:
@@ -228,24 +278,25 @@ def _options(opened: SessionOpened, matcher_of: MatcherOf) -> SessionOptions:
         template_kwargs=opened.template_kwargs,
         sampling=opened.sampling,
         canonical=opened.canonical,
+        group=opened.group,
     )
 
 
-def _ended(row: LedgerRow, commit: SessionCommit, nodes: Sequence[Node], session: Session) -> LedgerRow:
+def _ended(row: LedgerRow, commit: SessionCommit, made: Sequence[tuple[Strand, Node]]) -> LedgerRow:
     """The row of the request that made a commit, which was written before it had ended."""
     if row.ended_s is not None:
         return row
-    turns, first = [node.turn for node in nodes], nodes[0]
-    strand = next(s.number for s in session.strands.kept if first in s.history.nodes)
+    strand, first = made[0]
+    turns = [node.turn for _, node in made]
     num_sampled = sum(len(turn.sampled.ids) for turn in turns)
     rewrites = tuple(dict.fromkeys(one.rule for one in first.turn.rewrites))
     return replace(
         row,
         ended_s=turns[0].committed_at,
         status=200,
-        strand=strand,
+        strand=strand.number,
         turn=first.id,
-        num_prompt_tokens=sum(node.num_tokens for node in nodes) - num_sampled,
+        num_prompt_tokens=sum(node.num_tokens for _, node in made) - num_sampled,
         num_cached_tokens=sum(turn.sampled.num_cached_tokens for turn in turns),
         num_sampled_tokens=num_sampled,
         rewrites=rewrites,
@@ -253,7 +304,7 @@ def _ended(row: LedgerRow, commit: SessionCommit, nodes: Sequence[Node], session
     )
 
 
-def _check_totals(session: Session, totals: Totals) -> None:
+def _check_totals(session: Session, outcome_seq: int, totals: Totals) -> None:
     """Raise SessionDamaged if a session's rows do not come to the sums that the last one has."""
     strands = session.strands
     found = Totals(
@@ -262,6 +313,7 @@ def _check_totals(session: Session, totals: Totals) -> None:
         num_tokens=strands.num_tokens,
         num_discarded_turns=strands.discarded.num_turns,
         num_discarded_tokens=strands.discarded.num_tokens,
+        outcome_seq=outcome_seq,
     )
     if found != totals:
         raise SessionDamaged(session.id, place="its last row", problem=f"its turns come to {found}, it says {totals}")

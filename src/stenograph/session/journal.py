@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from stenograph.core.errors import InternalError, StenographError, UpstreamInvalid
 from stenograph.core.log_line import LogLine
-from stenograph.core.telemetry import SessionEnd, TurnReport
+from stenograph.core.outcome import NO_VERDICT
+from stenograph.core.telemetry import SessionEnd, SessionReport, TurnReport
 from stenograph.session.session import Session
 from stenograph.session.turn import TurnRun
 
@@ -71,9 +72,18 @@ def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float) ->
             "status": str(end),
             "turns": session.strands.num_turns,
             "tokens": session.strands.num_tokens,
+            "group": session.options.group,
+            "verdict": NO_VERDICT if session.outcome is None else session.outcome.verdict.value,
+            **{f"{fate.value}_tokens": num for fate, num in session.num_tokens_by_fate().items()},
             "age_s": round(age_s, 3),
         }
         log.info(LogLine(event="session_end", facts=facts))
+
+
+def session_report(session: Session, end: SessionEnd) -> SessionReport:
+    """The report of a session that is gone, for the metrics."""
+    verdict = None if session.outcome is None else session.outcome.verdict
+    return SessionReport(end=end, verdict=verdict, num_tokens=session.num_tokens_by_fate())
 
 
 def _level(error: BaseException | None) -> int:

@@ -10,15 +10,17 @@ import itertools
 import logging
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, Limit, LimitExceeded, SessionNotFound
-from stenograph.core.telemetry import NoTelemetry, SessionEnd, Telemetry, TurnEnd
+from stenograph.core.outcome import SessionOutcome
+from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, Telemetry, TurnEnd
 from stenograph.core.types import SessionId, Stage, StageTimes
 from stenograph.session.admission import Caller, Capacity, Limits, Place
-from stenograph.session.durable import Keeper
-from stenograph.session.journal import STOPPED, log_discarded, log_session_end, log_turn_end
+from stenograph.session.durable import Keeper, keep_outcome
+from stenograph.session.journal import STOPPED, log_discarded, log_session_end, log_turn_end, session_report
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
 from stenograph.session.making import request_run
@@ -173,6 +175,23 @@ class SessionManager:
             return False
         return not session.is_expired(self._services.clock.monotonic())
 
+    async def put_outcome(self, session_id: str, outcome: SessionOutcome) -> None:
+        """Set a session's outcome, durably where there is a store, in place of one that it has. Raises as `wake`, and
+        StorageUnavailable."""
+        session = await self.wake(session_id)
+        if self.shelf is None or session.tail is None:
+            session.outcome = outcome
+            return
+        clock = self._services.clock
+        idle_since = clock.wall() - (clock.monotonic() - session.last_chat)
+        await keep_outcome(self.shelf.store, session, outcome, at=idle_since)
+
+    def note_trained(self, session: Session, num_by_node: Mapping[int, int]) -> None:
+        """Samples of a session were given out, which may have been read to be looked at: as `Session.note_trained`."""
+        self._sessions.get(session.id, session).note_trained(num_by_node)
+        if self.shelf is not None:
+            self.shelf.note_trained(session.id, num_by_node)
+
     def page(self, *, limit: int, after: str | None) -> list[Session]:
         """Up to `limit` live sessions in order of creation, those after the id `after`.
 
@@ -209,8 +228,9 @@ class SessionManager:
         if self.shelf is None or self.shelf.store.failure is not None:
             return
         for session_id in await self.shelf.expired():
-            if session_id not in self._sessions and await self.shelf.delete(session_id):
-                self._telemetry.session_ended(SessionEnd.EXPIRED)
+            if session_id not in self._sessions:
+                with suppress(SessionNotFound):  # somebody has deleted it meanwhile
+                    await self._remove(self.shelf, session_id, SessionEnd.EXPIRED)
 
     async def settle(self, session: Session | None) -> None:
         """Wait for the abandoned turns to end. They have been cancelled; this takes no engine's time.
@@ -296,9 +316,7 @@ class SessionManager:
         SessionNotFound.
         """
         if self.shelf is not None and session_id not in self._sessions:
-            if not await self.shelf.delete(session_id):
-                raise SessionNotFound(session_id)
-            self._telemetry.session_ended(SessionEnd.DELETED)
+            await self._remove(self.shelf, session_id, SessionEnd.DELETED)
             return
         session = self.get(session_id)
         session.refuse_new()
@@ -312,7 +330,7 @@ class SessionManager:
                 await self.shelf.delete(session_id)
         except BaseException:
             if self.shelf is not None:
-                self.shelf.store.discard(session.id)
+                self.shelf.discard(session.id)
             raise
         finally:
             self._forget(session, SessionEnd.DELETED)
@@ -357,15 +375,28 @@ class SessionManager:
 
     def _drop_expired(self, session: Session) -> None:
         session.refuse_new()
+        if self.shelf is not None and session.tail is not None:
+            self.shelf.discard(session.id)
         self._forget(session, SessionEnd.EXPIRED)
 
     def _forget(self, session: Session, end: SessionEnd) -> None:
         if self._sessions.pop(session.id, None) is not None:
-            log_session_end(session, end, age_s=self._services.clock.wall() - session.created_at)
             self._count_tokens(session, 0)
             self.num_forgotten += 1
             session.close()
-            self._telemetry.session_ended(end)
+            self._tell_gone(session, end)
+
+    async def _remove(self, shelf: Shelf, session_id: str, end: SessionEnd) -> None:
+        """Delete a session that is in the store alone. Raises SessionNotFound or StorageUnavailable."""
+        session = await shelf.remove(session_id)
+        if session is None:  # damaged: nobody knows what it had
+            self._telemetry.session_ended(SessionReport(end=end))
+        else:
+            self._tell_gone(session, end)
+
+    def _tell_gone(self, session: Session, end: SessionEnd) -> None:
+        log_session_end(session, end, age_s=self._services.clock.wall() - session.created_at)
+        self._telemetry.session_ended(session_report(session, end))
 
     def _count_tokens(self, session: Session, num_tokens: int) -> None:
         self._capacity.num_held_tokens += num_tokens - session.num_counted_tokens

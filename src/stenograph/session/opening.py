@@ -18,7 +18,7 @@ from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, TruncatedGeneration, UnrenderableMessage
 from stenograph.core.ids_json import PIECE_IDS, encode_ids, join_ids, pieces_of
 from stenograph.core.messages import Message
-from stenograph.core.rewrites import AppliedRewrite, kept_text
+from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Capabilities, Engine
 from stenograph.model.tokenizer import Span
@@ -32,8 +32,8 @@ from stenograph.session.chunk_reader import READ_AT_ONCE
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand, chapter_of
 from stenograph.trajectory.history import Attachment
+from stenograph.trajectory.line_rewrites import rewrites_after
 from stenograph.trajectory.matching import num_compared
-from stenograph.trajectory.text_calls import rewrites_of
 from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, line_ids
 
 FRAME_BYTES = 32
@@ -150,20 +150,24 @@ class ChatOpening:
         may have left out of its copy what they answer."""
         messages, context = self._request.messages, self.context
         self._check_view()
-        history = self.strand.history
-        before = self.strand.recent.node_of(self._request)
+        strand, history = self.strand, self.strand.history
+        before = strand.recent.node_of(self._request)
         # Calls that are spelled anew cost more than their length. A worker may read the history: on a line the lease
         # keeps it as it is, and a tree only grows.
         num_known = 0 if before is None else before.num_messages - 1
         unknown = messages[num_known:]
         num_bytes = CHECK_BYTES * len(unknown) + (0 if history.latest is None else num_compared(unknown))
 
-        others = [] if self.strand.number is not None else self._seats.before(self.strand, messages)
+        others = [] if strand.number is not None else self._seats.before(strand, messages)
         num_bytes += CHECK_BYTES * sum(len(line) for _, line in others)
 
         def position() -> tuple[Attachment, Strand | None]:
             attachment = None if before is None else history.position_after(before, messages, context)
             attachment = attachment or history.position(messages, context)
+            earlier = chapter_of(others, self._request, context) if others else None
+            if attachment.has_other_reply and strand.key is not None:
+                earlier = self._seats.continued_by_fork(strand, attachment, self._request, context)
+                attachment = replace(attachment, parent=None, new_messages=messages, revision=0)
             parent = attachment.parent
             self._renderer.check_messages(
                 attachment.new_messages,
@@ -171,35 +175,22 @@ class ChatOpening:
                 first=0 if parent is None else parent.num_messages,
                 follows_call=parent is not None and parent.has_calls,
             )
-            return attachment, chapter_of(others, messages, context) if others else None
+            return attachment, earlier
 
         attachment, earlier = await self._pool.run(position, num_bytes=num_bytes)
+        if attachment.has_other_reply and strand.key is not None:
+            self.strand = self._seats.fork(strand)
         if earlier is not None:
             self.strand.continues, self.strand.chapter = earlier, earlier.chapter + 1
         parent = attachment.parent
-        if self._request.rewrites:
-            self.rewrites = self._new_rewrites(parent)
-        if parent is not None and messages[parent.num_messages - 1].content != parent.turn.reply.message.content:
-            self.rewrites += self._rewrites_of_reply(parent)
+        replayed = None if parent is None else messages[parent.num_messages - 1].content
+        if self._request.rewrites or (parent is not None and replayed != parent.turn.reply.message.content):
+            self.rewrites = rewrites_after(self._request, parent)
         if parent is not None and parent.turn.context.is_same(context):
             self.context = parent.turn.context  # one object for all turns of a line
         if parent is not None and parent.turn.status is TurnStatus.TRUNCATED:
             await self._check_closable(parent)
         return attachment
-
-    def _new_rewrites(self, parent: Node | None) -> tuple[AppliedRewrite, ...]:
-        """The changes before matching, but for those of messages that the line has: the turns there keep them."""
-        last = -1 if parent is None else self._request.place_of(parent.num_messages - 1)
-        return tuple(one for one in self._request.rewrites if one.message is None or one.message > last)
-
-    def _rewrites_of_reply(self, parent: Node) -> tuple[AppliedRewrite, ...]:
-        """The changes that made the last reply of what the client sent in its place."""
-        index, spelling = parent.num_messages - 1, self._request.spelling
-        where = spelling.pointer(Blame(RequestPart.MESSAGES, self._request.place_of(index), ("content",))) or ""
-        return tuple(
-            AppliedRewrite(rule=one.rule, where=where, before=kept_text(one.from_text), after=kept_text(one.to_text))
-            for one in rewrites_of(parent.turn.reply.message, self._request.messages[index])
-        )
 
     async def _check_closable(self, cut: Node) -> None:
         """Raise TruncatedGeneration if a reply was cut off where closing its turn does not make it whole.

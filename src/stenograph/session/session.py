@@ -6,6 +6,7 @@ from functools import partial
 
 from stenograph.core.errors import Limit, LimitExceeded, ModelMismatch, SessionNotFound
 from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome, TokenFate
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import RequestId, SessionId
@@ -18,7 +19,7 @@ from stenograph.store.base import Tail
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.commits import SessionCommit
 from stenograph.trajectory.matching import HarnessMatcher, Matcher
-from stenograph.trajectory.turn import Node
+from stenograph.trajectory.turn import Node, TurnStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,8 @@ class SessionOptions:
 
     `max_turns` counts the turns of the main strand; on a linear session and a tree all turns, those on their way
     there included. `max_total_tokens` counts the tokens of all turns, each once. `ttl_s`: seconds without a chat after
-    which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`.
+    which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`. `group` names the
+    rollouts that a trainer compares with each other.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -42,6 +44,7 @@ class SessionOptions:
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     sampling: SamplingRules | None = None
     canonical: Canonical = field(default_factory=Canonical)
+    group: str | None = None
 
 
 MAX_KEPT = 256
@@ -71,6 +74,8 @@ class Session:
         pins = options.canonical.pins
         self.strands = Strands(session_id, options.history, options.matcher, options.after_length, pins)
         self.ledger = RequestLedger()
+        self.outcome: SessionOutcome | None = None
+        """The rollout's outcome, once somebody has said it."""
         self.is_closing = False
         """Whether it is being deleted; nothing is committed from then on."""
         self._running: dict[RequestId, RequestTask] = {}
@@ -83,6 +88,7 @@ class Session:
         """The end of its rows in the store; None if it is kept in memory alone."""
         self.refusal: ModelMismatch | None = None
         """The reason why it takes no turns, if it can only be read."""
+        self._num_trained: dict[int, int] = {}
         self.num_counted_tokens = 0
         """Number of its tokens that the manager has counted among those that all sessions hold."""
 
@@ -175,6 +181,29 @@ class Session:
         """Begin to be deleted: every turn is refused from now on. Those that run keep their seats until they end."""
         self.is_closing = True
 
+    def note_trained(self, num_by_node: Mapping[int, int]) -> None:
+        """Samples were given out that train so many sampled tokens of each of these turns, its first ones."""
+        for node_id, num_tokens in num_by_node.items():
+            self._num_trained[node_id] = max(num_tokens, self._num_trained.get(node_id, 0))
+
+    def num_tokens_by_fate(self) -> dict[TokenFate, int]:
+        """Its sampled tokens, each once, by what became of them so far."""
+        found = dict.fromkeys(TokenFate, 0)
+        gone = dict(self._num_trained)
+        for node in self.nodes:
+            num_trained = gone.pop(node.id, 0)
+            found[TokenFate.TRAINED] += num_trained
+            found[self._untrained_fate(node)] += len(node.turn.sampled.ids) - num_trained
+        num_trained = sum(gone.values())  # of turns that were replaced after they had been given out
+        found[TokenFate.TRAINED] += num_trained
+        found[TokenFate.DISCARDED] += self.strands.discarded.num_tokens - num_trained
+        return found
+
+    def _untrained_fate(self, node: Node) -> TokenFate:
+        if self.outcome is not None and self.outcome.verdict is RolloutVerdict.INFRA_FAILED:
+            return TokenFate.INFRA_FAILED
+        return TokenFate.ABORTED if node.turn.status is TurnStatus.ABORTED else TokenFate.UNTRAINED
+
     def close(self) -> None:
         """Let go of what refers back to the session, so that it is given back at once."""
         self._kept.clear()
@@ -247,15 +276,16 @@ class Session:
         """The number of a request that runs, among those of the session as they were begun."""
         return self._running[request_id].order
 
-    def replay(self, commit: SessionCommit) -> list[Node]:
-        """Make a commit that was made before this process began: its nodes. Raises ValueError if it has no place here.
+    def replay(self, commit: SessionCommit) -> list[tuple[Strand, Node]]:
+        """Make a commit that was made before this process began: its nodes, each with its strand. Raises ValueError if
+        it has no place here.
 
         The reply is kept as after the commit; nobody knows any more whether it was delivered.
         """
         placed = [self.strands.replay(one, commit.label) for one in commit.turns]
         nodes, mark = [node for _, node in placed], commit.request
         if mark is None:
-            return nodes
+            return placed
         strands = [strand for strand, _ in placed]
         first = nodes[0].turn
         self._kept = {id_: kept for id_, kept in self._kept.items() if not _is_over(kept, mark.order, strands)}
@@ -276,7 +306,7 @@ class Session:
         self._kept[first.request_id] = _Kept(
             reply=reply, strands=strands, num_started=mark.num_begun, is_superseded=False
         )
-        return nodes
+        return placed
 
     def release_delivered(self, request_id: RequestId) -> None:
         """Keep a reply no longer if it has been delivered, unless a key can still ask for it."""

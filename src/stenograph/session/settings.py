@@ -17,6 +17,12 @@ class OverBudget(enum.StrEnum):
     CLAMP = "clamp"
 
 
+class RequiredLogprobs(enum.StrEnum):
+    """Kinds of log-probabilities that samples may have to have; the value is that of `LogprobsKind`."""
+
+    TEMPERED = "tempered"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionSettings:
     """Sessions' defaults and limits."""
@@ -64,6 +70,12 @@ class SessionSettings:
         text(),
         "The rules that rewrite chats, for sessions that do not say which they want: `default`, `off`, or names, with"
         " commas between, that add to the default.",
+    )
+    require_logprobs: RequiredLogprobs | None = setting(
+        None,
+        choice(RequiredLogprobs),
+        "Log-probabilities that every trained token must have: samples with a turn that has none are refused (422).",
+        shown="none: a sample says which it has",
     )
     max_sessions: int = setting(10_000, whole_number(1), "Sessions that may be in memory at once.", unit="sessions")
     max_in_flight: int = setting(256, whole_number(1), "Turns that may run at once in the whole server.", unit="turns")

@@ -5,18 +5,20 @@ Owns the way between a `Session` and its rows; every method that waits may find 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stenograph.core.clock import Clock
 from stenograph.core.errors import SessionDamaged, SessionNotFound
+from stenograph.core.outcome import SessionOutcome
 from stenograph.core.types import SessionId
 from stenograph.offload.pool import CpuPool
 from stenograph.session.durable import opening_of, read_opening, restored_session
 from stenograph.session.session import Session
-from stenograph.store.base import SessionStore, StoredSession, StoredSummary
-from stenograph.store.codec.commits import encode_opened
-from stenograph.store.codec.rows import Totals
+from stenograph.store.base import SessionStore, StoredSession, StoredSummary, damaged_at
+from stenograph.store.codec.commits import decode_outcome, encode_opened
+from stenograph.store.codec.rows import OUTCOME, RowDamaged, Totals, row_payload
 from stenograph.trajectory.commits import ModelMark, SessionOpened
 from stenograph.trajectory.matching import MATCHERS, Matcher
 
@@ -26,10 +28,11 @@ EXPIRED_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShelvedSession:
-    """A session that is not in memory, in a list: as it was opened, and its sums."""
+    """A session that is not in memory, in a list: as it was opened, its sums, and its outcome if it has one."""
 
     opened: SessionOpened
     totals: Totals
+    outcome: SessionOutcome | None
 
 
 class Shelf:
@@ -50,7 +53,9 @@ class Shelf:
         self._model = model
         self._matchers = {**MATCHERS, **(matchers or {})}
         self._reading: Counter[str] = Counter()
+        self._deleting: Counter[str] = Counter()
         self._deleted: set[str] = set()
+        self._trained: dict[str, dict[int, int]] = {}
         self.num_read = 0
         """Sessions that were read."""
         self.num_damaged = 0
@@ -66,17 +71,16 @@ class Shelf:
         session.tail = await self.store.create(session.id, payload, at=session.created_at, ttl_s=ttl_s)
 
     async def read(self, session_id: str) -> Session:
-        """A session as it is in the store, which nobody else has. Raises SessionNotFound, SessionDamaged or
-        StorageUnavailable; one that has been idle for longer than it may is deleted, and not found."""
+        """A session as it is in the store, which nobody else has. Raises SessionNotFound, also for one that is being
+        deleted or has been idle for too long, SessionDamaged or StorageUnavailable."""
         self._reading[session_id] += 1
         try:
             stored = await self.store.take(SessionId(session_id))
             if stored is None:
                 raise SessionNotFound(session_id)
             session = await self._restored(stored)
-            if session.is_expired(self._clock.monotonic()):
-                await self.delete(session_id)
-            if session_id in self._deleted:  # while it was read
+            is_gone = session_id in self._deleted or self._deleting[session_id] > 0  # while it was read
+            if is_gone or session.is_expired(self._clock.monotonic()):
                 raise SessionNotFound(session_id)
             self.num_read += 1
             return session
@@ -89,12 +93,49 @@ class Shelf:
                 del self._reading[session_id]
                 self._deleted.discard(session_id)
 
+    def note_trained(self, session_id: str, num_by_node: Mapping[int, int]) -> None:
+        """Samples of a session were given out, which is told of it when it is gone. The end of the process forgets it.
+
+        As `Session.note_trained`, also for one that is not in memory.
+        """
+        known = self._trained.setdefault(session_id, {})
+        for node_id, num_tokens in num_by_node.items():
+            known[node_id] = max(num_tokens, known.get(node_id, 0))
+
     async def delete(self, session_id: str) -> bool:
         """Delete a session; whether there was one. Whoever is reading it finds it gone. Raises StorageUnavailable."""
         was_there = await self.store.delete(SessionId(session_id))
+        self._forgotten(session_id)
+        return was_there
+
+    def discard(self, session_id: str) -> None:
+        """Delete a session without waiting for it."""
+        self.store.discard(SessionId(session_id))
+        self._forgotten(session_id)
+
+    async def remove(self, session_id: str) -> Session | None:
+        """Delete a session that is not in memory: as it was, or None if it was damaged. From now on nobody reads it.
+
+        Raises SessionNotFound or StorageUnavailable.
+        """
+        self._deleting[session_id] += 1
+        try:
+            session: Session | None = None
+            with suppress(SessionDamaged):
+                if (stored := await self.store.load(SessionId(session_id))) is not None:
+                    session = await self._restored(stored)
+            if not await self.delete(session_id):
+                raise SessionNotFound(session_id)
+            return session
+        finally:
+            self._deleting[session_id] -= 1
+            if not self._deleting[session_id]:
+                del self._deleting[session_id]
+
+    def _forgotten(self, session_id: str) -> None:
+        self._trained.pop(session_id, None)
         if session_id in self._reading:
             self._deleted.add(session_id)
-        return was_there
 
     async def expired(self) -> Sequence[SessionId]:
         """Sessions that have been idle for too long, as far as their rows tell. Raises StorageUnavailable."""
@@ -119,10 +160,18 @@ class Shelf:
         def restored() -> Session:
             return restored_session(stored, matcher_of=self._matchers.get, model=self._model, now=now, wall=wall)
 
-        return await self._pool.run(restored, num_bytes=num_bytes)
+        session = await self._pool.run(restored, num_bytes=num_bytes)
+        session.note_trained(self._trained.get(session.id, {}))
+        return session
 
 
 def shelved(summary: StoredSummary) -> ShelvedSession:
     """A session of a list. Raises SessionDamaged."""
     row = StoredSession(session_id=summary.session_id, number=summary.number, at=summary.at, rows=[summary.opened])
-    return ShelvedSession(opened=read_opening(row), totals=Totals.of(summary.last_head))
+    opened, written = read_opening(row), summary.outcome
+    try:
+        outcome = None if written is None else decode_outcome(row_payload(written.body, OUTCOME))
+        return ShelvedSession(opened=opened, totals=Totals.of(summary.last_head), outcome=outcome)
+    except RowDamaged as error:
+        seq = summary.last_seq if written is None else written.seq
+        raise damaged_at(summary.session_id, seq, error) from error

@@ -7,9 +7,11 @@ says of itself, but for the agent id that is a part of its opening.
 
 import itertools
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 
 from stenograph.core.chat import Asked, ChatRequest, KnownMessages, PastLine
+from stenograph.core.errors import CallerError
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.strand_kinds import TRAINED_KINDS, UNLABELLED, Label, StrandKind
@@ -34,18 +36,24 @@ NUM_KNOWN = 16
 """Strands whose latest request and line are kept as text, to be known again: those that committed last."""
 
 
+NUM_FORKS = 8
+"""Forks of one opening among which a request finds the one that it goes on with; older ones are only kept."""
+
+
 class Strand:
     """The turns of a session that have one opening.
 
     `number` counts the session's strands in the order of their first commits; None before. `continues` is the strand
     whose work this one goes on with, after the client rewrote its history, and `chapter` counts those before it.
     `label` is what rules say of the request that opened it, `last_kind` of the one that was committed last.
+    `fork_of` is the strand with the same opening from whose last turn this one parts, with another reply.
     """
 
     __slots__ = (
         "agent_id",
         "chapter",
         "continues",
+        "fork_of",
         "gate",
         "history",
         "key",
@@ -65,6 +73,7 @@ class Strand:
         self.line_json = LineJson()
         self.number: int | None = None
         self.continues: Strand | None = None
+        self.fork_of: Strand | None = None
         self.chapter = 0
         self.label = UNLABELLED
         self.last_kind: StrandKind | None = None
@@ -164,31 +173,45 @@ class Strands:
                 node = strand.recent.node_of(request)
                 if node is None or strand.agent_id != agent_id or not node.turn.context.is_same(context):
                     continue
-                if request.messages[node.num_messages - 1].role is Role.ASSISTANT:
-                    return strand  # a reply ends the opening: where none comes next, a message may belong to it
+                has_reply = request.messages[node.num_messages - 1].role is Role.ASSISTANT
+                if has_reply and (strand.key is None or self._by_key[strand.key] is strand):
+                    return strand  # a reply ends the opening, if no fork may have the one that comes next
         strips = isinstance(self._matcher, HarnessMatcher)
         key = opening_key(request.messages, context, agent_id, strips=strips)
         if key not in self._by_key:
             self._by_key[key] = self._new(key, agent_id)
-        return self._by_key[key]
+        found = self._by_key[key]
+        return found if found.fork_of is None else _of_forks(found, request.messages, context)
+
+    def fork(self, strand: Strand) -> Strand:
+        """A strand, without a turn, for a request that parts from the last turn of this one with another reply."""
+        fork = self._new(strand.key, strand.agent_id)
+        fork.fork_of = strand
+        return fork
 
     def seen(self, request: ChatRequest, context: PromptContext, agent_id: str) -> Strand:
         """The strand that a chat belongs to, as it is now: for who takes no place in it, while others may commit."""
         strand = self.of_chat(request, context, agent_id)
         self.released(strand)
-        copy = Strand(strand.history.as_it_is(), Gate(self._session_id, exclusive=False), agent_id=agent_id)
+        gate = Gate(self._session_id, exclusive=False)
+        copy = Strand(strand.history.as_it_is(), gate, key=strand.key, agent_id=agent_id)
         copy.recent, copy.line_json, copy.number = strand.recent, strand.line_json, strand.number
         return copy
 
-    def of_ids(self, ids: "array[int]") -> Strand:
-        """The strand with the longest line that a prompt begins with; a new one if there is none."""
+    def of_ids(self, ids: "array[int]", taken: Container[Strand] = ()) -> Strand:
+        """The strand with the longest line that a prompt begins with; a new one if there is none.
+
+        Those `taken` have another prompt of the same request: none can be after the other's reply.
+        """
         if self.only is not None:
             return self.only
         best: Strand | None = None
         most = 0
         for strand in self._kept:
             latest = strand.history.latest
-            if latest is not None and latest.num_tokens > most and is_continued(latest, ids):
+            if latest is None or latest.num_tokens <= most or strand in taken:
+                continue
+            if is_continued(latest, ids):
                 best, most = strand, latest.num_tokens
         return self._new(None, "") if best is None else best
 
@@ -249,6 +272,8 @@ class Strands:
             strand.number = len(self._kept)
             if self.only is None:  # a strand of all openings is of no kind of its own
                 strand.label = label
+            if strand.key is not None:
+                self._by_key[strand.key] = strand  # of forks the newest goes on
             self._kept.append(strand)
         if not self._latest or self._latest[0] is not strand:
             self._latest = [strand, *(other for other in self._latest if other is not strand)]
@@ -263,9 +288,7 @@ class Strands:
         """
         strand = self.only
         if strand is None and placed.strand is not None:
-            if placed.strand >= len(self._kept):
-                raise ValueError(f"there is no strand {placed.strand}")
-            strand = self._kept[placed.strand]
+            strand = self._numbered(placed.strand)
         strand = strand or self._reopened(placed.opened)
         attachment = strand.history.after(placed.parent, placed.turn.messages)
         if attachment is None:
@@ -274,19 +297,24 @@ class Strands:
 
     def _reopened(self, opened: StrandOpened) -> Strand:
         strand = self._new(opened.key, opened.agent_id)
-        if opened.key is not None:
-            self._by_key[opened.key] = strand
+        if opened.fork_of is not None:
+            strand.fork_of = self._numbered(opened.fork_of)
         if opened.continues is not None:
-            if opened.continues >= len(self._kept):
-                raise ValueError(f"there is no strand {opened.continues} to continue")
-            strand.continues = self._kept[opened.continues]
+            strand.continues = self._numbered(opened.continues)
             strand.chapter = strand.continues.chapter + 1
         return strand
 
+    def _numbered(self, number: int) -> Strand:
+        if not 0 <= number < len(self._kept):
+            raise ValueError(f"there is no strand {number}")
+        return self._kept[number]
+
     def released(self, strand: Strand) -> None:
         """Forget a strand without a turn that nobody works on any more."""
-        if strand.key is not None and strand.number is None and not strand.gate.is_busy:
-            self._by_key.pop(strand.key, None)
+        if strand.key is None or strand.number is not None or strand.gate.is_busy:
+            return
+        if self._by_key.get(strand.key) is strand:
+            del self._by_key[strand.key]
 
     def _new(self, key: bytes | None, agent_id: str) -> Strand:
         history = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids)
@@ -329,7 +357,7 @@ class Seats:
 
     def of_ids(self, ids: "array[int]") -> Strand:
         """Take the place of a prompt given as ids. Raises SessionBusy."""
-        return _alone() if self._strands is None else self._take(self._strands.of_ids(ids))
+        return _alone() if self._strands is None else self._take(self._strands.of_ids(ids, self.taken))
 
     def num_tokens_before(self, places: Sequence[tuple[Strand, Attachment]]) -> int:
         """Tokens of the session that will stay if turns are committed at these places."""
@@ -345,10 +373,30 @@ class Seats:
         assert self._strands is not None, "a turn without a session is not kept"
         return self._strands.commit(strand, attachment, turn, prompt, self.label)
 
+    @property
+    def is_side(self) -> bool:
+        """Whether a rule says that the request is no part of the work."""
+        return self.label.kind is not None and self.label.kind not in TRAINED_KINDS
+
     def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
         """The strands that this one may be a chapter of, the latest first; none if it is known for something else."""
-        is_side = self.label.kind is not None and self.label.kind not in TRAINED_KINDS
-        return [] if self._strands is None or is_side else self._strands.before(strand, messages)
+        return [] if self._strands is None or self.is_side else self._strands.before(strand, messages)
+
+    def continued_by_fork(
+        self, strand: Strand, attachment: Attachment, request: ChatRequest, context: PromptContext
+    ) -> Strand | None:
+        """The strand, if a fork of it goes on with its work: more than the opening is the same. A worker may ask."""
+        if self.is_side or attachment.parent is not None:
+            return None if self.is_side else strand
+        return chapter_of([(strand, list(strand.history.nodes))], request, context)
+
+    def fork(self, strand: Strand) -> Strand:
+        """Take a place in a strand beside this one, in which it has one."""
+        assert self._strands is not None, "only a session has strands"
+        fork = self._strands.fork(strand)
+        self._leases.append(fork.gate.lease())
+        self.taken.append(fork)
+        return fork
 
     def give_back(self) -> None:
         """Release every lease. Harmless when repeated."""
@@ -376,21 +424,44 @@ class Onlooker(Seats):
     def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
         return []
 
+    def fork(self, strand: Strand) -> Strand:
+        return _alone()
+
+
+def _of_forks(newest: Strand, messages: Sequence[Message], context: PromptContext) -> Strand:
+    """The strand, of the last forks, after whose last turn a request goes on; the newest if there is none."""
+    one: Strand | None = newest
+    for _ in range(NUM_FORKS):
+        if one is None:
+            break
+        history = one.history
+        with suppress(CallerError):
+            attachment = history.position(messages, context)
+            if attachment.parent is not None and not history.replaced_by(attachment):
+                return one
+        one = one.fork_of
+    return newest
+
 
 def _alone() -> Strand:
     return Strand(LinearHistory(StrictMatcher()), Gate(SessionId(""), exclusive=False))
 
 
 def chapter_of(
-    before: "Sequence[tuple[Strand, list[Node]]]", messages: Sequence[Message], context: PromptContext
+    before: "Sequence[tuple[Strand, list[Node]]]", request: ChatRequest, context: PromptContext
 ) -> Strand | None:
     """The strand that a new one goes on with the work of: it generated a reply that stands in the new one's prompt, or
     it ended with a compaction and has the same frame. Pure: a worker may call it."""
-    found = earlier_line(messages, [line for _, line in before])
+    messages = request.messages
+    found = earlier_line(messages, [line for _, line in before], request.replies_of)
     if found is not None:
         return before[found][0]
+    lines = {id(strand): line for strand, line in before}
     ended = (pair for pair in before if pair[0].last_kind is StrandKind.COMPACTION)
-    return next((strand for strand, line in ended if has_frame_of(line, messages, context)), None)
+    for strand, line in ended:  # a client may ask for the summary without its tools: then its frame is the one before
+        if any(has_frame_of(one, messages, context) for one in (line, lines.get(id(strand.continues), ()))):
+            return strand
+    return None
 
 
 def _sight(strand: Strand) -> StrandSight:

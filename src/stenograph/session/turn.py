@@ -21,6 +21,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
 from stenograph.core.clock import Clock
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest
+from stenograph.core.logprobs import is_held_by_engine, reported_kind
 from stenograph.core.messages import Message, Role
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import (
@@ -70,7 +71,7 @@ class TurnServices:
     that does not set them, nor its session. `share` does work that holds the GIL in pieces.
     `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
     `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
-    their session has its own.
+    their session has its own. `weight_version` names the weights of an engine that does not.
     """
 
     engine: Engine
@@ -86,6 +87,7 @@ class TurnServices:
     kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
     rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
     canonical: Canonical = field(default_factory=Canonical)
+    weight_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,10 +219,15 @@ class TurnRun:
     async def sample(self) -> None:
         """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin."""
         services, params, request = self._services, self._params, self._request
+        capabilities = services.engine.capabilities
+        tools = self._opening.context.tools if capabilities.parses else ()
+        is_held = bool(tools) and is_held_by_engine(tools, self._opening.tool_choice)
         collector = TurnCollector(
-            vocab_size=services.engine.capabilities.vocab_size,
+            vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,
             num_prompt=len(self.prompt.ids),
+            logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
+            weight_version=services.weight_version,
         )
         reader = ChunkReader(self._opening.parser(params, self.request_id, self.prompt))
         generate = GenerateRequest(

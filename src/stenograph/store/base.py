@@ -1,8 +1,8 @@
 """The interface of a store of sessions, and its contract, which testing/suite/store_laws.py checks.
 
-A store keeps rows of bytes: a session's opening, then one row for each commit, in order. It knows neither what a row
-says (store/codec) nor what a session is. Its methods are called on the event loop; what they wait for is done
-elsewhere.
+A store keeps rows of bytes: a session's opening, then one row for each commit and each outcome, in order. It knows
+neither what a row says (store/codec) nor what a session is. Its methods are called on the event loop; what they wait
+for is done elsewhere.
 
 The contract:
 - `create`, `append` and `delete` are durable when they say that they are done, as far as the store's durability goes,
@@ -24,7 +24,16 @@ from typing import Protocol
 
 from stenograph.core.errors import SessionDamaged, StenographError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.codec.rows import COMMIT, DIGEST_BYTES, OPENED, RowDamaged, Totals, row_digest, row_payload
+from stenograph.store.codec.rows import (
+    COMMIT,
+    DIGEST_BYTES,
+    OPENED,
+    OUTCOME,
+    RowDamaged,
+    Totals,
+    row_digest,
+    row_payload,
+)
 
 FULL_RETRY_S = 10.0
 """Time that a client is asked to wait while the disk is full."""
@@ -86,7 +95,8 @@ class StoredSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSummary:
-    """A session in a list: its opening, and the head of its last row. `at`: seconds of the epoch of that row."""
+    """A session in a list: its opening, its outcome if it has one, and the head of its last row. `at`: seconds of the
+    epoch of that row."""
 
     session_id: SessionId
     number: int
@@ -94,6 +104,7 @@ class StoredSummary:
     last_head: bytes
     last_seq: int
     at: float
+    outcome: StoredRow | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +137,8 @@ class SessionStore(Protocol):
         """Keep a new session. Raises StorageUnavailable."""
         ...
 
-    def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done) -> None:
-        """Write a commit's row behind a session's last. What becomes of it is told by `done`, never raised."""
+    def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:
+        """Write a row behind a session's last. What becomes of it is told by `done`, never raised."""
         ...
 
     async def take(self, session_id: SessionId) -> StoredSession | None:
@@ -182,7 +193,7 @@ def checked_payloads(stored: StoredSession) -> list[memoryview]:
                 raise RowDamaged(f"row {seq} is missing, row {row.seq} follows")
             if len(row.digest) != DIGEST_BYTES or row_digest(before, stored.session_id, seq, row.body) != row.digest:
                 raise RowDamaged("its digest does not fit its bytes and the row before")
-            payloads.append(row_payload(row.body, OPENED if seq == 0 else COMMIT))
+            payloads.append(row_payload(row.body, OPENED) if seq == 0 else row_payload(row.body, COMMIT, OUTCOME))
         except RowDamaged as error:
             raise damaged_at(stored.session_id, row.seq, error) from error
         before = row.digest

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.base import FULL_RETRY_S, Durability, StoredRow, StoredSession, StoredSummary
-from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES
+from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES, RowDamaged, Totals
 
 SCHEMA = 1
 """The schema that this server writes, in `PRAGMA user_version`."""
@@ -55,6 +55,7 @@ _PAGE = (
     f" coalesce(({_LAST.format(f'substr(body, 1, {HEAD_BYTES})')}), substr(s.body, 1, {HEAD_BYTES}))"
     " FROM sessions s WHERE s.number > ? ORDER BY s.number LIMIT ?"
 )
+_ROW = "SELECT seq, body, digest FROM rows WHERE session = ? AND seq = ?"
 _EXPIRED = (
     "SELECT s.id FROM sessions s WHERE s.ttl_s IS NOT NULL"
     f" AND coalesce(({_LAST.format('at')}), s.at) + s.ttl_s <= ? LIMIT ?"
@@ -228,20 +229,29 @@ class Database:
                 if not found:
                     return []
                 first = found[0][0]
-            rows = self._run(_PAGE, (first, limit))
+            return [
+                StoredSummary(
+                    session_id=SessionId(id_),
+                    number=number,
+                    opened=StoredRow(seq=0, body=bytes(body), digest=bytes(digest)),
+                    last_head=bytes(head),
+                    last_seq=seq,
+                    at=at,
+                    outcome=self._outcome(number, bytes(head)),
+                )
+                for number, id_, body, digest, seq, at, head in self._run(_PAGE, (first, limit))
+            ]
         except sqlite3.Error as error:
             raise _unavailable(error) from error
-        return [
-            StoredSummary(
-                session_id=SessionId(id_),
-                number=number,
-                opened=StoredRow(seq=0, body=bytes(body), digest=bytes(digest)),
-                last_head=bytes(head),
-                last_seq=seq,
-                at=at,
-            )
-            for number, id_, body, digest, seq, at, head in rows
-        ]
+
+    def _outcome(self, number: int, last_head: bytes) -> StoredRow | None:
+        """The row with a session's outcome; None if there is none, or the head that says where is damaged."""
+        try:
+            seq = Totals.of(last_head).outcome_seq
+        except RowDamaged:
+            return None
+        found = self._run(_ROW, (number, seq)) if 0 < seq < 2**63 else []
+        return StoredRow(seq=seq, body=bytes(found[0][1]), digest=bytes(found[0][2])) if found else None
 
     def expired(self, *, now: float, limit: int) -> list[SessionId]:
         """As `SessionStore.expired`."""

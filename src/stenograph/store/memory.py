@@ -52,11 +52,11 @@ class MemoryStore:
         self._sessions[session_id] = held
         return Tail(session_id, held.number, seq=0, digest=digest, totals=Totals())
 
-    def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done) -> None:
+    def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:
         refusal = self.refuse
         if refusal is None:
-            tail.seq, tail.totals = tail.seq + 1, tail.totals.plus(adds)
-            body = row_body(COMMIT, tail.totals, payload)
+            tail.seq, tail.totals = tail.seq + 1, tail.totals.after(kind, tail.seq + 1, adds)
+            body = row_body(kind, tail.totals, payload)
             tail.digest = row_digest(tail.digest, tail.session_id, tail.seq, body)
             held = self._sessions[tail.session_id]
             held.at = at
@@ -87,17 +87,7 @@ class MemoryStore:
             return []
         first = 0 if after is None else self._sessions[after].number
         later = ((id_, held) for id_, held in self._sessions.items() if held.number > first)
-        return [
-            StoredSummary(
-                session_id=id_,
-                number=held.number,
-                opened=held.rows[0],
-                last_head=held.rows[-1].body[:HEAD_BYTES],
-                last_seq=held.rows[-1].seq,
-                at=held.at,
-            )
-            for id_, held in islice(later, limit)
-        ]
+        return [_summary(id_, held) for id_, held in islice(later, limit)]
 
     async def expired(self, *, now: float, limit: int) -> Sequence[SessionId]:
         idle = (id_ for id_, held in self._sessions.items() if held.ttl_s is not None and held.at + held.ttl_s <= now)
@@ -113,3 +103,17 @@ class MemoryStore:
     def _check(self) -> None:
         if self.refuse is not None:
             raise self.refuse
+
+
+def _summary(session_id: SessionId, held: _HeldRows) -> StoredSummary:
+    last = held.rows[-1]
+    outcome_seq = Totals.of(last.body).outcome_seq
+    return StoredSummary(
+        session_id=session_id,
+        number=held.number,
+        opened=held.rows[0],
+        last_head=last.body[:HEAD_BYTES],
+        last_seq=last.seq,
+        at=held.at,
+        outcome=held.rows[outcome_seq] if outcome_seq else None,
+    )

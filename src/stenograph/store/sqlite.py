@@ -44,10 +44,11 @@ SYNC_PERIOD_S = 1.0
 class _Append:
     """A row that is to be written behind a session's last."""
 
-    __slots__ = ("adds", "at", "done", "error", "payload", "tail")
+    __slots__ = ("adds", "at", "done", "error", "kind", "payload", "tail")
 
-    def __init__(self, tail: Tail, payload: bytes, adds: Totals, at: float, done: Done) -> None:
+    def __init__(self, tail: Tail, kind: int, payload: bytes, adds: Totals, at: float, done: Done) -> None:
         self.tail = tail
+        self.kind = kind
         self.payload = payload
         self.adds = adds
         self.at = at
@@ -140,8 +141,8 @@ class SqliteStore:
     def stats(self) -> StoreStats:
         return self._stats
 
-    def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done) -> None:
-        self._jobs.put(_Append(tail, payload, adds, at, done))
+    def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:
+        self._jobs.put(_Append(tail, kind, payload, adds, at, done))
 
     async def create(self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None) -> Tail:
         body = row_body(OPENED, Totals(), payload)
@@ -364,8 +365,8 @@ def _pending(jobs: Sequence[_Append]) -> _Pending:
     for job in jobs:
         tail = job.tail
         _, seq, digest, totals = pending.ends.get(id(tail), (tail, tail.seq, tail.digest, tail.totals))
-        seq, totals = seq + 1, totals.plus(job.adds)
-        body = row_body(COMMIT, totals, job.payload)
+        seq, totals = seq + 1, totals.after(job.kind, seq + 1, job.adds)
+        body = row_body(job.kind, totals, job.payload)
         digest = row_digest(digest, tail.session_id, seq, body)
         pending.rows.append(NewRow(session=tail.number, seq=seq, at=job.at, body=body, digest=digest))
         pending.ends[id(tail)] = (tail, seq, digest, totals)

@@ -1,6 +1,7 @@
 """Chapters: conversations that go on with another's work after their client rewrote its history. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from stenograph.core.messages import Message, Role
 from stenograph.trajectory.turn import Node, PromptContext
@@ -9,20 +10,24 @@ LEAST_CHARS = 64
 """Length from which a reply's text says whose it is: a shorter one may be anybody's."""
 
 
-def earlier_line(messages: Sequence[Message], lines: Sequence[Sequence[Node]]) -> int | None:
+def earlier_line(
+    messages: Sequence[Message], lines: Sequence[Sequence[Node]], replies_of: Collection[str] = ()
+) -> int | None:
     """The index of the first line that generated one of the replies in `messages`; None if none of them did.
 
-    A reply is known again by the ids of its calls, or by a text of at least 64 characters.
+    A reply is known again by the ids of its calls, or by a text of at least 64 characters; or the client says that it
+    holds the `replies_of` requests with these ids.
     """
     replies = [message for message in messages if message.role is Role.ASSISTANT]
     call_ids = {call.id for message in replies for call in message.tool_calls}
     texts = {text for message in replies if len(text := _text(message)) >= LEAST_CHARS}
-    if not call_ids and not texts:
+    if not call_ids and not texts and not replies_of:
         return None
     for index, line in enumerate(lines):
         for node in reversed(line):
             reply = node.turn.reply.message
-            if _text(reply) in texts or any(call.id in call_ids for call in reply.tool_calls):
+            is_known = node.turn.request_id in replies_of or _text(reply) in texts
+            if is_known or any(call.id in call_ids for call in reply.tool_calls):
                 return index
     return None
 
@@ -35,7 +40,12 @@ def has_frame_of(line: Sequence[Node], messages: Sequence[Message], context: Pro
 
 
 def _system(messages: Sequence[Message]) -> list[str]:
-    return [_text(message) for message in messages if message.role in (Role.SYSTEM, Role.DEVELOPER)]
+    """The system texts that a conversation begins with. Later ones are of its turns."""
+    return [_text(message) for message in takewhile(_instructs, messages)]
+
+
+def _instructs(message: Message) -> bool:
+    return message.role is Role.SYSTEM or message.role is Role.DEVELOPER
 
 
 def _text(message: Message) -> str:

@@ -1,8 +1,9 @@
 """The additions of one commit to a session, as values: what a store writes, and what a session is read back from. Pure.
 
 A session begins with a `SessionOpened` and goes on with `SessionCommit`s: each is what one request added, with all of
-its turns. Their order is that of the commits; applied in that order to an empty session they make the session again.
-Knows neither the bytes that a store writes (store/codec.py) nor how a session is run.
+its turns. Between them stand outcomes (core/outcome.py), of which the last one holds. Their order is that of the
+commits; applied in that order to an empty session they make the session again. Knows neither the bytes that a store
+writes (store/codec) nor how a session is run.
 """
 
 from collections.abc import Mapping
@@ -46,15 +47,18 @@ class SessionOpened:
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     sampling: SamplingRules | None = None
     canonical: Canonical = field(default_factory=Canonical)
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrandOpened:
-    """A strand that a turn opens: its key, None if no request can have it, and the number of the one it continues."""
+    """A strand that a turn opens: its key, None if no request can have it, and the numbers of the strand that it
+    continues and of the one that it is a fork of."""
 
     key: bytes | None = None
     agent_id: str = ""
     continues: int | None = None
+    fork_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

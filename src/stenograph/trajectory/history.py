@@ -15,7 +15,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked
 from stenograph.core.errors import HistoryMismatch, NothingToAnswer, TruncatedGeneration
 from stenograph.core.history_kinds import AfterLength
-from stenograph.core.messages import Message
+from stenograph.core.messages import Message, Role
 from stenograph.trajectory.matching import Matcher
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
 
@@ -25,11 +25,13 @@ class Attachment:
     """Place where a request attaches: after `parent` (None: as a root), with messages not yet in its line.
 
     `revision` is the history's when the position was taken; where only one turn may run, a commit checks that it holds.
+    `has_other_reply`: a turn would be replaced by what is no other try of it.
     """
 
     parent: Node | None
     new_messages: tuple[Message, ...]
     revision: int
+    has_other_reply: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,21 @@ def answers(node: Node, messages: Sequence[Message], context: PromptContext, mat
         node.num_messages <= len(messages)
         and node.turn.context.is_same(context)
         and matcher.matches(node.turn.reply.message, messages[node.num_messages - 1])
+    )
+
+
+def has_other_reply(node: Node, messages: Sequence[Message], context: PromptContext, matcher: Matcher) -> bool:
+    """Whether a request that goes on after `node`'s parent, and not after the node, is no other try of the node's turn:
+    it has another message in the reply's place, or parts from the turn earlier and has a reply after that. A retry,
+    and another try, also in other words, end before the reply."""
+    stored = (*node.turn.messages, node.turn.reply.message)
+    given = messages[node.num_messages - len(stored) :]
+    pairs = enumerate(zip(stored, given, strict=False))
+    at = next((index for index, pair in pairs if not matcher.matches(*pair)), len(given))
+    return (
+        node.turn.asked is Asked.CHAT
+        and node.turn.context.is_same(context)
+        and (at == len(stored) - 1 < len(given) or any(message.role is Role.ASSISTANT for message in given[at:]))
     )
 
 

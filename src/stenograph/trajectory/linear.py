@@ -15,6 +15,7 @@ from stenograph.trajectory.history import (
     check_extension,
     check_ids_extension,
     continues,
+    has_other_reply,
     is_continued,
     num_common,
 )
@@ -80,7 +81,12 @@ class LinearHistory:
             raise self._mismatch(messages, context, num_turns, num_messages)
         parent = self._nodes[num_turns - 1] if num_turns else None
         check_extension(parent, messages, self._after_length)
-        return Attachment(parent=parent, new_messages=tuple(messages[num_messages:]), revision=self._revision)
+        return Attachment(
+            parent=parent,
+            new_messages=tuple(messages[num_messages:]),
+            revision=self._revision,
+            has_other_reply=num_turns < total and has_other_reply(self._nodes[-1], messages, context, self._matcher),
+        )
 
     def position_after(self, node: Node, messages: Sequence[Message], context: PromptContext) -> Attachment | None:
         """The place of a request that begins with the messages of `node`'s request; None unless that is after it."""

@@ -11,6 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stenograph.core.clock import Clock
+from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
 from stenograph.http.app import make_renderer
@@ -37,10 +39,14 @@ def call(name: str, arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A planned reply. `stop` is a stop string that ends it."""
+    """A planned reply. `stop` is a stop string that ends it; `cut`, its token limit does; `paused`, it is drawn as far
+    as the engine is stepped; with `breaks` the engine fails after its text."""
 
     text: str
     stop: str | None = None
+    cut: bool = False
+    paused: bool = False
+    breaks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,27 +108,37 @@ def talking(roomy_renderer: Renderer) -> Talking:
     """Start a server whose engine gives these replies in order: `async with talking("a", Reply(...)) as talk`.
 
     A prompt with a key of `side` in it gets that reply instead; with `holds_side`, as far as the engine is stepped.
+    `rest` is the reply to every request after those that are planned.
     """
     tokenizer = roomy_renderer.tokenizer
 
     @asynccontextmanager
     async def started(
-        *replies: str | Reply, side: dict[str, str] | None = None, holds_side: bool = False
+        *replies: str | Reply,
+        side: dict[str, str] | None = None,
+        holds_side: bool = False,
+        rest: str | None = None,
+        max_context_tokens: int = CONTEXT_TOKENS,
+        clock: Clock | None = None,
     ) -> AsyncIterator[Talk]:
         left = [Reply(text=reply) if isinstance(reply, str) else reply for reply in replies]
 
         def answer(request: GenerateRequest) -> Script:
             prompt = tokenizer.decode(list(request.prompt.ids)) if side else ""
             found = [text for mark, text in (side or {}).items() if mark in prompt]
-            reply = Reply(text=found[0]) if found else left.pop(0)
+            reply = Reply(text=found[0]) if found else left.pop(0) if left or rest is None else Reply(text=rest)
             ids = tuple(tokenizer.encode(reply.text + (reply.stop or "")))
+            if reply.breaks:
+                return Script(ids=ids, error=UpstreamUnreachable("The engine's connection broke."))
             if reply.stop is not None:
                 return Script(ids=ids, finish=Finish(reason=FinishReason.STOP, matched=reply.stop))
+            if reply.cut:
+                return Script(ids=ids, finish=Finish(reason=FinishReason.LENGTH))
             finish = Finish(reason=FinishReason.STOP, matched=END)
-            return Script(ids=(*ids, END), finish=finish, paused=bool(found) and holds_side)
+            return Script(ids=(*ids, END), finish=finish, paused=reply.paused or (bool(found) and holds_side))
 
-        engine = ScriptedEngine(vocab_size=tokenizer.vocab_size, max_context_tokens=CONTEXT_TOKENS, model=answer)
-        async with running(engine, roomy_renderer) as (url, _), aiohttp.ClientSession() as client:
+        engine = ScriptedEngine(vocab_size=tokenizer.vocab_size, max_context_tokens=max_context_tokens, model=answer)
+        async with running(engine, roomy_renderer, clock=clock) as (url, _), aiohttp.ClientSession() as client:
             yield Talk(url=url, client=client, engine=engine, replies=left)
 
     return started

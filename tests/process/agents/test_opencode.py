@@ -23,6 +23,7 @@ LOOK_TWICE = (
     + "\n"
     + call("bash", '{"command": "pwd", "description": "where"}')
 )
+CHAT, MESSAGES, RESPONSES = "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "@ai-sdk/openai"
 TITLE = {"You are a title generator": "A folder's files"}
 
 
@@ -41,10 +42,10 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def run(opencode: Path, home: Path, base_url: str, *arguments: str) -> str:
-    """One run of the program in the folder, to its end; what it prints."""
+async def run(opencode: Path, home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -> str:
+    """One run of the program in the folder, to its end; what it prints. `sdk` is the package by which it speaks."""
     provider = {
-        "npm": "@ai-sdk/openai-compatible",
+        "npm": sdk,
         "options": {"baseURL": base_url, "apiKey": "none"},
         "models": {"tiny": {"limit": {"context": 1 << 20, "output": 4096}}},
     }
@@ -89,13 +90,14 @@ async def check_two_samples(talk: Talk, base_url: str) -> None:
     assert len(samples) == 2
 
 
+@pytest.mark.parametrize("sdk", [CHAT, MESSAGES, RESPONSES])
 async def test_a_run_with_a_title_beside_it_and_a_second_one_is_two_samples(
-    opencode: Path, home: Path, talking: Talking
+    opencode: Path, home: Path, talking: Talking, sdk: str
 ) -> None:
     async with talking(LOOK, LOOK_TWICE, "There is a note.", LOOK, "Still a note.", side=TITLE) as talk:
         base_url = await talk.open_session()
-        assert "There is a note." in await run(opencode, home, base_url, "What is here?")
-        assert "Still a note." in await run(opencode, home, base_url, "--continue", "And now?")
+        assert "There is a note." in await run(opencode, home, base_url, "What is here?", sdk=sdk)
+        assert "Still a note." in await run(opencode, home, base_url, "--continue", "And now?", sdk=sdk)
         await check_two_samples(talk, base_url)
 
 

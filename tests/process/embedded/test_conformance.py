@@ -74,8 +74,11 @@ async def test_the_embedded_engine_keeps_the_laws_on_a_tiny_model(tmp_path: Path
     async def score(ids: Sequence[int], num_prompt: int) -> Sequence[float]:
         return model.score(ids, num_prompt)
 
+    async def score_at(ids: Sequence[int], num_prompt: int, temperature: float) -> Sequence[float]:
+        return model.score(ids, num_prompt, temperature)
+
     options = EmbeddedOptions(threads=1, max_batch=4, kv_tokens=4096)
-    make = embedded(folder, options, "the user asks and", score=score, max_sequence_tokens=CONTEXT)
+    make = embedded(folder, options, "the user asks and", score=score, score_at=score_at, max_sequence_tokens=CONTEXT)
     report = await check_engine(make)
     assert set(report.not_offered) == NOT_OFFERED
     assert set(report.shown) == {*LAWS, *LAST_LAWS} - NOT_OFFERED

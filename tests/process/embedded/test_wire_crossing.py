@@ -95,7 +95,9 @@ def chunks(draw: st.DrawFn) -> Chunk:
     return Chunk(
         ids=draw(row(ID)),  # type: ignore[arg-type]
         logprobs=draw(row(FINITE)),  # type: ignore[arg-type]
+        tempered_logprobs=draw(st.none() | row(FINITE)),  # type: ignore[arg-type]
         sampling_logprobs=draw(st.none() | row(FINITE)),  # type: ignore[arg-type]
+        forced=draw(st.none() | row(st.booleans())),  # type: ignore[arg-type]
         top_logprobs=draw(st.none() | row(tops)),  # type: ignore[arg-type]
         finish=draw(st.none() | st.builds(Finish, reason=st.sampled_from(FinishReason), matched=st.none() | ID | TEXT)),
         num_cached_tokens=draw(st.integers(0, 2**40)),

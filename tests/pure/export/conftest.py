@@ -9,7 +9,17 @@ import pytest
 
 from stenograph.core.chat import ParsedReply
 from stenograph.core.messages import Message, Role
-from stenograph.core.types import Finish, FinishReason, Replay, RequestId, SampledTurn, WeightSpan, token_ids
+from stenograph.core.types import (
+    Finish,
+    FinishReason,
+    LogprobsKind,
+    Replay,
+    RequestId,
+    SampledTurn,
+    SamplingParams,
+    WeightSpan,
+    token_ids,
+)
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus
 
 Drawn = Sequence[tuple[int, float]]
@@ -35,6 +45,10 @@ class Session:
         indexer: str | None = None,
         reply_id: str = "",
         cached: int = 0,
+        params: SamplingParams = SamplingParams(),
+        kind: LogprobsKind = LogprobsKind.RAW,
+        tempered: Sequence[float] | None = None,
+        forced: Sequence[bool] | None = None,
     ) -> Node:
         turn = CommittedTurn(
             request_id=RequestId("r"),
@@ -49,9 +63,13 @@ class Session:
                 weights=tuple(WeightSpan(version=v, start=start, end=end) for v, start, end in versions),
                 num_cached_tokens=cached,
                 times=None,
+                logprobs_kind=kind,
+                tempered_logprobs=None if tempered is None else array("d", tempered),
+                forced=None if forced is None else bytes(forced),
                 replay=None if experts is indexer is None else Replay(routed_experts=experts, indexer_topk=indexer),
             ),
             status=TurnStatus.of(reason),
+            params=params,
             messages=(Message(role=Role.USER, content="x"),),
             reply=ParsedReply(message=Message(role=Role.ASSISTANT, content="y")),
             context=PromptContext(),

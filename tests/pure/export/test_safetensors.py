@@ -31,6 +31,7 @@ def read(pieces: Iterable[bytes]) -> dict[str, Any]:
     meta: dict[str, Any] = json.loads(tensors.pop(META).tobytes())
     for index, sample in enumerate(meta["samples"]):
         assert set(IN_JSON) < set(sample)
+        assert all(type(version) is str for version in sample["weight_versions"])  # one for each call
         assert sample["reward"] is None
         assert set(sample["nulls"]) <= set(REPLAY)
         for name, dtype in {**PER_TOKEN, **REPLAY}.items():

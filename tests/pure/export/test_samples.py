@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenograph.core.errors import SamplesInconsistent
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import json_pieces
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.strand_kinds import StrandKind
-from stenograph.core.types import FinishReason
+from stenograph.core.types import FinishReason, Grammar, GrammarKind, LogprobsKind, SamplingParams
 from stenograph.export.lines import kept_leaves
 from stenograph.export.samples import EmptyReason, Sample, SampleSet, make_samples, to_json
 from stenograph.export.strand_facts import SessionFacts, StrandFacts
@@ -29,12 +31,18 @@ def masked(sample: Sample) -> tuple[list[int], list[int], list[float]]:
     return sample.tokens.tolist(), list(sample.loss_mask), sample.rollout_log_probs.tolist()
 
 
+CUT = SamplingParams(top_p=0.5)
+
+
 def test_a_worked_example(new_session: NewSession) -> None:
     session = new_session()
     root = session.add(
-        None, [1, 2, 3], [(10, -0.5), (11, -1.5)], versions=[("a", 0, 2)], sampling=[-0.25, -1.25], cached=1
+        None, [1, 2, 3], [(10, -0.5), (11, -1.5)], versions=[("a", 0, 2)], sampling=[-0.25, -1.25], cached=1,
+        params=CUT,
+    )  # fmt: skip
+    session.add(
+        root, [4], [(12, -2.5)], versions=[("b", 0, 1)], sampling=[-2.0], cached=5, reply_id="chatcmpl-1", params=CUT
     )
-    session.add(root, [4], [(12, -2.5)], versions=[("b", 0, 1)], sampling=[-2.0], cached=5, reply_id="chatcmpl-1")
     made = make(session, metadata={"k": 1})
     assert made.empty_reason is None
     assert [json.loads(b"".join(json_pieces(to_json(sample)))) for sample in made.samples] == [
@@ -43,13 +51,21 @@ def test_a_worked_example(new_session: NewSession) -> None:
             "response_length": 4,
             "loss_mask": [1, 1, 0, 1],
             "rollout_log_probs": [-0.5, -1.5, 0.0, -2.5],
+            "raw_log_probs": [-0.5, -1.5, 0.0, -2.5],
             "sampling_log_probs": [-0.25, -1.25, 0.0, -2.0],
             "rollout_routed_experts": None,
             "rollout_indexer_topk": None,
             "response": "4 ids",
             "status": "completed",
-            "weight_versions": [{"version": "a", "start": 3, "end": 5}, {"version": "b", "start": 6, "end": 7}],
+            "weight_versions": ["a", "b"],
+            "weight_spans": [{"version": "a", "start": 3, "end": 5}, {"version": "b", "start": 6, "end": 7}],
+            "turns": [
+                {"node_id": 0, "prompt_start": 0, "start": 3, "end": 5, "temperature": 1.0, "top_p": 0.5},
+                {"node_id": 1, "prompt_start": 5, "start": 6, "end": 7, "temperature": 1.0, "top_p": 0.5},
+            ],
             "prefix_cache_info": {"cached_tokens": 6, "total_prompt_tokens": 9},
+            "reward": None,
+            "outcome": None,
             "metadata": {
                 "k": 1,
                 "leaf": {"node_id": 1, "parent": 0, "path_node_ids": [0, 1], "response_id": "chatcmpl-1"},
@@ -88,7 +104,7 @@ def test_an_opener_that_the_next_turn_replaces_is_not_in_the_line(new_session: N
     assert masked(sample) == ([1, 2, 10, 91, 3, 11, 90], [1, 0, 0, 1, 1], [-0.5, 0.0, 0.0, -1.5, -0.2])
     assert sample.sampling_log_probs is not None
     assert sample.sampling_log_probs.tolist() == [-0.4, 0.0, 0.0, -1.4, -0.15]
-    assert [(span.version, span.start, span.end) for span in sample.weight_versions] == [("a", 2, 3), ("b", 5, 7)]
+    assert [(span.version, span.start, span.end) for span in sample.weight_spans] == [("a", 2, 3), ("b", 5, 7)]
 
 
 def test_spans_of_one_version_join_over_a_prompt_but_not_over_tokens_of_unknown_version(
@@ -100,7 +116,7 @@ def test_spans_of_one_version_join_over_a_prompt_but_not_over_tokens_of_unknown_
     node = session.add(node, [4], [(12, -1.0)])  # nobody told who drew token 6
     session.add(node, [5], [(13, -1.0)], versions=[("a", 0, 1)])  # token 8
     (sample,) = make(session).samples
-    assert [(span.version, span.start, span.end) for span in sample.weight_versions] == [("a", 1, 5), ("a", 8, 9)]
+    assert [(span.version, span.start, span.end) for span in sample.weight_spans] == [("a", 1, 5), ("a", 8, 9)]
 
 
 THREE_TURNS = [
@@ -136,7 +152,7 @@ def test_max_seq_len_cuts_at_the_last_sampled_token_that_fits(
     )
     assert sample.status is (TurnStatus.COMPLETED if len(tokens) == 11 else TurnStatus.TRUNCATED)
     spans = [("a", 3, min(len(tokens), 7))] + ([("b", 9, len(tokens))] if len(tokens) > 9 else [])
-    assert [(span.version, span.start, span.end) for span in sample.weight_versions] == spans
+    assert [(span.version, span.start, span.end) for span in sample.weight_spans] == spans
     assert sample.response == f"{len(tokens) - 3} ids"
 
 
@@ -238,10 +254,130 @@ def test_without_a_turn_there_is_no_sample_and_a_reason(new_session: NewSession)
 
 def test_an_engine_that_does_not_tell_sampling_logprobs_leaves_none(new_session: NewSession) -> None:
     session = new_session()
-    root = session.add(None, [1], [(10, -1.0)], sampling=[-0.5])
-    session.add(root, [2], [(11, -1.0)])
+    root = session.add(None, [1], [(10, -1.0)], sampling=[-0.5], params=CUT)
+    session.add(root, [2], [(11, -1.0)], params=CUT)
     (sample,) = make(session).samples
     assert sample.sampling_log_probs is None
+
+
+HOT = SamplingParams(temperature=0.5)
+GREEDY = SamplingParams(temperature=0.0)
+RAW, TEMPERED, SAMPLING, OTHER = LogprobsKind
+
+
+def test_tempered_logprobs_are_the_rollouts_where_an_engine_has_them(new_session: NewSession) -> None:
+    session = new_session()
+    both = {"sampling": [-0.25], "tempered": [-0.5]}
+    root = session.add(None, [1], [(10, -1.0)], **both, params=SamplingParams(temperature=0.5, top_k=2))
+    root = session.add(root, [2], [(11, -1.5)], sampling=[-0.75], params=HOT)  # nothing cut off: they are tempered
+    session.add(root, [3], [(12, -2.0)], kind=TEMPERED, params=HOT)
+    (sample,) = make(session, required=TEMPERED).samples
+    assert sample.rollout_log_probs.tolist() == [-0.5, 0.0, -0.75, 0.0, -2.0]
+    assert (sample.logprobs_kind, sample.raw_log_probs) == (None, None)
+    assert sample.sampling_log_probs is not None
+    assert sample.sampling_log_probs.tolist() == [-0.25, 0.0, -0.75, 0.0, -2.0]
+    assert not any("logprobs_kind" in row for row in sample.turns)
+
+
+@pytest.mark.parametrize(
+    ("turns", "told", "rows"),
+    [
+        ([(RAW, HOT)], "raw", ["raw"]),
+        ([(RAW, SamplingParams()), (RAW, HOT)], "raw", ["raw", "raw"]),
+        ([(RAW, GREEDY)], "raw", ["raw"]),
+        ([(SAMPLING, CUT)], "sampling", ["sampling"]),
+        ([(OTHER, CUT)], "other", ["other"]),
+        ([(TEMPERED, HOT), (RAW, GREEDY)], "mixed", [None, "raw"]),
+        ([(RAW, HOT), (OTHER, CUT)], "mixed", ["raw", "other"]),
+        ([(RAW, SamplingParams()), (TEMPERED, HOT)], None, [None, None]),
+    ],
+)
+def test_logprobs_are_never_under_another_name(
+    new_session: NewSession, turns: Any, told: str | None, rows: list[str | None]
+) -> None:
+    session, node = new_session(), None
+    for kind, params in turns:
+        node = session.add(node, [1], [(10, -1.0)], kind=kind, params=params)
+    (sample,) = make(session).samples
+    assert sample.logprobs_kind == told
+    assert [row.get("logprobs_kind") for row in sample.turns] == rows
+    body = json.loads(b"".join(json_pieces(to_json(sample))))
+    assert ("logprobs_kind" in body) == (told is not None)
+    if told is None:
+        assert make(session, required=TEMPERED).samples == (sample,)
+        return
+    with pytest.raises(SamplesInconsistent, match=r"Turn \d .*has no tempered log-probabilities, .* at temp"):
+        make(session, required=TEMPERED)
+
+
+def test_a_turn_that_is_trained_elsewhere_decides_no_kind(new_session: NewSession) -> None:
+    session = new_session()
+    root = session.add(None, [1], [(10, -1.0)], kind=OTHER, params=CUT)
+    session.add(root, [2], [(11, -1.0)])
+    session.add(root, [3], [(12, -1.0)])
+    session.add(session.nodes[1], [4], [(13, -1.0)])
+    first, second = make(session).samples
+    assert (first.logprobs_kind, second.logprobs_kind) == ("mixed", None)  # the first trains the root
+
+
+def test_a_turn_says_how_it_was_sampled_and_leaves_out_what_was_not_asked_for(new_session: NewSession) -> None:
+    session = new_session()
+    asked = {"top_p": 0.5, "top_k": 3, "min_p": 0.125, "presence_penalty": 1.0, "frequency_penalty": -1.0}
+    asked |= {"repetition_penalty": 1.5, "min_tokens": 2}
+    grammar = Grammar(kind=GrammarKind.REGEX, source="a")
+    params = SamplingParams(temperature=0.5, logit_bias=((7, 2.0),), grammar=grammar, **asked)  # type: ignore[arg-type]
+    drawn = [(n, -1.0) for n in (10, 11, 12, 13, 90)]
+    root = session.add(None, [1, 2], drawn, params=params, forced=[1, 0, 1, 1, 1])
+    session.add(root, [91, 3], [(14, -1.0)], trimmed=1, params=SamplingParams(grammar=grammar))
+    (sample,) = make(session).samples
+    assert sample.turns[0] == {
+        "node_id": 0, "prompt_start": 0, "start": 2, "end": 6, "temperature": 0.5, **asked,
+        "logit_bias": [{"id": 7, "bias": 2.0}], "grammar": True, "forced": [[2, 3], [4, 6]], "logprobs_kind": "raw",
+    }  # fmt: skip
+    assert sample.turns[1] == {
+        "node_id": 1, "prompt_start": 6, "start": 8, "end": 9, "temperature": 1.0, "grammar": True,
+        "logprobs_kind": "raw",
+    }  # fmt: skip
+
+
+def test_a_call_over_a_change_of_weights_counts_as_the_older_ones(new_session: NewSession) -> None:
+    """As miles reads it: `str(version).isdigit()`, and the least of them is what the sample is as old as."""
+    session = new_session()
+    root = session.add(None, [1], [(10, -1.0), (11, -1.0)], versions=[("7", 0, 1), ("8", 1, 2)])
+    root = session.add(root, [2], [(12, -1.0)])
+    session.add(root, [3], [(13, -1.0)], versions=[("8", 0, 1)])
+    (sample,) = make(session).samples
+    assert sample.weight_versions == ("7", "8")
+    assert min(int(version) for version in sample.weight_versions if str(version).isdigit()) == 7
+
+
+def facts_of(session: Any, **rest: Any) -> SessionFacts:
+    strands = [StrandFacts(number=0, kind=StrandKind.MAIN, nodes=session.nodes)]
+    return SessionFacts(history=HistoryKind.LINEAR, strands=strands, **rest)
+
+
+@pytest.mark.parametrize("verdict", RolloutVerdict)
+def test_a_failure_of_the_infrastructure_gives_no_sample_unless_it_is_asked_for(
+    new_session: NewSession, verdict: RolloutVerdict
+) -> None:
+    session = new_session()
+    session.add(None, [1], [(10, -1.0), (11, -1.0)])
+    facts = facts_of(session, outcome=SessionOutcome(verdict=verdict, reward={"a": 0.5}), group="g")
+    made, every = make(session, session=facts, include_failed=False), make(session, session=facts)
+    (sample,) = every.samples
+    body = json.loads(b"".join(json_pieces(to_json(sample))))
+    assert (body["reward"], body["outcome"], body["metadata"]["group"]) == ({"a": 0.5}, verdict, "g")
+    if verdict is not RolloutVerdict.INFRA_FAILED:
+        assert made == every
+        return
+    assert (made.samples, made.empty_reason) == ((), EmptyReason.INFRA_FAILED)
+    assert facts.left_out(made.left_out, made.failed) == {"infra_failed": {"strands": 1, "sampled_tokens": 2}}
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), {"a": float("-inf")}])
+def test_a_reward_is_finite(reward: Any) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        SessionOutcome(reward=reward)
 
 
 def test_a_client_cannot_set_the_servers_own_metadata_of_a_sample(new_session: NewSession) -> None:

@@ -18,6 +18,7 @@ from stenograph.core.day import Day
 from stenograph.core.errors import SessionDamaged
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role, Tool, ToolCall
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import Label, StrandKind
@@ -27,6 +28,7 @@ from stenograph.core.types import (
     FinishReason,
     Grammar,
     GrammarKind,
+    LogprobsKind,
     Replay,
     RequestId,
     SampledTurn,
@@ -38,11 +40,19 @@ from stenograph.core.types import (
     token_ids,
 )
 from stenograph.store.base import StoredRow, StoredSession, checked_payloads
-from stenograph.store.codec.commits import decode_commit, decode_opened, encode_commit, encode_opened
+from stenograph.store.codec.commits import (
+    decode_commit,
+    decode_opened,
+    decode_outcome,
+    encode_commit,
+    encode_opened,
+    encode_outcome,
+)
 from stenograph.store.codec.rows import (
     COMMIT,
     HEAD_BYTES,
     OPENED,
+    OUTCOME,
     RowDamaged,
     Totals,
     row_body,
@@ -151,6 +161,9 @@ def sampled_turns(draw: Any) -> SampledTurn:
             maybe(st.builds(EngineTimes, submitted=finite, admitted=finite, first_token=finite, finished=finite))
         ),
         replay=draw(maybe(st.builds(Replay, routed_experts=maybe(texts), indexer_topk=maybe(texts)))),
+        logprobs_kind=draw(st.sampled_from(LogprobsKind)),
+        tempered_logprobs=draw(maybe(floats(num, any_bits=True))),
+        forced=draw(maybe(st.binary(min_size=num, max_size=num))),
     )
 
 
@@ -234,6 +247,7 @@ openings = st.builds(
     max_total_tokens=maybe(counts),
     max_nodes=maybe(counts),
     template_kwargs=json_objects,
+    group=maybe(texts),
     canonical=st.builds(
         Canonical,
         drops=st.lists(st.builds(DropRule, name=texts, block=patterns, num_blocks=counts), max_size=2).map(tuple),
@@ -280,6 +294,7 @@ def commits(draw: Any) -> tuple[SessionCommit, dict[int, Node]]:
             key=maybe(st.binary(min_size=16, max_size=16)),
             agent_id=texts,
             continues=maybe(st.integers(0, 99)),
+            fork_of=maybe(st.integers(0, 99)),
         )
         strand = draw(maybe(st.integers(0, 99)))
         opens = draw(opened) if strand is None else StrandOpened()
@@ -343,15 +358,40 @@ def test_an_opening_comes_back_bit_for_bit(opened: SessionOpened) -> None:
     assert bits(decode_opened(memoryview(encode_opened(opened)))) == bits(opened)
 
 
+outcomes = st.builds(
+    SessionOutcome,
+    verdict=st.sampled_from(RolloutVerdict),
+    reward=maybe(finite | st.dictionaries(texts, finite, max_size=3)),
+    detail=maybe(texts),
+)
+
+
+@given(outcomes)
+def test_an_outcome_comes_back_bit_for_bit(outcome: SessionOutcome) -> None:
+    assert bits(decode_outcome(memoryview(encode_outcome(outcome)))) == bits(outcome)
+
+
 def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
-        CommittedTurn: 18, SampledTurn: 9, SessionOpened: 14, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
+        CommittedTurn: 18, SampledTurn: 12, SessionOpened: 15, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 16, Message: 6, Tool: 3, ToolCall: 3, Replay: 2, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
-        DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 3, Remaining: 2, Label: 3, StageTimes: 2,
+        DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 2,
+        SessionOutcome: 3, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
+        ModelMark: 2, Grammar: 2, Day: 1,
     }  # fmt: skip
     assert {kind: len(dataclasses.fields(kind)) for kind in known} == known
+
+
+@slow
+@given(outcomes, st.data())
+def test_an_outcome_with_changed_bytes_is_read_or_damaged(outcome: SessionOutcome, data: st.DataObject) -> None:
+    payload = bytearray(encode_outcome(outcome))
+    for _ in range(data.draw(st.integers(1, 3))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(RowDamaged):
+        decode_outcome(memoryview(bytes(payload)))
 
 
 def stored(num_rows: int) -> StoredSession:
@@ -382,6 +422,7 @@ def test_whatever_a_row_holds_it_is_read_or_damaged(payload: bytes) -> None:
     for read in (
         lambda: decode_opened(memoryview(payload)),
         lambda: decode_commit(memoryview(payload), {}.__getitem__),
+        lambda: decode_outcome(memoryview(payload)),
         lambda: row_payload(payload, COMMIT),
     ):
         try:
@@ -406,8 +447,8 @@ def test_a_commit_with_changed_bytes_is_read_or_damaged(
 def test_a_row_of_another_kind_or_a_later_format_is_damage() -> None:
     body = row_body(OPENED, Totals(num_tokens=5), b"payload")
     assert (bytes(row_payload(body, OPENED)), Totals.of(body[:HEAD_BYTES])) == (b"payload", Totals(num_tokens=5))
-    with pytest.raises(RowDamaged, match="kind 0, not 1"):
-        row_payload(body, COMMIT)
+    with pytest.raises(RowDamaged, match="kind 0, not 1 or 2"):
+        row_payload(body, COMMIT, OUTCOME)
     with pytest.raises(RowDamaged, match="format 2, and this server knows 1"):
         row_payload(b"\x02" + body[1:], OPENED)
     with pytest.raises(RowDamaged, match="has 3 bytes"):

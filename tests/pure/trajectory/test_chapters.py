@@ -90,3 +90,16 @@ def test_a_frame_is_the_system_text_and_the_rest_of_the_prompt() -> None:
     assert not has_frame_of(ended, new, PromptContext())
     assert not has_frame_of(ended, [asked("other", Role.SYSTEM)], PromptContext(tools=TOOLS))
     assert not has_frame_of([], new, PromptContext(tools=TOOLS))
+
+
+def test_a_reply_is_known_by_the_request_that_its_client_names() -> None:
+    lines = [line(said("a")), line(said("b"))]
+    assert earlier_line([asked("q"), said("short")], lines, {"r"}) == 0
+    assert earlier_line([asked("q"), said("short")], lines, {"another"}) is None
+
+
+def test_the_frame_is_what_a_conversation_begins_with_not_what_its_turns_say() -> None:
+    made = line(said("a"), system="s")
+    late = [asked("s", Role.SYSTEM), asked("q"), asked("today is another day", Role.SYSTEM)]
+    assert has_frame_of(made, late, PromptContext())
+    assert not has_frame_of(made, [asked("t", Role.SYSTEM), asked("q")], PromptContext())

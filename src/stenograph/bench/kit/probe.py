@@ -59,21 +59,18 @@ class Probe:
             pass
 
     def run(self) -> None:
-        """Probe until stdin has something, or closes."""
+        """Probe until stdin has something, or closes; once at least."""
         period, due = self._plan.period_s, time.perf_counter()
-        while True:
-            now = time.perf_counter()
-            readable, _, _ = select.select([sys.stdin], [], [], max(0.0, due - now))
-            if readable:
-                return
+        stopped = False
+        while not stopped:
             now = time.perf_counter()
             if now < due:
+                readable, _, _ = select.select([sys.stdin], [], [], due - now)
+                stopped = bool(readable)
                 continue
             self.lateness_s.append(now - due)
             stopped = self._probe_once(due)
             due += period * (1 + max(0, math.floor((time.perf_counter() - due) / period)))
-            if stopped:
-                return
 
     def _probe_once(self, due: float) -> bool:
         """Send a probe and wait for its answer; returns whether to stop. An answer that never came is a failure."""

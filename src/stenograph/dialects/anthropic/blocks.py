@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Raw
 
+from stenograph.core.chat import SystemBlocks
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.rewrites import AppliedRewrite, kept_text
@@ -22,6 +23,7 @@ from stenograph.dialects.anthropic.fields import (
     WireToolResultBlock,
     WireToolUseBlock,
 )
+from stenograph.dialects.anthropic.spelling import signed_request
 from stenograph.dialects.json_errors import nearest, shown
 from stenograph.dialects.message_list import MAX_ARGUMENTS_CHARS, MAX_PARTS
 
@@ -43,14 +45,17 @@ class ReadMessages:
     """The messages that were read, with the pointer of each, and what was found in them on the way.
 
     `references` are the names of the tools that results refer to, in order; `failed` the calls whose results are
-    errors, of those after the last reply.
+    errors, of those after the last reply. `system_blocks` are those that the first message was joined of, if it is the
+    system's; `replies_of` the requests that signatures name.
     """
 
     messages: list[Message] = field(default_factory=list[Message])
     places: list[str] = field(default_factory=list[str])
     references: dict[str, None] = field(default_factory=dict[str, None])
     failed: list[str] = field(default_factory=list[str])
+    system_blocks: SystemBlocks | None = None
     rewrites: list[AppliedRewrite] = field(default_factory=list[AppliedRewrite])
+    replies_of: set[str] = field(default_factory=set[str])
 
     def add(self, message: Message, place: str) -> None:
         """One more message."""
@@ -69,10 +74,14 @@ class BlockReader:
         """The system text, blocks with a blank line between them. Raises InvalidRequest."""
         if content is None:
             return
+        blocks = None
         if not isinstance(content, str):
             _check_blocks(Role.SYSTEM, content, "/system")
-            content = "\n\n".join(block.text for block in content if isinstance(block, WireTextBlock))
+            texts = tuple(block.text for block in content if isinstance(block, WireTextBlock))
+            blocks = SystemBlocks(texts=texts, separator="\n\n")
+            content = blocks.joined
         if content:
+            self.read.system_blocks = blocks
             self.read.add(Message(role=Role.SYSTEM, content=content), "/system")
 
     def message(self, wire: WireMessageParam, at: str) -> None:
@@ -91,6 +100,8 @@ class BlockReader:
         _check_blocks(role, wire.content, f"{at}/content")
         if role is Role.ASSISTANT:
             self.read.failed.clear()
+            signatures = (block.signature for block in wire.content if isinstance(block, WireThinkingBlock))
+            self.read.replies_of.update(id_ for one in signatures if one and (id_ := signed_request(one)))
             self.read.add(_reply(wire.content, at), at)
         else:
             self._prompt(role, wire.content, at)

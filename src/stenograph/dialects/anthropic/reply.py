@@ -4,7 +4,6 @@ Blocks come in the order thinking, text, calls, whole or streamed. Calls are sen
 text comes after one, and no client acts on a call that is not committed.
 """
 
-import base64
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NotRequired, TypedDict
@@ -18,12 +17,9 @@ from stenograph.core.json_types import Count, TokenIds
 from stenograph.core.messages import Message, ToolCall
 from stenograph.core.types import FinishReason, Usage
 from stenograph.dialects.anthropic.errors import messages_error
-from stenograph.dialects.anthropic.spelling import ID_PREFIX, MessagesSpelling
+from stenograph.dialects.anthropic.spelling import ID_PREFIX, MessagesSpelling, signature_of
 from stenograph.dialects.openai.reply_parts import reply_text, whole_or_pieces
 from stenograph.dialects.sse import EVENT_STREAM_HEADERS, named_event, named_event_pieces
-
-SIGNATURE_PREFIX = "stg1."
-"""Marks a signature as one of this server's; the id of its request follows."""
 
 FINISH_HEADER = "x-stenograph-finish"
 """Says that a reply was aborted, for which Anthropic has no stop reason."""
@@ -102,17 +98,13 @@ def blocks_of(message: Message, reply_id: str, spelling: Spelling) -> list[Repli
     blocks: list[RepliedBlock] = []
     if message.reasoning:
         text = "" if _omits_thinking(spelling) else message.reasoning
-        blocks.append({"type": "thinking", "thinking": text, "signature": signature_of(reply_id)})
+        blocks.append(
+            {"type": "thinking", "thinking": text, "signature": signature_of(reply_id.removeprefix(ID_PREFIX))}
+        )
     calls, as_text = _calls(message.tool_calls)
     if (text := (message.content or "") + as_text) or not calls:
         blocks.append({"type": "text", "text": text})
     return [*blocks, *calls]
-
-
-def signature_of(reply_id: str) -> str:
-    """The signature of a reply's reasoning: it names the request that made it, and protects nothing."""
-    text = SIGNATURE_PREFIX + reply_id.removeprefix(ID_PREFIX)
-    return base64.urlsafe_b64encode(text.encode()).decode()
 
 
 def _calls(calls: Sequence[ToolCall]) -> tuple[list[RepliedBlock], str]:
@@ -240,7 +232,9 @@ class MessagesStream:
             return b""
         events = b""
         if self._open == "thinking":
-            events = self._delta({"type": "signature_delta", "signature": signature_of(self._reply_id)})
+            events = self._delta(
+                {"type": "signature_delta", "signature": signature_of(self._reply_id.removeprefix(ID_PREFIX))}
+            )
         events += _event("content_block_stop", index=self._index)
         self._open = None
         self._index += 1

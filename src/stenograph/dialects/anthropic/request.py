@@ -114,6 +114,8 @@ def decode_messages(
         template_kwargs=_template_kwargs(wire),
         thinks=None if wire.thinking is None or wire.thinking.type == "adaptive" else wire.thinking.type == "enabled",
         effort=None if wire.output_config is None else wire.output_config.effort,
+        replies_of=frozenset(reader.read.replies_of),
+        system_blocks=reader.read.system_blocks,
         reply=ReplyOptions(stream=bool(wire.stream), return_token_ids=bool(wire.return_token_ids)),
         recorded=recorded,
         sent=sent_sampling(wire),

@@ -3,6 +3,7 @@
 A message may have become several: a user's results are a message each, and the system text is the first one.
 """
 
+import base64
 from dataclasses import dataclass
 
 from stenograph.core.blame import Blame, RequestPart
@@ -10,6 +11,10 @@ from stenograph.dialects.json_errors import escaped
 
 MESSAGES = "messages"
 ID_PREFIX = "msg_"
+SIGNATURE_PREFIX = "stg1."
+"""Marks a signature as one of this server's; the id of its request follows."""
+
+_MAX_SIGNATURE_CHARS = 256
 
 _FIELDS = {
     RequestPart.MESSAGES: "/messages",
@@ -60,14 +65,33 @@ class MessagesSpelling:
 
     @staticmethod
     def _in_message(place: str, path: tuple[str | int, ...]) -> str:
-        """A message's field. Calls are blocks of the content, and a result's role is its type."""
-        if place == "/system" or not path:
+        """A message's field. Calls are blocks of the content, and a result's role is its type; the system text has
+        blocks alone."""
+        if place == "/system":
+            return _joined(place, *path[1:])
+        if not path:
             return place
         is_block = "/content/" in place
         name = "content" if path[0] == "tool_calls" else path[0]
         if is_block and name == "role":
             name = "type"
         return f"{place}/{name}"
+
+
+def signature_of(request_id: str) -> str:
+    """The signature of the reasoning in the reply to a request. It names the request, and protects nothing."""
+    return base64.urlsafe_b64encode(f"{SIGNATURE_PREFIX}{request_id}".encode()).decode()
+
+
+def signed_request(signature: str) -> str | None:
+    """The id of the request whose reply has this signature; None if it is not one of ours."""
+    if len(signature) > _MAX_SIGNATURE_CHARS:
+        return None
+    try:
+        text = base64.b64decode(signature, altchars=b"-_", validate=True).decode()
+    except ValueError:
+        return None
+    return text.removeprefix(SIGNATURE_PREFIX) if text.startswith(SIGNATURE_PREFIX) else None
 
 
 def _of_argument(path: tuple[str | int, ...]) -> str:

@@ -4,7 +4,7 @@ Every field is honoured, recorded or refused (fields.py); nothing is accepted an
 items.py, tools functions in tools.py. Replies are reply.py's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -38,9 +38,9 @@ from stenograph.dialects.responses.fields import (
     WireResponsesRequest,
 )
 from stenograph.dialects.responses.ids import turn_of_response
-from stenograph.dialects.responses.items import ItemMessages, MessagePlace
+from stenograph.dialects.responses.item_messages import ItemMessages, MessagePlace
 from stenograph.dialects.responses.spelling import PLAIN, ReplyForm, ResponsesSpelling, form_of_record
-from stenograph.dialects.responses.tools import ToolList, decode_choice, decode_tools
+from stenograph.dialects.responses.tools import ShownTool, ToolList, decode_choice, decode_tools, forms_of
 from stenograph.dialects.settings import UnknownFields
 from stenograph.dialects.template_kwargs import check_template_kwargs
 
@@ -65,21 +65,21 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
     _check_rest(incoming.body)
     wire, recorded = decode_fields(incoming.body, _REQUEST, RESPONSES_FIELDS, unknown_fields)
     tools = decode_tools(wire.tools)
-    choice = decode_choice(wire.tool_choice, tools.shown)
     conversation = _conversation(wire, incoming.past)
-    is_chats = wire.max_tokens is not None and wire.max_output_tokens is None
-    max_tokens_name = "max_tokens" if is_chats else "max_output_tokens"
+    names = {one.tool.name for one in tools.shown}
+    late = [one for name, one in conversation.found.items() if name not in names]
+    callable_tools = (*tools.shown, *late)
     params, said, constraint = sampling_params(
         wire,
         max_tokens=_max_tokens(wire),
-        max_tokens_name=max_tokens_name,
+        max_tokens_name=_max_tokens_name(wire),
         num_top_logprobs=wire.top_logprobs or 0,
         top_logprobs_name="top_logprobs",
         constraint=_text_constraint(wire),
     )
     include = wire.include or ()
     form = ReplyForm(
-        calls={**conversation.found, **tools.forms},
+        calls=forms_of(callable_tools),
         head=_head(wire),
         instructions=wire.instructions is not None,
         seals_reasoning=ENCRYPTED_REASONING in include,
@@ -87,20 +87,14 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
     messages = tuple(conversation.messages)
     request = ChatRequest(
         messages=messages,
-        messages_json=openai_messages(messages) if tools.shown else b"[]",
+        messages_json=openai_messages(messages) if callable_tools else b"[]",
         model=wire.model,
         tools=tuple(one.tool for one in tools.shown),
-        tool_choice=choice,
+        late_tools=tuple(one.tool for one in late),
+        tool_choice=decode_choice(wire.tool_choice, callable_tools),
         parallel_tool_calls=wire.parallel_tool_calls is not False,
         params=params,
-        spelling=ResponsesSpelling(
-            places=conversation.places,
-            tools=[one.at for one in tools.shown],
-            form=form,
-            max_tokens=max_tokens_name,
-            grammar=constraint.param if constraint.grammar is not None else "/text/format",
-            other_names=other_names(wire),
-        ),
+        spelling=_spelling(wire, conversation, callable_tools, form, constraint),
         template_kwargs=_template_kwargs(wire),
         truncation=truncation(wire),
         priority=wire.priority,
@@ -110,8 +104,31 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
         sent=sent_sampling(wire),
         said=said,
         takes_echo=True,
+        replies_of=frozenset(conversation.turns),
     )
     return DecodedResponse(request, _kept(request, form))
+
+
+def _spelling(
+    wire: WireResponsesRequest,
+    conversation: ItemMessages,
+    tools: Sequence[ShownTool],
+    form: ReplyForm,
+    constraint: Constraint,
+) -> ResponsesSpelling:
+    return ResponsesSpelling(
+        places=conversation.places,
+        tools=[one.at for one in tools],
+        form=form,
+        max_tokens=_max_tokens_name(wire),
+        grammar=constraint.param if constraint.grammar is not None else "/text/format",
+        other_names=other_names(wire),
+    )
+
+
+def _max_tokens_name(wire: WireResponsesRequest) -> str:
+    """The field that limits the completion."""
+    return "max_tokens" if wire.max_tokens is not None and wire.max_output_tokens is None else "max_output_tokens"
 
 
 def _kept(request: ChatRequest, form: ReplyForm) -> bytes:

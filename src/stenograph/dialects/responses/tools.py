@@ -4,7 +4,7 @@ Owns what a tool is called below this dialect, and in which form a call of it go
 recorded and not shown.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, cast, get_args
 
@@ -133,11 +133,10 @@ class ToolList:
     shown: tuple[ShownTool, ...] = ()
     hosted: tuple[Raw, ...] = field(default=())
 
-    @property
-    def forms(self) -> Mapping[str, CallForm]:
-        """The forms of the calls that are not those of functions by their own names."""
-        plain = (one for one in self.shown if one.form != CallForm(name=one.tool.name))
-        return {one.tool.name: one.form for one in plain}
+
+def forms_of(tools: Iterable[ShownTool]) -> dict[str, CallForm]:
+    """The forms of the calls that are not those of functions by their own names."""
+    return {one.tool.name: one.form for one in tools if one.form != CallForm(name=one.tool.name)}
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -205,8 +204,8 @@ def decode_choice(wire: Unread, tools: Sequence[ShownTool]) -> ToolChoice:
     return ToolChoice(mode=ToolMode.NAMED, name=name)
 
 
-def found_tools(wire: Sequence[Raw], at: str) -> Mapping[str, CallForm]:
-    """The forms of the calls of tools that a search has found. Raises as `decode_tools`."""
+def found_tools(wire: Sequence[Raw], at: str) -> Sequence[ShownTool]:
+    """The tools that a search has found. Raises as `decode_tools`."""
     found: list[ShownTool] = []
     for index, raw in enumerate(wire):
         place = f"{at}/{index}"
@@ -215,7 +214,7 @@ def found_tools(wire: Sequence[Raw], at: str) -> Mapping[str, CallForm]:
             found += _in_namespace(raw, place)
         elif kind not in HOSTED:
             found.append(_shown(raw, kind, place, None))
-    return ToolList(shown=tuple(found)).forms
+    return found
 
 
 def _is_clients(raw: Raw, at: str) -> bool:

@@ -11,9 +11,10 @@ CHUNK_TOKENS = 128
 """Tokens whose logits are held at once."""
 
 
-def line_logprobs(model: Forward, ids: Sequence[int], num_given: int) -> list[float]:
+def line_logprobs(model: Forward, ids: Sequence[int], num_given: int, temperature: float = 1.0) -> list[float]:
     """ln p of `ids[num_given:]` in nats, each after all before it; `num_given` is at least 1.
 
+    p is the softmax of the logits divided by the temperature, with nothing cut off.
     Overwrites rows [0, len(ids)) of the model's store: give it a model that no engine uses.
     """
     if num_given < 1:
@@ -26,5 +27,5 @@ def line_logprobs(model: Forward, ids: Sequence[int], num_given: int) -> list[fl
         chunk = Segment(ids=line[start:end], start=start, spans=(RowSpan(0, end),), logits_for=wanted)
         for at, row in enumerate(model.forward([chunk]), start=start + 1):
             if num_given <= at < len(line):
-                logprobs.append(float(log_softmax(row.astype(np.float64))[line[at]]))
+                logprobs.append(float(log_softmax(row.astype(np.float64) / temperature)[line[at]]))
     return logprobs

@@ -344,7 +344,7 @@ def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
     """Abilities that all of them share. Raises StartupError for engines that cannot stand in for each other."""
     first_name, first = next(iter(members.items()))
     for name, other in members.items():
-        for what in ("engine", "model", "vocab_size", "streams", "parses", "takes_json"):
+        for what in ("engine", "model", "vocab_size", "streams", "parses", "takes_json", "logprobs"):
             ours, theirs = getattr(first, what), getattr(other, what)
             if ours != theirs:
                 raise StartupError(f"engines differ in {what}: {first_name} has {ours!r}, {name} has {theirs!r}")

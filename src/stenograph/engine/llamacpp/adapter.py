@@ -18,7 +18,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stenograph.core.errors import StenographError, UpstreamInvalid, UpstreamRefused
-from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId, token_ids
+from stenograph.core.types import (
+    Chunk,
+    Finish,
+    FinishReason,
+    GrammarKind,
+    LogprobsKind,
+    LogprobsReport,
+    RequestId,
+    token_ids,
+)
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import Ask, Call, EngineAdapter, EngineReading, list_models, passed_through
 from stenograph.engine.http.transport import HttpReply
@@ -49,8 +58,17 @@ RANKING_SIZES = (64, 4096)
 class LlamaCpp(EngineAdapter):
     """A llama.cpp server with the model of our files."""
 
-    def __init__(self, *, model: str, vocab_size: int, pieces: Pieces, states_vocab_size: bool = True) -> None:
-        """`states_vocab_size`: the model's has exactly `vocab_size` ids; else at least as many, and the server says."""
+    def __init__(
+        self,
+        *,
+        model: str,
+        vocab_size: int,
+        pieces: Pieces,
+        states_vocab_size: bool = True,
+        logprobs: LogprobsKind = LogprobsKind.RAW,
+    ) -> None:
+        """`states_vocab_size`: the model's has exactly `vocab_size` ids; else at least as many, and the server says.
+        `logprobs`: what its log-probabilities are."""
         self._pieces = pieces
         self._states_vocab_size = states_vocab_size
         self._capabilities = Capabilities(
@@ -61,6 +79,7 @@ class LlamaCpp(EngineAdapter):
             grammars=GRAMMARS,
             streams=True,
             takes_json=True,
+            logprobs=LogprobsReport(kind=logprobs),
         )
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stenograph.core.errors import StenographError, UpstreamInvalid
-from stenograph.core.types import RequestId
+from stenograph.core.types import LogprobsKind, LogprobsReport, RequestId
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     NOT_THERE,
@@ -62,9 +62,10 @@ class LMDeploy(EngineAdapter):
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
         replay: ReplayKind = ReplayKind.NONE,
+        logprobs: LogprobsKind = LogprobsKind.RAW,
     ) -> None:
         """`model` is its model's name there, if it serves several. `eos_token_ids` are those that end a turn there.
-        `replay` says whether routed experts are asked for.
+        `replay` says whether routed experts are asked for, `logprobs` what its log-probabilities are.
         """
         self._eos_ids = tuple(eos_token_ids)
         self._replays = replay is ReplayKind.ROUTED_EXPERTS
@@ -77,6 +78,7 @@ class LMDeploy(EngineAdapter):
             grammars=GRAMMARS,  # what is not known yet is no reason to refuse
             streams=True,
             takes_json=True,
+            logprobs=LogprobsReport(kind=logprobs),
         )
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stenograph.core.errors import StenographError
-from stenograph.core.types import Chunk, EngineReply, RequestId
+from stenograph.core.types import Chunk, EngineReply, LogprobsKind, RequestId
 from stenograph.dialects.settings import ReplyMode
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import Ask, Call, EngineAdapter, EngineReading, passed_through
@@ -29,13 +29,14 @@ class SGLangChat(EngineAdapter):
         vocab_size: int,
         replay: ReplayKind = ReplayKind.NONE,
         reply_mode: ReplyMode = ReplyMode.PASSTHROUGH,
+        logprobs: LogprobsKind = LogprobsKind.TEMPERED,
     ) -> None:
         """`model` is its model's name there. `replay` says what is asked for that trainers replay, and `reply_mode`
-        whether clients get it too."""
+        whether clients get it too. `logprobs` as for `SGLangGenerate`."""
         self._model = model
         self._replay = replay
         self._reply_mode = reply_mode
-        self._native = SGLangGenerate(model=model, vocab_size=vocab_size, replay=replay)
+        self._native = SGLangGenerate(model=model, vocab_size=vocab_size, replay=replay, logprobs=logprobs)
         self._capabilities = self._own_capabilities()
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stenograph.core.errors import StenographError
-from stenograph.core.types import RequestId
+from stenograph.core.types import LogprobsKind, LogprobsReport, RequestId
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import MODELS_PATH, PROBE_PATHS, Ask, Call, EngineAdapter, passed_through
 from stenograph.engine.http.transport import HttpReply
@@ -26,8 +26,17 @@ SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 class SGLangGenerate(EngineAdapter):
     """A server with the route `/generate`."""
 
-    def __init__(self, *, model: str, vocab_size: int, replay: ReplayKind = ReplayKind.NONE) -> None:
-        """`replay` says what is asked for that trainers replay."""
+    def __init__(
+        self,
+        *,
+        model: str,
+        vocab_size: int,
+        replay: ReplayKind = ReplayKind.NONE,
+        logprobs: LogprobsKind = LogprobsKind.TEMPERED,
+    ) -> None:
+        """`replay` says what is asked for that trainers replay. `logprobs`: what its log-probabilities are, raw where
+        it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`; it takes them from logits that are penalized and masked."""
+        self._logprobs = LogprobsReport(kind=logprobs, after_constraints=True)
         self._model = model
         self._vocab_size = vocab_size
         self._replay = replay
@@ -46,6 +55,7 @@ class SGLangGenerate(EngineAdapter):
             grammars=GRAMMARS,
             streams=True,
             takes_json=True,
+            logprobs=self._logprobs,
         )
 
     @property

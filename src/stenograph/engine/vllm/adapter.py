@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid
-from stenograph.core.types import Chunk, RequestId, SamplingParams, token_ids
+from stenograph.core.types import Chunk, LogprobsKind, LogprobsReport, RequestId, SamplingParams, token_ids
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     PROBE_PATHS,
@@ -56,9 +56,11 @@ class VLLM(EngineAdapter):
         max_context_tokens: int | None,
         eos_token_ids: Sequence[int] = (),
         replay: ReplayKind = ReplayKind.NONE,
+        logprobs: LogprobsKind = LogprobsKind.RAW,
     ) -> None:
         """`model` is its model's name there, if it serves several. Its context is `max_context_tokens` where the
-        server does not say; None: not known. `replay` says whether a reply has to have routed experts.
+        server does not say; None: not known. `replay` says whether a reply has to have routed experts. `logprobs`: what
+        its log-probabilities are; tokens sampled under a grammar are scored where those are raw.
         """
         self._eos_ids = frozenset(eos_token_ids)
         self._wants_experts = replay is ReplayKind.ROUTED_EXPERTS
@@ -72,6 +74,7 @@ class VLLM(EngineAdapter):
             grammars=GRAMMARS,
             streams=True,
             takes_json=True,
+            logprobs=LogprobsReport(kind=logprobs),
         )
 
     def __repr__(self) -> str:
@@ -126,7 +129,7 @@ class VLLM(EngineAdapter):
             wants_experts=self._wants_experts,
         )
         reader = VLLMReader(expected)
-        if request.params.grammar is None:
+        if not self._scores(request.params):
             return VLLMReading(reader)
         return VLLMGuidedReading(reader, request, route=found.route, model=found.model)
 
@@ -141,11 +144,15 @@ class VLLM(EngineAdapter):
 
     def _streams(self, found: _VLLMFound, request: GenerateRequest) -> bool:
         """Whether to ask for events: tokens sampled before the connection closes are otherwise lost."""
-        if request.params.grammar is not None:
+        if self._scores(request.params):
             return False  # nothing of it can be reported before its end
         if found.route is VLLMRoute.COMPLETIONS and self._wants_experts:
             return False  # its events do not report them
         return request.streams or found.abort_path is None
+
+    def _scores(self, params: SamplingParams) -> bool:
+        """Whether the sampled tokens are scored afterwards: scores are raw log-probabilities, and no others."""
+        return params.grammar is not None and self._capabilities.logprobs.kind is LogprobsKind.RAW
 
     def _leaving_room(self, request: GenerateRequest) -> SamplingParams:
         """Parameters under which tokens sampled under a grammar can be scored: that takes one token of the context.
@@ -153,7 +160,7 @@ class VLLM(EngineAdapter):
         Raises ContextLengthExceeded where none is left to sample.
         """
         params, limit, num_prompt = request.params, self._capabilities.max_context_tokens, len(request.prompt.ids)
-        if params.grammar is None or limit is None:
+        if not self._scores(params) or limit is None:
             return params
         room = limit - SCORING_TOKENS - num_prompt
         if room < 1:

@@ -27,7 +27,8 @@ from stenograph.core.errors import (
 )
 from stenograph.dialects.openai.errors import ErrorBody, error_type
 from stenograph.http.auth import KEY_HEADERS, KEY_QUERY
-from stenograph.http.openapi.routes import ANY, ID, JSON, Operation, in_json, operations
+from stenograph.http.openapi.operation import ANY, ID, JSON, Operation, in_json
+from stenograph.http.openapi.routes import operations
 from stenograph.http.openapi.schemas import Described, Schema, components, public, ref
 
 _ERROR_HEADERS: dict[str, Schema] = {
@@ -140,7 +141,7 @@ def _error_answer(kinds: Sequence[type[StenographError]], operation: Operation) 
     narrower: Schema = {"properties": {"error": {"properties": facts}}}
     schema: Schema = {"allOf": [{"$ref": ref(ErrorBody)}, narrower]}
     if operation.error_body is not ErrorBody:
-        schema = {"anyOf": [{"$ref": ref(operation.error_body)}, schema]}
+        schema = {"anyOf": [{"$ref": ref(operation.error_body)}, {"$ref": ref(ErrorBody)}]}
     return {
         "description": codes,
         "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in _ERROR_HEADERS},

@@ -11,6 +11,7 @@ from stenograph.dialects.responses.items import (
     TEXT_TYPES,
     CallOutputItem,
     CustomCallItem,
+    CustomOutputItem,
     FunctionCallItem,
     ItemPart,
     MessageItem,
@@ -45,7 +46,8 @@ _ITEM_TYPES: dict[type, tuple[str, ...]] = {
     FunctionCallItem: ("function_call",),
     CustomCallItem: ("custom_tool_call",),
     SearchCallItem: ("tool_search_call",),
-    CallOutputItem: ("function_call_output", "custom_tool_call_output"),
+    CallOutputItem: ("function_call_output",),
+    CustomOutputItem: ("custom_tool_call_output",),
     SearchOutputItem: ("tool_search_output",),
     ReferenceItem: ("item_reference",),
 }
@@ -93,14 +95,15 @@ def _describe_items(schemas: dict[str, Schema]) -> None:
         schema = schemas[kind.__name__]
         may_be_left_out = kind in (MessageItem, ReferenceItem)
         schema["properties"]["type"] = {"enum": [*types, *((None,) if may_be_left_out else ())]}
-        if not may_be_left_out:
-            schema.setdefault("required", []).append("type")
+        if may_be_left_out:
+            schema["required"].remove("type")
     message, reference = schemas["MessageItem"], schemas["ReferenceItem"]
     message["properties"]["role"] = {"enum": _ROLES}
     message["properties"]["content"] = _text(TEXT_TYPES)
     reference["properties"]["id"] = {"type": "string"}
     reference.setdefault("required", []).append("id")
-    schemas["CallOutputItem"]["properties"]["output"] = _text(TEXT_TYPES)
+    for name in ("CallOutputItem", "CustomOutputItem"):
+        schemas[name]["properties"]["output"] = _text(TEXT_TYPES)
     for name in ("summary", "content"):
         schemas["ReasoningItem"]["properties"][name] = {
             "anyOf": [_parts(REASONING_TYPES), _NULL],

@@ -25,6 +25,9 @@ from stenograph.dialects.anthropic.fields import (
     WireToolUseBlock,
 )
 from stenograph.dialects.anthropic.reply import MessagesReply
+from stenograph.dialects.gemini.errors import GeminiErrorBody
+from stenograph.dialects.gemini.fields import WireContent
+from stenograph.dialects.gemini.reply import GenerateContentResponse
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS, WireMessage
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS
@@ -35,6 +38,7 @@ from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.settings import UnknownFields
 from stenograph.http.front_page import FrontPage
+from stenograph.http.openapi.gemini_schemas import narrow_gemini
 from stenograph.http.openapi.responses import RESPONSES_PARTS, describe_responses
 from stenograph.http.session_routes import JsonSamples
 from stenograph.session.rewrite_rules import DEFAULT, OFF
@@ -62,8 +66,9 @@ class Described:
 
 
 _MORE = (
-    *(ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, JsonSamples, MessagesErrorBody, MessagesReply),
-    *(TextCompletion, WireMessage, WireMessageParam),
+    *(ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, GeminiErrorBody, GenerateContentResponse, JsonSamples),
+    *(MessagesErrorBody, MessagesReply),
+    *(TextCompletion, WireContent, WireMessage, WireMessageParam),
     *RESPONSES_PARTS,
 )
 """Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
@@ -105,6 +110,7 @@ def components(kinds: Iterable[type], described: Described) -> dict[str, Schema]
     describe_responses(schemas)
     _narrow_grammars(schemas["ResponseFormat"], schemas["StructuredOutputs"])
     _narrow_message(schemas["Message"])
+    narrow_gemini(schemas, described.unknown_fields)
     _require(schemas["TextPart"], "text")
     _require(schemas["Tool"], "function")
     _describe_bytes(schemas, described.vocab_size)

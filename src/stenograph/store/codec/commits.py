@@ -1,13 +1,14 @@
-"""The payloads of rows: a session's opening, and a commit. Pure."""
+"""The payloads of rows: a session's opening, a commit, an outcome. Pure."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from stenograph.core.chat import Remaining
 from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import SessionId
@@ -60,11 +61,19 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     sampling: tuple[dict[str, Any], dict[str, Any]] | None
     drops: list[tuple[bytes, _WrittenPattern, int]]
     pins: list[tuple[bytes, str, _WrittenPattern | None, _WrittenPattern | None]]
+    group: bytes | None
+
+
+class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    verdict: str
+    reward: float | list[tuple[bytes, float]] | None
+    detail: bytes | None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _COMMITS = msgspec.msgpack.Decoder(_WrittenCommit)
 _OPENINGS = msgspec.msgpack.Decoder(_WrittenOpening)
+_OUTCOMES = msgspec.msgpack.Decoder(_WrittenOutcome)
 
 
 def encode_commit(commit: SessionCommit) -> bytes:
@@ -119,6 +128,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
                 (text_written(rule.name), rule.place, _pattern_written(rule.begins), _pattern_written(rule.pattern))
                 for rule in opened.canonical.pins
             ],
+            group=maybe_written(opened.group),
         )
     )
 
@@ -145,8 +155,32 @@ def decode_opened(payload: memoryview) -> SessionOpened:
             if rules is None
             else SamplingRules(default=values_read(rules[0]), force=values_read(rules[1])),
             canonical=_canonical_read(written),
+            group=maybe_read(written.group),
         )
     except (ValueError, TypeError, KeyError, re.error) as error:
+        raise RowDamaged(f"its content cannot be read: {error}") from error
+
+
+def encode_outcome(outcome: SessionOutcome) -> bytes:
+    """The payload of an outcome's row."""
+    reward = outcome.reward
+    written = [(text_written(name), one) for name, one in reward.items()] if isinstance(reward, Mapping) else reward
+    return _ENCODER.encode(
+        _WrittenOutcome(verdict=outcome.verdict, reward=written, detail=maybe_written(outcome.detail))
+    )
+
+
+def decode_outcome(payload: memoryview) -> SessionOutcome:
+    """An outcome. Raises RowDamaged."""
+    try:
+        written = _OUTCOMES.decode(payload)
+        reward = written.reward
+        return SessionOutcome(
+            verdict=RolloutVerdict(written.verdict),
+            reward={text_read(name): value for name, value in reward} if isinstance(reward, list) else reward,
+            detail=maybe_read(written.detail),
+        )
+    except (ValueError, TypeError) as error:
         raise RowDamaged(f"its content cannot be read: {error}") from error
 
 

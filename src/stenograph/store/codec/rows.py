@@ -2,15 +2,15 @@
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 VERSION = 1
 """Version of this format. A row of a later one is damage to a server that does not know it."""
 
-OPENED, COMMIT = 0, 1
+OPENED, COMMIT, OUTCOME = 0, 1, 2
 """Kinds of rows."""
 
-_HEAD = struct.Struct("<BBxxIQQQQ")
+_HEAD = struct.Struct("<BBxxIQQQQQ")
 HEAD_BYTES = _HEAD.size
 DIGEST_BYTES = 32
 _PLACE = struct.Struct("<Q")
@@ -24,34 +24,44 @@ class RowDamaged(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums over a session after a row, or what a commit adds to them. `num_strands` counts those that have a key."""
+    """Sums over a session after a row, or what a row adds to them. `num_strands` counts those that have a key.
+
+    `outcome_seq` is the number of the row with the outcome that holds, 0 if there is none.
+    """
 
     num_strands: int = 0
     num_turns: int = 0
     num_tokens: int = 0
     num_discarded_turns: int = 0
     num_discarded_tokens: int = 0
+    outcome_seq: int = 0
 
     @staticmethod
     def of(head: bytes) -> "Totals":
         """The totals in a row's head. Raises RowDamaged for a format that is not known."""
         return _head(head)[1]
 
+    def after(self, kind: int, seq: int, adds: "Totals") -> "Totals":
+        """The totals after row number `seq`, of that kind, which adds so much."""
+        totals = self.plus(adds)
+        return replace(totals, outcome_seq=seq) if kind == OUTCOME else totals
+
     def plus(self, other: "Totals") -> "Totals":
-        """The sum, field by field."""
+        """The sum, field by field; the outcome is this one's."""
         return Totals(
             num_strands=self.num_strands + other.num_strands,
             num_turns=self.num_turns + other.num_turns,
             num_tokens=self.num_tokens + other.num_tokens,
             num_discarded_turns=self.num_discarded_turns + other.num_discarded_turns,
             num_discarded_tokens=self.num_discarded_tokens + other.num_discarded_tokens,
+            outcome_seq=self.outcome_seq,
         )
 
 
 def row_body(kind: int, totals: Totals, payload: bytes) -> bytes:
     """A row's head and payload."""
     sums = (totals.num_turns, totals.num_tokens, totals.num_discarded_turns, totals.num_discarded_tokens)
-    return _HEAD.pack(VERSION, kind, totals.num_strands, *sums) + payload
+    return _HEAD.pack(VERSION, kind, totals.num_strands, *sums, totals.outcome_seq) + payload
 
 
 def row_digest(before: bytes, session_id: str, seq: int, body: bytes) -> bytes:
@@ -64,17 +74,22 @@ def row_digest(before: bytes, session_id: str, seq: int, body: bytes) -> bytes:
     return found.digest()
 
 
-def row_payload(body: bytes, kind: int) -> memoryview:
-    """The payload of a row of that kind. Raises RowDamaged for another, or for a format that is not known."""
-    if _head(body)[0] != kind:
-        raise RowDamaged(f"it is a row of kind {body[1]}, not {kind}")
+def row_kind(body: bytes) -> int:
+    """The kind of a row. Raises RowDamaged for a format that is not known."""
+    return _head(body)[0]
+
+
+def row_payload(body: bytes, *kinds: int) -> memoryview:
+    """The payload of a row of one of these kinds. Raises RowDamaged for another, or for a format that is not known."""
+    if row_kind(body) not in kinds:
+        raise RowDamaged(f"it is a row of kind {body[1]}, not {' or '.join(map(str, kinds))}")
     return memoryview(body)[HEAD_BYTES:]
 
 
 def _head(body: bytes) -> tuple[int, Totals]:
     if len(body) < HEAD_BYTES:
         raise RowDamaged(f"it has {len(body)} bytes, and its head alone {HEAD_BYTES}")
-    version, kind, strands, turns, tokens, gone_turns, gone_tokens = _HEAD.unpack_from(body)
+    version, kind, strands, turns, tokens, gone_turns, gone_tokens, outcome_seq = _HEAD.unpack_from(body)
     if version != VERSION:
         raise RowDamaged(f"it is written in format {version}, and this server knows {VERSION}")
     totals = Totals(
@@ -83,5 +98,6 @@ def _head(body: bytes) -> tuple[int, Totals]:
         num_tokens=tokens,
         num_discarded_turns=gone_turns,
         num_discarded_tokens=gone_tokens,
+        outcome_seq=outcome_seq,
     )
     return kind, totals

@@ -15,6 +15,7 @@ from stenograph.core.types import (
     EngineTimes,
     Finish,
     FinishReason,
+    LogprobsKind,
     Replay,
     RequestId,
     SampledTurn,
@@ -56,12 +57,15 @@ class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     routed_experts: bytes | None
     indexer_topk: bytes | None
     has_replay: bool
+    logprobs_kind: str
+    tempered_logprobs: bytes | None
+    forced: bytes | None
 
 
 class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     parent: int | None
     strand: int | None
-    opened: tuple[bytes | None, bytes, int | None] | None
+    opened: tuple[bytes | None, bytes, int | None, int | None] | None
     request_id: str
     new_prompt_ids: bytes
     num_trimmed: int
@@ -92,7 +96,9 @@ def turn_written(placed: PlacedTurn) -> WrittenTurn:
     return WrittenTurn(
         parent=None if placed.parent is None else placed.parent.id,
         strand=placed.strand,
-        opened=None if placed.strand is not None else (opened.key, text_written(opened.agent_id), opened.continues),
+        opened=None
+        if placed.strand is not None
+        else (opened.key, text_written(opened.agent_id), opened.continues, opened.fork_of),
         request_id=turn.request_id,
         new_prompt_ids=array_written(turn.new_prompt_ids),
         num_trimmed=turn.num_trimmed,
@@ -161,8 +167,8 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
     )
     opened = StrandOpened()
     if written.opened is not None:
-        key, agent_id, continues = written.opened
-        opened = StrandOpened(key=key, agent_id=text_read(agent_id), continues=continues)
+        key, agent_id, continues, fork_of = written.opened
+        opened = StrandOpened(key=key, agent_id=text_read(agent_id), continues=continues, fork_of=fork_of)
     return PlacedTurn(turn=turn, parent=parent, strand=written.strand, opened=opened)
 
 
@@ -197,7 +203,7 @@ def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
     return _WrittenSampled(
         ids=array_written(sampled.ids),
         logprobs=array_written(sampled.logprobs),
-        sampling_logprobs=None if sampled.sampling_logprobs is None else array_written(sampled.sampling_logprobs),
+        sampling_logprobs=_maybe_floats_written(sampled.sampling_logprobs),
         top_logprobs=None if tops is None else _tops_written(tops),
         finish=sampled.finish.reason,
         matched=text_written(matched) if isinstance(matched, str) else matched,
@@ -207,16 +213,19 @@ def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
         routed_experts=None if replay is None else maybe_written(replay.routed_experts),
         indexer_topk=None if replay is None else maybe_written(replay.indexer_topk),
         has_replay=replay is not None,
+        logprobs_kind=sampled.logprobs_kind,
+        tempered_logprobs=_maybe_floats_written(sampled.tempered_logprobs),
+        forced=sampled.forced,
     )
 
 
 def _sampled_read(written: _WrittenSampled) -> SampledTurn:
-    times, matched, sampling = written.times, written.matched, written.sampling_logprobs
+    times, matched = written.times, written.matched
     replay = Replay(routed_experts=maybe_read(written.routed_experts), indexer_topk=maybe_read(written.indexer_topk))
     return SampledTurn(
         ids=ids_read(written.ids),
         logprobs=floats_read(written.logprobs),
-        sampling_logprobs=None if sampling is None else floats_read(sampling),
+        sampling_logprobs=_maybe_floats_read(written.sampling_logprobs),
         top_logprobs=None if written.top_logprobs is None else _tops_read(*written.top_logprobs),
         finish=Finish(
             reason=FinishReason(written.finish), matched=text_read(matched) if isinstance(matched, bytes) else matched
@@ -227,7 +236,18 @@ def _sampled_read(written: _WrittenSampled) -> SampledTurn:
         if times is None
         else EngineTimes(submitted=times[0], admitted=times[1], first_token=times[2], finished=times[3]),
         replay=replay if written.has_replay else None,
+        logprobs_kind=LogprobsKind(written.logprobs_kind),
+        tempered_logprobs=_maybe_floats_read(written.tempered_logprobs),
+        forced=written.forced,
     )
+
+
+def _maybe_floats_written(values: "array[float] | None") -> bytes | None:
+    return None if values is None else array_written(values)
+
+
+def _maybe_floats_read(written: bytes | None) -> "array[float] | None":
+    return None if written is None else floats_read(written)
 
 
 def _tops_written(rows: tuple[tuple[TopLogprob, ...], ...]) -> tuple[bytes, bytes, bytes]:

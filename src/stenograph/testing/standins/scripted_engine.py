@@ -199,7 +199,6 @@ class ScriptedEngine(Engine):
             yield Chunk(
                 ids=(id_,),
                 logprobs=(logprob,),
-                sampling_logprobs=(logprob,),
                 finish=script.finish if last else None,
                 num_cached_tokens=script.num_cached,
                 weight_version=self.weight_version,

@@ -11,6 +11,7 @@ from typing import Any
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import CallerError, UpstreamRefused
 from stenograph.core.ids_json import encode_ids
+from stenograph.core.logprobs import reported_kind
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Chunk, FinishReason, Prompt, RequestId, SampledTurn, SamplingParams, token_ids
 from stenograph.engine.base import Capabilities, Engine, GenerateRequest
@@ -40,7 +41,8 @@ class EngineUnderTest:
     one. `not_offered` names laws that this engine is known not to keep, and why.
 
     Hooks; None is what the engine does not offer. `seen_ids`: the prompt as the model got it. `score`: (ids, n) to the
-    teacher-forced ln p of `ids[n:]`. `num_running`: the engine's own count of generations, not the adapter's. `pause`
+    teacher-forced ln p of `ids[n:]` in the softmax of the logits; `score_at`: the same with a temperature by which they
+    are divided. `num_running`: the engine's own count of generations, not the adapter's. `pause`
     and `resume`: nothing is drawn in between. `set_weight_version`: what the next tokens are drawn by. `kill` and
     `revive`: the engine dies without a word, paused or not, and comes back, which may take a while.
     `max_sequence_tokens`: the longest sequence, where it is short enough to be tried.
@@ -57,6 +59,7 @@ class EngineUnderTest:
     max_sequence_tokens: int | None = None
     seen_ids: Callable[[RequestId], Sequence[int]] | None = None
     score: Callable[[Sequence[int], int], Awaitable[Sequence[float]]] | None = None
+    score_at: Callable[[Sequence[int], int, float], Awaitable[Sequence[float]]] | None = None
     num_running: Callable[[], Awaitable[int]] | None = None
     pause: Act | None = None
     resume: Act | None = None
@@ -110,7 +113,11 @@ class Lab:
 
     async def rest(self, request: GenerateRequest, chunks: AsyncGenerator[Chunk, None], *taken: Chunk) -> SampledTurn:
         """A turn of which some chunks are taken already."""
-        collector = TurnCollector(vocab_size=self.capabilities.vocab_size, max_tokens=request.params.max_tokens)
+        collector = TurnCollector(
+            vocab_size=self.capabilities.vocab_size,
+            max_tokens=request.params.max_tokens,
+            logprobs_kind=reported_kind(self.capabilities.logprobs, request.params),
+        )
         for chunk in taken:
             collector.add(chunk)
         async for chunk in chunks:

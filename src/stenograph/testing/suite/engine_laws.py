@@ -13,8 +13,9 @@ from stenograph.core.errors import CallerError, EngineUnavailable, RouteNotFound
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn
 from stenograph.engine.base import EngineState, GenerateRequest
 from stenograph.model.tokenizer import Span
-from stenograph.testing.suite.engine_lab import Lab, NotOffered, check_close, without
+from stenograph.testing.suite.engine_lab import Lab, NotOffered, without
 from stenograph.testing.suite.grammar_laws import grammar_laws
+from stenograph.testing.suite.logprob_laws import logprobs_of_the_model
 
 Law = Callable[[Lab], Awaitable[None]]
 
@@ -53,17 +54,6 @@ async def prompt_as_it_is(lab: Lab) -> None:
         prompt = [*request.prompt.ids, *whole.ids[:cut]]
         rest = await lab.greedy(prompt, max_tokens=len(whole.ids) - cut)
         lab.check_same(f"cut after {cut} tokens", rest, without(whole, cut))
-
-
-async def logprobs_of_the_model(lab: Lab) -> None:
-    """Sampled tokens have the logprobs of a teacher-forced pass, whatever the sampling parameters."""
-    if lab.under_test.score is None:
-        raise NotOffered("a teacher-forced pass: score")
-    for request in (lab.request(), lab.request(temperature=0.7, top_p=0.9, seed=3)):
-        turn = await lab.draw(request)
-        prompt = request.prompt.ids
-        forced = await lab.under_test.score([*prompt, *turn.ids], len(prompt))
-        check_close("scored again", turn.logprobs, forced, tolerance=lab.under_test.tolerance_nats)
 
 
 async def alternatives(lab: Lab) -> None:

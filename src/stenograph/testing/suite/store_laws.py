@@ -13,7 +13,7 @@ from contextlib import aclosing
 from stenograph.core.errors import SessionDamaged, StenographError
 from stenograph.core.types import SessionId
 from stenograph.store.base import SessionStore, StoredSession, Tail, checked_payloads
-from stenograph.store.codec.rows import Totals
+from stenograph.store.codec.rows import COMMIT, OUTCOME, Totals, row_kind, row_payload
 
 OpenStore = Callable[[], Awaitable[SessionStore]]
 
@@ -25,7 +25,7 @@ def session_id(number: int) -> SessionId:
     return SessionId(f"00{number:030x}")
 
 
-async def appended(store: SessionStore, tail: Tail, payload: bytes, *, at: float = 2.0) -> None:
+async def appended(store: SessionStore, tail: Tail, payload: bytes, *, at: float = 2.0, kind: int = COMMIT) -> None:
     """Append a row, and wait until it is durable. Raises what the store tells."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -35,7 +35,8 @@ async def appended(store: SessionStore, tail: Tail, payload: bytes, *, at: float
         else:
             future.set_exception(error)
 
-    store.append(tail, payload, adds=ONE_TURN, at=at, done=done)
+    adds = ONE_TURN if kind == COMMIT else Totals()
+    store.append(tail, payload, adds=adds, at=at, done=done, kind=kind)
     await future
 
 
@@ -47,7 +48,7 @@ def payloads(stored: StoredSession | None) -> list[bytes]:
 
 async def check_store(open_store: OpenStore, *, survives: bool = True) -> None:
     """Test every law. Raises AssertionError."""
-    for law in (_keeps_rows_in_order, _forgets, _lists, _knows_what_is_idle, _finds_damage):
+    for law in (_keeps_rows_in_order, _forgets, _lists, _knows_outcomes, _knows_what_is_idle, _finds_damage):
         store = await open_store()
         async with aclosing(store):
             await law(store)
@@ -108,6 +109,27 @@ async def _lists(store: SessionStore) -> None:
     assert (Totals.of(last.last_head), last.last_seq, last.at) == (ONE_TURN, 1, 3.0)
     assert await store.page(limit=10, after=session_id(404)) == []
     for id_ in ids:
+        await store.delete(id_)
+
+
+async def _knows_outcomes(store: SessionStore) -> None:
+    with_one, without = session_id(15), session_id(16)
+    tails = [await store.create(id_, b"opening", at=1.0, ttl_s=None) for id_ in (with_one, without)]
+    for kind, payload in ((COMMIT, b"a turn"), (OUTCOME, b"bad"), (COMMIT, b"another"), (OUTCOME, b"good")):
+        await appended(store, tails[0], payload, kind=kind)
+    await appended(store, tails[1], b"a turn")
+    stored = await store.take(with_one)
+    assert payloads(stored) == [b"opening", b"a turn", b"bad", b"another", b"good"]
+    assert stored is not None
+    assert [row_kind(row.body) for row in stored.rows[1:]] == [COMMIT, OUTCOME, COMMIT, OUTCOME]
+    tail = stored.tail()
+    await appended(store, tail, b"a turn after it")
+    assert tail.totals == Totals(num_turns=3, num_tokens=21, outcome_seq=4), "the last outcome holds"
+    listed = {one.session_id: one.outcome for one in await store.page(limit=1000, after=None)}
+    last = listed[with_one]
+    assert last is not None
+    assert (last.seq, bytes(row_payload(last.body, OUTCOME)), listed[without]) == (4, b"good", None)
+    for id_ in (with_one, without):
         await store.delete(id_)
 
 

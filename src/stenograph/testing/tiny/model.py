@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stenograph.core.clock import SystemClock
-from stenograph.core.types import Chunk, RequestId, SamplingParams
+from stenograph.core.logprobs import known_logprobs, reported_kind
+from stenograph.core.types import Chunk, LogprobsReport, RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.teacher_forcing import line_logprobs
@@ -13,6 +14,7 @@ from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.times import Times
 from stenograph.embedded.wire import Failed, Sampled
+from stenograph.engine.validate import TurnCollector
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
 
@@ -68,6 +70,14 @@ class TinyModel:
         self._core.pop_times(_REQUEST)
         return chunks if failed is None else failed
 
-    def score(self, ids: Sequence[int], num_prompt: int) -> list[float]:
-        """ln p of `ids[num_prompt:]`, each after all before it, in one forward pass."""
-        return line_logprobs(self._scorer, ids, num_prompt)
+    def logprobs(self, chunks: Sequence[Chunk], params: SamplingParams, report: LogprobsReport) -> tuple[float, ...]:
+        """An answer's log-probabilities as an engine has them that reports so; raw ones where those have no name."""
+        collector = TurnCollector(vocab_size=self.vocab_size, max_tokens=None)
+        for chunk in chunks:
+            collector.add(chunk)
+        turn = collector.result()
+        return tuple(known_logprobs(turn, params).get(reported_kind(report, params), turn.logprobs))
+
+    def score(self, ids: Sequence[int], num_prompt: int, temperature: float = 1.0) -> list[float]:
+        """ln p of `ids[num_prompt:]`, each after all before it, in one forward pass, at a temperature."""
+        return line_logprobs(self._scorer, ids, num_prompt, temperature)

@@ -274,6 +274,8 @@ def test_tools_that_a_search_found_are_known_by_their_own_names() -> None:
     assert read.request.messages[1].tool_calls == (ToolCall(id="c", name="tool_search", arguments='{"query": "add"}'),)
     assert json.loads(read.request.messages[2].content or "") == [found]
     assert form_of_record(read.request_json).calls == {"mcp__add": CallForm(name="add", namespace="mcp")}
+    assert [tool.name for tool in read.request.late_tools] == ["mcp__add"]
+    assert decode(items, tool_choice={"type": "function", "name": "add", "namespace": "mcp"}).tool_choice.forces
 
 
 def test_two_tools_of_one_name_are_refused() -> None:

@@ -1,0 +1,75 @@
+"""The environment and the settings files by which agents find a session. Knows what each client reads.
+
+Sources: the clients' own documentation, and runs of them (docs/agents.md).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from stenograph.cli.session_calls import OpenSession
+
+_OTHER_LOGINS = (
+    "ANTHROPIC_AUTH_TOKEN",
+    "CLAUDE_CODE_OAUTH_TOKEN",
+    "CLAUDE_CODE_USE_BEDROCK",
+    "CLAUDE_CODE_USE_VERTEX",
+    "GOOGLE_API_KEY",
+    "GOOGLE_GENAI_USE_GCA",
+    "GOOGLE_GENAI_USE_VERTEXAI",
+    "OPENAI_ORG_ID",
+    "OPENAI_PROJECT_ID",
+)
+"""Variables that win over those below, and would send a client elsewhere, or a person's credentials here."""
+_CODEX, _GEMINI = "codex", "gemini"
+
+
+def agent_environment(
+    environ: Mapping[str, str], session: OpenSession, folder: Path, *, model: str, api_key: str | None
+) -> dict[str, str]:
+    """The environment of an agent on a session: `environ`, with what names another server replaced or left out.
+
+    Without a key of the server, the key is the session's id, which names the session too. `folder` has the settings.
+    """
+    key = api_key or session.id
+    made = {name: value for name, value in environ.items() if name not in _OTHER_LOGINS}
+    made |= {
+        "OPENAI_BASE_URL": session.base_url,
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": session.root_url,
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_MODEL": model,
+        "GOOGLE_GEMINI_BASE_URL": session.root_url,
+        "GEMINI_API_KEY": key,
+        "CODEX_HOME": str(folder / _CODEX),
+        "GEMINI_CLI_HOME": str(folder / _GEMINI),
+    }
+    if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in environ):
+        for name in ("NO_PROXY", "no_proxy"):
+            made[name] = ",".join([*filter(None, [environ.get(name)]), "127.0.0.1", "localhost"])
+    return made
+
+
+def write_agent_settings(folder: Path, session: OpenSession, *, model: str) -> None:
+    """Write the settings of clients that read their server's address from a file: Codex, and Gemini CLI's login."""
+    provider = {
+        "name": "Stenograph",
+        "base_url": session.base_url,
+        "wire_api": "responses",
+        "env_key": "OPENAI_API_KEY",
+    }
+    lines = [
+        f"model = {json.dumps(model)}",
+        'model_provider = "stenograph"',
+        "",
+        "[model_providers.stenograph]",
+        *(f"{name} = {json.dumps(value)}" for name, value in provider.items()),
+    ]
+    _write(folder / _CODEX / "config.toml", "".join(f"{line}\n" for line in lines))
+    login = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
+    _write(folder / _GEMINI / ".gemini" / "settings.json", json.dumps(login))
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text(text, encoding="utf-8")

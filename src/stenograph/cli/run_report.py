@@ -1,0 +1,63 @@
+"""The report of a run, in lines for a person: turns, strands with their kinds, tokens, refusals, drift."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+from stenograph.cli.session_calls import ServerCalls
+
+_MAX_STRANDS = 20
+
+
+def report_lines(calls: ServerCalls, session_id: str) -> Iterator[str]:
+    """The lines about a session. Raises CallFailed."""
+    metadata, rows = calls.view(session_id), calls.ledger(session_id)
+    strands = cast("list[dict[str, object]]", metadata["strands"])
+    sampled = sum(cast("int", row["sampled_tokens"]) for row in rows)
+    if not strands:
+        yield f"session {session_id}: no turn was made" + ("" if rows else "; the command did not ask its server")
+    else:
+        num_turns = sum(cast("int", strand["num_turns"]) for strand in strands)
+        yield (
+            f"session {session_id}: {_count(num_turns, 'turn')} in {_count(len(strands), 'strand')},"
+            f" {sampled:,} tokens sampled"
+        )
+    for strand in strands[:_MAX_STRANDS]:
+        yield _strand_line(strand)
+    if len(strands) > _MAX_STRANDS:
+        yield f"  and {_count(len(strands) - _MAX_STRANDS, 'more strand')}"
+    refused = Counter(f"{row['status']} {row['error']}" for row in rows if row["error"] is not None)
+    if refused:
+        yield "  refused: " + ", ".join(f"{number} x {error}" for error, number in refused.most_common())
+    discarded = cast("Mapping[str, int]", metadata["discarded"])
+    if discarded["turns"]:
+        replaced, lost = _count(discarded["turns"], "turn"), discarded["sampled_tokens"]
+        yield f"  replaced by later ones: {replaced}, {lost:,} sampled tokens"
+    if strands:
+        yield f"  drift: {_drift(calls.drift(session_id))}"
+
+
+def _strand_line(strand: Mapping[str, object]) -> str:
+    number, kind = f"{strand['strand']}", str(strand["kind"])
+    client = "" if strand["client"] is None else f", {strand['client']}"
+    continues = "" if strand["continues"] is None else f", goes on with {strand['continues']}"
+    turns = _count(cast("int", strand["num_turns"]), "turn")
+    return (
+        f"  strand {number:>2}  {kind:<10} {turns:>9} {cast('int', strand['num_tokens']):>9,} tokens{client}{continues}"
+    )
+
+
+def _drift(report: Mapping[str, object]) -> str:
+    """The differences between the lines' ids and the template's, by class."""
+    lines = cast("list[dict[str, object]]", report["lines"])
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(cast("dict[str, int]", line["counts"]))
+    found = [f"{number} x {kind}" for kind, number in sorted(counts.items()) if number]
+    num_blind = sum(line["unrenderable"] is not None for line in lines)
+    found += [f"{_count(num_blind, 'line')} that cannot be compared"] if num_blind else []
+    return ", ".join(found) or "none"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

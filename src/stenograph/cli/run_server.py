@@ -1,0 +1,149 @@
+"""A server of one's own for `stenograph run`: `stenograph serve` as a child, outside of the terminal's reach.
+
+It is in a process group of its own, so that Ctrl-C does not end it. What it logs is shown before and after the command,
+and kept meanwhile: the terminal is the command's.
+"""
+
+import collections
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+
+from stenograph.core.errors import StartupError
+
+STOP_S = 40.0
+"""Longest time that a server may take to stop; then it is killed."""
+
+MAX_KEPT_LINES = 1000
+"""Lines of the server's log that are kept while the command runs; the last ones."""
+
+LAST_LINES_S = 5.0
+"""Longest wait for an ended server's last lines."""
+
+_READY = re.compile(r"stenograph ready at (http://\S+)")
+
+
+class OwnServer:
+    """A running server, at `url`."""
+
+    def __init__(self, process: "subprocess.Popen[str]", log: "_Log", url: str) -> None:
+        self._process = process
+        self._log = log
+        self.url = url
+
+    def __repr__(self) -> str:
+        return f"<OwnServer {self._process.pid} at {self.url}>"
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, flags: Sequence[str], say: Callable[[str], None]) -> Generator["OwnServer"]:
+        """A server with these flags of `serve`, until the end. Raises StartupError if it does not start."""
+        port = () if "--port" in flags else ("--port", "0")
+        began = time.monotonic()
+        say("starting a server ...")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stenograph.cli.main", "serve", *port, *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env=_environment(flags),
+        )
+        log = _Log(process)
+        try:
+            line = _ready_line(process)
+            if line is None:
+                log.join()  # its last lines come first
+                raise StartupError(f"the server did not start: exit code {process.wait()}; its last lines say why")
+            say(f"{line.removeprefix('stenograph ')}, after {time.monotonic() - began:.1f} s")
+            found = _READY.search(line)
+            assert found is not None, "a ready line has an address"
+            yield cls(process, log, found[1])
+        finally:
+            _stop(process)
+            log.join()
+
+    @contextlib.contextmanager
+    def quiet(self) -> Generator[None]:
+        """While inside, the log is kept, and shown afterwards."""
+        self._log.hold()
+        try:
+            yield
+        finally:
+            self._log.show()
+
+
+class _Log:
+    """Shows what a server writes to stderr, or keeps it."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self._lock = threading.Lock()
+        self._kept: collections.deque[str] | None = None
+        self._thread = threading.Thread(target=self._read, name="server-log", daemon=True)
+        self._thread.start()
+
+    def hold(self) -> None:
+        with self._lock:
+            self._kept = collections.deque(maxlen=MAX_KEPT_LINES)
+
+    def show(self) -> None:
+        with self._lock:
+            kept, self._kept = self._kept or (), None
+        for text in kept:
+            _write(text)
+
+    def join(self) -> None:
+        """Wait until all of an ended server's lines are shown."""
+        self._thread.join(LAST_LINES_S)
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for text in self._process.stderr:
+            with self._lock:
+                if self._kept is not None:
+                    self._kept.append(text)
+                    continue
+            _write(text)
+
+
+def _environment(flags: Sequence[str]) -> dict[str, str]:
+    """The server's environment: it logs warnings alone, unless its settings say something else."""
+    environment = dict(os.environ)
+    if "--config" not in flags:
+        environment.setdefault("STENOGRAPH_LOG_LEVEL", "warning")
+    return environment
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):  # closed: there is nobody to read it
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _ready_line(process: "subprocess.Popen[str]") -> str | None:
+    """The line with which a server says that it is ready; None if it ends without one."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if _READY.search(line):
+            return line.strip()
+    return None
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    """End a server, and wait for it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()

@@ -1,0 +1,114 @@
+"""The calls of `stenograph run` to a server, by HTTP. Blocking: nothing else runs here."""
+
+import contextlib
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+TIMEOUT_S = 60.0
+"""Longest time for one call: no turn is made by them."""
+
+_SHOWN_CHARS = 300
+
+
+class CallFailed(Exception):
+    """A call was refused or not answered; the message says why, in a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSession:
+    """A session's id and addresses: `base_url` ends with `/v1`, `root_url` does not."""
+
+    id: str
+    base_url: str
+    root_url: str
+
+
+class ServerCalls:
+    """A server at an address, with a key if it needs one."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        is_local = (urlsplit(url).hostname or "") in ("127.0.0.1", "::1", "localhost", "0.0.0.0")
+        handlers = [urllib.request.ProxyHandler({})] if is_local else []
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def __repr__(self) -> str:
+        return f"<ServerCalls {self._url}>"
+
+    @contextlib.contextmanager
+    def session(self) -> Generator[OpenSession]:
+        """A new session, which is deleted at the end; one that is gone by then needs no deleting."""
+        opened = self._json("POST", "/sessions", {})
+        session = OpenSession(
+            id=str(opened["session_id"]), base_url=str(opened["base_url"]), root_url=str(opened["root_url"])
+        )
+        try:
+            yield session
+        finally:
+            with contextlib.suppress(CallFailed):
+                self._call("DELETE", f"/sessions/{session.id}")
+
+    def model(self) -> str:
+        """The name of the server's model."""
+        listed = self._json("GET", "/v1/models")
+        return str(cast("list[dict[str, object]]", listed["data"])[0]["id"])
+
+    def view(self, session_id: str) -> Mapping[str, object]:
+        """The session's metadata."""
+        found = self._json("GET", f"/sessions/{session_id}?records=delta")
+        return cast("Mapping[str, object]", found["metadata"])
+
+    def drift(self, session_id: str) -> Mapping[str, object]:
+        """The drift report of each line."""
+        return self._json("GET", f"/sessions/{session_id}/drift")
+
+    def ledger(self, session_id: str) -> list[dict[str, object]]:
+        """The rows of the session's requests."""
+        rows: list[dict[str, object]] = []
+        after: object = 0
+        while after is not None:
+            page = self._json("GET", f"/sessions/{session_id}/ledger?after={after}")
+            rows += cast("list[dict[str, object]]", page["requests"])
+            after = page["next"]
+        return rows
+
+    def samples(self, session_id: str, kind: str) -> bytes:
+        """The session's samples in a format."""
+        return self._call("POST", f"/sessions/{session_id}/samples", {"format": kind})
+
+    def _json(self, method: str, path: str, body: object = None) -> dict[str, object]:
+        content = self._call(method, path, body)
+        try:
+            return cast("dict[str, object]", json.loads(content))
+        except ValueError as error:
+            raise CallFailed(f"what answers {method} {path} is no Stenograph server") from error
+
+    def _call(self, method: str, path: str, body: object = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers, **({} if data is None else {"content-type": "application/json"})}
+        try:
+            request = urllib.request.Request(self._url + path, data, headers, method=method)
+            with self._opener.open(request, timeout=TIMEOUT_S) as response:
+                return cast("bytes", response.read())
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")
+            raise CallFailed(f"{method} {path.split('?', maxsplit=1)[0]}: {error.code} {_message_of(text)}") from error
+        except urllib.error.URLError as error:
+            raise CallFailed(f"the server does not answer: {error.reason}") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise CallFailed(f"the server does not answer: {error}") from error
+
+
+def _message_of(text: str) -> str:
+    """The message of an error, or the text that came instead."""
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:_SHOWN_CHARS]

@@ -1,0 +1,289 @@
+"""Gemini's contents as messages. Pure.
+
+A content has parts, and a part is a text, a call or a result; so a user's content may be several messages. A model's
+contents that follow each other are one message: a client that streams keeps what came as a content for each event. The
+messages before a reply are the same, whatever follows that reply.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.rewrites import AppliedRewrite, kept_text
+from stenograph.dialects.gemini.fields import (
+    NotShown,
+    WireContent,
+    WireFunctionCall,
+    WireFunctionResponse,
+    WirePart,
+    WireSystemInstruction,
+)
+from stenograph.dialects.json_errors import nearest, shown
+from stenograph.dialects.message_list import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS
+from stenograph.dialects.openai.sampling_fields import NEUTRAL
+from stenograph.dialects.template_kwargs import check_depth
+
+_ROLES = {"user": Role.USER, "function": Role.USER, "model": Role.ASSISTANT}
+_OBJECT = msgspec.json.Decoder(dict[str, object])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+RESULT_COPY = "result-copy"
+"""The rewrite that leaves out a result which a content has twice."""
+
+
+class _Parts(msgspec.Struct):
+    """The parts of a content; nothing else is looked into."""
+
+    parts: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_PARTS = msgspec.json.Decoder(_Parts)
+
+
+@dataclass(slots=True)
+class _Open:
+    """Calls of the last reply that have no result yet: their ids by name, in order."""
+
+    ids: dict[str, deque[str]] = field(default_factory=dict[str, deque[str]])
+    answered_ids: set[str] = field(default_factory=set[str])
+    num_seen: int = 0
+
+    def clear(self) -> None:
+        """Forget them: a new reply has come."""
+        self.ids.clear()
+        self.answered_ids.clear()
+
+    def called(self, wire: WireFunctionCall, at: str) -> ToolCall:
+        """A call. One without an id gets one that depends on its place alone."""
+        arguments = _object_text(wire.args, f"{at}/args")
+        if len(arguments) > MAX_ARGUMENTS_CHARS:
+            raise InvalidRequest(
+                f"A call's args have at most {MAX_ARGUMENTS_CHARS} characters, these {len(arguments)}.",
+                param=f"{at}/args",
+            )
+        call = ToolCall(id=wire.id or f"call_{self.num_seen}", name=wire.name, arguments=arguments)
+        self.num_seen += 1
+        self.ids.setdefault(wire.name, deque()).append(call.id)
+        return call
+
+    def answered(self, wire: WireFunctionResponse, at: str) -> str:
+        """The id of the call that a result answers. Raises InvalidRequest if it says none and none is open."""
+        if wire.id:
+            self.answered_ids.add(wire.id)
+            return wire.id
+        waiting = self.ids.get(wire.name, deque())
+        while waiting:
+            if (first := waiting.popleft()) not in self.answered_ids:
+                return first
+        raise InvalidRequest(
+            f"No open call of {shown(wire.name)} comes before this result. Send the id of the call that it answers.",
+            param=at,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadContents:
+    """Messages, for each the pointer of what it was made of, and the changes that had to be made to what was sent."""
+
+    messages: list[Message] = field(default_factory=list[Message])
+    pointers: list[str] = field(default_factory=list[str])
+    rewrites: list[AppliedRewrite] = field(default_factory=list[AppliedRewrite])
+
+    def add(self, message: Message, at: str) -> None:
+        """Add a message that was made of what is at a pointer."""
+        self.messages.append(message)
+        self.pointers.append(at)
+
+
+def read_contents(system: WireSystemInstruction | None, contents: Iterable[WireContent]) -> ReadContents:
+    """The messages of a request. Raises InvalidRequest or UnrenderableMessage, with a JSON pointer."""
+    read = ReadContents()
+    _read_system(system, read)
+    num_before = len(read.messages)
+    _read_messages(contents, read)
+    if len(read.messages) == num_before:
+        raise InvalidRequest("contents is empty: a conversation has at least one message.", param="/contents")
+    if len(read.messages) > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"A conversation has at most {MAX_MESSAGES} messages, this one {len(read.messages)}.", param="/contents"
+        )
+    return read
+
+
+def check_part_count(raw: msgspec.Raw, at: str) -> None:
+    """Raise InvalidRequest, before they are made, for a content with more parts than it may have.
+
+    A content of another shape is for the decoder to refuse.
+    """
+    try:
+        parts = _PARTS.decode(raw).parts
+        num = len(_LIST.decode(parts)) if bytes(memoryview(parts)[:1]) == b"[" else 0
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if num > MAX_PARTS:
+        raise InvalidRequest(f"A content has at most {MAX_PARTS} parts, this one {num}.", param=f"{at}/parts")
+
+
+def _read_system(wire: WireSystemInstruction | None, read: ReadContents) -> None:
+    if wire is None:
+        return
+    at = "/systemInstruction"
+    texts = [_only_text(part, f"{at}/parts/{index}") for index, part in enumerate(wire.parts)]
+    if text := "".join(texts):
+        read.add(Message(role=Role.SYSTEM, content=text), at)
+
+
+def _read_messages(contents: Iterable[WireContent], read: ReadContents) -> None:
+    still_open = _Open()
+    reply: list[tuple[WirePart, str]] = []
+    reply_at = ""
+    for index, content in enumerate(contents):
+        at = f"/contents/{index}"
+        parts = _parts(content, at)
+        if _role(content, at) is Role.ASSISTANT:
+            reply_at = reply_at or at
+            reply += parts
+            continue
+        if reply_at:
+            read.add(_reply(reply, still_open), reply_at)
+            reply, reply_at = [], ""
+        _read_said(parts, still_open, read)
+    if reply_at:
+        read.add(_reply(reply, still_open), reply_at)
+
+
+def _role(content: WireContent, at: str) -> Role:
+    role = _ROLES.get(content.role or "user")
+    if role is None:
+        raise InvalidRequest(
+            f"Unknown role {shown(content.role or '')}; known are {', '.join(_ROLES)}. A system text is in"
+            f" systemInstruction.{nearest(content.role or '', _ROLES)}",
+            param=f"{at}/role",
+        )
+    return role
+
+
+def _parts(content: WireContent, at: str) -> list[tuple[WirePart, str]]:
+    parts = content.parts or []
+    if not parts:
+        raise InvalidRequest("A content needs at least one part.", param=f"{at}/parts")
+    found = [(part, f"{at}/parts/{index}") for index, part in enumerate(parts)]
+    for part, place in found:
+        _check_part(part, place)
+    return found
+
+
+def _check_part(part: WirePart, at: str) -> None:
+    """Raise for a part that is not one text, call or result."""
+    check_shown(part, at, "part")
+    given = [name for name in ("text", "function_call", "function_response") if getattr(part, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest("A part has one of text, functionCall and functionResponse.", param=at)
+
+
+def check_shown(struct: msgspec.Struct, at: str, what: str) -> None:
+    """Raise UnrenderableMessage for a field whose data is no text, unless it asks for nothing."""
+    for one in msgspec.structs.fields(struct):
+        value = getattr(struct, one.name)
+        if one.type == NotShown and isinstance(value, msgspec.Raw) and not _is_nothing(value):
+            raise UnrenderableMessage(
+                f"A {what} with {one.encode_name} cannot be shown to the model; only text, functions and their results"
+                " can.",
+                param=f"{at}/{one.encode_name}",
+            )
+
+
+def _is_nothing(value: msgspec.Raw) -> bool:
+    text = bytes(value).strip()
+    return text in (b"null", b"[]") or text in [msgspec.json.encode(one) for one in NEUTRAL]
+
+
+def _only_text(part: WirePart, at: str) -> str:
+    _check_part(part, at)
+    if part.text is None or part.thought:
+        raise InvalidRequest("A system text has text parts alone.", param=at)
+    return part.text
+
+
+def _reply(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Message:
+    """The model's parts as one message. Its calls are open then, and no earlier ones."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    still_open.clear()
+    for part, at in parts:
+        if part.function_response is not None:
+            raise InvalidRequest("A result of a call is the user's, not the model's.", param=f"{at}/functionResponse")
+        if part.function_call is not None:
+            check_shown(part.function_call, f"{at}/functionCall", "call")
+            calls.append(still_open.called(part.function_call, f"{at}/functionCall"))
+        elif part.thought:
+            thoughts.append(part.text or "")
+        else:
+            texts.append(part.text or "")
+    content = "".join(texts)
+    return Message(
+        role=Role.ASSISTANT,
+        content=content if content or not calls else None,
+        reasoning="".join(thoughts) or None,
+        tool_calls=tuple(calls),
+    )
+
+
+def _read_said(parts: Sequence[tuple[WirePart, str]], still_open: _Open, read: ReadContents) -> None:
+    """Add the user's parts as messages: each result is one, and so are the texts between them.
+
+    A result that stands in the content already, word for word, is left out: Gemini CLI sends each result twice when it
+    resumes a conversation.
+    """
+    texts: list[str] = []
+    texts_at = ""
+    seen: set[tuple[str, str, bytes]] = set()
+    for part, at in parts:
+        if part.function_call is not None:
+            raise InvalidRequest("A call is the model's, not the user's.", param=f"{at}/functionCall")
+        if part.thought:
+            raise InvalidRequest("A thought is the model's, not the user's.", param=f"{at}/thought")
+        result = part.function_response
+        if result is None:
+            texts_at = texts_at or at
+            texts.append(part.text or "")
+            continue
+        if texts_at:
+            read.add(Message(role=Role.USER, content="".join(texts)), texts_at)
+            texts, texts_at = [], ""
+        said = (result.id or "", result.name, bytes(result.response))
+        if said in seen:
+            read.rewrites.append(_left_out(said, at, number=len(read.messages) - 1))
+            continue
+        read.add(*_result(result, f"{at}/functionResponse", still_open))
+        if result.id:
+            seen.add(said)
+    if texts_at:
+        read.add(Message(role=Role.USER, content="".join(texts)), texts_at)
+
+
+def _left_out(said: tuple[str, str, bytes], at: str, *, number: int) -> AppliedRewrite:
+    before = kept_text(said[2].decode())
+    return AppliedRewrite(rule=RESULT_COPY, where=f"{at}/functionResponse", before=before, after="", message=number)
+
+
+def _result(wire: WireFunctionResponse, at: str, still_open: _Open) -> tuple[Message, str]:
+    check_shown(wire, at, "result")
+    content = _object_text(wire.response, f"{at}/response")
+    return Message(role=Role.TOOL, content=content, tool_call_id=still_open.answered(wire, at), name=wire.name), at
+
+
+def _object_text(raw: msgspec.Raw | msgspec.UnsetType, at: str) -> str:
+    """The text of a JSON object without its spaces. Raises InvalidRequest for another value."""
+    if isinstance(raw, msgspec.UnsetType) or bytes(raw) == b"null":
+        return "{}"
+    try:
+        check_depth(_OBJECT.decode(raw), at=at)
+        return msgspec.json.format(bytes(raw), indent=-1).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"Expected a JSON object: {error}.", param=at) from error

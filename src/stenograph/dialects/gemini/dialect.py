@@ -1,0 +1,115 @@
+"""Gemini's methods as dialects: the two that generate are one, the one that counts another. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+from urllib.parse import parse_qs
+
+import msgspec
+
+from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling
+from stenograph.core.errors import InvalidRequest, StenographError
+from stenograph.core.json_types import Count
+from stenograph.core.types import FinishReason
+from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
+from stenograph.dialects.gemini.errors import gemini_refusal
+from stenograph.dialects.gemini.reply import GeminiStream, encode_gemini
+from stenograph.dialects.gemini.request import decode_count, decode_gemini
+from stenograph.dialects.gemini.spelling import GEMINI, GeminiSpelling
+from stenograph.dialects.json_errors import shown
+from stenograph.dialects.openai.reply_parts import TokenText
+from stenograph.dialects.openai.sampling import request_json
+from stenograph.dialects.settings import UnknownFields
+
+GENERATE, STREAM = "generateContent", "streamGenerateContent"
+_MODEL = r"/(?P<version>v1|v1beta|v1alpha)/models/(?P<model>[^/]+)"
+COUNT = "countTokens"
+COUNT_PATH = f"{_MODEL}:{COUNT}"
+GENERATE_PATH = f"{_MODEL}:(?P<method>{GENERATE}|{STREAM})"
+FINISH_HEADER = ("x-stenograph-finish", "abort")
+"""The header of an unstreamed reply whose turn was aborted: its finish reason alone does not say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeminiDialect:
+    """Gemini's chats, for one server."""
+
+    token_text: TokenText
+    model: str
+    unknown_fields: UnknownFields
+    name: str = GEMINI
+    paths: tuple[str, ...] = (GENERATE_PATH,)
+
+    def decode(self, incoming: Incoming) -> Decoded:
+        model, method = incoming.at["model"], incoming.at["method"]
+        request = decode_gemini(
+            incoming.body,
+            model=model,
+            stream=method == STREAM,
+            is_sse=_is_sse(incoming.query),
+            unknown_fields=self.unknown_fields,
+        )
+        path = f"/{incoming.at['version']}/models/{model}:{method}"
+        return request, request_json(path, model, request.recorded, request.sent)
+
+    def steps(self, incoming: Incoming) -> None:
+        return None
+
+    def whole(self, reply_id: str, options: ReplyOptions, replies: Sequence[ChatReply], *, spelling: Spelling) -> Body:
+        (reply,) = replies
+        content = encode_gemini(reply, _gemini(spelling), self._token_text_of(options))
+        is_aborted = reply.sampled.finish.reason is FinishReason.ABORT
+        more = [FINISH_HEADER] if is_aborted else []
+        return Body(content=content, headers=[("content-type", "application/json"), *more])
+
+    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> GeminiStream:
+        return GeminiStream(
+            reply_id=reply_id,
+            model=self.model,
+            spelling=_gemini(spelling),
+            token_text=self._token_text_of(options),
+        )
+
+    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+        return gemini_refusal(error, spelling)
+
+    def _token_text_of(self, options: ReplyOptions) -> TokenText | None:
+        return self.token_text if options.logprobs else None
+
+
+class TokenCount(TypedDict):
+    """Tokens of a prompt."""
+
+    totalTokens: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeminiCounter:
+    """Gemini's `countTokens`, for one server."""
+
+    unknown_fields: UnknownFields
+    name: str = GEMINI
+    paths: tuple[str, ...] = (COUNT_PATH,)
+
+    def decode(self, incoming: Incoming) -> ChatRequest:
+        return decode_count(incoming.body, model=incoming.at["model"], unknown_fields=self.unknown_fields)
+
+    def counted(self, num_tokens: int) -> Body:
+        body: TokenCount = {"totalTokens": num_tokens}
+        return Body(content=msgspec.json.encode(body), headers=[("content-type", "application/json")])
+
+    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+        return gemini_refusal(error, spelling)
+
+
+def _is_sse(query: str) -> bool:
+    """Whether a stream is to be of events. Raises InvalidRequest for another framing than there is."""
+    framing = parse_qs(query, keep_blank_values=True).get("alt", ["json"])[-1]
+    if framing not in ("json", "sse"):
+        raise InvalidRequest(f"alt must be 'sse' for a stream of events, or 'json', got {shown(framing)}.")
+    return framing == "sse"
+
+
+def _gemini(spelling: Spelling) -> GeminiSpelling:
+    assert isinstance(spelling, GeminiSpelling), "a dialect answers requests that it has read"
+    return spelling

@@ -1,0 +1,267 @@
+"""Input items of Responses to messages. Pure.
+
+Owns where one message ends and the next begins. Reasoning, texts and calls that follow one another are one assistant
+message; a reasoning item begins a new one, and so does an item that is known to be of another turn. So the items up to
+any reply give the same messages, whatever comes after them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from stenograph.core.chat import PastTurns
+from stenograph.core.errors import InvalidRequest
+from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.dialects.json_errors import decode_part, nearest, shown
+from stenograph.dialects.message_list import MAX_ARGUMENTS_CHARS, MAX_PARTS
+from stenograph.dialects.responses.ids import ItemId, item_id, turn_of_sealed
+from stenograph.dialects.responses.items import (
+    REASONING_TYPES,
+    CallOutputItem,
+    CustomCallItem,
+    FunctionCallItem,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    ReferenceItem,
+    SearchCallItem,
+    SearchOutputItem,
+    read_items,
+    text_of,
+)
+from stenograph.dialects.responses.tools import INPUT, SEARCH, ShownTool, flat_name, found_tools
+
+_TEXT = msgspec.json.Decoder(str)
+_ROLES = {str(role): role for role in (Role.USER, Role.ASSISTANT, Role.SYSTEM, Role.DEVELOPER)}
+_LEADING = (Role.SYSTEM, Role.DEVELOPER)
+
+
+class MessagePlace(NamedTuple):
+    """Pointers of a message: its own, that of its role, that of its text, and those of its calls."""
+
+    at: str
+    role: str
+    content: str
+    calls: tuple[str, ...] = ()
+
+
+class _OpenReply:
+    """The assistant message that items are added to. `turn` is the one that they are of, where an id says it."""
+
+    def __init__(self, at: str, turn: str | None) -> None:
+        self.at = at
+        self.turn = turn
+        self.contents: list[str] | None = None
+        self.reasonings: list[str] = []
+        self.calls: list[ToolCall] = []
+        self.call_places: list[str] = []
+
+    def message(self) -> Message:
+        """The message of the items."""
+        return Message(
+            role=Role.ASSISTANT,
+            content=None if self.contents is None else "".join(self.contents),
+            reasoning="".join(self.reasonings) or None,
+            tool_calls=tuple(self.calls),
+        )
+
+    def say(self, text: str) -> None:
+        """Add a text item."""
+        self.contents = self.contents or []
+        self.contents.append(text)
+
+    def place(self) -> MessagePlace:
+        """Its place: that of its first item."""
+        return MessagePlace(self.at, self.at, self.at, tuple(self.call_places))
+
+
+class ItemMessages:
+    """The messages that items are read into, each with its place. Call `end` after the last item.
+
+    It begins with those of `before`, which are at `before_at`. `past` are the turns of the session, None without one.
+    """
+
+    def __init__(
+        self, past: PastTurns | None = None, before: Sequence[Message] = (), before_at: str = "/previous_response_id"
+    ) -> None:
+        self.messages: list[Message] = list(before)
+        self.places: list[MessagePlace] = [MessagePlace(before_at, before_at, before_at)] * len(before)
+        self.found: dict[str, ShownTool] = {}
+        """The tools that searches have found, by name."""
+        self.turns: set[str] = set()
+        """The turns that ids of items name."""
+        self._past = past
+        self._open: _OpenReply | None = None
+        self._is_leading = all(message.role in _LEADING for message in before)
+
+    def read(self, wire: Raw) -> None:
+        """Read `input`. Raises InvalidRequest or UnrenderableMessage, with a JSON pointer."""
+        at = "/input"
+        if bytes(memoryview(wire)[:1]) == b'"':
+            self.add(Role.USER, decode_part(wire, _TEXT, at=at), MessagePlace(at, at, at))
+            return
+        for item, place in read_items(wire, at):
+            self._take(item, place)
+        self.end()
+
+    def add(self, role: Role, content: str, place: MessagePlace, *, call_id: str | None = None) -> None:
+        """Add a message that is no reply."""
+        self.end()
+        self._is_leading &= role in _LEADING
+        self.messages.append(Message(role=role, content=content, tool_call_id=call_id))
+        self.places.append(place)
+
+    def end(self) -> None:
+        """End the assistant message that items are added to, if there is one."""
+        if self._open is not None:
+            self.messages.append(self._open.message())
+            self.places.append(self._open.place())
+            self._open, self._is_leading = None, False
+
+    def _take(self, item: InputItem, at: str) -> None:
+        match item:
+            case MessageItem():
+                self._take_message(item, at)
+            case ReasoningItem():
+                self._take_reasoning(item, at)
+            case FunctionCallItem():
+                _check_arguments(item.arguments, f"{at}/arguments")
+                self._add_call(item.id, item.call_id, flat_name(item.name, item.namespace), item.arguments, at)
+            case CallOutputItem():
+                place = MessagePlace(at, f"{at}/type", f"{at}/output")
+                self.add(Role.TOOL, text_of(item.output, f"{at}/output"), place, call_id=item.call_id or None)
+            case CustomCallItem():
+                _check_arguments(item.input, f"{at}/input")
+                arguments = msgspec.json.encode({INPUT: item.input}).decode()
+                self._add_call(item.id, item.call_id, flat_name(item.name, item.namespace), arguments, at)
+            case SearchCallItem():
+                text = bytes(item.arguments).decode()
+                _check_arguments(text, f"{at}/arguments")
+                self._add_call(item.id, item.call_id or "", SEARCH, text, at)
+            case SearchOutputItem():
+                self._take_found(item, at)
+            case ReferenceItem():
+                self._take_reference(item, at)
+
+    def _take_message(self, item: MessageItem, at: str) -> None:
+        role = _ROLES.get(item.role)
+        if role is None:
+            raise InvalidRequest(
+                f"Unknown role {shown(item.role)}; known are {', '.join(_ROLES)}.{nearest(item.role, _ROLES)}",
+                param=f"{at}/role",
+            )
+        text = text_of(item.content, f"{at}/content")
+        if role is Role.ASSISTANT:
+            self._reply(item.id, at).say(text)
+            return
+        if role is Role.DEVELOPER and not (self._is_leading and self._open is None):
+            role = Role.SYSTEM
+        self.add(role, text, MessagePlace(at, f"{at}/role", f"{at}/content"))
+
+    def _take_reasoning(self, item: ReasoningItem, at: str) -> None:
+        text = text_of(item.content, f"{at}/content", REASONING_TYPES)
+        summary = item.summary or ()
+        text_of(item.summary, f"{at}/summary", REASONING_TYPES)
+        text = text or "\n\n".join([part.text for part in summary])
+        named = turn_of_sealed(item.encrypted_content)
+        known = item_id(item.id)
+        turn = named if known is None else known.turn
+        self._note(turn)
+        if self._open is None or turn is None or self._open.turn != turn:
+            self.end()
+            self._open = _OpenReply(at, turn)
+        if not text and named is not None and self._past is not None and not self._open.reasonings:
+            reply = self._past.reply_of(named)
+            text = "" if reply is None else reply.reasoning or ""
+        if text:
+            self._open.reasonings.append(text)
+
+    def _take_found(self, item: SearchOutputItem, at: str) -> None:
+        self.found.update({one.tool.name: one for one in found_tools(item.tools, f"{at}/tools")})
+        text = (b"[" + b",".join(item.tools) + b"]").decode()
+        place = MessagePlace(at, f"{at}/type", f"{at}/tools")
+        self.add(Role.TOOL, text, place, call_id=item.call_id or None)
+
+    def _take_reference(self, head: ReferenceItem, at: str) -> None:
+        if head.id is None:
+            raise InvalidRequest("An item needs its type, or the id of another item that it stands for.", param=at)
+        if self._past is None:
+            raise InvalidRequest(
+                "An item_reference needs a session: without one no item is kept. Send the item itself.",
+                param=f"{at}/id",
+            )
+        known = item_id(head.id)
+        reply = None if known is None else self._past.reply_of(known.turn)
+        if known is None or reply is None or not self._refer(known, reply, at):
+            raise InvalidRequest(
+                f"This session has given out no item {shown(head.id)}. Send the item itself.", param=f"{at}/id"
+            )
+
+    def _refer(self, known: ItemId, reply: Message, at: str) -> bool:
+        """Add an item of a reply; False if the reply has none such."""
+        match known.prefix:
+            case "rs":
+                if reply.reasoning is None:
+                    return False
+                if self._open is None or self._open.turn != known.turn:
+                    self.end()
+                    self._open = _OpenReply(at, known.turn)
+                self._open.reasonings = [reply.reasoning]
+            case "msg":
+                self._reply(str(known), at).say(reply.content or "")
+            case _:
+                if known.number >= len(reply.tool_calls):
+                    return False
+                call = reply.tool_calls[known.number]
+                self._add_call(str(known), call.id, call.name, call.arguments, at)
+        return True
+
+    def _add_call(self, own_id: str | None, call_id: str, name: str, arguments: str, at: str) -> None:
+        reply = self._reply(own_id, at)
+        if len(reply.calls) >= MAX_PARTS:
+            raise InvalidRequest(f"A message has at most {MAX_PARTS} tool calls.", param=at)
+        reply.calls.append(ToolCall(id=call_id, name=name, arguments=arguments))
+        reply.call_places.append(at)
+
+    def _note(self, turn: str | None) -> None:
+        if turn is not None:
+            self.turns.add(turn)
+
+    def _reply(self, own_id: str | None, at: str) -> _OpenReply:
+        """The assistant message that an item belongs to, which is no reasoning."""
+        known = item_id(own_id)
+        turn = None if known is None else known.turn
+        self._note(turn)
+        reply = self._open
+        if reply is None or (turn is not None and reply.turn not in (None, turn)):
+            self.end()
+            reply = self._open = _OpenReply(at, turn)
+        reply.turn = reply.turn or turn
+        return reply
+
+
+def _check_arguments(text: str, at: str) -> None:
+    if len(text) > MAX_ARGUMENTS_CHARS:
+        raise InvalidRequest(
+            f"A tool call's arguments have at most {MAX_ARGUMENTS_CHARS} characters, these {len(text)}.", param=at
+        )
+
+
+def message_pointer(places: Sequence[MessagePlace], index: int | None, path: tuple[str | int, ...]) -> str:
+    """The pointer of a part of a message; of one that the client did not send, that of all items."""
+    if index is None or not 0 <= index < len(places):
+        return "/input"
+    place = places[index]
+    match path:
+        case ("role", *_):
+            return place.role
+        case ("content", *_):
+            return place.content
+        case ("tool_calls", int(number), *_) if number < len(place.calls):
+            return place.calls[number]
+        case ("tool_calls", *_) if place.calls:
+            return place.calls[0]
+        case _:
+            return place.at

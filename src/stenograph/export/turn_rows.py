@@ -1,0 +1,134 @@
+"""The turns of a sample as its trainer needs them: where each stands, and how it was sampled. Pure.
+
+What a row leaves out was not asked for, and had no effect. Numbers per token are made in samples.py.
+"""
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import Annotated, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from stenograph.core.json_types import Count
+from stenograph.core.logprobs import Logprobs, known_logprobs
+from stenograph.core.types import LogprobsKind, SamplingParams
+from stenograph.export.lines import LinePart, inconsistent
+
+BY_PREFERENCE = (LogprobsKind.TEMPERED, LogprobsKind.RAW, LogprobsKind.SAMPLING)
+"""Kinds of log-probabilities as a sample's `rollout_log_probs` prefers them."""
+
+Span = Annotated[Sequence[Count], Meta(min_length=2, max_length=2)]
+
+
+class LogitBias(TypedDict):
+    """A bias in nats that was added to the logit of a token."""
+
+    id: Count
+    bias: float
+
+
+class TurnRow(TypedDict):
+    """One turn of a sample. Places are in `tokens`, half-open.
+
+    The tokens `[prompt_start, start)` are those that its prompt added, `[start, end)` those that were sampled, as far
+    as they are in the sample. `logprobs_kind` is there where the turn's `rollout_log_probs` are not tempered.
+    `grammar`: one held the reply. `forced`: spans of tokens beside which the grammar allowed no other; absent where no
+    grammar held the reply, or the engine does not report it.
+    """
+
+    node_id: Count
+    prompt_start: Count
+    start: Count
+    end: Count
+    temperature: float
+    top_p: NotRequired[float]
+    top_k: NotRequired[Count]
+    min_p: NotRequired[float]
+    presence_penalty: NotRequired[float]
+    frequency_penalty: NotRequired[float]
+    repetition_penalty: NotRequired[float]
+    logit_bias: NotRequired[Sequence[LogitBias]]
+    min_tokens: NotRequired[Count]
+    grammar: NotRequired[bool]
+    forced: NotRequired[Sequence[Span]]
+    logprobs_kind: NotRequired[LogprobsKind]
+
+
+def turn_rows(parts: Sequence[LinePart], kinds: Sequence[LogprobsKind]) -> list[TurnRow]:
+    """A row for each part of a line; `kinds` are those of their log-probabilities in the sample."""
+    rows: list[TurnRow] = []
+    at = 0
+    for part, kind in zip(parts, kinds, strict=True):
+        start, end = at + part.num_prompt, at + part.num_tokens
+        params, forced = part.node.turn.params, part.node.turn.sampled.forced
+        row: TurnRow = {
+            "node_id": part.node.id,
+            "prompt_start": at,
+            "start": start,
+            "end": end,
+            "temperature": params.temperature,
+        }
+        _add_asked(row, params)
+        if forced is not None and params.grammar is not None:
+            row["forced"] = [[start + a, start + b] for a, b in _runs(forced[: part.num_sampled])]
+        if kind is not LogprobsKind.TEMPERED and part.num_sampled:
+            row["logprobs_kind"] = kind
+        rows.append(row)
+        at = end
+    return rows
+
+
+def kinds_of_turns(known: Sequence[Logprobs], is_trained: Sequence[bool]) -> list[LogprobsKind]:
+    """The kind that a sample shows of each turn's `known` log-probabilities: one that all trained turns have, the first
+    of `BY_PREFERENCE`; else the first that the turn has."""
+    common = set(LogprobsKind)
+    for of_turn in compress(known, is_trained):
+        common.intersection_update(of_turn)
+    wanted = (*(kind for kind in BY_PREFERENCE if kind in common), *BY_PREFERENCE, LogprobsKind.OTHER)
+    return [next(kind for kind in wanted if kind in of_turn) for of_turn in known]
+
+
+def check_kind(parts: Sequence[LinePart], required: LogprobsKind) -> None:
+    """Raise SamplesInconsistent for a part whose log-probabilities of this kind are not known."""
+    for part in parts:
+        turn = part.node.turn
+        if required not in known_logprobs(turn.sampled, turn.params):
+            told = f"the engine reported {turn.sampled.logprobs_kind} ones at temperature {turn.params.temperature:g}"
+            raise inconsistent(
+                part.node,
+                f"it has no {required} log-probabilities, which --require-logprobs {required} asks for: {told}",
+            )
+
+
+def _add_asked(row: TurnRow, params: SamplingParams) -> None:
+    """Add the parameters that changed the distribution."""
+    if params.top_p < 1.0:
+        row["top_p"] = params.top_p
+    if params.top_k:
+        row["top_k"] = params.top_k
+    if params.min_p:
+        row["min_p"] = params.min_p
+    if params.presence_penalty:
+        row["presence_penalty"] = params.presence_penalty
+    if params.frequency_penalty:
+        row["frequency_penalty"] = params.frequency_penalty
+    if params.repetition_penalty != 1.0:
+        row["repetition_penalty"] = params.repetition_penalty
+    if params.logit_bias:
+        row["logit_bias"] = [{"id": id_, "bias": bias} for id_, bias in params.logit_bias]
+    if params.min_tokens:
+        row["min_tokens"] = params.min_tokens
+    if params.grammar is not None:
+        row["grammar"] = True
+
+
+def _runs(flags: bytes) -> list[tuple[int, int]]:
+    """Spans of the bytes 1."""
+    runs: list[tuple[int, int]] = []
+    start = flags.find(1)
+    while start >= 0:
+        end = flags.find(0, start)
+        end = len(flags) if end < 0 else end
+        runs.append((start, end))
+        start = flags.find(1, end)
+    return runs

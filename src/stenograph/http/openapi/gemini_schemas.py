@@ -1,0 +1,80 @@
+"""Narrows the schemas of Gemini's requests to what the server accepts, as far as JSON Schema can say it. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from stenograph.dialects.gemini.fields import CONFIG_FIELDS, GEMINI_FIELDS, NotShown
+from stenograph.dialects.gemini.fields import STRUCT_AT as STRUCTS
+from stenograph.dialects.openai.sampling_fields import FieldRules
+from stenograph.dialects.settings import UnknownFields
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"text": {"type": "string"}}
+_CALL: Schema = {"functionCall": {"$ref": "#/components/schemas/FunctionCall"}}
+_RESULT: Schema = {"functionResponse": {"$ref": "#/components/schemas/FunctionResponse"}}
+_ON_ANY_PART: Schema = {"thoughtSignature": {}, "partMetadata": {}}
+_NO_THOUGHT: Schema = {"thought": {"enum": [False, None]}}
+_MAYBE_THOUGHT: Schema = {"thought": {"type": ["boolean", "null"]}}
+
+
+def narrow_gemini(schemas: dict[str, Schema], unknown_fields: UnknownFields) -> None:
+    """Narrow the schemas of a Gemini request, which are made from its structs."""
+    for struct in dict.fromkeys(STRUCTS.values()):
+        schema = schemas[struct.__name__.removeprefix("Wire")]
+        for field in msgspec.structs.fields(struct):
+            if field.type == NotShown:
+                del schema["properties"][field.encode_name]
+    _narrow(schemas["GenerateRequest"], GEMINI_FIELDS, unknown_fields)
+    _narrow(schemas["GenerationConfig"], CONFIG_FIELDS, unknown_fields)
+    request: Schema = schemas["GenerateRequest"]["properties"]
+    request["contents"] = {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Content"}}
+    config: Schema = schemas["GenerationConfig"]["properties"]
+    config["responseMimeType"] = {"enum": ["text/plain", "application/json", "text/x.enum", None]}
+    config["stopSequences"]["anyOf"][0]["items"]["minLength"] = 1
+    calling: Schema = schemas["CallingConfig"]["properties"]
+    calling["mode"] = {"enum": ["MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", None]}
+    text_only = _part(_TEXT | _NO_THOUGHT)
+    schemas["SystemInstruction"]["properties"]["parts"]["items"] = text_only
+    schemas["Part"]["anyOf"] = [{"required": list(one)} for one in (_TEXT, _CALL, _RESULT)]
+    user, model = ["user", "function", None], ["model"]
+    schemas["Content"] = {
+        "title": "Content",
+        "description": schemas["Content"]["description"],
+        "anyOf": [
+            _content("UserContent", user, [text_only, _part(_RESULT | _NO_THOUGHT)], required=["parts"]),
+            _content("ModelContent", model, [_part(_TEXT | _MAYBE_THOUGHT), _part(_CALL | _MAYBE_THOUGHT)]),
+        ],
+    }
+
+
+def _narrow(schema: Schema, rules: FieldRules, unknown_fields: UnknownFields) -> None:
+    schema["additionalProperties"] = unknown_fields is UnknownFields.RECORD
+    for name, why in rules.refused.items():
+        del schema["properties"][name]
+        if unknown_fields is UnknownFields.RECORD:
+            schema["properties"][name] = {"type": "null", "description": f"Refused: {why}."}
+
+
+def _part(fields: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": fields | _ON_ANY_PART,
+        "required": [next(iter(fields))],
+        "additionalProperties": False,
+    }
+
+
+def _content(
+    title: str, roles: Sequence[str | None], parts: Sequence[Schema], required: Sequence[str] = ("role", "parts")
+) -> Schema:
+    listed: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": [*parts]}}
+    return {
+        "title": title,
+        "type": "object",
+        "properties": {"role": {"enum": [*roles]}, "parts": listed},
+        "required": [*required],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,287 @@
+"""The turns' operations in /openapi.json, of every dialect, with the errors that each may end with. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from stenograph.core.errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineUnavailable,
+    HistoryMismatch,
+    IdempotencyMismatch,
+    InvalidRequest,
+    LimitExceeded,
+    ModelMismatch,
+    PreviousResponseNotFound,
+    RouteNotFound,
+    SessionBusy,
+    SessionInvariant,
+    SessionNotFound,
+    TokenizationFailed,
+    TruncatedGeneration,
+    UnrenderableMessage,
+    UpstreamInvalid,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from stenograph.dialects.anthropic.dialect import COUNT_TOKENS_PATH, MESSAGES_PATH, CountedTokens
+from stenograph.dialects.anthropic.errors import MessagesErrorBody
+from stenograph.dialects.anthropic.fields import WireMessagesRequest
+from stenograph.dialects.anthropic.reply import FINISH_HEADER, MessagesReply
+from stenograph.dialects.gemini.dialect import COUNT, GENERATE, STREAM, TokenCount
+from stenograph.dialects.gemini.errors import GeminiErrorBody
+from stenograph.dialects.gemini.fields import WireGenerateRequest
+from stenograph.dialects.gemini.reply import GenerateContentResponse
+from stenograph.dialects.openai.chat_fields import WireChatRequest
+from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
+from stenograph.dialects.openai.completions_fields import WireCompletionRequest
+from stenograph.dialects.openai.completions_reply import TextCompletion
+from stenograph.dialects.openai.dialect import CHAT_PATH, COMPLETIONS_PATH
+from stenograph.dialects.responses.fields import WireResponsesRequest
+from stenograph.dialects.responses.reply import ResponseBody
+from stenograph.dialects.responses.request import RESPONSES_PATH
+from stenograph.dialects.responses.stream import ResponseEvent
+from stenograph.http.openapi.operation import (
+    ANY,
+    ID,
+    JSON,
+    SESSION_HEADER,
+    STORED,
+    Errors,
+    Operation,
+    in_json,
+    operation,
+    parameter,
+)
+from stenograph.http.openapi.schemas import Described, Schema, ref
+from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
+
+TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH, RESPONSES_PATH)
+
+_TURN: Errors = (
+    *STORED,
+    ModelMismatch,
+    HistoryMismatch,
+    UnrenderableMessage,
+    ContextLengthExceeded,
+    SessionNotFound,
+    SessionBusy,
+    TruncatedGeneration,
+    IdempotencyMismatch,
+    LimitExceeded,
+    SessionInvariant,
+    TokenizationFailed,
+    UpstreamInvalid,
+    UpstreamUnreachable,
+    UpstreamTimeout,
+    Draining,
+    EngineUnavailable,
+)
+
+
+_RETRIES = (
+    parameter(
+        "header",
+        "Idempotency-Key",
+        "A retry sends the key of its first request. It joins that request's turn, or gets its reply again.",
+        {"type": "string"},
+    ),
+    parameter(
+        "header",
+        "x-stainless-retry-count",
+        "If above 0, a request with the same body as the last one is its retry. Anything but digits counts as 0.",
+        {"type": "string"},
+    ),
+)
+_TURN_HEADERS: dict[str, Schema] = {
+    "x-request-id": {"required": True, "schema": ID},
+    "server-timing": {
+        "description": "The duration of each of the turn's stages, in milliseconds.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    REMAINING: {
+        "description": "Tokens left in the model's context after the turn; for a stream, before sampling begins.",
+        "schema": {"type": "integer"},
+    },
+    SESSION_REMAINING: {
+        "description": "Tokens left of the session's `max_total_tokens`, if it has that limit.",
+        "schema": {"type": "integer"},
+    },
+}
+
+
+def _turns(described: Described) -> Iterator[Operation]:
+    """OpenAI chat, completions and responses: each on the session of its path, and on that of a header."""
+    chat = _turn_answers(described, ChatCompletion, ChatCompletionChunk)
+    completion = _turn_answers(described, TextCompletion, TextCompletion)
+    for what, id_, path, body, answers in (
+        ("chat", "chat", CHAT_PATH, WireChatRequest, chat),
+        ("completions", "complete", COMPLETIONS_PATH, WireCompletionRequest, completion),
+        ("responses", "respond", RESPONSES_PATH, WireResponsesRequest, _response_answers(described)),
+    ):
+        on_session = operation(
+            f"POST /sessions/{{id}}{path}",
+            f"{id_}OnSession",
+            f"OpenAI {what} on a session",
+            parameters=_RETRIES,
+            body=body,
+            answers=answers,
+            errors=(*_TURN, PreviousResponseNotFound) if path == RESPONSES_PATH else _TURN,
+        )
+        yield on_session
+        yield replace(
+            on_session,
+            path=path,
+            id=id_,
+            summary=f"OpenAI {what} on the session that a header names, or none",
+            parameters=(SESSION_HEADER, *_RETRIES),
+        )
+
+
+def _messages() -> Iterator[Operation]:
+    """Anthropic's Messages and the counting of tokens: each on the session of its path, and on that of a header."""
+    aborted: Schema = {"description": "`abort` of a reply that was aborted.", "schema": {"const": "abort"}}
+    reply: Schema = {
+        "description": "The reply. A stream has Anthropic's events, `message_stop` the last. One that fails ends with"
+        " the event `error`, a `MessagesErrorBody`.",
+        "headers": {**_TURN_HEADERS, FINISH_HEADER: aborted},
+        "content": {**in_json(MessagesReply), "text/event-stream": {}},
+    }
+    turn = operation(
+        f"POST /sessions/{{id}}{MESSAGES_PATH}",
+        "messageOnSession",
+        "Anthropic Messages on a session",
+        parameters=_RETRIES,
+        body=WireMessagesRequest,
+        answers={"200": reply},
+        errors=_TURN,
+        error_body=MessagesErrorBody,
+    )
+    count = operation(
+        f"POST /sessions/{{id}}{COUNT_TOKENS_PATH}",
+        "countMessageTokensOnSession",
+        "Count the tokens of a request to Messages on a session",
+        CountedTokens,
+        body=WireMessagesRequest,
+        errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed),
+        error_body=MessagesErrorBody,
+    )
+    for one, path, id_ in ((turn, MESSAGES_PATH, "message"), (count, COUNT_TOKENS_PATH, "countMessageTokens")):
+        yield one
+        yield replace(
+            one,
+            path=path,
+            id=id_,
+            summary=f"{one.summary.removesuffix(' on a session')} on the session that a header names, or none",
+            parameters=(SESSION_HEADER, *one.parameters),
+        )
+
+
+_MODEL = parameter("path", "model", "Any name: there is one model.", {"type": "string", "minLength": 1})
+_SSE = parameter(
+    "query", "alt", "`sse` for a stream of events; else the stream is a JSON list.", {"enum": ["sse", "json"]}
+)
+_MODEL_PARAMETER = {**_MODEL, "required": True}
+_GEMINI_CONTENT: dict[str, dict[str, Schema]] = {
+    GENERATE: in_json(GenerateContentResponse),
+    STREAM: {
+        "text/event-stream": {},
+        JSON: {"schema": {"type": "array", "items": {"$ref": ref(GenerateContentResponse)}}},
+    },
+}
+
+
+def _gemini() -> Iterator[Operation]:
+    """Gemini's methods: each on the session of its path, and on that of a header. `/v1/models/…` is the same."""
+    for prefix, suffix, where in (
+        ("/sessions/{id}", "OnSession", "on a session"),
+        ("", "", "on the session that a header names, or none"),
+    ):
+        ours = () if prefix else (SESSION_HEADER,)
+        for method in (GENERATE, STREAM):
+            about = "The reply" if method == GENERATE else "The reply's events; a stream that fails ends with an error"
+            content = _GEMINI_CONTENT[method]
+            reply: Schema = {"description": f"{about}.", "headers": _TURN_HEADERS, "content": content}
+            yield operation(
+                f"POST {prefix}/v1beta/models/{{model}}:{method}",
+                f"{method}{suffix}",
+                f"Gemini's {method} {where}",
+                body=WireGenerateRequest,
+                parameters=(_MODEL_PARAMETER, *ours, *_RETRIES, *((_SSE,) if method == STREAM else ())),
+                answers={"200": reply},
+                errors=_TURN,
+                error_body=GeminiErrorBody,
+            )
+        yield operation(
+            f"POST {prefix}/v1beta/models/{{model}}:{COUNT}",
+            f"{COUNT}{suffix}",
+            f"Gemini's {COUNT} {where}: the tokens of the prompt that the same request would have",
+            TokenCount,
+            body=WireGenerateRequest,
+            parameters=(_MODEL_PARAMETER, *ours),
+            errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed, HistoryMismatch),
+            error_body=GeminiErrorBody,
+        )
+
+
+_GEMINI = tuple(_gemini())
+
+
+def _turn_answers(described: Described, whole: type, event: type) -> dict[str, Schema]:
+    """A turn's reply. An engine that is a server may write it itself, or refuse in its own words."""
+    reply: dict[str, Schema] = {JSON: {"schema": {"type": "object"}}} if described.forwards else in_json(whole)
+    answers: dict[str, Schema] = {
+        "200": {
+            "description": f"The reply. A stream has events with a `{event.__name__}` each, then `[DONE]`."
+            " A stream that fails ends with an `ErrorBody` instead of `[DONE]`.",
+            "headers": _TURN_HEADERS,
+            "content": {**reply, "text/event-stream": {}},
+        }
+    }
+    if described.forwards:
+        answers["200"]["content"] |= ANY
+        answers["default"] = {"description": "The engine's own refusal of the turn.", "content": ANY}
+    return answers
+
+
+def _response_answers(described: Described) -> dict[str, Schema]:
+    """A response, which this server writes, whatever the engine."""
+    answers = _turn_answers(described, ResponseBody, ResponseEvent)
+    reply = answers["200"]
+    reply["description"] = (
+        "The response. A stream has events with a `ResponseEvent` each, the last of them `response.completed`,"
+        " `response.incomplete` or `response.failed`."
+    )
+    reply["content"] = {**in_json(ResponseBody), "text/event-stream": {}}
+    return answers
+
+
+_RESPONSE_ID = parameter("path", "response", "The id of a response.", {"type": "string"}) | {"required": True}
+
+_HELD = (
+    operation(
+        "GET /sessions/{id}/v1/responses/{response}",
+        "getResponse",
+        "Get a response that the session holds",
+        ResponseBody,
+        parameters=(_RESPONSE_ID,),
+        errors=(InvalidRequest, RouteNotFound),
+    ),
+    operation(
+        "GET /v1/responses/{response}",
+        "getResponseOfHeader",
+        "Get a response of the session that a header names",
+        ResponseBody,
+        parameters=(_RESPONSE_ID, SESSION_HEADER),
+        errors=(InvalidRequest, RouteNotFound, SessionNotFound),
+    ),
+)
+
+
+def turn_operations(described: Described) -> Iterator[Operation]:
+    """Every turn, the counting of its tokens, and the reading of one that a session holds."""
+    yield from _turns(described)
+    yield from _messages()
+    yield from _HELD
+    yield from _GEMINI
