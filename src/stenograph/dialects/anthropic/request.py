@@ -90,7 +90,9 @@ def decode_messages(
     if reader.read.failed:
         recorded["is_error"] = msgspec.json.encode(reader.read.failed).decode()
     shown_at = tuple(index for index, tool in enumerate(wire.tools or ()) if not tool.defer_loading)
-    late = [by_name[name] for name in reader.read.references if name not in {tools[index].name for index in shown_at}]
+    shown_names = {tools[index].name for index in shown_at}
+    late = [by_name[name] for name in reader.read.references if name not in shown_names]
+    place_of = {tool.name: index for index, tool in enumerate(tools)}
     messages = tuple(reader.read.messages)
     sampling = _sampling(wire)
     choice, is_parallel = _tool_choice(wire.tool_choice, [*(tools[index] for index in shown_at), *late])
@@ -106,7 +108,7 @@ def decode_messages(
         said=sampling.said,
         spelling=MessagesSpelling(
             places=tuple(reader.read.places),
-            tools=(*shown_at, *(tools.index(tool) for tool in late)),
+            tools=(*shown_at, *(place_of[tool.name] for tool in late)),
             grammar=sampling.constraint.param,
             max_tokens=wire.max_tokens,
             omits_thinking=wire.thinking is not None and wire.thinking.display == "omitted",
@@ -192,7 +194,8 @@ def _blame_unknown_type(body: bytes, error: InvalidRequest) -> None:
 
 def _deferred(tools: Sequence[Tool], shown_at: Sequence[int]) -> tuple[AppliedRewrite, ...]:
     """The deferred tools, which the list of tools in the prompt does not have."""
-    names = [tool.name for index, tool in enumerate(tools) if index not in set(shown_at)]
+    shown_too = set(shown_at)
+    names = [tool.name for index, tool in enumerate(tools) if index not in shown_too]
     if not names:
         return ()
     before = kept_text(msgspec.json.encode(names).decode())

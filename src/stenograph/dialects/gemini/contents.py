@@ -5,8 +5,12 @@ contents that follow each other are one message: a client that streams keeps wha
 messages before a reply are the same, whatever follows that reply.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import repeat
+from operator import is_
 
 import msgspec
 
@@ -31,10 +35,21 @@ _OBJECT = msgspec.json.Decoder(dict[str, object])
 
 @dataclass(slots=True)
 class _Open:
-    """Calls of the last reply that have no result yet, in order."""
+    """Calls of the last reply that have no result yet, in order: by their ids and by their names, as numbers.
 
-    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    A number that was taken from one of the two stays in the other; those of `ids` alone are open.
+    """
+
+    by_id: dict[str, deque[int]] = field(default_factory=dict[str, deque[int]])
+    by_name: dict[str, deque[int]] = field(default_factory=dict[str, deque[int]])
+    ids: dict[int, str] = field(default_factory=dict[int, str])
     num_seen: int = 0
+
+    def clear(self) -> None:
+        """No call is open any more."""
+        self.by_id.clear()
+        self.by_name.clear()
+        self.ids.clear()
 
     def called(self, wire: WireFunctionCall, at: str) -> ToolCall:
         """A call. One without an id gets one that depends on its place alone."""
@@ -45,22 +60,25 @@ class _Open:
                 param=f"{at}/args",
             )
         call = ToolCall(id=wire.id or f"call_{self.num_seen}", name=wire.name, arguments=arguments)
+        self.ids[self.num_seen] = call.id
+        self.by_id.setdefault(call.id, deque()).append(self.num_seen)
+        self.by_name.setdefault(call.name, deque()).append(self.num_seen)
         self.num_seen += 1
-        self.calls.append(call)
         return call
 
     def answered(self, wire: WireFunctionResponse, at: str) -> str:
         """The id of the call that a result answers. Raises InvalidRequest if it says none and none is open."""
-        found = [call for call in self.calls if call.id == wire.id or (not wire.id and call.name == wire.name)]
-        if found:
-            self.calls.remove(found[0])
-        elif not wire.id:
+        numbers = self.by_id.get(wire.id) if wire.id else self.by_name.get(wire.name)
+        while numbers:
+            if (found := self.ids.pop(numbers.popleft(), None)) is not None:
+                return wire.id or found
+        if not wire.id:
             raise InvalidRequest(
                 f"No open call of {shown(wire.name)} comes before this result. Send the id of the call that it"
                 " answers.",
                 param=at,
             )
-        return wire.id or found[0].id
+        return wire.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +93,6 @@ def read_contents(system: WireSystemInstruction | None, contents: Sequence[WireC
     """The messages of a request. Raises InvalidRequest or UnrenderableMessage, with a JSON pointer."""
     if not contents:
         raise InvalidRequest("contents is empty: a conversation has at least one message.", param="/contents")
-    if len(contents) > MAX_MESSAGES:
-        raise InvalidRequest(f"A conversation has at most {MAX_MESSAGES} contents, this one {len(contents)}.")
     found = list(_system(system))
     found += _messages(contents)
     if len(found) > MAX_MESSAGES:
@@ -127,12 +143,33 @@ def _parts(content: WireContent, at: str) -> list[tuple[WirePart, str]]:
     parts = content.parts or []
     if not parts:
         raise InvalidRequest("A content needs at least one part.", param=f"{at}/parts")
-    if len(parts) > MAX_PARTS:
-        raise InvalidRequest(f"A content has at most {MAX_PARTS} parts, this one {len(parts)}.", param=f"{at}/parts")
     found = [(part, f"{at}/parts/{index}") for index, part in enumerate(parts)]
     for part, place in found:
         _check_part(part, place)
     return found
+
+
+class _Parts(msgspec.Struct):
+    """The parts of a content, of which a client may make as many as it likes."""
+
+    parts: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_PARTS = msgspec.json.Decoder(_Parts)
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def check_part_count(raw: msgspec.Raw, at: str) -> None:
+    """Raise InvalidRequest, before they are made, for a content with more parts than it may have.
+
+    A content of another shape is for the decoder to refuse.
+    """
+    try:
+        num = len(_LIST.decode(_PARTS.decode(raw).parts))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if num > MAX_PARTS:
+        raise InvalidRequest(f"A content has at most {MAX_PARTS} parts, this one {num}.", param=at)
 
 
 def _check_part(part: WirePart, at: str) -> None:
@@ -145,14 +182,23 @@ def _check_part(part: WirePart, at: str) -> None:
 
 def check_shown(struct: msgspec.Struct, at: str, what: str) -> None:
     """Raise UnrenderableMessage for a field whose data is no text, unless it asks for nothing."""
-    for one in msgspec.structs.fields(struct):
-        value = getattr(struct, one.name)
-        if one.type == NotShown and isinstance(value, msgspec.Raw) and not _is_nothing(value):
+    names = _not_shown(type(struct))
+    if all(map(is_, map(getattr, repeat(struct), names), repeat(msgspec.UNSET))):
+        return
+    for name, encode_name in names.items():
+        value = getattr(struct, name)
+        if value is not msgspec.UNSET and not _is_nothing(value):
             raise UnrenderableMessage(
-                f"A {what} with {one.encode_name} cannot be shown to the model; only text, functions and their results"
+                f"A {what} with {encode_name} cannot be shown to the model; only text, functions and their results"
                 " can.",
-                param=f"{at}/{one.encode_name}",
+                param=f"{at}/{encode_name}",
             )
+
+
+@cache
+def _not_shown(struct: type[msgspec.Struct]) -> Mapping[str, str]:
+    """The fields of a struct whose data is no text: their names here, and in JSON."""
+    return {one.name: one.encode_name for one in msgspec.structs.fields(struct) if one.type == NotShown}
 
 
 def _is_nothing(value: msgspec.Raw) -> bool:
@@ -172,7 +218,7 @@ def _reply(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
-    still_open.calls.clear()
+    still_open.clear()
     for part, at in parts:
         if part.function_response is not None:
             raise InvalidRequest("A result of a call is the user's, not the model's.", param=f"{at}/functionResponse")
@@ -196,6 +242,7 @@ def _said(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Iterator[
     """The user's parts as messages: each result is one, and so are the texts between them."""
     texts: list[str] = []
     texts_at = ""
+    before: set[bytes] = set()
     for part, at in parts:
         if part.function_call is not None:
             raise InvalidRequest("A call is the model's, not the user's.", param=f"{at}/functionCall")
@@ -205,7 +252,7 @@ def _said(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Iterator[
             texts_at = texts_at or at
             texts.append(part.text or "")
             continue
-        if _is_copy(part.function_response, parts):
+        if _is_copy(part.function_response, before):
             continue
         if texts_at:
             yield Message(role=Role.USER, content="".join(texts)), texts_at
@@ -215,13 +262,15 @@ def _said(parts: Sequence[tuple[WirePart, str]], still_open: _Open) -> Iterator[
         yield Message(role=Role.USER, content="".join(texts)), texts_at
 
 
-def _is_copy(wire: WireFunctionResponse, parts: Sequence[tuple[WirePart, str]]) -> bool:
-    """Whether a result stands before in the same content, word for word. Gemini CLI sends each result twice when it
-    resumes a conversation."""
+def _is_copy(wire: WireFunctionResponse, before: set[bytes]) -> bool:
+    """Whether a result is one of those `before` it in the same content, word for word; if not, it is added to them.
+    Gemini CLI sends each result twice when it resumes a conversation."""
     if not wire.id:
         return False
-    same = [one.function_response for one, _ in parts if one.function_response == wire]
-    return same[0] is not wire
+    text = msgspec.json.encode(wire)
+    is_copy = text in before
+    before.add(text)
+    return is_copy
 
 
 def _result(wire: WireFunctionResponse, at: str, still_open: _Open) -> tuple[Message, str]:

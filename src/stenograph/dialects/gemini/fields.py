@@ -169,7 +169,7 @@ class WireGenerateRequest(msgspec.Struct, forbid_unknown_fields=True, rename="ca
     reply that the session generated, the model's template can render every message, and the prompt fits its context.
     """
 
-    contents: list[WireContent]
+    contents: Raw
     system_instruction: WireSystemInstruction | None = None
     tools: list[WireGeminiTool] | None = None
     tool_config: WireToolConfig | None = None

@@ -4,7 +4,7 @@ Every field is honoured, recorded or refused (fields.py); nothing is accepted an
 its JSON pointer.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,12 +14,13 @@ from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
 from stenograph.core.errors import CallerError, InvalidRequest
 from stenograph.core.messages import Tool
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.dialects.gemini.contents import check_shown, read_contents
+from stenograph.dialects.gemini.contents import check_part_count, check_shown, read_contents
 from stenograph.dialects.gemini.fields import (
     CONFIG_FIELDS,
     GEMINI_FIELDS,
     MAX_STOPS,
     NEUTRAL_VALUES,
+    WireContent,
     WireDeclaration,
     WireGenerateRequest,
     WireGenerationConfig,
@@ -30,12 +31,15 @@ from stenograph.dialects.gemini.fields import (
 from stenograph.dialects.gemini.schemas import json_schema
 from stenograph.dialects.gemini.snake_case import in_camel_case
 from stenograph.dialects.gemini.spelling import GeminiSpelling, config_name
-from stenograph.dialects.json_errors import decode_json, shown
+from stenograph.dialects.json_errors import decode_json, decode_part, shown
+from stenograph.dialects.message_list import MAX_MESSAGES, MAX_REST_BYTES, may_have_many, portions
 from stenograph.dialects.openai.sampling_fields import NEUTRAL, FieldRules
 from stenograph.dialects.settings import UnknownFields
 from stenograph.dialects.template_kwargs import check_depth
 
 _REQUEST = msgspec.json.Decoder(WireGenerateRequest)
+_CONTENTS = msgspec.json.Decoder(list[WireContent])
+_RAWS = msgspec.json.Decoder(list[Raw])
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _CONFIG = "/generationConfig"
 _CALLING = "/toolConfig/functionCallingConfig"
@@ -51,7 +55,7 @@ def decode_gemini(
     read = _read(body, unknown_fields)
     wire = read.wire
     config = wire.generation_config or WireGenerationConfig()
-    found = read_contents(wire.system_instruction, wire.contents)
+    found = read_contents(wire.system_instruction, read.contents)
     tools = list(_tools(wire))
     thinking = config.thinking_config or WireThinkingConfig()
     params, said, grammar_at = _sampling(config)
@@ -104,6 +108,7 @@ class _ReadRequest(NamedTuple):
     """A body that was read, and what of it is recorded: fields without effect, and the sampling fields as sent."""
 
     wire: WireGenerateRequest
+    contents: Sequence[WireContent]
     recorded: dict[str, str]
     sent: dict[str, str]
 
@@ -112,7 +117,7 @@ def _read(body: bytes, unknown_fields: UnknownFields) -> _ReadRequest:
     extra: dict[str, str] = {}
     if unknown_fields is UnknownFields.RECORD:
         body, extra = _without_unknown(body)
-    wire = _decoded(body)
+    wire, contents = _decoded(body)
     _check_refused(wire, GEMINI_FIELDS, "")
     config = wire.generation_config
     if config is not None:
@@ -123,12 +128,14 @@ def _read(body: bytes, unknown_fields: UnknownFields) -> _ReadRequest:
         if field.encode_name in GEMINI_FIELDS.recorded and isinstance(value := getattr(wire, field.name), Raw)
     }
     sent = {} if config is None else {"generationConfig": msgspec.json.encode(config).decode()}
-    return _ReadRequest(wire, {**recorded, **extra}, sent)
+    return _ReadRequest(wire, contents, {**recorded, **extra}, sent)
 
 
-def _decoded(body: bytes) -> WireGenerateRequest:
+def _decoded(body: bytes) -> tuple[WireGenerateRequest, Sequence[WireContent]]:
     try:
-        return decode_json(body, _REQUEST, known=names_at)
+        _check_rest(body)
+        wire = decode_json(body, _REQUEST, known=names_at)
+        return wire, _contents(wire.contents)
     except InvalidRequest as error:
         field = _unknown_field(error)
         if "_" in field and (respelled := in_camel_case(body)) != body:
@@ -136,6 +143,47 @@ def _decoded(body: bytes) -> WireGenerateRequest:
         if field and (error.param or "") in (f"/{field}", f"{_CONFIG}/{field}"):
             raise InvalidRequest(f"{error} {_HOW_TO_RECORD}", param=error.param) from error
         raise
+
+
+class _OnlyContents(msgspec.Struct):
+    """A body's contents; nothing else is looked into."""
+
+    contents: Raw
+
+
+_ONLY_CONTENTS = msgspec.json.Decoder(_OnlyContents)
+
+
+def _check_rest(body: bytes) -> None:
+    """Raise InvalidRequest, before anything is made of it, for a body with more beside its contents than it may have.
+
+    A body of another shape is for the decoder to refuse.
+    """
+    if len(body) <= MAX_REST_BYTES:
+        return
+    try:
+        num_bytes = len(body) - len(memoryview(_ONLY_CONTENTS.decode(body).contents))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if num_bytes > MAX_REST_BYTES:
+        raise InvalidRequest(f"Beside its contents, the request has {num_bytes} bytes; at most {MAX_REST_BYTES}.")
+
+
+def _contents(text: Raw) -> Sequence[WireContent]:
+    """Decode the contents, many of them some at a time. Raises InvalidJson or InvalidRequest, with a JSON pointer."""
+    at = "/contents"
+    raws = decode_part(text, _RAWS, at=at)
+    if len(raws) > MAX_MESSAGES:
+        raise InvalidRequest(f"A conversation has at most {MAX_MESSAGES} contents, this one {len(raws)}.", param=at)
+    found: list[WireContent] = []
+    for start, end in portions(raws):
+        for index in range(start, end):
+            if may_have_many(raws[index]):
+                check_part_count(raws[index], f"{at}/{index}/parts")
+        some = b"[" + b",".join(raws[start:end]) + b"]"
+        decoded = decode_part(some, _CONTENTS, at=at, known=names_at, first=start)
+        found += decoded
+    return found
 
 
 def _unknown_field(error: InvalidRequest) -> str:
@@ -215,7 +263,8 @@ def _tool_choice(wire: WireToolConfig | None, names: list[str]) -> ToolChoice:
         return ToolChoice()
     check_shown(calling, _CALLING, "functionCallingConfig")
     allowed = calling.allowed_function_names or []
-    if unknown := [name for name in allowed if name not in names]:
+    declared = set(names)
+    if unknown := [name for name in allowed if name not in declared]:
         raise InvalidRequest(
             f"allowedFunctionNames names a function that is not declared: {shown(unknown[0])}.",
             param=f"{_CALLING}/allowedFunctionNames",

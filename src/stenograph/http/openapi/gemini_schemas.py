@@ -30,7 +30,7 @@ def narrow_gemini(schemas: dict[str, Schema], unknown_fields: UnknownFields) -> 
     _narrow(schemas["GenerateRequest"], GEMINI_FIELDS, unknown_fields)
     _narrow(schemas["GenerationConfig"], CONFIG_FIELDS, unknown_fields)
     request: Schema = schemas["GenerateRequest"]["properties"]
-    request["contents"]["minItems"] = 1
+    request["contents"] = {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Content"}}
     config: Schema = schemas["GenerationConfig"]["properties"]
     config["responseMimeType"] = {"enum": ["text/plain", "application/json", "text/x.enum", None]}
     config["stopSequences"]["anyOf"][0]["items"]["minLength"] = 1

@@ -26,6 +26,7 @@ from stenograph.dialects.anthropic.fields import (
 )
 from stenograph.dialects.anthropic.reply import MessagesReply
 from stenograph.dialects.gemini.errors import GeminiErrorBody
+from stenograph.dialects.gemini.fields import WireContent
 from stenograph.dialects.gemini.reply import GenerateContentResponse
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS, WireMessage
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
@@ -67,7 +68,7 @@ class Described:
 _MORE = (
     *(ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, GeminiErrorBody, GenerateContentResponse, JsonSamples),
     *(MessagesErrorBody, MessagesReply),
-    *(TextCompletion, WireMessage, WireMessageParam),
+    *(TextCompletion, WireMessage, WireMessageParam, WireContent),
     *RESPONSES_PARTS,
 )
 """Types of JSON beside the operations' bodies and replies: parts of those, and what comes beside other content."""
