@@ -4,7 +4,7 @@ Every field is honoured, recorded or refused (fields.py); nothing is accepted an
 by a JSON pointer. Blocks are blocks.py's, replies reply.py's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -90,9 +90,8 @@ def decode_messages(
     if reader.read.failed:
         recorded["is_error"] = msgspec.json.encode(reader.read.failed).decode()
     shown_at = tuple(index for index, tool in enumerate(wire.tools or ()) if not tool.defer_loading)
-    shown_names = {tools[index].name for index in shown_at}
-    late = [by_name[name] for name in reader.read.references if name not in shown_names]
-    place_of = {tool.name: index for index, tool in enumerate(tools)}
+    late_at = _late(tools, shown_at, reader.read.references)
+    late = [tools[index] for index in late_at]
     messages = tuple(reader.read.messages)
     sampling = _sampling(wire)
     choice, is_parallel = _tool_choice(wire.tool_choice, [*(tools[index] for index in shown_at), *late])
@@ -108,7 +107,7 @@ def decode_messages(
         said=sampling.said,
         spelling=MessagesSpelling(
             places=tuple(reader.read.places),
-            tools=(*shown_at, *(place_of[tool.name] for tool in late)),
+            tools=(*shown_at, *late_at),
             grammar=sampling.constraint.param,
             max_tokens=wire.max_tokens,
             omits_thinking=wire.thinking is not None and wire.thinking.display == "omitted",
@@ -190,6 +189,13 @@ def _blame_unknown_type(body: bytes, error: InvalidRequest) -> None:
         return
     if isinstance(kind, str) and kind != "custom":
         raise _unknown_tool_type(kind, int(index)) from error
+
+
+def _late(tools: Sequence[Tool], shown_at: Sequence[int], references: Iterable[str]) -> list[int]:
+    """The places of the tools that results refer to, and that are not shown from the beginning."""
+    places = {tool.name: index for index, tool in enumerate(tools)}
+    shown_names = {tools[index].name for index in shown_at}
+    return [places[name] for name in references if name not in shown_names]
 
 
 def _deferred(tools: Sequence[Tool], shown_at: Sequence[int]) -> tuple[AppliedRewrite, ...]:
