@@ -91,16 +91,15 @@ def decode_messages(
         recorded["is_error"] = msgspec.json.encode(reader.read.failed).decode()
     shown_at = tuple(index for index, tool in enumerate(wire.tools or ()) if not tool.defer_loading)
     late_at = _late(tools, shown_at, reader.read.references)
-    late = [tools[index] for index in late_at]
     messages = tuple(reader.read.messages)
     sampling = _sampling(wire)
-    choice, is_parallel = _tool_choice(wire.tool_choice, [*(tools[index] for index in shown_at), *late])
+    choice, is_parallel = _tool_choice(wire.tool_choice, [tools[index] for index in (*shown_at, *late_at)])
     return ChatRequest(
         messages=messages,
         messages_json=openai_messages(messages) if tools else b"[]",
         model=wire.model,
         tools=tuple(tools[index] for index in shown_at),
-        late_tools=tuple(late),
+        late_tools=tuple(tools[index] for index in late_at),
         tool_choice=choice,
         parallel_tool_calls=is_parallel,
         params=sampling.params,
