@@ -185,7 +185,7 @@ def _check_part(part: WirePart, at: str) -> None:
     check_shown(part, at, "part")
     given = [name for name in ("text", "function_call", "function_response") if getattr(part, name) is not None]
     if len(given) != 1:
-        raise InvalidRequest("A part has one of text, functionCall and functionResponse.", param=at)
+        raise InvalidRequest("A part must have exactly one of text, functionCall and functionResponse.", param=at)
 
 
 def check_shown(struct: msgspec.Struct, at: str, what: str) -> None:
@@ -217,7 +217,7 @@ def _is_nothing(value: msgspec.Raw) -> bool:
 def _only_text(part: WirePart, at: str) -> str:
     _check_part(part, at)
     if part.text is None or part.thought:
-        raise InvalidRequest("A system text has text parts alone.", param=at)
+        raise InvalidRequest("systemInstruction can have only text parts.", param=at)
     return part.text
 
 
