@@ -131,7 +131,7 @@ def test_each_client_finds_the_session_in_its_environment(server: str) -> None:
     assert not Path(found["CODEX_HOME"]).exists(), "the settings are gone"
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(root)
-    assert "no turn was made; the command did not ask its server" in done.stderr
+    assert "no turn was made; the command sent the session no request" in done.stderr
 
 
 def test_the_exit_code_is_the_command_s(server: str, tmp_path: Path) -> None:
@@ -150,7 +150,12 @@ def test_what_stops_the_start_is_one_line_and_2(server: str, tiny: Path, tmp_pat
         (["--url", server, "--"], "run needs a COMMAND"),
         (["--url", server, "--model", "x", "--", "true"], "--model is for one that is started here"),
         (["--url", "http://127.0.0.1:9", "--", "true"], "no session at http://127.0.0.1:9: the server does not answer"),
-        (["--url", "nowhere", "--", "true"], "no session at nowhere: the server does not answer"),
+        (["--url", "nowhere", "--", "true"], "--url: 'nowhere' is no address: write it as http://HOST:PORT"),
+        (
+            ["--url", f"{server}/v1", "--", "true"],
+            "is more than the server's address: leave out /v1",
+        ),
+        (["true"], "unexpected argument true; the command of an agent stands after -- (see stenograph run --help)"),
         (["--samples", str(tmp_path / "no" / "file"), "--", "true"], "--samples: cannot write"),
         (["--sample", "x", "--", "true"], "unknown flag --sample; did you mean --samples?"),
         (["--engine", "vllm", "--", "true"], "give --engine-url"),
@@ -173,6 +178,14 @@ def test_a_server_with_a_key_is_asked_with_it_and_so_does_the_agent(tiny: Path, 
     assert done.returncode == 3, done.stderr
     assert samples.stat().st_size > 0
     assert "secret" not in done.stderr
+
+
+def test_a_key_that_is_missing_or_wrong_is_said_with_the_flag_for_it(tiny: Path) -> None:
+    with running("--model", str(tiny), "--api-key", "secret") as (url, _):
+        for keys, what in (((), "a key"), (("--api-key", "other"), "another key than the given one")):
+            done = run("--url", url, *keys, "--", "true")
+            assert done.returncode == 2
+            assert f"the server requires {what}: set --api-key or STENOGRAPH_API_KEY" in done.stderr
 
 
 def test_a_signal_goes_to_the_command_and_the_samples_are_written_all_the_same(server: str, tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ TEXT_CHARS = BODY_BYTES // 3
 REST_BYTES = 2 * 2**20 - 1000
 """The same of what may stand beside the messages."""
 
+GEMINI = "/v1beta/models/m:generateContent"
+
 TEMPLATE = (
     "{{ tools | tojson if tools }}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
@@ -96,6 +98,37 @@ def chat(*messages: dict[str, Any], **fields: Any) -> bytes:
 def messages(*messages: dict[str, Any], **fields: Any) -> bytes:
     """A body for Anthropic's Messages."""
     return chat(*messages, max_tokens=100, **fields)
+
+
+def contents(*contents: dict[str, Any], **fields: Any) -> bytes:
+    """A body for Gemini."""
+    return json.dumps({"contents": list(contents), **fields}, separators=(",", ":")).encode()
+
+
+def answered_calls(num: int) -> bytes:
+    """So many calls, and their results in the other order."""
+    named = [{"id": f"c{number}", "name": "f"} for number in range(num)]
+    return contents(
+        {"parts": [{"text": "a"}]},
+        {"role": "model", "parts": [{"functionCall": call} for call in named]},
+        {"parts": [{"functionResponse": {**call, "response": {}}} for call in reversed(named)]},
+    )
+
+
+def items(*items: dict[str, Any], **fields: Any) -> bytes:
+    """A body for Responses."""
+    return json.dumps({"input": list(items), **fields}, ensure_ascii=False).encode()
+
+
+def deferred_tools(num: int) -> bytes:
+    """A body for Messages with so many deferred tools, each brought in by a reference."""
+    found = [{"type": "tool_reference", "tool_name": f"f{number}"} for number in range(num)]
+    return messages(
+        user("a"),
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f0", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": found}]},
+        tools=[{"name": f"f{number}", "input_schema": {}, "defer_loading": number > 0} for number in range(num)],
+    )
 
 
 def tool(name: str, **parameters: Any) -> dict[str, Any]:
@@ -297,6 +330,86 @@ TABLE = [
         name="messages: counted",
         path="/v1/messages/count_tokens",
         bodies=lambda: [messages(user("<div class='a'>text</div>\n" * (TEXT_CHARS // 27)))],
+    ),
+    Worst(name="messages: deferred tools", path="/v1/messages", bodies=lambda: [deferred_tools(1_000)]),
+    Worst(name="gemini: a long text", path=GEMINI, bodies=lambda: [contents({"parts": [{"text": "<" * TEXT_CHARS}]})]),
+    Worst(name="gemini: many", path=GEMINI, bodies=lambda: [contents(*[{"parts": [{"text": "hello"}]}] * (2**15 - 1))]),
+    Worst(
+        name="gemini: small parts",
+        path=GEMINI,
+        bodies=lambda: [contents({"parts": [{"text": "a"}] * 8_000})],
+    ),
+    Worst(
+        name="gemini: parts of many", path=GEMINI, bodies=lambda: [contents(*[{"parts": [{"text": "a"}] * 900}] * 1000)]
+    ),
+    Worst(
+        name="gemini: too many parts",
+        path=GEMINI,
+        bodies=lambda: [contents({"parts": [{"text": "a"}] * (BODY_BYTES // 15)})],
+        status=400,
+    ),
+    Worst(name="gemini: small results", path=GEMINI, bodies=lambda: [answered_calls(1_200)]),
+    Worst(name="gemini: parts on the loop", path=GEMINI, bodies=lambda: [contents({"parts": [{"text": "a"}] * 2_300})]),
+    Worst(name="gemini: results on the loop", path=GEMINI, bodies=lambda: [answered_calls(300)]),
+    Worst(name="gemini: results", path=GEMINI, bodies=lambda: [answered_calls(32_000)]),
+    Worst(
+        name="gemini: tools",
+        path=GEMINI,
+        bodies=lambda: [
+            contents({"parts": [{"text": "a"}]}, tools=[{"functionDeclarations": [{"name": "f"}] * (BODY_BYTES // 15)}])
+        ],
+        status=400,
+    ),
+    Worst(
+        name="gemini: snake case",
+        path=GEMINI,
+        bodies=lambda: [
+            b'{"a_b":1,"contents":' + b"[" * 300 + b'"' + b"_" * (BODY_BYTES // 4) + b'"' + b"]" * 300 + b"}"
+        ],
+        status=400,
+    ),
+    Worst(
+        name="responses: a long text",
+        path="/v1/responses",
+        bodies=lambda: [items(user("<" * TEXT_CHARS), tools=[{"type": "function", "name": "f"}])],
+    ),
+    Worst(name="responses: many", path="/v1/responses", bodies=lambda: [items(*[user("hello")] * 32_768)]),
+    Worst(
+        name="responses: parts of many",
+        path="/v1/responses",
+        bodies=lambda: [items(*[{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 900}] * 1000)],
+    ),
+    Worst(
+        name="responses: too many parts",
+        path="/v1/responses",
+        bodies=lambda: [items({"role": "user", "content": [{"type": "input_text", "text": "a"}] * (BODY_BYTES // 37)})],
+        status=400,
+    ),
+    Worst(
+        name="responses: calls",
+        path="/v1/responses",
+        bodies=lambda: [
+            items(
+                user("a"),
+                *[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 16_000,
+                *[{"type": "function_call_output", "call_id": "c", "output": "ok"}] * 16_000,
+            )
+        ],
+    ),
+    Worst(
+        name="responses: found tools",
+        path="/v1/responses",
+        bodies=lambda: [
+            items(
+                user("a"),
+                {"type": "tool_search_call", "call_id": "c", "arguments": {}},
+                {
+                    "type": "tool_search_output",
+                    "call_id": "c",
+                    "tools": [{"type": "function", "name": f"f{number}"} for number in range(2_500)],
+                },
+            )
+        ],
     ),
     Worst(
         name="unknown",

@@ -177,7 +177,10 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         typed = unknown[0].split("=")[0]  # without its value, which may be a key
         what = "unknown flag" if typed.startswith("-") else "unexpected argument"
         near = _nearest_flag(typed, found.command)
-        commands[found.command].error(f"{what} {typed}{f'; did you mean {near}?' if near else ''}")
+        advice = f"; did you mean {near}?" if near else ""
+        if found.command == RUN and not typed.startswith("-"):
+            advice = "; the command of an agent stands after --"
+        commands[found.command].error(f"{what} {typed}{advice}")
     return found
 
 

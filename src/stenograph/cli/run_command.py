@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
 from stenograph.cli.agent_environment import agent_environment, write_agent_settings
 from stenograph.cli.run_report import report_lines
@@ -83,6 +84,7 @@ def run_command(options: RunOptions) -> int:
         raise StartupError(
             f"--url names a running server, and {options.serve_flags[0]} is for one that is started here: leave one out"
         )
+    _check_url(options.url)
     _check_samples(options.samples)
     program = options.command[0]
     if shutil.which(program) is None:
@@ -109,6 +111,17 @@ def run_command(options: RunOptions) -> int:
 def _say(line: str) -> None:
     """A line of ours: stdout is the command's."""
     print(f"stenograph: {line}", file=sys.stderr, flush=True)
+
+
+def _check_url(url: str | None) -> None:
+    """Raise StartupError for a text that is no server's address."""
+    if url is None:
+        return
+    path = urlsplit(url).path.rstrip("/") if url.startswith(("http://", "https://")) else None
+    if path is None:
+        raise StartupError(f"--url: {url!r} is no address: write it as http://HOST:PORT")
+    if path.endswith("/v1") or "/sessions/" in path:
+        raise StartupError(f"--url: {url!r} is more than the server's address: leave out {path}")
 
 
 def _check_samples(file: Path | None) -> None:

@@ -15,7 +15,7 @@ def report_lines(calls: ServerCalls, session_id: str) -> Iterator[str]:
     strands = cast("list[dict[str, object]]", metadata["strands"])
     sampled = sum(cast("int", row["sampled_tokens"]) for row in rows)
     if not strands:
-        yield f"session {session_id}: no turn was made" + ("" if rows else "; the command did not ask its server")
+        yield f"session {session_id}: no turn was made" + ("" if rows else "; the command sent the session no request")
     else:
         num_turns = sum(cast("int", strand["num_turns"]) for strand in strands)
         yield (

@@ -99,9 +99,13 @@ class ServerCalls:
                 return cast("bytes", response.read())
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
+            if error.code == http.HTTPStatus.UNAUTHORIZED:
+                what = "another key than the given one" if self._headers else "a key"
+                raise CallFailed(f"the server requires {what}: set --api-key or STENOGRAPH_API_KEY") from error
             raise CallFailed(f"{method} {path.split('?', maxsplit=1)[0]}: {error.code} {_message_of(text)}") from error
         except urllib.error.URLError as error:
-            raise CallFailed(f"the server does not answer: {error.reason}") from error
+            reason = error.reason.strerror if isinstance(error.reason, OSError) else None
+            raise CallFailed(f"the server does not answer: {reason or error.reason}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise CallFailed(f"the server does not answer: {error}") from error
 

@@ -73,8 +73,8 @@ class EngineSettings:
     weight_version: str | None = setting(
         None,
         text(),
-        "Name of the weights that the engine starts with, where it reports none; a number suits trainers that reckon"
-        " with versions.",
+        "Name of the weights that the engine starts with, where it reports none; give a number if the trainer"
+        " compares versions.",
         shown="0 with the embedded engine, none with others",
     )
     replay: ReplayKind = setting(

@@ -30,7 +30,8 @@ _HTML = f"""<!doctype html>
 <p>A session server that keeps the exact tokens of agent rollouts.</p>
 <ul>
 {"".join(f'<li><a href="{path}"><code>{path}</code></a>: {escape(what)}</li>' + chr(10) for path, what in LINKS)}</ul>
-<p><code>POST /sessions</code> opens a session and answers with the <code>base_url</code> for an OpenAI client.
+<p><code>POST /sessions</code> opens a session and answers with its addresses: <code>base_url</code> for a client of
+OpenAI's (Chat Completions, Responses), <code>root_url</code> for one of Anthropic's (Messages) or Google's (Gemini).
 A server with keys asks for one on the last two pages.</p>
 </body>
 </html>

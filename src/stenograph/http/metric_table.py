@@ -172,9 +172,7 @@ ABORTED_TOKENS = _counter(
     "stenograph_aborted_tokens_total", "Tokens of turns that the engine ended early, with finish reason abort."
 )
 WASTED_TOKENS = _counter("stenograph_wasted_tokens_total", "Sampled tokens of turns that failed or were abandoned.")
-REWRITES = _counter(
-    "stenograph_rewrites_total", "Changes to what clients sent, by their rules.", label="rule", is_open=True
-)
+REWRITES = _counter("stenograph_rewrites_total", "Changes to what clients sent, by rule.", label="rule", is_open=True)
 DISCARDED_TURNS = _counter(
     "stenograph_discarded_turns_total", "Committed turns that a later turn of their session replaced."
 )

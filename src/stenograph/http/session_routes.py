@@ -83,7 +83,7 @@ _SENT_BYTES = 256 * 1024
 
 
 class OpenedSession(TypedDict):
-    """A new session. `base_url` is for an OpenAI client, `root_url` for one that adds `/v1` or `/v1beta` itself."""
+    """A new session. `base_url` is for a client of OpenAI's, `root_url` for one that adds `/v1` or `/v1beta` itself."""
 
     session_id: Hex32
     base_url: str

@@ -68,8 +68,8 @@ class SessionSettings:
     canonical: str = setting(
         "default",
         text(),
-        "The rules that rewrite chats, for sessions that do not say which they want: `default`, `off`, or names, with"
-        " commas between, that add to the default.",
+        "The rules that rewrite requests, for sessions that name none: `default`, `off`, or the names of rules that are"
+        " added to the default ones, separated by commas.",
     )
     require_logprobs: RequiredLogprobs | None = setting(
         None,

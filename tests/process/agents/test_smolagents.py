@@ -82,17 +82,21 @@ async def test_plans_are_samples_of_their_own(smolagents: Any, talking: Talking)
         assert len(await samples_of(talk, base_url)) == 3
 
 
-async def test_a_tool_s_error_loses_nothing_of_a_tree(smolagents: Any, talking: Talking) -> None:
+@pytest.mark.parametrize("history", ["strands", "tree"])
+async def test_a_tool_s_error_loses_nothing(smolagents: Any, talking: Talking, history: str) -> None:
+    """The calls are left out of the request after the error: it is a fork of the strand, another root of the tree."""
     async with talking("I break it.\n" + call("shell", '{"command": "break"}'), LOOK, ANSWER) as talk:
-        base_url = await talk.open_session(history="tree")
+        base_url = await talk.open_session(history=history)
         await run(agent_of(smolagents, base_url), "What is here?")
-        assert len(await samples_of(talk, base_url)) == 2, "the calls are left out of the request after the error"
+        assert len(await samples_of(talk, base_url)) == 2
 
 
-async def test_a_tool_s_error_replaces_the_turn_of_a_strand_and_says_so(smolagents: Any, talking: Talking) -> None:
+async def test_a_tool_s_error_replaces_the_turn_of_a_linear_session_and_says_so(
+    smolagents: Any, talking: Talking
+) -> None:
     broken = "I break it.\n" + call("shell", '{"command": "break"}')
     async with talking(broken, LOOK, ANSWER) as talk:
-        base_url = await talk.open_session()
+        base_url = await talk.open_session(history="linear")
         await run(agent_of(smolagents, base_url), "What is here?")
         (sample,) = await talk.samples(base_url)
         first = next(iter(talk.engine.drawn.values()))

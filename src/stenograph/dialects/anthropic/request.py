@@ -4,7 +4,7 @@ Every field is honoured, recorded or refused (fields.py); nothing is accepted an
 by a JSON pointer. Blocks are blocks.py's, replies reply.py's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -90,23 +90,23 @@ def decode_messages(
     if reader.read.failed:
         recorded["is_error"] = msgspec.json.encode(reader.read.failed).decode()
     shown_at = tuple(index for index, tool in enumerate(wire.tools or ()) if not tool.defer_loading)
-    late = [by_name[name] for name in reader.read.references if name not in {tools[index].name for index in shown_at}]
+    late_at = _late(tools, shown_at, reader.read.references)
     messages = tuple(reader.read.messages)
     sampling = _sampling(wire)
-    choice, is_parallel = _tool_choice(wire.tool_choice, [*(tools[index] for index in shown_at), *late])
+    choice, is_parallel = _tool_choice(wire.tool_choice, [tools[index] for index in (*shown_at, *late_at)])
     return ChatRequest(
         messages=messages,
         messages_json=openai_messages(messages) if tools else b"[]",
         model=wire.model,
         tools=tuple(tools[index] for index in shown_at),
-        late_tools=tuple(late),
+        late_tools=tuple(tools[index] for index in late_at),
         tool_choice=choice,
         parallel_tool_calls=is_parallel,
         params=sampling.params,
         said=sampling.said,
         spelling=MessagesSpelling(
             places=tuple(reader.read.places),
-            tools=(*shown_at, *(tools.index(tool) for tool in late)),
+            tools=(*shown_at, *late_at),
             grammar=sampling.constraint.param,
             max_tokens=wire.max_tokens,
             omits_thinking=wire.thinking is not None and wire.thinking.display == "omitted",
@@ -190,9 +190,17 @@ def _blame_unknown_type(body: bytes, error: InvalidRequest) -> None:
         raise _unknown_tool_type(kind, int(index)) from error
 
 
+def _late(tools: Sequence[Tool], shown_at: Sequence[int], references: Iterable[str]) -> list[int]:
+    """The places of the tools that results refer to, and that are not shown from the beginning."""
+    places = {tool.name: index for index, tool in enumerate(tools)}
+    shown_names = {tools[index].name for index in shown_at}
+    return [places[name] for name in references if name not in shown_names]
+
+
 def _deferred(tools: Sequence[Tool], shown_at: Sequence[int]) -> tuple[AppliedRewrite, ...]:
     """The deferred tools, which the list of tools in the prompt does not have."""
-    names = [tool.name for index, tool in enumerate(tools) if index not in set(shown_at)]
+    shown_too = set(shown_at)
+    names = [tool.name for index, tool in enumerate(tools) if index not in shown_too]
     if not names:
         return ()
     before = kept_text(msgspec.json.encode(names).decode())

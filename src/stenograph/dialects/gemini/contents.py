@@ -6,8 +6,11 @@ messages before a reply are the same, whatever follows that reply.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import repeat
+from operator import is_
 
 import msgspec
 
@@ -182,19 +185,28 @@ def _check_part(part: WirePart, at: str) -> None:
     check_shown(part, at, "part")
     given = [name for name in ("text", "function_call", "function_response") if getattr(part, name) is not None]
     if len(given) != 1:
-        raise InvalidRequest("A part has one of text, functionCall and functionResponse.", param=at)
+        raise InvalidRequest("A part must have exactly one of text, functionCall and functionResponse.", param=at)
 
 
 def check_shown(struct: msgspec.Struct, at: str, what: str) -> None:
     """Raise UnrenderableMessage for a field whose data is no text, unless it asks for nothing."""
-    for one in msgspec.structs.fields(struct):
-        value = getattr(struct, one.name)
-        if one.type == NotShown and isinstance(value, msgspec.Raw) and not _is_nothing(value):
+    names = _not_shown(type(struct))
+    if all(map(is_, map(getattr, repeat(struct), names), repeat(msgspec.UNSET))):
+        return
+    for name, encode_name in names.items():
+        value = getattr(struct, name)
+        if value is not msgspec.UNSET and not _is_nothing(value):
             raise UnrenderableMessage(
-                f"A {what} with {one.encode_name} cannot be shown to the model; only text, functions and their results"
+                f"A {what} with {encode_name} cannot be shown to the model; only text, functions and their results"
                 " can.",
-                param=f"{at}/{one.encode_name}",
+                param=f"{at}/{encode_name}",
             )
+
+
+@cache
+def _not_shown(struct: type[msgspec.Struct]) -> Mapping[str, str]:
+    """The fields of a struct whose data is no text: their names here, and in JSON."""
+    return {one.name: one.encode_name for one in msgspec.structs.fields(struct) if one.type == NotShown}
 
 
 def _is_nothing(value: msgspec.Raw) -> bool:
@@ -205,7 +217,7 @@ def _is_nothing(value: msgspec.Raw) -> bool:
 def _only_text(part: WirePart, at: str) -> str:
     _check_part(part, at)
     if part.text is None or part.thought:
-        raise InvalidRequest("A system text has text parts alone.", param=at)
+        raise InvalidRequest("systemInstruction can have only text parts.", param=at)
     return part.text
 
 

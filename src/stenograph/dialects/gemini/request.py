@@ -96,7 +96,7 @@ def decode_count(body: bytes, *, model: str, unknown_fields: UnknownFields = Unk
         return decode_gemini(body, model=model, stream=False, is_sse=False, unknown_fields=unknown_fields)
     if len(sent) > 1:
         raise InvalidRequest(
-            "generateContentRequest is a whole request: leave the other fields out, or it.",
+            "generateContentRequest is a whole request: send it alone, or send its fields without it.",
             param="/generateContentRequest",
         )
     try:

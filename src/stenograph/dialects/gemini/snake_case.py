@@ -23,9 +23,15 @@ def in_camel_case(body: bytes) -> bytes:
     return bytes(convert_errors(lambda: _respelled(Raw(body), "", ""), at=""))
 
 
+MAX_STEPS = 12
+"""Steps from a body to the deepest name of this API, and more: each is a copy of what is below it."""
+
+
 def _respelled(raw: Raw, name: str, at: str) -> Raw:
     """A value that stands under `name`."""
     text = bytes(raw).lstrip()
+    if at.count("/") > MAX_STEPS:
+        return raw
     if text.startswith(b"["):
         items = [_respelled(one, name, f"{at}/{index}") for index, one in enumerate(_LIST.decode(raw))]
         return Raw(msgspec.json.encode(items))

@@ -37,6 +37,9 @@ _TEXT = msgspec.json.Decoder(str)
 _ROLES = {str(role): role for role in (Role.USER, Role.ASSISTANT, Role.SYSTEM, Role.DEVELOPER)}
 _LEADING = (Role.SYSTEM, Role.DEVELOPER)
 
+MAX_REFERRED_CHARS = 32 * 2**20
+"""Most text that the references of one request stand for: each is small, and what it names may not be."""
+
 
 class MessagePlace(NamedTuple):
     """Pointers of a message: its own, that of its role, that of its text, and those of its calls."""
@@ -93,6 +96,7 @@ class ItemMessages:
         self.turns: set[str] = set()
         """The turns that ids of items name."""
         self._past = past
+        self._num_referred_chars = 0
         self._open: _OpenReply | None = None
         self._is_leading = all(message.role in _LEADING for message in before)
 
@@ -174,7 +178,7 @@ class ItemMessages:
             self._open = _OpenReply(at, turn)
         if not text and named is not None and self._past is not None and not self._open.reasonings:
             reply = self._past.reply_of(named)
-            text = "" if reply is None else reply.reasoning or ""
+            text = self._referred("" if reply is None else reply.reasoning or "", f"{at}/encrypted_content")
         if text:
             self._open.reasonings.append(text)
 
@@ -208,15 +212,25 @@ class ItemMessages:
                 if self._open is None or self._open.turn != known.turn:
                     self.end()
                     self._open = _OpenReply(at, known.turn)
-                self._open.reasonings = [reply.reasoning]
+                self._open.reasonings = [self._referred(reply.reasoning, f"{at}/id")]
             case "msg":
-                self._reply(str(known), at).say(reply.content or "")
+                self._reply(str(known), at).say(self._referred(reply.content or "", f"{at}/id"))
             case _:
                 if known.number >= len(reply.tool_calls):
                     return False
                 call = reply.tool_calls[known.number]
-                self._add_call(str(known), call.id, call.name, call.arguments, at)
+                arguments = self._referred(call.arguments, f"{at}/id")
+                self._add_call(str(known), call.id, call.name, arguments, at)
         return True
+
+    def _referred(self, text: str, at: str) -> str:
+        """A text that the client did not send. Raises InvalidRequest for more of it than a request may have."""
+        self._num_referred_chars += len(text)
+        if self._num_referred_chars > MAX_REFERRED_CHARS:
+            raise InvalidRequest(
+                f"The items that this request refers to have more than {MAX_REFERRED_CHARS} characters.", param=at
+            )
+        return text
 
     def _add_call(self, own_id: str | None, call_id: str, name: str, arguments: str, at: str) -> None:
         reply = self._reply(own_id, at)

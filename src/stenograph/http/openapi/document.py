@@ -50,7 +50,8 @@ _READING_JSON = (InvalidJson, InvalidRequest, BodyTooLarge, UnsupportedMediaType
 _WITHOUT_KEY = ("/", "/health", "/ready", "/metrics", "/openapi.json")
 _PATH_ID: Schema = {"name": "id", "in": "path", "required": True, "description": "The session.", "schema": ID}
 
-_ABOUT = """Sessions record the tokens that an agent's model sampled, behind an OpenAI-compatible API.
+_ABOUT = """Sessions record the tokens that an agent's model sampled, behind the APIs of OpenAI (Chat Completions,
+Completions, Responses), Anthropic (Messages) and Gemini.
 
 `HEAD` works wherever `GET` does. The wrong method for a route is 405 `method_not_allowed`, with `allow`. An unknown
 route is 404 `route_not_found`, or 403 `forbidden` below `/sessions/{id}/` and `/v1/`. A body whose `content-type` is

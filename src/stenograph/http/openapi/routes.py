@@ -187,7 +187,7 @@ _SESSIONS = (
     operation(
         "GET /sessions/{id}/ledger",
         "getLedger",
-        "Get the chats and completions that named the session",
+        "Get the ledger: the requests for turns that named the session",
         LedgerPage,
         parameters=_LEDGER_PAGE,
         errors=(InvalidRequest, *STORED),
@@ -195,7 +195,7 @@ _SESSIONS = (
     operation(
         "PUT /sessions/{id}/outcome",
         "putOutcome",
-        "Say the rollout's outcome, in place of one that it has",
+        "Set the rollout's outcome, or replace it",
         OutcomeView,
         body=PutOutcome,
         errors=(LimitExceeded, *STORED),

@@ -229,6 +229,19 @@ def test_references_stand_for_the_items_of_a_reply() -> None:
         assert error.param == "/input/0/id"
 
 
+def test_references_cannot_make_a_small_request_a_huge_one() -> None:
+    long = Message(role=Role.ASSISTANT, content="x" * 2**20, reasoning="y" * 2**20)
+
+    held = Past({TURN: PastLine(messages=(user("hi"), long), request_json=b"{}")})
+    for item in (
+        {"type": "item_reference", "id": f"msg_{TURN}"},
+        {"type": "item_reference", "id": f"rs_{TURN}"},
+        {"type": "reasoning", "summary": [], "encrypted_content": sealed(TURN)},
+    ):
+        assert decode([item, said("user", "on")] * 30, past=held).messages
+        assert (refused([item, said("user", "on")] * 33, past=held).param or "").startswith("/input/64/")
+
+
 def test_encrypted_reasoning_of_ours_is_what_was_reasoned_and_of_others_nothing() -> None:
     def reasoning(encrypted: str) -> str | None:
         item = {"type": "reasoning", "id": "rs_x", "summary": [], "encrypted_content": encrypted}
