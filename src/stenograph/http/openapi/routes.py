@@ -107,7 +107,7 @@ _PROBES = (
 )
 
 _TOKENS = (
-    operation("GET /v1/models", "listModels", "List the one model", ModelList, errors=(SessionNotFound,)),
+    operation("GET /v1/models", "listModels", "List the one model", ModelList, errors=(SessionNotFound, *STORED)),
     operation("POST /tokenize", "tokenize", "Tokenize a text", Tokens, body=Tokenize, errors=(TokenizationFailed,)),
     operation(
         "POST /detokenize", "detokenize", "Detokenize tokens", Text, body=Detokenize, errors=(TokenizationFailed,)
@@ -201,7 +201,14 @@ _SESSIONS = (
         errors=(LimitExceeded, *STORED),
     ),
     operation("GET /sessions/{id}/outcome", "getOutcome", "Get the rollout's outcome", OutcomeView, errors=STORED),
-    operation("POST /sessions/{id}/abort", "abortSession", "End the session's running turns", Aborted, body=Nothing),
+    operation(
+        "POST /sessions/{id}/abort",
+        "abortSession",
+        "End the session's running turns",
+        Aborted,
+        body=Nothing,
+        errors=STORED,
+    ),
     operation(
         "POST /backup",
         "backUp",
@@ -230,7 +237,7 @@ def _forwarded(described: Described) -> Iterator[Operation]:
                 summary=f"Forward to the engine's {entry}, unrecorded",
                 parameters=(SESSION_HEADER,) if prefix == "/" else (),
                 answers={"default": {"description": "The engine's own answer.", "content": ANY}},
-                errors=(InvalidRequest, SessionNotFound, BodyTooLarge, UpstreamUnreachable),
+                errors=(InvalidRequest, SessionNotFound, BodyTooLarge, UpstreamUnreachable, *STORED),
             )
 
 

@@ -164,7 +164,7 @@ def _messages() -> Iterator[Operation]:
         "Count the tokens of a request to Messages on a session",
         CountedTokens,
         body=WireMessagesRequest,
-        errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed),
+        errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed, LimitExceeded, *STORED),
         error_body=MessagesErrorBody,
     )
     for one, path, id_ in ((turn, MESSAGES_PATH, "message"), (count, COUNT_TOKENS_PATH, "countMessageTokens")):
@@ -220,7 +220,7 @@ def _gemini() -> Iterator[Operation]:
             TokenCount,
             body=WireGenerateRequest,
             parameters=(_MODEL_PARAMETER, *ours),
-            errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed, HistoryMismatch),
+            errors=(UnrenderableMessage, SessionNotFound, TokenizationFailed, HistoryMismatch, LimitExceeded, *STORED),
             error_body=GeminiErrorBody,
         )
 
@@ -266,7 +266,7 @@ _HELD = (
         "Get a response that the session holds",
         ResponseBody,
         parameters=(_RESPONSE_ID,),
-        errors=(InvalidRequest, RouteNotFound),
+        errors=(InvalidRequest, RouteNotFound, *STORED),
     ),
     operation(
         "GET /v1/responses/{response}",
@@ -274,7 +274,7 @@ _HELD = (
         "Get a response of the session that a header names",
         ResponseBody,
         parameters=(_RESPONSE_ID, SESSION_HEADER),
-        errors=(InvalidRequest, RouteNotFound, SessionNotFound),
+        errors=(InvalidRequest, RouteNotFound, SessionNotFound, *STORED),
     ),
 )
 
