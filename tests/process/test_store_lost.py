@@ -1,0 +1,71 @@
+"""A server whose store fails for good refuses what it cannot keep, ends, and says so by its exit code."""
+
+import asyncio
+import re
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stenograph.testing.standins.planned_server import ReplyScript
+from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.testing.tiny.llama import write_tiny_folder
+
+from .test_kill import END, server
+
+pytestmark = pytest.mark.timeout(120)
+
+
+async def test_a_server_that_cannot_write_any_more_ends_with_exit_code_74_and_has_what_it_acknowledged(
+    tmp_path: Path,
+) -> None:
+    model = write_tiny_folder(tmp_path / "tiny")
+    hello = {"messages": [{"role": "user", "content": "hello"}]}
+    async with SGLangServer(answers=lambda _: ReplyScript(ids=(5, END), matched=END), stop_id=END) as engine:
+        flags = ("--model", str(model), "--family", "smollm2", "--engine", "sglang-generate", "--engine-url")
+        command = (sys.executable, "-m", "stenograph.cli.main", "serve", "--port", "0", *flags, engine.url)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            *("--data-dir", str(tmp_path / "data"), "--log-level", "error"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            found = re.search(r"(http://127\.0\.0\.1:\d+) \(model", (await process.stdout.readline()).decode())
+            assert found is not None
+            async with aiohttp.ClientSession(found[1]) as client:
+                session = await opened(client)
+                kept, lost = f"/sessions/{session}", f"/sessions/{await opened(client)}"
+                async with client.post(f"{kept}/v1/chat/completions", json=hello) as answer:
+                    assert answer.status == 200
+                most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1024, most))  # no write beyond this place
+                async with client.post(f"{lost}/v1/chat/completions", json=hello) as answer:
+                    refusal = await answer.json()
+                    assert (answer.status, refusal["error"]["code"]) == (503, "storage_unavailable")
+            _, said, code = await asyncio.gather(process.stdout.read(), process.stderr.read(), process.wait())
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert code == 74
+        assert said.decode().splitlines()[-1].startswith("stenograph: the store of --data-dir has failed:"), said
+        async with server(tmp_path / "data", model, engine) as (_, url), aiohttp.ClientSession(url) as client:
+            views = [await view(client, path) for path in (kept, lost)]
+    assert [len(one["records"]) for one in views] == [1, 0]
+
+
+async def opened(client: aiohttp.ClientSession) -> str:
+    async with client.post("/sessions", json={}) as answer:
+        return str((await answer.json())["session_id"])
+
+
+async def view(client: aiohttp.ClientSession, path: str) -> Any:
+    async with client.get(path) as answer:
+        assert answer.status == 200
+        return await answer.json()
