@@ -1,6 +1,6 @@
-"""The command line: `serve`, `run`, `verify`, `fetch`, `inspect`, `check`, `bench`. Flags are the settings' rows.
+"""The command line: `serve`, `run`, `verify`, `fetch`, `inspect`, `check`, `export`, `bench`. Flags are settings' rows.
 
-Owns exit codes: 0 when all went well, 1 when `verify` or `check` found that it does not hold, 2 for whatever stops the
+Owns exit codes: 0 when all went well, 1 when `verify`, `check` or `export` found a fault, 2 for whatever stops the
 start or the check (one line on stderr), 74 when the store of `serve` has failed, 130 for an interrupt, also where
 `serve` drained after it; `run` has its own.
 """
@@ -13,13 +13,15 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import uvloop
 
 from stenograph import __version__
 from stenograph.cli.bench_command import BENCH, become_bench
+from stenograph.cli.export_command import EXPORT, EXPORT_SETTINGS, ExportOptions, export_folder
 from stenograph.cli.logs import LogFormat, LogProgress, logging_to_stderr
 from stenograph.cli.run_command import RUN, RUN_EXAMPLES, RunOptions, run_command, split_command
 from stenograph.cli.settings_table import (
@@ -34,6 +36,7 @@ from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.nearest import nearest_name
 from stenograph.core.settings import Setting
+from stenograph.dialects.sessions import SAMPLE_FORMATS
 from stenograph.engine.settings import EngineKind
 from stenograph.http.app import serve
 from stenograph.model.fetch import resolve_model
@@ -65,7 +68,11 @@ FETCH_SETTINGS = ("model", "engine", "engine_url", "cache_dir")
 """The settings that `fetch` reads."""
 
 _ALL = {setting.name for setting in SETTINGS}
-_SETTINGS_OF = {"serve": _ALL, RUN: _ALL, "fetch": FETCH_SETTINGS, VERIFY: VERIFY_SETTINGS}
+_SETTINGS_OF = {"serve": _ALL, RUN: _ALL, "fetch": FETCH_SETTINGS, VERIFY: VERIFY_SETTINGS, EXPORT: EXPORT_SETTINGS}
+
+
+_OWN_FLAGS = {RUN: ("--url", "--samples"), EXPORT: ("--out", "--format", "--include-side", "--include-failed")}
+"""Flags that are no settings."""
 
 
 class _SectionedHelp(argparse.RawDescriptionHelpFormatter):
@@ -89,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments, agent = split_command(arguments)
     options = vars(_parsed(arguments))
     try:
-        if options["command"] in (INSPECT, CHECK):
-            return _look(**options)
+        if options["command"] in (INSPECT, CHECK, EXPORT):
+            return _look(options)
         if options["command"] == RUN:
             return run_command(_run_options(options, agent))
         return _run_logged(options.pop("command"), options.pop("config"), options)
@@ -104,11 +111,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _look(command: str, folder: Path, session: str | None = None) -> int:
-    """Look at what a server kept, which needs no settings; returns the exit code. Raises StartupError."""
+def _look(options: dict[str, Any]) -> int:
+    """Look at what a server kept; returns the exit code. Raises StartupError."""
+    command, progress = options.pop("command"), StreamProgress(sys.stderr)
     if command == INSPECT:
-        return inspect_folder(folder, session, out=sys.stdout)
-    return check_folder(folder, out=sys.stdout, progress=StreamProgress(sys.stderr))
+        return inspect_folder(**options, out=sys.stdout)
+    if command == CHECK:
+        return check_folder(**options, out=sys.stdout, progress=progress)
+    wanted = ExportOptions(**{field.name: options.pop(field.name) for field in fields(ExportOptions)})
+    settings = load_settings(options, os.environ, options.pop("config"))
+    return export_folder(wanted, settings, out=sys.stdout, progress=progress)
 
 
 def _run_logged(command: str, config: Path | None, options: Mapping[str, object]) -> int:
@@ -186,7 +198,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _nearest_flag(typed: str, command: str) -> str | None:
     """The flag of `command` that was clearly meant by `typed`, or None."""
-    own = ("--url", "--samples") if command == RUN else ()
+    own = _OWN_FLAGS.get(command, ())
     flags = ("--config", "--help", *own, *(s.flag for s in SETTINGS if s.name in _SETTINGS_OF.get(command, ())))
     near = nearest_name(typed.lstrip("-"), (flag.removeprefix("--") for flag in flags))
     return None if near is None or f"--{near}" == typed else f"--{near}"
@@ -227,7 +239,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 it could not be checked,"
         " because a file cannot be read or the engine does not answer.",
     )
-    _add_store_commands(commands.add_parser)
+    exporting = _add_store_commands(commands.add_parser)
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
     groups = {title: serving.add_argument_group(title) for title in SECTIONS}
     groups_of_run = {title: running.add_argument_group(title) for title in SECTIONS}
@@ -239,13 +251,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
             _add_flag(fetching.add_argument, setting)
         if setting.name in _SETTINGS_OF[VERIFY]:
             _add_flag(verifying.add_argument, setting)
-    for command in (serving, running, fetching, verifying):
+        if setting.name in _SETTINGS_OF[EXPORT]:
+            _add_flag(exporting.add_argument, setting)
+    for command in (serving, running, fetching, verifying, exporting):
         command.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
     return parser, commands.choices
 
 
-def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
-    """The commands that look at what a server kept; they read no settings."""
+def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """The commands that look at what a server kept; of them `export`, which is given, reads settings."""
     inspecting = add_parser(
         INSPECT,
         help="list the sessions that a server kept, or the turns of one",
@@ -259,9 +273,26 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> N
         " and the sums of its session. Changes nothing, and needs no server: a folder that one holds is refused. Exit"
         " code: 0 all is whole, 1 a fault was found, each on a line, 2 it could not be checked.",
     )
-    for command in (inspecting, checking):
+    exporting = add_parser(
+        EXPORT,
+        allow_abbrev=False,
+        help="write the samples of all sessions that a server kept",
+        description="Write the training samples of every session in a folder of --data-dir, each in its own file,"
+        " as the server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
+        " were made. Exit code: 0 all were exported, 1 a session could not be, each on a line, 2 nothing was begun.",
+    )
+    for command in (inspecting, checking, exporting):
         command.add_argument("folder", type=Path, metavar="DIR", help="the folder of --data-dir, or of a backup")
     inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
+    exporting.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new or empty folder")
+    exporting.add_argument(
+        "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the files. Default: safetensors."
+    )
+    exporting.add_argument("--include-side", action="store_true", help="strands of every kind, not of the work alone")
+    exporting.add_argument(
+        "--include-failed", action="store_true", help="also rollouts whose outcome is that infrastructure failed"
+    )
+    return exporting
 
 
 def _run_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:

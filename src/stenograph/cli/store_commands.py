@@ -18,6 +18,7 @@ from stenograph.session.shelf import shelved
 from stenograph.store.base import StoredSession
 from stenograph.store.codec.rows import RowDamaged
 from stenograph.store.look import StoreLook, looks
+from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, HarnessMatcher, Matcher
 from stenograph.trajectory.turn import Node
 
@@ -28,10 +29,10 @@ EXIT_FAULTS = 1
 _SHOWN_CHARS = 60
 
 
-def inspect_folder(folder: Path, session_id: str | None, *, out: TextIO) -> int:
+def inspect_folder(folder: Path, session: str | None, *, out: TextIO) -> int:
     """Write the sessions of a folder, or the turns of one. Raises StartupError, also if there is no such session."""
     with looks(folder) as files:
-        lines = _session_lines(files) if session_id is None else _turn_lines(_found(files, SessionId(session_id)))
+        lines = _session_lines(files) if session is None else _turn_lines(_found(files, SessionId(session)))
         for line in lines:
             print(line, file=out)
     return EXIT_WHOLE
@@ -59,13 +60,18 @@ def check_folder(folder: Path, *, out: TextIO, progress: Progress) -> int:
 def _checked(file: StoreLook, session_id: SessionId) -> tuple[int, list[str]]:
     """The number of a session's rows that were read, and what is wrong with them."""
     try:
-        stored = file.read(session_id)
-        if stored is None:
-            raise SessionDamaged(session_id, place="the list", problem="no rows have its id")
-        _restored(stored)
+        session = read_session(file, session_id)
     except SessionDamaged as error:
         return 0, [str(error)]
-    return len(stored.rows), []
+    return 1 + (0 if session.tail is None else session.tail.seq), []
+
+
+def read_session(file: StoreLook, session_id: SessionId, *, model: ModelMark | None = None) -> Session:
+    """A session that is listed, to be read. One of another `model` has a refusal. Raises SessionDamaged."""
+    stored = file.read(session_id)
+    if stored is None:
+        raise SessionDamaged(session_id, place="the list", problem="no rows have its id")
+    return _restored(stored, model)
 
 
 def _found(files: Sequence[StoreLook], session_id: SessionId) -> Session:
@@ -79,14 +85,14 @@ def _found(files: Sequence[StoreLook], session_id: SessionId) -> Session:
     raise StartupError(f"there is no session {session_id!r} in this folder")
 
 
-def _restored(stored: StoredSession) -> Session:
+def _restored(stored: StoredSession, model: ModelMark | None = None) -> Session:
     """A session from its rows. Its matcher is not needed here: nothing is matched."""
 
     def matcher_of(name: str) -> Matcher:
         return MATCHERS.get(name) or HarnessMatcher()
 
     try:
-        return restored_session(stored, matcher_of=matcher_of, model=None, now=0.0, wall=0.0)
+        return restored_session(stored, matcher_of=matcher_of, model=model, now=0.0, wall=0.0)
     except RowDamaged as error:
         raise SessionDamaged(stored.session_id, place="its last row", problem=str(error)) from error
 

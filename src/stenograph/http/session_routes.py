@@ -4,11 +4,10 @@ Large answers (records, samples, drift) are computed on the CPU pool, from a sna
 node does not change. The loop writes them out in pieces, and serves others between them.
 """
 
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict, TypeVar, cast
+from typing import TypedDict, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -32,13 +31,12 @@ from stenograph.dialects.sessions import (
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
 from stenograph.export.line_drift import line_drift
-from stenograph.export.lines import leaves, tree_metadata
+from stenograph.export.lines import leaves
 from stenograph.export.records import (
     SessionMetadata,
     SessionSummary,
     SessionView,
     WireOutcome,
-    discarded_json,
     outcome_json,
     records,
     session_id_of,
@@ -46,7 +44,7 @@ from stenograph.export.records import (
 )
 from stenograph.export.replay import ReplayShape
 from stenograph.export.safetensors import to_safetensors
-from stenograph.export.samples import EmptyReason, JsonSample, SampleSet, make_samples, to_json
+from stenograph.export.session_samples import SampleWishes, json_samples, session_metadata, session_samples
 from stenograph.export.strand_facts import SessionFacts, session_facts
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_json
@@ -60,9 +58,8 @@ from stenograph.session.manager import SessionManager
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.session import Session, SessionOptions
 from stenograph.trajectory.canonical import Canonical
-from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.matching import MATCHERS, Matcher
-from stenograph.trajectory.turn import Node, line_ids
+from stenograph.trajectory.turn import Node
 
 T = TypeVar("T")
 
@@ -126,14 +123,6 @@ class DriftReports(TypedDict):
 
     session_id: Hex32
     lines: Sequence[DriftedLine]
-
-
-class JsonSamples(TypedDict):
-    """A session's samples; `empty_reason` is set only if there are none."""
-
-    samples: Sequence[JsonSample]
-    session_metadata: Mapping[str, object]
-    empty_reason: EmptyReason | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +207,7 @@ class SessionRoutes:
 
         def metadata_and_drift() -> tuple[SessionMetadata, DriftReport | None]:
             report = None if latest is None else line_drift(latest, self.renderer)
-            return self._metadata(session.options, facts, latest, report, discarded), report
+            return session_metadata(session.options, facts, latest, report, discarded, self.renderer), report
 
         num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN
         metadata, report = await self.pool.run(metadata_and_drift, num_bytes=num_bytes)
@@ -302,17 +291,23 @@ class SessionRoutes:
         by_leaf = {leaf.id: report for leaf, report in reports}
         num_bytes = _BYTES_PER_TOKEN * sum(node.turn.num_tokens for node in nodes)
         made, metadata = await self.pool.run(
-            lambda: self._make_samples(facts, nodes, session.options, wire, by_leaf, discarded), num_bytes=num_bytes
+            partial(
+                session_samples,
+                facts,
+                nodes,
+                session.options,
+                by_leaf,
+                discarded,
+                wishes=self._wishes(wire),
+                renderer=self.renderer,
+                replay_shape=self.replay_shape,
+            ),
+            num_bytes=num_bytes,
         )
         self.manager.note_trained(session, made.num_trained)
         if wire.format == "json":
             token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
-            body: JsonSamples = {
-                "samples": as_list(to_json(sample, token_text=token_text) for sample in made.samples),
-                "session_metadata": metadata,
-                "empty_reason": made.empty_reason,
-            }
-            return json_in_pieces(self.share, body)
+            return json_in_pieces(self.share, json_samples(made, metadata, token_text=token_text))
         if wire.format == "arrow":
             try:
                 messages = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
@@ -331,62 +326,15 @@ class SessionRoutes:
             async for piece in self.share.pieces(message[start : start + _SENT_BYTES] for start in starts):
                 yield piece
 
-    def _make_samples(
-        self,
-        facts: SessionFacts,
-        nodes: Sequence[Node],
-        options: SessionOptions,
-        wire: SamplesRequest,
-        reports: Mapping[int, DriftReport],
-        discarded: Discarded,
-    ) -> tuple[SampleSet, SessionMetadata]:
-        """The samples of a session, and its metadata. Touches no session: it runs on a worker."""
-        told = {leaf_id: drift_json(report) for leaf_id, report in reports.items()}
-        made = make_samples(
-            nodes,
-            decode=self.renderer.tokenizer.decode,
+    def _wishes(self, wire: SamplesRequest) -> SampleWishes:
+        kinds = TRAINED_KINDS if wire.kinds is None else tuple(map(StrandKind, wire.kinds))
+        return SampleWishes(
+            kinds=tuple(StrandKind) if wire.include_side else kinds,
             max_seq_len=wire.max_seq_len,
-            max_trim_tokens=self.renderer.max_trim_tokens,
-            replay_shape=self.replay_shape,
-            metadata={**options.metadata, **(wire.metadata or {})},
-            mismatches={leaf_id: mismatches for leaf_id, mismatches in told.items() if mismatches is not None},
-            discarded=discarded_json(discarded),
-            session=facts,
-            kinds=_kinds(wire),
-            required=self.required_logprobs,
+            metadata=wire.metadata or {},
             include_failed=bool(wire.include_failed),
+            required=self.required_logprobs,
         )
-        latest = facts.latest
-        metadata = self._metadata(options, facts, latest, None if latest is None else reports[latest.id], discarded)
-        metadata["left_out"] = facts.left_out(made.left_out, made.failed)
-        return made, metadata
-
-    def _metadata(
-        self,
-        options: SessionOptions,
-        facts: SessionFacts,
-        latest: Node | None,
-        report: DriftReport | None,
-        discarded: Discarded,
-    ) -> SessionMetadata:
-        """The session's own metadata, overridden by the server's keys for the line to `latest` and for all strands."""
-        metadata: SessionMetadata = {
-            "accumulated_token_ids": line_ids(latest),
-            "max_trim_tokens": self.renderer.max_trim_tokens,
-            "discarded": discarded_json(discarded),
-            "strands": [strand.row() for strand in facts.strands],
-            "rewrites": Counter(one.rule for node in facts.nodes for one in node.turn.rewrites),
-        }
-        if facts.outcome is not None:
-            metadata["outcome"] = outcome_json(facts.outcome)
-        if facts.group is not None:
-            metadata["group"] = facts.group
-        mismatches = [] if report is None else drift_json(report)
-        if mismatches is not None:  # a line that the template cannot show was not compared
-            metadata["tito_session_mismatch"] = mismatches
-        if options.history is not HistoryKind.LINEAR:
-            metadata["tree"] = tree_metadata(facts.nodes)
-        return cast("SessionMetadata", {**options.metadata, **metadata})
 
     async def _drift_of(self, ends: Sequence[Node]) -> list[tuple[Node, DriftReport]]:
         """Each line's drift, one after the other: between two of them the worker is free for others."""
@@ -446,13 +394,6 @@ def _drifted_line(leaf: Node, report: DriftReport) -> DriftedLine:
         "unrenderable": report.unrenderable,
         "mismatches": drift_json(report),
     }
-
-
-def _kinds(wire: SamplesRequest) -> Sequence[StrandKind]:
-    """The kinds of strands that become samples."""
-    if wire.include_side:
-        return tuple(StrandKind)
-    return TRAINED_KINDS if wire.kinds is None else tuple(map(StrandKind, wire.kinds))
 
 
 def _strand(facts: SessionFacts, number: str) -> Node | None:

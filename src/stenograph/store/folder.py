@@ -31,17 +31,18 @@ class DataFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             _check_filesystem(path)
-            self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StartupError(f"--data-dir: cannot use the folder {str(path)!r}: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._lock)
+            os.close(lock)
             raise StartupError(held_message(path)) from error
         text = json.dumps({"pid": os.getpid(), "address": address}).encode()
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, text, 0)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, text, 0)
+        self._lock: int | None = lock
 
     def __repr__(self) -> str:
         return f"<DataFolder {str(self.path)!r}>"
@@ -67,8 +68,10 @@ class DataFolder:
         (self.path / RESERVE_NAME).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the folder."""
-        os.close(self._lock)
+        """Let go of the folder. Harmless when repeated."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
 
 def file_of(folder: Path, number: int = 0) -> Path:

@@ -34,6 +34,7 @@ from stenograph.dialects.sessions import (
 from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
 from stenograph.export.records import SessionView
+from stenograph.export.session_samples import JsonSamples
 from stenograph.http.control_routes import Health, ModelList, Readiness, Text, Tokens
 from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.operation import (
@@ -55,7 +56,6 @@ from stenograph.http.session_routes import (
     MAX_PAGE,
     Aborted,
     DriftReports,
-    JsonSamples,
     OpenedSession,
     OutcomeView,
     SessionPage,

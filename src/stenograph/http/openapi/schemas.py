@@ -37,10 +37,10 @@ from stenograph.dialects.openai.sampling import NOT_SAMPLING
 from stenograph.dialects.openai.sampling_fields import FieldRules, Rule
 from stenograph.dialects.responses.fields import RESPONSES_FIELDS
 from stenograph.dialects.settings import UnknownFields
+from stenograph.export.session_samples import JsonSamples
 from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.gemini_schemas import narrow_gemini
 from stenograph.http.openapi.responses import RESPONSES_PARTS, describe_responses
-from stenograph.http.session_routes import JsonSamples
 from stenograph.session.rewrite_rules import DEFAULT, OFF
 
 Schema = dict[str, Any]

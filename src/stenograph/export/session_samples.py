@@ -1,0 +1,121 @@
+"""A session's samples and its metadata for a trainer, whoever asks: a server's client, or `stenograph export`. Pure;
+work for the CPU pool."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict, cast
+
+from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.json_pieces import as_list
+from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
+from stenograph.core.types import LogprobsKind
+from stenograph.export.lines import tree_metadata
+from stenograph.export.records import SessionMetadata, discarded_json, outcome_json
+from stenograph.export.replay import ReplayShape
+from stenograph.export.samples import EmptyReason, JsonSample, SampleSet, make_samples, to_json
+from stenograph.export.strand_facts import SessionFacts
+from stenograph.render.drift import DriftReport
+from stenograph.render.drift import to_json as drift_json
+from stenograph.render.renderer import Renderer
+from stenograph.session.session import SessionOptions
+from stenograph.trajectory.history import Discarded
+from stenograph.trajectory.turn import Node, line_ids
+
+
+class JsonSamples(TypedDict):
+    """A session's samples; `empty_reason` is set only if there are none."""
+
+    samples: Sequence[JsonSample]
+    session_metadata: Mapping[str, object]
+    empty_reason: EmptyReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleWishes:
+    """The samples that are wanted: of which kinds of strands, how long at most, with which metadata beside a session's.
+
+    `required`: each trained token must have a log-probability of that kind.
+    """
+
+    kinds: Sequence[StrandKind] = TRAINED_KINDS
+    max_seq_len: int | None = None
+    metadata: Mapping[str, object] = field(default_factory=dict[str, object])
+    include_failed: bool = False
+    required: LogprobsKind | None = None
+
+
+def session_samples(
+    facts: SessionFacts,
+    nodes: Sequence[Node],
+    options: SessionOptions,
+    reports: Mapping[int, DriftReport],
+    discarded: Discarded,
+    *,
+    wishes: SampleWishes,
+    renderer: Renderer,
+    replay_shape: ReplayShape | None,
+) -> tuple[SampleSet, SessionMetadata]:
+    """The samples of a session, and its metadata. `reports` has the drift of each line by its last node's id.
+
+    Touches no session: it runs on a worker. Raises SamplesInconsistent.
+    """
+    told = {leaf_id: drift_json(report) for leaf_id, report in reports.items()}
+    made = make_samples(
+        nodes,
+        decode=renderer.tokenizer.decode,
+        max_seq_len=wishes.max_seq_len,
+        max_trim_tokens=renderer.max_trim_tokens,
+        replay_shape=replay_shape,
+        metadata={**options.metadata, **wishes.metadata},
+        mismatches={leaf_id: mismatches for leaf_id, mismatches in told.items() if mismatches is not None},
+        discarded=discarded_json(discarded),
+        session=facts,
+        kinds=wishes.kinds,
+        required=wishes.required,
+        include_failed=wishes.include_failed,
+    )
+    latest = facts.latest
+    report = None if latest is None else reports[latest.id]
+    metadata = session_metadata(options, facts, latest, report, discarded, renderer)
+    metadata["left_out"] = facts.left_out(made.left_out, made.failed)
+    return made, metadata
+
+
+def session_metadata(
+    options: SessionOptions,
+    facts: SessionFacts,
+    latest: Node | None,
+    report: DriftReport | None,
+    discarded: Discarded,
+    renderer: Renderer,
+) -> SessionMetadata:
+    """The session's own metadata, overridden by the server's keys for the line to `latest` and for all strands."""
+    metadata: SessionMetadata = {
+        "accumulated_token_ids": line_ids(latest),
+        "max_trim_tokens": renderer.max_trim_tokens,
+        "discarded": discarded_json(discarded),
+        "strands": [strand.row() for strand in facts.strands],
+        "rewrites": Counter(one.rule for node in facts.nodes for one in node.turn.rewrites),
+    }
+    if facts.outcome is not None:
+        metadata["outcome"] = outcome_json(facts.outcome)
+    if facts.group is not None:
+        metadata["group"] = facts.group
+    mismatches = [] if report is None else drift_json(report)
+    if mismatches is not None:  # a line that the template cannot show was not compared
+        metadata["tito_session_mismatch"] = mismatches
+    if options.history is not HistoryKind.LINEAR:
+        metadata["tree"] = tree_metadata(facts.nodes)
+    return cast("SessionMetadata", {**options.metadata, **metadata})
+
+
+def json_samples(
+    made: SampleSet, metadata: SessionMetadata, *, token_text: Callable[[int], str] | None = None
+) -> JsonSamples:
+    """The samples as they are written in JSON; with `token_text`, each token as text too."""
+    return {
+        "samples": as_list(to_json(sample, token_text=token_text) for sample in made.samples),
+        "session_metadata": metadata,
+        "empty_reason": made.empty_reason,
+    }
