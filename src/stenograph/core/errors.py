@@ -242,7 +242,7 @@ class SamplesInconsistent(CallerError):
 
 
 class IdempotencyMismatch(CallerError):
-    """The `Idempotency-Key` was used for another body on this session."""
+    """The `Idempotency-Key` was used for another body: on this session, or to open one."""
 
     code, status = "idempotency_mismatch", 422
 

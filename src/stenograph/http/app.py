@@ -55,6 +55,7 @@ from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits
 from stenograph.session.counting import PromptCounter
+from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
 from stenograph.session.manager import SessionManager
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
@@ -350,6 +351,7 @@ def _session_routes(
         raise StartupError("compat miles makes sessions linear: leave history tree out, or compat")
     return SessionRoutes(
         manager=manager,
+        openings=KeyedOpenings(manager),
         metrics=metrics,
         renderer=services.renderer,
         pool=services.pool,

@@ -54,6 +54,7 @@ from stenograph.offload.pool import CpuPool
 from stenograph.render.drift import DriftFacts, DriftReport, num_by_class
 from stenograph.render.drift import to_json as drift_json
 from stenograph.render.renderer import Renderer
+from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.session import Session, SessionOptions
@@ -144,6 +145,7 @@ class SessionRoutes:
     """The session routes of one server. Methods are endpoints; control_routes.py binds them to paths."""
 
     manager: SessionManager
+    openings: KeyedOpenings
     metrics: Metrics
     renderer: Renderer
     pool: CpuPool
@@ -156,7 +158,8 @@ class SessionRoutes:
 
     async def create(self, request: Request) -> Response:
         """`POST /sessions`."""
-        wire, sampling = await self._decoded(request, decode_create)
+        body = await self._body(request)
+        wire, sampling = await self._decoded_body(body, decode_create)
         history, after_length = self.defaults.history, self.defaults.after_length
         if wire.compat is not None:
             history, after_length = HistoryKind.LINEAR, AfterLength.REFUSE
@@ -175,7 +178,8 @@ class SessionRoutes:
             group=wire.group,
             canonical=self.defaults.canonical if wire.canonical is None else self._canonical(wire.canonical),
         )
-        session = await self.manager.open(options)
+        key = request.headers.get("idempotency-key") or None
+        session = await self.openings.open(options, key=key, body=body)
         root = f"{str(request.base_url).rstrip('/')}/sessions/{session.id}"
         opened: OpenedSession = {"session_id": session.id, "base_url": f"{root}/v1", "root_url": root}
         return json_response(opened)
@@ -378,8 +382,13 @@ class SessionRoutes:
 
     async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """The request's body, decoded on a worker if it is large, because Python checks every value in it."""
+        return await self._decoded_body(await self._body(request), decode)
+
+    async def _body(self, request: Request) -> bytes:
         limit = min(MAX_SESSION_BODY_BYTES, self.max_body_bytes)
-        body = await read_json(request.scope, request.receive, max_bytes=limit)
+        return await read_json(request.scope, request.receive, max_bytes=limit)
+
+    async def _decoded_body(self, body: bytes, decode: Callable[[bytes], T]) -> T:
         if len(body) < LARGE_BODY_BYTES:
             return decode(body)
         return await self.pool.run(lambda: decode(body), num_bytes=len(body))

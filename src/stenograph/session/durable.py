@@ -189,6 +189,7 @@ def opening_of(session: Session, model: ModelMark) -> SessionOpened:
         sampling=options.sampling,
         canonical=options.canonical,
         group=options.group,
+        request=session.opened_by,
     )
 
 
@@ -208,6 +209,7 @@ def restored_session(
         created_at=opened.created_at,
         now=now - max(0.0, wall - stored.at),
     )
+    session.opened_by = opened.request
     if model is not None and opened.model.digest != model.digest:
         session.refusal = ModelMismatch(session.id, made_with=opened.model.name, served=model.name)
     replayed = _Replayed(session)

@@ -32,6 +32,7 @@ from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnServices
 from stenograph.session.watch import Delivery, RequestTask, Watch
 from stenograph.trajectory.canonical import rewritten
+from stenograph.trajectory.commits import RequestMark
 
 log = logging.getLogger(__name__)
 
@@ -92,9 +93,10 @@ class SessionManager:
         self._sessions[session.id] = session
         return session
 
-    async def open(self, options: SessionOptions) -> Session:
+    async def open(self, options: SessionOptions, opened_by: RequestMark | None = None) -> Session:
         """Open a session, durably where there is a store. Raises LimitExceeded, Draining or StorageUnavailable."""
         session = self._opened(options)
+        session.opened_by = opened_by
         if self.shelf is not None:
             await self.shelf.create(session)
         self._sessions[session.id] = session

@@ -17,7 +17,7 @@ from stenograph.session.strand import Strand, Strands
 from stenograph.session.watch import Delivery, RequestTask
 from stenograph.store.base import Tail
 from stenograph.trajectory.canonical import Canonical
-from stenograph.trajectory.commits import SessionCommit
+from stenograph.trajectory.commits import RequestMark, SessionCommit
 from stenograph.trajectory.matching import HarnessMatcher, Matcher
 from stenograph.trajectory.turn import Node, TurnStatus
 
@@ -84,6 +84,8 @@ class Session:
         self.num_started = 0
         """Requests that were begun on it."""
         self._looked_at: set[int] = set()
+        self.opened_by: RequestMark | None = None
+        """The request that opened it; None if it had no key."""
         self.tail: Tail | None = None
         """The end of its rows in the store; None if it is kept in memory alone."""
         self.refusal: ModelMismatch | None = None

@@ -67,8 +67,18 @@ class Shelf:
     async def create(self, session: Session) -> None:
         """Keep a new session. Raises StorageUnavailable."""
         payload = encode_opened(opening_of(session, self._model))
-        ttl_s = session.options.ttl_s
-        session.tail = await self.store.create(session.id, payload, at=session.created_at, ttl_s=ttl_s)
+        session.tail = await self.store.create(
+            session.id,
+            payload,
+            at=session.created_at,
+            ttl_s=session.options.ttl_s,
+            key=None if session.opened_by is None else session.opened_by.key,
+        )
+
+    async def find(self, key: str) -> SessionId | None:
+        """The session that was opened last with a key. Raises StorageUnavailable."""
+        found = await self.store.find(key)
+        return None if found is None else found.session_id
 
     async def read(self, session_id: str) -> Session:
         """A session as it is in the store, which nobody else has. Raises SessionNotFound, also for one that is being

@@ -133,8 +133,14 @@ class SessionStore(Protocol):
         """The failure after which nothing is done any more; None while there is none."""
         ...
 
-    async def create(self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None) -> Tail:
-        """Keep a new session. Raises StorageUnavailable."""
+    async def create(
+        self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None, key: str | None = None
+    ) -> Tail:
+        """Keep a new session, by a `key` too if it has one. Raises StorageUnavailable."""
+        ...
+
+    async def find(self, key: str) -> StoredSession | None:
+        """The opening of the session that was kept last by a key; None if there is none. Raises as `take`."""
         ...
 
     def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:

@@ -31,7 +31,8 @@ MAX_READ_BYTES = 256 * 2**20
 _MIGRATIONS = (
     (
         "CREATE TABLE sessions (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, ttl_s REAL, at REAL NOT NULL,"
-        " body BLOB NOT NULL, digest BLOB NOT NULL)",
+        " body BLOB NOT NULL, digest BLOB NOT NULL, key TEXT)",
+        "CREATE INDEX sessions_by_key ON sessions (key) WHERE key IS NOT NULL",
         "CREATE TABLE rows (place INTEGER PRIMARY KEY, session INTEGER NOT NULL, seq INTEGER NOT NULL,"
         " at REAL NOT NULL, body BLOB NOT NULL, digest BLOB NOT NULL)",
         "CREATE UNIQUE INDEX rows_of_session ON rows (session, seq)",
@@ -40,7 +41,7 @@ _MIGRATIONS = (
 """The statements that bring a file from each schema to the next."""
 
 _ROWS = "INSERT INTO rows (session, seq, at, body, digest) VALUES "
-_OPENINGS = "INSERT INTO sessions (number, id, ttl_s, at, body, digest) VALUES "
+_OPENINGS = "INSERT INTO sessions (number, id, ttl_s, at, body, digest, key) VALUES "
 
 _READ_AT_ONCE = (
     "SELECT count(*), max(at), group_concat(seq), group_concat(length(body)),"
@@ -55,6 +56,7 @@ _PAGE = (
     f" coalesce(({_LAST.format(f'substr(body, 1, {HEAD_BYTES})')}), substr(s.body, 1, {HEAD_BYTES}))"
     " FROM sessions s WHERE s.number > ? ORDER BY s.number LIMIT ?"
 )
+_BY_KEY = "SELECT number, id, at, body, digest FROM sessions WHERE key = ? ORDER BY number DESC LIMIT 1"
 _ROW = "SELECT seq, body, digest FROM rows WHERE session = ? AND seq = ?"
 _EXPIRED = (
     "SELECT s.id FROM sessions s WHERE s.ttl_s IS NOT NULL"
@@ -130,6 +132,7 @@ class NewSession:
     at: float
     body: bytes
     digest: bytes
+    key: str | None = None
 
 
 class Database:
@@ -166,7 +169,8 @@ class Database:
 
     def insert_session(self, new: NewSession) -> None:
         """Write a session."""
-        self._write(_OPENINGS + "(?,?,?,?,?,?)", (new.number, new.session_id, new.ttl_s, new.at, new.body, new.digest))
+        values = (new.number, new.session_id, new.ttl_s, new.at, new.body, new.digest, new.key)
+        self._write(_OPENINGS + "(?,?,?,?,?,?,?)", values)
 
     def read(self, session_id: SessionId) -> StoredSession | None:
         """A session's rows; None if there is none. Raises SessionDamaged if SQLite cannot find its way to them."""
@@ -176,6 +180,18 @@ class Database:
             if _code(error) in _DAMAGE:
                 raise SessionDamaged(session_id, place="the file's own structure", problem=str(error)) from error
             raise _unavailable(error) from error
+
+    def find(self, key: str) -> StoredSession | None:
+        """As `SessionStore.find`."""
+        try:
+            found = self._run(_BY_KEY, (key,))
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+        if not found:
+            return None
+        number, id_, at, body, digest = found[0]
+        opening = StoredRow(seq=0, body=bytes(body), digest=bytes(digest))
+        return StoredSession(session_id=SessionId(id_), number=number, at=at, rows=[opening])
 
     def _read(self, session_id: SessionId) -> StoredSession | None:
         found = self._run("SELECT number, at, body, digest FROM sessions WHERE id = ?", (session_id,))

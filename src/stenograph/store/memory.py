@@ -19,6 +19,7 @@ class _HeldRows:
     number: int
     ttl_s: float | None
     at: float
+    key: str | None
     rows: list[StoredRow] = field(default_factory=list[StoredRow])
 
 
@@ -42,12 +43,14 @@ class MemoryStore:
     def stats(self) -> StoreStats:
         return self._stats
 
-    async def create(self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None) -> Tail:
+    async def create(
+        self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None, key: str | None = None
+    ) -> Tail:
         self._check()
         self._num_created += 1
         body = row_body(OPENED, Totals(), payload)
         digest = row_digest(b"", session_id, 0, body)
-        held = _HeldRows(number=self._num_created, ttl_s=ttl_s, at=at)
+        held = _HeldRows(number=self._num_created, ttl_s=ttl_s, at=at, key=key)
         held.rows.append(StoredRow(seq=0, body=body, digest=digest))
         self._sessions[session_id] = held
         return Tail(session_id, held.number, seq=0, digest=digest, totals=Totals())
@@ -73,6 +76,13 @@ class MemoryStore:
         if held is None:
             return None
         return StoredSession(session_id=session_id, number=held.number, at=held.at, rows=tuple(held.rows))
+
+    async def find(self, key: str) -> StoredSession | None:
+        found = [(id_, held) for id_, held in self._sessions.items() if held.key == key]
+        if not found:
+            return None
+        id_, held = found[-1]
+        return StoredSession(session_id=id_, number=held.number, at=held.at, rows=held.rows[:1])
 
     async def delete(self, session_id: SessionId) -> bool:
         if self.failure is not None:

@@ -144,13 +144,17 @@ class SqliteStore:
     def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:
         self._jobs.put(_Append(tail, kind, payload, adds, at, done))
 
-    async def create(self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None) -> Tail:
+    async def create(
+        self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None, key: str | None = None
+    ) -> Tail:
         body = row_body(OPENED, Totals(), payload)
         digest = row_digest(b"", session_id, 0, body)
 
         def create(database: Database) -> Tail:
             number = database.last_number + 1
-            new = NewSession(number=number, session_id=session_id, ttl_s=ttl_s, at=at, body=body, digest=digest)
+            new = NewSession(
+                number=number, session_id=session_id, ttl_s=ttl_s, at=at, body=body, digest=digest, key=key
+            )
             database.insert_session(new)
             database.last_number = number
             return Tail(session_id, number, seq=0, digest=digest, totals=Totals())
@@ -162,6 +166,9 @@ class SqliteStore:
 
     async def load(self, session_id: SessionId) -> StoredSession | None:
         return await self._call(lambda database: database.read(session_id))
+
+    async def find(self, key: str) -> StoredSession | None:
+        return await self._call(lambda database: database.find(key))
 
     async def delete(self, session_id: SessionId) -> bool:
         return await self._call(lambda database: self._delete(database, session_id))

@@ -30,8 +30,28 @@ class ModelMark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMark:
+    """The part of a request that is kept, so that another is known to repeat it: the print of its body, not the body.
+
+    `body_print` is XXH3 of 128 bits of its `num_body_bytes`. `order` counts the session's requests as they were begun,
+    `num_begun` how many had been by the time of the commit. `budget` is what was left before anything was sampled.
+    """
+
+    route: str
+    body_print: bytes
+    num_body_bytes: int
+    key: str | None = None
+    order: int = 0
+    num_begun: int = 0
+    budget: Remaining = field(default_factory=Remaining)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpened:
-    """A session as it was opened: its options by value, the matcher by its name. `created_at`: seconds of the epoch."""
+    """A session as it was opened: its options by value, the matcher by its name. `created_at`: seconds of the epoch.
+
+    `request` is what another one is known by to ask for it again; None if it had no key.
+    """
 
     session_id: SessionId
     created_at: float
@@ -48,6 +68,7 @@ class SessionOpened:
     sampling: SamplingRules | None = None
     canonical: Canonical = field(default_factory=Canonical)
     group: str | None = None
+    request: RequestMark | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +93,6 @@ class PlacedTurn:
     parent: Node | None = None
     strand: int | None = None
     opened: StrandOpened = StrandOpened()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestMark:
-    """The part of a request that is kept, so that another is known to repeat it: the print of its body, not the body.
-
-    `body_print` is XXH3 of 128 bits of its `num_body_bytes`. `order` counts the session's requests as they were begun,
-    `num_begun` how many had been by the time of the commit. `budget` is what was left before anything was sampled.
-    """
-
-    route: str
-    body_print: bytes
-    num_body_bytes: int
-    key: str | None = None
-    order: int = 0
-    num_begun: int = 0
-    budget: Remaining = field(default_factory=Remaining)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,6 +248,7 @@ openings = st.builds(
     max_nodes=maybe(counts),
     template_kwargs=json_objects,
     group=maybe(texts),
+    request=maybe(marks),
     canonical=st.builds(
         Canonical,
         drops=st.lists(st.builds(DropRule, name=texts, block=patterns, num_blocks=counts), max_size=2).map(tuple),
@@ -374,7 +375,7 @@ def test_an_outcome_comes_back_bit_for_bit(outcome: SessionOutcome) -> None:
 def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
-        CommittedTurn: 18, SampledTurn: 12, SessionOpened: 15, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
+        CommittedTurn: 18, SampledTurn: 12, SessionOpened: 16, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 16, Message: 6, Tool: 3, ToolCall: 3, Replay: 2, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 2,

@@ -12,6 +12,7 @@ from stenograph.core.errors import (
     BodyTooLarge,
     Draining,
     Forbidden,
+    IdempotencyMismatch,
     InvalidRequest,
     LimitExceeded,
     RouteNotFound,
@@ -139,9 +140,17 @@ _SESSIONS = (
         "openSession",
         "Open a session",
         OpenedSession,
+        parameters=(
+            parameter(
+                "header",
+                "Idempotency-Key",
+                "A retry sends the key and the body of its first request, and gets the same session.",
+                {"type": "string"},
+            ),
+        ),
         body=CreateSession,
         links=_ON_OPENED,
-        errors=(LimitExceeded, Draining, StorageUnavailable),
+        errors=(LimitExceeded, Draining, IdempotencyMismatch, *STORED),
     ),
     operation(
         "GET /sessions",

@@ -62,6 +62,7 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     drops: list[tuple[bytes, _WrittenPattern, int]]
     pins: list[tuple[bytes, str, _WrittenPattern | None, _WrittenPattern | None]]
     group: bytes | None
+    request: _WrittenRequest | None
 
 
 class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -129,6 +130,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
                 for rule in opened.canonical.pins
             ],
             group=maybe_written(opened.group),
+            request=None if opened.request is None else _request_written(opened.request),
         )
     )
 
@@ -156,6 +158,7 @@ def decode_opened(payload: memoryview) -> SessionOpened:
             else SamplingRules(default=values_read(rules[0]), force=values_read(rules[1])),
             canonical=_canonical_read(written),
             group=maybe_read(written.group),
+            request=None if written.request is None else _request_read(written.request),
         )
     except (ValueError, TypeError, KeyError, re.error) as error:
         raise RowDamaged(f"its content cannot be read: {error}") from error

@@ -48,7 +48,15 @@ def payloads(stored: StoredSession | None) -> list[bytes]:
 
 async def check_store(open_store: OpenStore, *, survives: bool = True) -> None:
     """Test every law. Raises AssertionError."""
-    for law in (_keeps_rows_in_order, _forgets, _lists, _knows_outcomes, _knows_what_is_idle, _finds_damage):
+    for law in (
+        _keeps_rows_in_order,
+        _forgets,
+        _finds_by_key,
+        _lists,
+        _knows_outcomes,
+        _knows_what_is_idle,
+        _finds_damage,
+    ):
         store = await open_store()
         async with aclosing(store):
             await law(store)
@@ -95,6 +103,23 @@ async def _forgets(store: SessionStore) -> None:
     assert await store.load(gone) is None
     assert payloads(await store.load(stays)) == [b"", b"a row"]
     assert await store.delete(stays)
+
+
+async def _finds_by_key(store: SessionStore) -> None:
+    first, other, second = session_id(6), session_id(7), session_id(8)
+    assert await store.find("k") is None
+    for id_, key in ((first, "k"), (other, None), (second, "k")):
+        await store.create(id_, b"opening of " + id_.encode(), at=1.0, ttl_s=None, key=key)
+    found = await store.find("k")
+    assert found is not None
+    assert (found.session_id, payloads(found)) == (second, [b"opening of " + second.encode()])
+    assert await store.delete(second)
+    again = await store.find("k")
+    assert again is not None
+    assert again.session_id == first
+    for id_ in (first, other):
+        await store.delete(id_)
+    assert await store.find("k") is None
 
 
 async def _lists(store: SessionStore) -> None:

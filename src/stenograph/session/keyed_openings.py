@@ -1,0 +1,76 @@
+"""Sessions that are opened with an `Idempotency-Key`: a client that asks again with it gets the same session.
+
+Owns the keys of sessions that are in memory alone; a store finds its sessions by their keys itself.
+"""
+
+import asyncio
+
+from stenograph.core.errors import IdempotencyMismatch, SessionNotFound
+from stenograph.core.types import SessionId
+from stenograph.session.manager import SessionManager
+from stenograph.session.retries import print_of
+from stenograph.session.session import Session, SessionOptions
+from stenograph.trajectory.commits import RequestMark
+
+MAX_KEYS = 1024
+"""Keys that are kept before those of sessions that are gone are looked for."""
+
+
+class KeyedOpenings:
+    """Opens the sessions of a manager, each key once."""
+
+    def __init__(self, manager: SessionManager) -> None:
+        self._manager = manager
+        self._opening: dict[str, asyncio.Future[None]] = {}
+        self._ids: dict[str, SessionId] = {}
+        self._num_checked = MAX_KEYS
+
+    def __repr__(self) -> str:
+        return f"<KeyedOpenings {len(self._opening)} under way>"
+
+    @property
+    def num_keys(self) -> int:
+        """Keys of sessions that are in memory alone, those of sessions that are gone among them."""
+        return len(self._ids)
+
+    async def open(self, options: SessionOptions, *, key: str | None, body: bytes) -> Session:
+        """A new session, or the one that was opened with this key and body before, if there still is one.
+
+        Raises as `SessionManager.open` and `look`, and IdempotencyMismatch if the body was another.
+        """
+        if key is None:
+            return await self._manager.open(options)
+        while (before := self._opening.get(key)) is not None:
+            await asyncio.wait({before})
+        opening = self._opening[key] = asyncio.get_running_loop().create_future()
+        mark = RequestMark(route="/sessions", body_print=print_of(body), num_body_bytes=len(body), key=key)
+        try:
+            session = await self._opened_before(mark, key)
+            if session is None:
+                session = await self._manager.open(options, mark)
+                self._note(key, session.id)
+            return session
+        finally:
+            del self._opening[key]
+            opening.set_result(None)
+
+    async def _opened_before(self, mark: RequestMark, key: str) -> Session | None:
+        shelf = self._manager.shelf
+        session_id = self._ids.get(key) if shelf is None else await shelf.find(key)
+        if session_id is None:
+            return None
+        try:
+            session = await self._manager.look(session_id)
+        except SessionNotFound:
+            return None
+        if session.opened_by != mark:
+            raise IdempotencyMismatch
+        return session
+
+    def _note(self, key: str, session_id: SessionId) -> None:
+        if self._manager.shelf is not None:
+            return
+        self._ids[key] = session_id
+        if len(self._ids) > self._num_checked:
+            self._ids = {key: id_ for key, id_ in self._ids.items() if self._manager.has(id_)}
+            self._num_checked = MAX_KEYS + 2 * len(self._ids)
