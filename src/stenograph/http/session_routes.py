@@ -158,8 +158,7 @@ class SessionRoutes:
 
     async def create(self, request: Request) -> Response:
         """`POST /sessions`."""
-        body = await self._body(request)
-        wire, sampling = await self._decoded_body(body, decode_create)
+        body, (wire, sampling) = await self._decoded(request, lambda body: (body, decode_create(body)))
         history, after_length = self.defaults.history, self.defaults.after_length
         if wire.compat is not None:
             history, after_length = HistoryKind.LINEAR, AfterLength.REFUSE
@@ -382,13 +381,8 @@ class SessionRoutes:
 
     async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """The request's body, decoded on a worker if it is large, because Python checks every value in it."""
-        return await self._decoded_body(await self._body(request), decode)
-
-    async def _body(self, request: Request) -> bytes:
         limit = min(MAX_SESSION_BODY_BYTES, self.max_body_bytes)
-        return await read_json(request.scope, request.receive, max_bytes=limit)
-
-    async def _decoded_body(self, body: bytes, decode: Callable[[bytes], T]) -> T:
+        body = await read_json(request.scope, request.receive, max_bytes=limit)
         if len(body) < LARGE_BODY_BYTES:
             return decode(body)
         return await self.pool.run(lambda: decode(body), num_bytes=len(body))
