@@ -236,8 +236,8 @@ class Place:
         return bool(turns) and turns[-1].is_in(sent) and turns[-1].may_be_followed(sent)
 
     def forks(self, sent: Sent) -> bool:
-        """Whether a request is no other try of the last turn of its strand: it has another message in the reply's place,
-        or parts from the turn earlier and has a reply after that."""
+        """Whether a request is no other try of the last turn of its strand: it has another message in the place of the
+        reply, or parts from the turn earlier and has a reply after that."""
         turns = self.turns_in(self.branch_of(sent))
         if self.kind is not HistoryKind.STRANDS or not turns or not all(turn.is_in(sent) for turn in turns[:-1]):
             return False
