@@ -256,6 +256,25 @@ async def test_blame_points_into_the_client_s_own_messages(live: Live) -> None:
     assert error_of(await post(live, None, orphan)) == (400, "invalid_request_error", "/messages/0/content/0/type")
 
 
+async def test_an_error_of_a_turn_names_it_in_its_body_as_in_its_header(live: Live) -> None:
+    live.engine.plan(Script(ids=(), error=UpstreamUnreachable("It broke.")))
+    broken = await post(live, None, HELLO)
+    assert (broken.status, broken.json()["request_id"]) == (502, broken.headers["x-request-id"])
+    assert (await post(live, None, HELLO, max_tokens=None)).json()["request_id"] is None
+
+
+async def test_the_record_has_the_headers_that_choose_a_version_of_the_protocol(live: Live) -> None:
+    session = await live.open()
+    live.says("hi")
+    given = {"anthropic_version": "2023-06-01", "anthropic_beta": "a-2025-01-01,b", "x_other": "c"}
+    checked(await post(live, session, HELLO, headers=given))
+    (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+    assert record["request"]["parameters"]["recorded"] == {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "a-2025-01-01,b",
+    }
+
+
 async def test_a_stream_that_fails_ends_with_an_error_event(live: Live) -> None:
     ids = tuple(live.renderer.tokenizer.encode("good day"))
     live.engine.plan(Script(ids=ids, error=UpstreamUnreachable("It broke.")))

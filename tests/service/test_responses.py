@@ -318,6 +318,17 @@ async def test_after_an_echo_the_line_goes_on(live: Live) -> None:
     assert second
 
 
+async def test_a_sibling_s_reply_in_a_tree_is_no_echo_of_the_last_one(live: Live) -> None:
+    session = await live.open(history="tree")
+    for text in ("one", "another"):
+        live.says(text)
+    asked = {"role": "user", "content": "a"}
+    older, newer = [(await respond(live, session, [asked])).json()["output"] for _ in range(2)]
+    error = (await respond(live, session, [asked, *older])).json()["error"]
+    assert error["code"] == "history_mismatch"
+    assert (await respond(live, session, [asked, *newer])).json()["output"] == []
+
+
 async def test_a_retry_that_appends_what_was_done_before_the_stream_broke_attaches(live: Live) -> None:
     session = await live.open()
     asked = {"role": "user", "content": "Look."}

@@ -236,13 +236,15 @@ class Place:
         return bool(turns) and turns[-1].is_in(sent) and turns[-1].may_be_followed(sent)
 
     def forks(self, sent: Sent) -> bool:
-        """Whether a request parts from the last turn of its strand with another reply."""
+        """Whether a request is no other try of the last turn of its strand: it has another message in the place of the
+        reply, or parts from the turn earlier and has a reply after that."""
         turns = self.turns_in(self.branch_of(sent))
         if self.kind is not HistoryKind.STRANDS or not turns or not all(turn.is_in(sent) for turn in turns[:-1]):
             return False
         last, given = turns[-1].messages, sent.messages
         at = next((i for i, pair in enumerate(zip(last, given, strict=False)) if pair[0] != pair[1]), len(given))
-        return at < len(last) and any(message.role is Role.ASSISTANT for message in given[at:])
+        in_its_place = at == len(last) - 1 < len(given)
+        return at < len(last) and (in_its_place or any(message.role is Role.ASSISTANT for message in given[at:]))
 
     def places_of(self, sent: Sent) -> list[Branch]:
         """The strands in which a request has a place."""

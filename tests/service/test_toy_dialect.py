@@ -127,7 +127,7 @@ class ToyDialect:
     def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> ToyWriter:
         return ToyWriter(reply_id, spelling)
 
-    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+    def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
         headers = [("content-type", "application/json"), ("toy-oops", error.code)]
         return Refusal(status=error.status, content=msgspec.json.encode(oops(error, spelling)), headers=headers)
 

@@ -5,7 +5,7 @@ It knows no socket and no session: a route reads and writes for it, and gives it
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,13 +27,15 @@ Headers = Sequence[tuple[str, str]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
     """A request as it came. `at` has the named groups of its path, `query` is what follows its question mark; of
-    `known`, what it begins with need not be read again. `past` are the turns of its session, None without one."""
+    `known`, what it begins with need not be read again. `past` are the turns of its session, None without one.
+    `headers` are raw, with names in lower case."""
 
     body: bytes
     at: Mapping[str, str] = field(default_factory=dict[str, str])
     known: Sequence[KnownMessages] = ()
     past: PastTurns | None = None
     query: str = ""
+    headers: Iterable[tuple[bytes, bytes]] = ()
 
 
 Decoded = tuple[TurnRequest, bytes]
@@ -130,8 +132,9 @@ class Dialect(Protocol):
         """The writer of a streamed reply to a request of this spelling."""
         ...
 
-    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
-        """An error; `spelling` is that of the request, None where none was read."""
+    def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
+        """An error; `spelling` is that of the request, None where none was read, and `request_id` the turn's, None
+        before there is one."""
         ...
 
 

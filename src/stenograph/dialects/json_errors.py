@@ -46,6 +46,22 @@ def check_utf8(body: bytes) -> None:
         raise InvalidJson(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
 
 
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def type_at(body: bytes, steps: Iterable[str]) -> str | None:
+    """The `type` of the object that these steps of a JSON pointer lead to; None if there is none, or it is no text."""
+    value: bytes | msgspec.Raw = body
+    try:
+        for step in steps:
+            value = _LIST.decode(value)[int(step)] if step.isdigit() else _OBJECT.decode(value)[step]
+        kind: object = msgspec.json.decode(_OBJECT.decode(value)["type"])
+    except (KeyError, IndexError, msgspec.DecodeError):
+        return None
+    return kind if isinstance(kind, str) else None
+
+
 def decode_json(body: bytes, decoder: "msgspec.json.Decoder[T]", *, known: Known = ()) -> T:
     """Decode `body` into the decoder's type.
 

@@ -115,7 +115,12 @@ class TurnRoute:
             known = () if session is None else session.strands.known(self.dialect.name, body)
             past = None if session is None else session.strands
             incoming = Incoming(
-                body=body, at=path.at, known=known, past=past, query=scope["query_string"].decode("latin-1")
+                body=body,
+                at=path.at,
+                known=known,
+                past=past,
+                query=scope["query_string"].decode("latin-1"),
+                headers=scope["headers"],
             )
             num_unread = len(body) - max([one.text_print.length for one in known], default=0)
             if num_unread < DECODED_OFF_LOOP_BYTES:
@@ -233,8 +238,9 @@ class TurnRoute:
     ) -> None:
         """Send an error; that of a turn names it, as the log does."""
         count_error(self.metrics, error)
-        headers = () if watch is None else (("x-request-id", str(watch.request_id)),)
-        await send_refusal(send, self.dialect.refusal(error, spelling), headers)
+        request_id = None if watch is None else str(watch.request_id)
+        headers = () if request_id is None else (("x-request-id", request_id),)
+        await send_refusal(send, self.dialect.refusal(error, spelling, request_id), headers)
 
 
 class _Reading:

@@ -140,7 +140,7 @@ class RequestRun:
                 raise  # not ours: a bug of whoever let it out
             raise self._timeout_error() from error
         except StenographError as error:
-            if isinstance(error, NothingToAnswer) and (reply := self.turns[0].echo()) is not None:
+            if isinstance(error, NothingToAnswer) and (reply := self.turns[0].echo(error.node_id)) is not None:
                 number = self.turns[0].strand.number
                 return TurnOutcome(
                     replies=(reply,), committed=False, remaining=self.remaining, strand=number, is_echo=True

@@ -264,12 +264,11 @@ class TurnRun:
         self.buffer.push(rest)
         self._reply = _ReadReply(sampled=sampled, parsed=parsed, written=reader.written)
 
-    def echo(self) -> ChatReply | None:
-        """The reply to a request that ends with its strand's last reply and takes no message for it; else None."""
+    def echo(self, node_id: int) -> ChatReply | None:
+        """The reply to a request that ends with this turn's, if that is its strand's last and the request takes no
+        message for it; else None."""
         request, last = self._request, self._opening.strand.history.latest
-        if last is None or not isinstance(request, ChatRequest) or not request.takes_echo:
-            return None
-        if last.num_messages != len(request.messages):
+        if last is None or last.id != node_id or not isinstance(request, ChatRequest) or not request.takes_echo:
             return None
         empty = SampledTurn(
             ids=token_ids(),

@@ -154,6 +154,7 @@ def check_extension(parent: Node | None, messages: Sequence[Message], after_leng
         raise NothingToAnswer(
             "The request ends with a reply that this session generated: there is nothing to answer."
             " Add a message, or leave the last reply out to generate it again.",
+            node_id=parent.id,
             blame=Blame(RequestPart.MESSAGES, max(0, parent.num_messages - 1)),
         )
     _check_whole(parent.turn, after_length, blame=Blame(RequestPart.MESSAGES, parent.num_messages - 1))

@@ -24,7 +24,7 @@ from stenograph.dialects.anthropic.fields import (
     WireToolUseBlock,
 )
 from stenograph.dialects.anthropic.spelling import signed_request
-from stenograph.dialects.json_errors import nearest, shown
+from stenograph.dialects.json_errors import nearest, shown, type_at
 from stenograph.dialects.message_list import MAX_ARGUMENTS_CHARS, MAX_PARTS
 
 TOOL_REFERENCE = "tool-reference"
@@ -254,15 +254,9 @@ def blame_block_type(body: bytes, error: InvalidRequest) -> None:
             steps = ("system", block)
         case _:
             return
-    value: bytes | Raw = body
-    try:
-        for step in steps:
-            value = _LIST.decode(value)[int(step)] if step.isdigit() else _OBJECT.decode(value)[step]
-        kind: object = msgspec.json.decode(_OBJECT.decode(value)["type"])
-    except (KeyError, IndexError, msgspec.DecodeError):  # it has no type: that is not what is wrong
-        return
+    kind = type_at(body, steps)
     known = ("text", "tool_reference") if len(steps) == 6 else ("text", "thinking", "tool_use", "tool_result")
-    if isinstance(kind, str) and kind not in known:
+    if kind is not None and kind not in known:
         raise UnrenderableMessage(
             f"A content block of type {shown(kind)} cannot be shown to the model; only {', '.join(known)} can.",
             param="/" + "/".join((*steps, "type")),

@@ -37,7 +37,7 @@ class MessagesDialect:
     paths: tuple[str, ...] = (MESSAGES_PATH,)
 
     def decode(self, incoming: Incoming) -> Decoded:
-        request = decode_messages(incoming.body, unknown_fields=self.unknown_fields)
+        request = decode_messages(incoming.body, unknown_fields=self.unknown_fields, headers=incoming.headers)
         return request, request_json(MESSAGES_PATH, request.model, request.recorded, request.sent)
 
     def steps(self, incoming: Incoming) -> None:
@@ -51,8 +51,8 @@ class MessagesDialect:
     def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> MessagesStream:
         return MessagesStream(reply_id=reply_id, model=self.model, options=options, spelling=spelling)
 
-    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
-        return messages_refusal(error, spelling)
+    def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
+        return messages_refusal(error, spelling, request_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

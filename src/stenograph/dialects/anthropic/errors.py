@@ -78,11 +78,11 @@ def _context_message(error: ContextLengthExceeded) -> str:
     return f"input length and `max_tokens` exceed context limit: {num_prompt} + {error.max_tokens or 1} > {limit}"
 
 
-def messages_refusal(error: StenographError, spelling: Spelling | None) -> Refusal:
+def messages_refusal(error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
     """An error before anything was sent. That of an engine has its status, and the engine's words in its message."""
     status = error.engine_status if isinstance(error, UpstreamRefused) else error.status
     theirs = error.headers if isinstance(error, UpstreamRefused) else ()
     ours = [("content-type", "application/json"), *error_headers(error)]
     named = {name for name, _ in ours}
     headers = [*ours, *(pair for pair in theirs if pair[0] not in named and not pair[0].startswith("content-"))]
-    return Refusal(status=status, content=messages_error(error, spelling), headers=headers)
+    return Refusal(status=status, content=messages_error(error, spelling, request_id), headers=headers)

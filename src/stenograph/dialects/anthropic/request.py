@@ -63,13 +63,20 @@ _AS_CHAT = (
 )
 """Sampling fields that mean what they mean in a chat."""
 
+_RECORDED_HEADERS = (b"anthropic-beta", b"anthropic-version")
+
 
 def decode_messages(
-    body: bytes, *, unknown_fields: UnknownFields = UnknownFields.REFUSE, only_counts: bool = False
+    body: bytes,
+    *,
+    unknown_fields: UnknownFields = UnknownFields.REFUSE,
+    only_counts: bool = False,
+    headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> ChatRequest:
     """Read a request. Raises InvalidJson, InvalidRequest or UnrenderableMessage, with a JSON pointer.
 
-    One that `only_counts` needs no `max_tokens`, and may end with a reply.
+    One that `only_counts` needs no `max_tokens`, and may end with a reply. Of the `headers` those are recorded that
+    choose a version of the protocol.
     """
     check_rest(body)
     try:
@@ -87,8 +94,7 @@ def decode_messages(
         blame_block_type(body, error)
         raise
     _check(wire, reader.read.messages, only_counts=only_counts)
-    if reader.read.failed:
-        recorded["is_error"] = msgspec.json.encode(reader.read.failed).decode()
+    recorded |= _beside_the_fields(headers, reader.read.failed)
     shown_at = tuple(index for index, tool in enumerate(wire.tools or ()) if not tool.defer_loading)
     late_at = _late(tools, shown_at, reader.read.references)
     messages = tuple(reader.read.messages)
@@ -188,6 +194,16 @@ def _blame_unknown_type(body: bytes, error: InvalidRequest) -> None:
         return
     if isinstance(kind, str) and kind != "custom":
         raise _unknown_tool_type(kind, int(index)) from error
+
+
+def _beside_the_fields(headers: Iterable[tuple[bytes, bytes]], failed: Sequence[str]) -> dict[str, str]:
+    """What is recorded beside fields, as JSON text by name: headers, and the ids of the calls that failed."""
+    found: dict[str, object] = {
+        name.decode(): value.decode("latin-1") for name, value in headers if name in _RECORDED_HEADERS
+    }
+    if failed:
+        found["is_error"] = failed
+    return {name: msgspec.json.encode(value).decode() for name, value in found.items()}
 
 
 def _late(tools: Sequence[Tool], shown_at: Sequence[int], references: Iterable[str]) -> list[int]:

@@ -70,7 +70,7 @@ class GeminiDialect:
             token_text=self._token_text_of(options),
         )
 
-    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+    def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
         return gemini_refusal(error, spelling)
 
     def _token_text_of(self, options: ReplyOptions) -> TokenText | None:

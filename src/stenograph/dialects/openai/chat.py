@@ -17,7 +17,7 @@ from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMess
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.text_print import TextPrint
 from stenograph.dialects.function_tool import function_tool
-from stenograph.dialects.json_errors import nearest, shown
+from stenograph.dialects.json_errors import nearest, shown, type_at
 from stenograph.dialects.message_list import (
     MAX_ARGUMENTS_CHARS,
     MAX_MESSAGES,
@@ -216,14 +216,8 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
             steps, known, what = ("messages", index, "tool_calls", call), "function", "tool call"
         case _:
             return
-    value: bytes | Raw = body
-    try:
-        for step in steps:
-            value = _LIST.decode(value)[int(step)] if step.isdigit() else _OBJECT.decode(value)[step]
-        kind: object = msgspec.json.decode(_OBJECT.decode(value)["type"])
-    except (KeyError, IndexError, msgspec.DecodeError):  # it has no type: that is not what is wrong
-        return
-    if isinstance(kind, str) and kind != known:
+    kind = type_at(body, steps)
+    if kind is not None and kind != known:
         raise UnrenderableMessage(
             f"A {what} of type {shown(kind)} cannot be shown to the model; only {known}s can.",
             param="/" + "/".join((*steps, "type")),

@@ -60,7 +60,7 @@ class ChatDialect:
             spelling=spelling,
         )
 
-    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+    def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
         return refusal(error, spelling)
 
 
@@ -101,5 +101,5 @@ class CompletionDialect:
             spelling=spelling,
         )
 
-    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+    def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
         return refusal(error, spelling)

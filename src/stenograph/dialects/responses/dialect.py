@@ -54,7 +54,7 @@ class ResponsesDialect:
             token_text=self.token_text,
         )
 
-    def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
+    def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
         return refusal(error, spelling)
 
     def _body(self, reply: ChatReply, options: ReplyOptions, form: ReplyForm) -> Body:

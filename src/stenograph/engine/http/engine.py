@@ -198,8 +198,7 @@ class HttpEngine(Engine):
     ) -> Sequence[Chunk]:
         """The chunks of a reply that comes whole; none where it was cut. Raises as `generate` does.
 
-        The turn waits for it itself: there is nothing to read meanwhile, and a task with a queue would cost two more
-        iterations of the event loop.
+        The turn waits for it itself: there is nothing to read meanwhile, for which a stream has a task and a queue.
         """
         chunks: list[Chunk] = []
         loop = asyncio.get_running_loop()
