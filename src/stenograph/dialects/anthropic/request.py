@@ -197,7 +197,7 @@ def _blame_unknown_type(body: bytes, error: InvalidRequest) -> None:
 
 
 def _beside_the_fields(headers: Iterable[tuple[bytes, bytes]], failed: Sequence[str]) -> dict[str, str]:
-    """What is recorded beside fields, as JSON text by name: headers, and the ids of the calls that failed."""
+    """The headers that are recorded and the ids of the calls that failed, as JSON text by name."""
     found: dict[str, object] = {
         name.decode(): value.decode("latin-1") for name, value in headers if name in _RECORDED_HEADERS
     }
