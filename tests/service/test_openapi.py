@@ -295,6 +295,7 @@ async def test_what_a_session_with_tool_calls_and_logprobs_answers_is_as_documen
         validate(view, document, "SessionView")
     validate((await live.call("POST", f"/sessions/{session}/samples", wanted)).json(), document, "JsonSamples")
     validate((await live.call("GET", f"/sessions/{session}/drift")).json(), document, "DriftReports")
+    validate((await live.call("GET", f"/sessions/{session}/why")).json(), document, "SessionFindings")
     validate((await live.call("GET", "/sessions")).json(), document, "SessionPage")
 
 

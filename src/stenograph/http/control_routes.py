@@ -142,6 +142,7 @@ class ControlRoutes:
                 Route("/sessions/{id}/samples", keyed(sessions.samples), methods=["POST"]),
                 Route("/sessions/{id}/drift", keyed(sessions.drift), methods=["GET"]),
                 Route("/sessions/{id}/ledger", keyed(sessions.ledger), methods=["GET"]),
+                Route("/sessions/{id}/why", keyed(sessions.why), methods=["GET"]),
                 Route("/sessions/{id}/outcome", keyed(sessions.put_outcome), methods=["PUT"]),
                 Route("/sessions/{id}/outcome", keyed(sessions.get_outcome), methods=["GET"]),
                 Route("/sessions/{id}/abort", keyed(sessions.abort), methods=["POST"]),

@@ -24,6 +24,7 @@ OWN_PATHS = {
     "drift": ("GET", "HEAD"),
     "outcome": ("GET", "HEAD", "PUT"),
     "ledger": ("GET", "HEAD"),
+    "why": ("GET", "HEAD"),
     "abort": ("POST",),
 }
 """Routes of a session that this server owns: another method on them is 405, whatever the allow-list says."""

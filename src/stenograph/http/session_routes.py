@@ -46,6 +46,7 @@ from stenograph.export.replay import ReplayShape
 from stenograph.export.safetensors import to_safetensors
 from stenograph.export.session_samples import SampleWishes, json_samples, session_metadata, session_samples
 from stenograph.export.strand_facts import SessionFacts, session_facts
+from stenograph.export.why import Evidence, SessionFindings, findings
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
@@ -281,6 +282,31 @@ class SessionRoutes:
             "next": last if last < session.ledger.num_rows else None,
         }
         return json_in_pieces(self.share, page)
+
+    async def why(self, request: Request) -> Response:
+        """`GET /sessions/{id}/why`: what a person would look at first, in plain sentences."""
+        session = await self._look(request)
+        facts, discarded, ledger = session_facts(session), session.strands.discarded, session.ledger
+        reports = await self._drift_of(leaves(facts.nodes))
+        self._count_drift(session, {leaf.id: report for leaf, report in reports})
+
+        def look() -> SessionFindings:
+            evidence = Evidence(
+                facts=facts,
+                discarded=discarded,
+                reports={leaf.id: report for leaf, report in reports},
+                requests=ledger_rows(rows, facts),
+            )
+            return {
+                "session_id": session.id,
+                "findings": findings(evidence),
+                "num_turns": len(facts.nodes),
+                "num_requests": num_requests,
+                "sampled_tokens": sum(len(node.turn.sampled.ids) for node in facts.nodes),
+            }
+
+        rows, num_requests = ledger.rows(ledger.num_rows, 0), ledger.num_requests
+        return json_response(await self.pool.run(look, num_bytes=_BYTES_PER_TOKEN * len(facts.nodes)))
 
     async def samples(self, request: Request) -> Response:
         """`POST /sessions/{id}/samples`."""

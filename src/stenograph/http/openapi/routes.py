@@ -36,6 +36,7 @@ from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
 from stenograph.export.records import SessionView
 from stenograph.export.session_samples import JsonSamples
+from stenograph.export.why import SessionFindings
 from stenograph.http.control_routes import Health, ModelList, Readiness, Text, Tokens
 from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.operation import (
@@ -200,6 +201,13 @@ _SESSIONS = (
         LedgerPage,
         parameters=_LEDGER_PAGE,
         errors=(InvalidRequest, *STORED),
+    ),
+    operation(
+        "GET /sessions/{id}/why",
+        "getFindings",
+        "Get what there is to say about a session's samples, the worst first",
+        SessionFindings,
+        errors=(TokenizationFailed, *STORED),
     ),
     operation(
         "PUT /sessions/{id}/outcome",
