@@ -27,7 +27,7 @@ MAX_LISTED = 32
 _MAX_SEEN_CHARS = 80
 
 _CALL_MARKS = ("<tool_call", "<|tool_call", "[TOOL_CALLS]", "<function=", "<function_call", "<|python_tag|>", "<｜tool")
-"""The beginnings of calls in many formats; a reply that has one, and no call, may have been read by the wrong format."""
+"""The beginnings of calls in many formats; a reply that has one, and no call, may have been read by a wrong one."""
 
 
 class Gravity(enum.StrEnum):
