@@ -38,7 +38,7 @@ def to_arrow(
     Nearly all of the work releases the GIL: it belongs on workers, one call of `next` after the other. Raises
     ArrowMissing, at the call, where there is no pyarrow.
     """
-    pa = _pyarrow()
+    pa = import_pyarrow()
     described = {"session_metadata": session_metadata, "empty_reason": empty_reason}
     return _messages(pa, samples, described)
 
@@ -78,14 +78,13 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _pyarrow() -> Any:
+def import_pyarrow() -> Any:
+    """The library. Raises ArrowMissing."""
     try:
         module = importlib.import_module("pyarrow")
         importlib.import_module("pyarrow.ipc")
     except ImportError as error:
-        raise ArrowMissing(
-            "format 'arrow' needs pyarrow, which this server does not have: pip install pyarrow."
-        ) from error
+        raise ArrowMissing("format 'arrow' needs pyarrow, which is not installed here: pip install pyarrow.") from error
     return module
 
 
