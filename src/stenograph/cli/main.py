@@ -287,8 +287,8 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
         EXPORT,
         allow_abbrev=False,
         help="write the samples of all sessions that a server kept",
-        description="Write the training samples of every session in a folder of --data-dir, each in its own file,"
-        " as the server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
+        description="Write the training samples of every session in a folder of --data-dir into one file, as the"
+        " server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
         " were made. Exit code: 0 all were exported, 1 a session could not be, each on a line, 2 nothing was begun.",
     )
     for command in (inspecting, checking, exporting):
@@ -301,9 +301,9 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
         help="a file of samples: safetensors, JSON or Arrow. May be repeated",
     )
     inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
-    exporting.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new or empty folder")
+    exporting.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; a new one")
     exporting.add_argument(
-        "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the files. Default: safetensors."
+        "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the file. Default: safetensors."
     )
     exporting.add_argument("--include-side", action="store_true", help="strands of every kind, not of the work alone")
     exporting.add_argument(
