@@ -12,7 +12,7 @@ from typing import TextIO
 from stenograph.core.errors import SessionDamaged, StartupError
 from stenograph.core.types import SessionId
 from stenograph.model.progress import Progress
-from stenograph.session.durable import restored_session
+from stenograph.session.durable import RestoredTurns, restored_turns
 from stenograph.session.session import Session
 from stenograph.session.shelf import shelved
 from stenograph.store.base import StoredSession
@@ -71,7 +71,7 @@ def read_session(file: StoreLook, session_id: SessionId, *, model: ModelMark | N
     stored = file.read(session_id)
     if stored is None:
         raise SessionDamaged(session_id, place="the list", problem="no rows have its id")
-    return _restored(stored, model)
+    return restored(stored, model).session
 
 
 def _found(files: Sequence[StoreLook], session_id: SessionId) -> Session:
@@ -79,20 +79,20 @@ def _found(files: Sequence[StoreLook], session_id: SessionId) -> Session:
     try:
         stored = next((one for file in files if (one := file.read(session_id)) is not None), None)
         if stored is not None:
-            return _restored(stored)
+            return restored(stored).session
     except SessionDamaged as error:
         raise StartupError(str(error)) from error
     raise StartupError(f"there is no session {session_id!r} in this folder")
 
 
-def _restored(stored: StoredSession, model: ModelMark | None = None) -> Session:
-    """A session from its rows. Its matcher is not needed here: nothing is matched."""
+def restored(stored: StoredSession, model: ModelMark | None = None) -> RestoredTurns:
+    """A session from its rows, to be read. Raises SessionDamaged. Its matcher is not needed: nothing is matched."""
 
     def matcher_of(name: str) -> Matcher:
         return MATCHERS.get(name) or HarnessMatcher()
 
     try:
-        return restored_session(stored, matcher_of=matcher_of, model=model, now=0.0, wall=0.0)
+        return restored_turns(stored, matcher_of=matcher_of, model=model, now=0.0, wall=0.0)
     except RowDamaged as error:
         raise SessionDamaged(stored.session_id, place="its last row", problem=str(error)) from error
 

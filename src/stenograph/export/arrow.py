@@ -22,7 +22,7 @@ from stenograph.export.samples import Sample, as_numpy, describe
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 """As registered with IANA."""
 
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """Source: Arrow's columnar format, IPC streaming format."""
 
 
@@ -38,17 +38,26 @@ def to_arrow(
     Nearly all of the work releases the GIL: it belongs on workers, one call of `next` after the other. Raises
     ArrowMissing, at the call, where there is no pyarrow.
     """
-    pa = _pyarrow()
+    import_pyarrow()
     described = {"session_metadata": session_metadata, "empty_reason": empty_reason}
-    return _messages(pa, samples, described)
+    return _messages(samples, described)
 
 
-def _messages(pa: Any, samples: Sequence[Sample], described: Mapping[str, object]) -> Iterator[memoryview]:
+def arrow_schema(meta: Mapping[str, bytes]) -> memoryview:
+    """The first message of a stream of samples, with metadata. Raises ArrowMissing."""
+    return memoryview(_batch(import_pyarrow(), []).schema.with_metadata(meta).serialize())
+
+
+def arrow_row(sample: Sample) -> memoryview:
+    """The message of one sample. Raises ArrowMissing."""
+    return memoryview(_batch(import_pyarrow(), [sample]).serialize())
+
+
+def _messages(samples: Sequence[Sample], described: Mapping[str, object]) -> Iterator[memoryview]:
     meta = {key: b"".join(json_pieces(value)) for key, value in described.items()}
-    yield memoryview(_batch(pa, []).schema.with_metadata(meta).serialize())
-    for sample in samples:
-        yield memoryview(_batch(pa, [sample]).serialize())
-    yield memoryview(_END_OF_STREAM)
+    yield arrow_schema(meta)
+    yield from map(arrow_row, samples)
+    yield memoryview(END_OF_STREAM)
 
 
 def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
@@ -78,14 +87,13 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _pyarrow() -> Any:
+def import_pyarrow() -> Any:
+    """The library. Raises ArrowMissing."""
     try:
         module = importlib.import_module("pyarrow")
         importlib.import_module("pyarrow.ipc")
     except ImportError as error:
-        raise ArrowMissing(
-            "format 'arrow' needs pyarrow, which this server does not have: pip install pyarrow."
-        ) from error
+        raise ArrowMissing("format 'arrow' needs pyarrow, which is not installed here: pip install pyarrow.") from error
     return module
 
 

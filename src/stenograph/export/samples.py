@@ -23,6 +23,7 @@ from stenograph.core.logprobs import Logprobs, known_logprobs
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import LogprobsKind, WeightSpan
+from stenograph.export.custody import CUSTODY, DigestChain
 from stenograph.export.lines import (
     SampleLine,
     WireSpan,
@@ -53,7 +54,7 @@ TRUNCATED_TURNS = "truncated_turns"
 _PIECE_TEXTS = 512
 """Token texts that are made and written at once, in a millisecond."""
 
-SERVER_KEYS = frozenset({LEAF, MISMATCH, DISCARDED, TRUNCATED_TURNS, *STRAND_KEYS, "accumulated_token_ids"})
+SERVER_KEYS = frozenset({LEAF, CUSTODY, MISMATCH, DISCARDED, TRUNCATED_TURNS, *STRAND_KEYS, "accumulated_token_ids"})
 """Metadata that consumers believe the server on: a client's values under these names are left out."""
 
 
@@ -217,11 +218,14 @@ def make_samples(
         if line is not None:
             lines.append(line)
     owner = owners(lines)
+    chain = DigestChain(session.session_id) if session is not None and session.session_id else None
     theirs = {key: value for key, value in (metadata or {}).items() if key not in SERVER_KEYS}
     samples: list[Sample] = []
     for index, line in enumerate(lines):
         ours = _servers_own(line, strands.get(line.leaf.id), group, mismatches, discarded)
         owned = frozenset(part.node.id for part in line.parts if owner[part.node.id] == index)
+        if chain is not None:
+            ours[CUSTODY] = chain.custody(line.parts, owned)
         if required is not None:
             check_kind([part for part in line.parts if part.node.id in owned and part.num_sampled], required)
         samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}, outcome))
