@@ -24,9 +24,9 @@ from tokenizers import Tokenizer
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.tiny.llama import write_tiny_folder
 
-from .crash.book import Book, Lost
-from .crash.load import CLIENTS, END, LARGE_MARK, Gone, Load
-from .crash.warm import WarmParent, WarmServer
+from ..crash.book import Book, Lost
+from ..crash.load import CLIENTS, END, LARGE_MARK, Gone, Load
+from ..crash.warm import WarmParent, WarmServer
 
 NUM_KILLS = int(os.environ.get("KILLS", "6"))
 SEED = int(os.environ.get("SEED", "17"))
@@ -49,7 +49,7 @@ class Figures:
 
 async def test_kill_9_loses_no_acknowledged_turn_doubles_none_and_changes_no_id(tmp_path: Path) -> None:
     model, folder, log = write_tiny_folder(tmp_path / "tiny"), tmp_path / "data", tmp_path / "log"
-    book, figures = Book(), Figures()
+    book, figures = Book(len(CLIENTS)), Figures()
     load = Load(book, random.Random(SEED))
     load.large_ids = tuple(Tokenizer.from_file(str(model / "tokenizer.json")).encode(LARGE_MARK).ids)
     async with (

@@ -12,8 +12,8 @@ from stenograph.testing.standins.planned_server import ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.tiny.llama import write_tiny_folder
 
-from .crash.load import END
-from .crash.warm import WarmParent
+from ..crash.load import END
+from ..crash.warm import WarmParent
 
 pytestmark = pytest.mark.timeout(120)
 

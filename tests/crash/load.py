@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,7 @@ class Load:
 
     book: Book
     chosen: random.Random
+    name: str = ""
     url: str = ""
     up: asyncio.Event = field(default_factory=asyncio.Event)
     is_over: bool = False
@@ -83,7 +85,7 @@ class Load:
             opened += 1
             history = "tree" if kind == "tree" else "strands"
             body = {"history": history, "metadata": {"client": number, "opened": opened}}
-            answer = await self._call(client, "POST", "/sessions", body, key=f"open-{number}-{opened}")
+            answer = await self._call(client, "POST", "/sessions", body, key=f"open-{self.name}-{number}-{opened}")
             rollout = self.book.opened(answer["session_id"], history)
             with contextlib.suppress(Gone):
                 await self._roll(client, kind, rollout, number)
@@ -130,6 +132,7 @@ class Load:
 
     async def _say_outcome(self, client: aiohttp.ClientSession, rollout: Rollout, reward: float) -> None:
         rollout.outcomes.append(reward)
+        rollout.all_outcomes.append(reward)
         self.book.touched.add(rollout.session_id)
         await self._call(client, "PUT", f"/sessions/{rollout.session_id}/outcome", {"reward": reward})
         rollout.outcomes = [reward]
@@ -139,7 +142,7 @@ class Load:
         self.book.touched.add(rollout.session_id)
         with contextlib.suppress(Gone):  # the attempt before took place
             await self._call(client, "DELETE", f"/sessions/{rollout.session_id}")
-        rollout.is_deleted = True
+        rollout.deleted_at = time.monotonic()
         self.book.touched.add(rollout.session_id)
 
     async def look(self, client: aiohttp.ClientSession, rollout: Rollout) -> None:

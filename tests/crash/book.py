@@ -6,6 +6,7 @@
 import base64
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ class Acknowledged:
     reply_id: str
     text: str
     ids: tuple[int, ...] | None = None
+    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +60,17 @@ class Rollout:
     num_asked: int = 0
     """Turns that were asked for."""
     outcomes: list[float | None] = field(default_factory=lambda: [None])
+    all_outcomes: list[float | None] = field(default_factory=lambda: [None])
     is_delete_asked: bool = False
-    is_deleted: bool = False
+    deleted_at: float | None = None
+    """When the answer came that it is deleted."""
     found: set[str] = field(default_factory=set[str])
     """Replies that were on the disk: whoever asked for them has to get these."""
     shot: Shot | None = None
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.deleted_at is not None
 
     @property
     def state(self) -> object:
@@ -77,7 +85,8 @@ class Lost(AssertionError):
 class Book:
     """All that was acknowledged, by session, and all that the engine said, by its ids."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_clients: int) -> None:
+        self.num_clients = num_clients
         self.rollouts: dict[str, Rollout] = {}
         self.generated: dict[tuple[int, ...], Generated] = {}
         self.touched: set[str] = set()
@@ -99,19 +108,23 @@ class Book:
         """A session was opened, or the answer came again."""
         return self.rollouts.setdefault(session_id, Rollout(session_id=session_id, history=history))
 
-    def check_disk(self, folder: Path, *, everything: bool = False, is_at_rest: bool = False) -> int:
+    def check_disk(
+        self, folder: Path, *, everything: bool = False, is_at_rest: bool = False, may_be_torn: bool = False
+    ) -> int:
         """Hold the sessions of a folder to the book, those that were touched or `everything`; the number of turns.
 
-        Raises Lost. `is_at_rest`: no request is on its way, so nothing is in doubt.
+        Raises Lost. `is_at_rest`: no request is on its way, so nothing is in doubt. `may_be_torn`: the log may end with
+        a transaction that is torn, and was not acknowledged.
         """
         wanted = [*self.rollouts] if everything else [one for one in self.touched if one in self.rollouts]
         num_turns = 0
         with looks(folder) as files:
             if everything:
                 faults = [fault for file in files for fault in file.faults()]
+                faults = [fault for fault in faults if not (may_be_torn and fault.startswith("log: "))]
                 _same(faults, [], "`check`")
-                listed = {one.session_id for file in files for one in file.summaries()}
-                _same(listed, {one.session_id for one in self.rollouts.values() if not one.is_deleted}, "the list")
+                listed = {str(one.session_id) for file in files for one in file.summaries()}
+                self._check_list(listed, is_at_rest=is_at_rest)
             for session_id in wanted:
                 rollout = self.rollouts[session_id]
                 stored = next((file for file in files if file.read(SessionId(session_id)) is not None), None)
@@ -129,6 +142,37 @@ class Book:
                     raise Lost(f"the outcome of {session_id} is {reward}, and not one of {rollout.outcomes}")
         self.touched.clear()
         return num_turns
+
+    def forget_last_second(self, folder: Path, lost_at: float, *, most_s: float) -> float:
+        """After a loss of power with `interval`: what is missing was acknowledged in the last `most_s`, and of each
+        session the end alone; the rest is checked as ever. The age of the oldest turn that is missing. Raises Lost."""
+        oldest_s = 0.0
+        with looks(folder) as files:
+            for rollout in self.rollouts.values():
+                stored = next((file for file in files if file.read(SessionId(rollout.session_id)) is not None), None)
+                nodes = [] if stored is None else read_session(stored, SessionId(rollout.session_id)).nodes
+                there = {node.turn.reply_id for node in nodes}
+                if stored is not None or not rollout.is_delete_asked:
+                    missing = [one.at for one in rollout.acknowledged if one.reply_id not in there]
+                    if stored is not None and rollout.deleted_at is not None:
+                        missing.append(rollout.deleted_at)
+                    oldest_s = max([oldest_s, *(lost_at - at for at in missing)])
+                rollout.acknowledged = [one for one in rollout.acknowledged if one.reply_id in there]
+                rollout.is_delete_asked |= stored is None
+                rollout.deleted_at = None
+                rollout.outcomes = [*rollout.all_outcomes]
+        if oldest_s > most_s:
+            raise Lost(f"a turn that was acknowledged {oldest_s:.2f} s before the loss of power is gone")
+        return oldest_s
+
+    def _check_list(self, listed: set[str], *, is_at_rest: bool) -> None:
+        """All sessions are listed, and no others, but for those that are being opened or deleted."""
+        there = {one.session_id for one in self.rollouts.values() if not one.is_deleted}
+        leaving = {one.session_id for one in self.rollouts.values() if one.is_delete_asked}
+        _same(there - leaving - listed, set(), "sessions that are not listed")
+        unknown = listed - there
+        if is_at_rest or len(unknown) > self.num_clients:
+            _same(unknown, set(), "sessions that nobody opened, or that were deleted")
 
     def _check_nodes(self, rollout: Rollout, nodes: list[Node], *, is_at_rest: bool) -> None:
         there = {node.turn.reply_id: node for node in nodes}
