@@ -29,7 +29,7 @@ class DataFolder:
         """Make the folder if it is not there, and lock it. Raises StartupError."""
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            _make(path)
             _check_filesystem(path)
             lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -72,6 +72,20 @@ class DataFolder:
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
+
+
+def _make(path: Path) -> None:
+    """Make a folder, and those above it, so that a loss of power does not take it: a name is kept once the folder that
+    it stands in is synced. Source: fsync(2)."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(new):
+        with suppress(PermissionError):  # one that may be written, and not read
+            above = os.open(folder.parent, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+            try:
+                os.fsync(above)
+            finally:
+                os.close(above)
 
 
 def file_of(folder: Path, number: int = 0) -> Path:
