@@ -32,6 +32,16 @@ from stenograph.core.errors import (
 )
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import Chunk, GrammarKind, RequestId
+from stenograph.core.weights import (
+    ContinueGeneration,
+    ControlAnswer,
+    FlushCache,
+    NameWeights,
+    PauseGeneration,
+    PauseMode,
+    UpdateWeights,
+    WeightCommand,
+)
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import (
     EVENTS,
@@ -54,16 +64,6 @@ from stenograph.embedded.wire import (
     frame,
 )
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
-from stenograph.engine.weights import (
-    ContinueGeneration,
-    ControlAnswer,
-    FlushCache,
-    NameWeights,
-    PauseGeneration,
-    PauseMode,
-    UpdateWeights,
-    WeightCommand,
-)
 from stenograph.model.tokenizer import Span, why_not_encoded
 
 log = logging.getLogger(__name__)
@@ -179,6 +179,9 @@ class EmbeddedEngine(Engine):
         if name is not None:
             self._send(frame(Abort(request_id=name)))
         return name is not None
+
+    async def find_version(self) -> str | None:
+        return self._options.weight_version
 
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
         """The process does it between two steps. What it has taken holds for the next process too, if it dies."""

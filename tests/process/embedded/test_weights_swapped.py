@@ -23,10 +23,7 @@ from stenograph.core.types import (
     SamplingParams,
     token_ids,
 )
-from stenograph.embedded.options import EmbeddedOptions
-from stenograph.engine.base import GenerateRequest
-from stenograph.engine.embedded import EmbeddedEngine
-from stenograph.engine.weights import (
+from stenograph.core.weights import (
     ContinueGeneration,
     FlushCache,
     NameWeights,
@@ -35,6 +32,9 @@ from stenograph.engine.weights import (
     UpdateWeights,
     WeightCommand,
 )
+from stenograph.embedded.options import EmbeddedOptions
+from stenograph.engine.base import GenerateRequest
+from stenograph.engine.embedded import EmbeddedEngine
 from stenograph.testing.tiny.llama import write_tiny_folder
 from stenograph.testing.tiny.model import TinyModel
 

@@ -1,7 +1,7 @@
 """Commands of a trainer about the policy's weights, and an engine's answers. Pure.
 
-The modes are SGLang's. Every engine takes a `WeightCommand` by `Engine.control` and gives one answer for each engine
-behind it; what is done with answers that differ, and when turns wait, the session room says (session/weights.py).
+An engine takes a `WeightCommand`, with SGLang's modes, and gives one answer for each engine behind it (engine/base.py);
+what is done with answers that differ, and when turns wait, the session room says (session/weights.py).
 """
 
 import enum
