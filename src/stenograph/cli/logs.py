@@ -29,7 +29,7 @@ MAX_WAITING = 10_000
 WRITTEN_AT_ONCE = 256
 """The most lines that one write has."""
 REST_S = 0.02
-"""Seconds for which the writer lets lines gather after a write: to wake its thread for each costs more than the line."""
+"""Seconds for which lines gather after a write: to wake the thread for each costs more than the line itself."""
 CLOSE_GRACE_S = 1.0
 """Seconds that the end of the process waits for the last lines to be written."""
 
@@ -110,19 +110,22 @@ class LogWriter(logging.Handler):
         super().close()
 
     def _write_all(self) -> None:
-        while (record := self._waiting.get()) is not None:
+        record = self._waiting.get()
+        while record is not None:
             lines = [self._line(record)]
-            while record is not None and len(lines) < WRITTEN_AT_ONCE and not self._waiting.empty():
-                if (record := self._waiting.get()) is not None:
-                    lines.append(self._line(record))
+            while len(lines) < WRITTEN_AT_ONCE and not self._waiting.empty():
+                record = self._waiting.get()
+                if record is None:
+                    break
+                lines.append(self._line(record))
             if self._num_dropped and self._waiting.empty():
                 num, self._num_dropped = self._num_dropped, 0
                 message = f"{num} log lines were dropped, because the log was not read fast enough"
                 lines.append(self._line(logging.LogRecord(__name__, logging.WARNING, "", 0, message, None, None)))
             self._write(b"".join(lines))
-            if record is None:
-                return
-            self._is_closed.wait(REST_S)
+            if record is not None:
+                self._is_closed.wait(REST_S)
+                record = self._waiting.get()
 
     def _line(self, record: logging.LogRecord) -> bytes:
         try:

@@ -18,7 +18,7 @@ from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.http.auth import Doorman
 from stenograph.http.keep_alive import Pulse
 from stenograph.http.metrics import Metrics
-from stenograph.http.wire import Client, ClientGone, count_error, header_value, read_json, send_refusal, send_whole
+from stenograph.http.wire import Client, ClientGone, count_error, header_value, read_json, send_refusal
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
@@ -157,7 +157,7 @@ class TurnRoute:
         theirs = [pair for pair in body.headers if pair[0] not in OUR_HEADERS]
         headers = [*_headers(watch, outcome.reply.stages_s, outcome.remaining), *theirs]
         content = await self._made(body.content)
-        if await client.finish(send_whole(send, 200, content, headers)):
+        if await client.finish(client.answer(send, content, headers)):
             watch.delivered()
 
     async def _stream(self, watch: Watch, client: Client, send: Send, note: LedgerNote) -> None:

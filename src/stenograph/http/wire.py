@@ -168,6 +168,11 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._delivery.when_gone(None)
 
+    def answer(self, send: Send, body: bytes, headers: Headers) -> Awaitable[None]:
+        """The write of a whole answer."""
+        raw = [(name.encode("ascii"), value.encode("utf-8", "surrogateescape")) for name, value in headers]
+        return self._delivery.answer(send, 200, body, raw)
+
     async def finish(self, last_write: Awaitable[None]) -> bool:
         """Make the last write of an answer; tell whether its last byte left through a connection that was alive.
 
