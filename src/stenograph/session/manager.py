@@ -11,7 +11,8 @@ import logging
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, Limit, LimitExceeded, SessionNotFound
@@ -173,9 +174,8 @@ class SessionManager:
     def has(self, session_id: str) -> bool:
         """Whether there is a live session of that id."""
         session = self._sessions.get(SessionId(session_id))
-        if session is None or session.is_closing:
-            return False
-        return not session.is_expired(self._services.clock.monotonic())
+        now = self._services.clock.monotonic()
+        return session is not None and not (session.is_closing or session.is_expired(now))
 
     async def put_outcome(self, session_id: str, outcome: SessionOutcome) -> None:
         """Set a session's outcome, durably where there is a store, in place of one that it has. Raises as `wake`, and
