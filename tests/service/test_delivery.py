@@ -152,3 +152,23 @@ async def test_a_client_that_hangs_up_while_its_turn_runs_stops_it_whatever_its_
     answer = await live.chat(session_id, user("x"))
     assert answer.status == 200, answer.body
     assert len(live.manager.get(session_id).nodes) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "header"), [("1.1", "connection: close"), ("1.0", "accept: */*")], ids=["close", "HTTP/1.0"]
+)
+async def test_a_client_that_keeps_no_connection_gets_its_whole_reply_and_then_the_end(
+    live: Live, version: str, header: str
+) -> None:
+    live.says("one")
+    data = json.dumps({"messages": [user("a")]}).encode()
+    host, _, port = live.url.removeprefix("http://").partition(":")
+    lines = [f"POST /v1/chat/completions HTTP/{version}", f"host: {host}", f"content-length: {len(data)}", header]
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write("\r\n".join([*lines, "", ""]).encode() + data)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    fields = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:])
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert (fields["connection"], int(fields["content-length"])) == ("close", len(body))
+    assert json.loads(body)["choices"][0]["message"]["content"] == "one"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import InvalidRequest
@@ -329,7 +330,7 @@ class _Changed(ModelledEngine):
 
 class IgnoresStops(_Changed):
     def changed(self, request: GenerateRequest) -> GenerateRequest:
-        return replace(request, params=replace(request.params, stop=()))
+        return structs.replace(request, params=structs.replace(request.params, stop=()))
 
 
 class IgnoresSeeds(_Changed):
@@ -337,24 +338,24 @@ class IgnoresSeeds(_Changed):
 
     def changed(self, request: GenerateRequest) -> GenerateRequest:
         self.num_drawn += 1
-        return replace(request, params=replace(request.params, seed=self.num_drawn))
+        return structs.replace(request, params=structs.replace(request.params, seed=self.num_drawn))
 
 
 class IgnoresGrammars(_Changed):
     def changed(self, request: GenerateRequest) -> GenerateRequest:
-        return replace(request, params=replace(request.params, grammar=None))
+        return structs.replace(request, params=structs.replace(request.params, grammar=None))
 
 
 class AddsToPrompts(_Changed):
     def changed(self, request: GenerateRequest) -> GenerateRequest:
         ids = request.prompt.ids[:0]
         ids.append(1)
-        return replace(request, prompt=replace(request.prompt, ids=ids + request.prompt.ids))
+        return structs.replace(request, prompt=structs.replace(request.prompt, ids=ids + request.prompt.ids))
 
 
 class BendsLogprobs(_Changed):
     def changed_chunk(self, chunk: Chunk) -> Chunk:
-        return replace(chunk, logprobs=tuple(logprob / 2 for logprob in chunk.logprobs))
+        return structs.replace(chunk, logprobs=tuple(logprob / 2 for logprob in chunk.logprobs))
 
 
 class DividesByTheTemperature(ModelledEngine):
@@ -368,7 +369,7 @@ class DividesByTheTemperature(ModelledEngine):
 class SaysStopForLength(_Changed):
     def changed_chunk(self, chunk: Chunk) -> Chunk:
         is_cut = chunk.finish is not None and chunk.finish.reason is FinishReason.LENGTH
-        return replace(chunk, finish=Finish(reason=FinishReason.STOP)) if is_cut else chunk
+        return structs.replace(chunk, finish=Finish(reason=FinishReason.STOP)) if is_cut else chunk
 
 
 class IsDeaf(ModelledEngine):

@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000
 """The most lines that wait to be written."""
+WRITTEN_AT_ONCE = 256
+"""The most lines that one write has."""
+REST_S = 0.02
+"""Seconds for which lines gather after a write: to wake the thread for each costs more than the line itself."""
 CLOSE_GRACE_S = 1.0
 """Seconds that the end of the process waits for the last lines to be written."""
 
@@ -83,6 +87,7 @@ class LogWriter(logging.Handler):
         super().__init__()
         self._fd = fd
         self._waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self._is_closed = threading.Event()
         self._num_dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
         self._thread.start()
@@ -99,28 +104,41 @@ class LogWriter(logging.Handler):
     def close(self) -> None:
         """Write the waiting lines, for at most `CLOSE_GRACE_S`."""
         if self._thread.is_alive():
+            self._is_closed.set()
             self._waiting.put(None)
             self._thread.join(CLOSE_GRACE_S)
         super().close()
 
     def _write_all(self) -> None:
-        while (record := self._waiting.get()) is not None:
-            self._write(record)
+        record = self._waiting.get()
+        while record is not None:
+            lines = [self._line(record)]
+            while len(lines) < WRITTEN_AT_ONCE and not self._waiting.empty():
+                record = self._waiting.get()
+                if record is None:
+                    break
+                lines.append(self._line(record))
             if self._num_dropped and self._waiting.empty():
                 num, self._num_dropped = self._num_dropped, 0
                 message = f"{num} log lines were dropped, because the log was not read fast enough"
-                self._write(logging.LogRecord(__name__, logging.WARNING, "", 0, message, None, None))
+                lines.append(self._line(logging.LogRecord(__name__, logging.WARNING, "", 0, message, None, None)))
+            self._write(b"".join(lines))
+            if record is not None:
+                self._is_closed.wait(REST_S)
+                record = self._waiting.get()
 
-    def _write(self, record: logging.LogRecord) -> None:
-        # Not by sys.stderr: a thread that is stopped within it would hold its lock at the end of the process.
+    def _line(self, record: logging.LogRecord) -> bytes:
         try:
-            left = self.format(record).encode(errors="backslashreplace") + b"\n"
-            while left:
-                left = left[os.write(self._fd, left) :]
-        except OSError:
-            pass  # closed: there is nowhere to report it
+            return self.format(record).encode(errors="backslashreplace") + b"\n"
         except Exception:  # noqa: BLE001 - one bad line must not end the log
             self.handleError(record)
+            return b""
+
+    def _write(self, text: bytes) -> None:
+        # Not by sys.stderr: a thread that is stopped within it would hold its lock at the end of the process.
+        with contextlib.suppress(OSError):  # closed: there is nowhere to report it
+            while text:
+                text = text[os.write(self._fd, text) :]
 
 
 class LogProgress:

@@ -8,11 +8,13 @@ that built one may change it.
 import enum
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NewType, cast
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
 
 from stenograph.core.messages import Message
 
@@ -53,8 +55,7 @@ class Grammar:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Struct, frozen=True, kw_only=True):
     """The parameters of sampling. Defaults sample from the model's own distribution, to the end of the context.
 
     `temperature` 0 is greedy; `top_k` 0 is off; `logit_bias` pairs are `(id, bias in nats)`; `num_top_logprobs` asks
@@ -131,8 +132,7 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(Struct, frozen=True, kw_only=True, gc=False):
     """The reason why a turn ended, and what matched: the stop token's id, the stop string, or nothing."""
 
     reason: FinishReason
@@ -174,8 +174,7 @@ class TopLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSpan:
+class WeightSpan(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens `[start, end)` of a turn were sampled by weights `version`."""
 
     version: str
@@ -196,8 +195,7 @@ class EngineTimes:
 _OF_THE_BYTES = frozenset({"etag", "content-md5", "content-digest", "repr-digest", "digest"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReply:
+class EngineReply(Struct, frozen=True, kw_only=True):
     """A whole reply as its engine wrote it, for a client that gets it unchanged.
 
     `body` goes out byte for byte, under `content_type` and `headers` (end-to-end ones only, lower-case names).
@@ -231,8 +229,7 @@ class Replay:
     indexer_topk: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(Struct, frozen=True, kw_only=True):
     """A step of a generation: the ids sampled since the last chunk, in order.
 
     `logprobs[i]` is ln p(ids[i]) in nats under the distribution that the engine's capabilities declare.
@@ -265,7 +262,7 @@ class Chunk:
         # A list, as a decoder makes it, could still change.
         for name in ("ids", "logprobs", "tempered_logprobs", "sampling_logprobs", "forced"):
             if isinstance(row := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(cast("list[float]", row)))
+                force_setattr(self, name, tuple(cast("list[float]", row)))
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
         for name, values in (("tempered", self.tempered_logprobs), ("sampling", self.sampling_logprobs)):
@@ -282,8 +279,7 @@ def all_finite(values: "array[float]") -> bool:
     return bool(np.isfinite(np.frombuffer(values)).all()) if values else True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledTurn:
+class SampledTurn(Struct, frozen=True, kw_only=True):
     """The ids that an engine sampled for one turn, checked.
 
     `ids` [T] int32, `logprobs` [T] float64 in nats, of the distribution `logprobs_kind`; see `Chunk` for
@@ -340,8 +336,7 @@ class PromptEnd(enum.Enum):
         return self is PromptEnd.OPENS or self is PromptEnd.OPENED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(Struct, frozen=True, kw_only=True):
     """Ids that go to the engine: `ids[:num_kept]` are the parent node's, untouched; the rest is new.
 
     `num_trimmed` of the parent's last ids are left out: a stop token that the next message's opener replaces.
@@ -362,8 +357,7 @@ class Prompt:
             raise ValueError(f"{self.num_kept} kept of {len(self.ids)} ids")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(Struct, frozen=True, kw_only=True, gc=False):
     """Token counts of one turn, as OpenAI counts them: `num_cached` of `num_prompt` were not computed again."""
 
     num_prompt: int
@@ -401,7 +395,7 @@ class StageTimes:
 
     def mark(self, stage: Stage, now: float) -> None:
         """Say that `stage` ended at `now`."""
-        self.ends[stage.value] = now
+        self.ends[stage._value_] = now  # not `value`, a descriptor in Python
 
     def span_s(self, first: Stage, last: Stage) -> float | None:
         """Seconds between the ends of two stages; None unless both have ended."""
@@ -414,6 +408,9 @@ class StageTimes:
         durations: dict[Stage, float] = {}
         before = self.start
         for name, end in sorted(self.ends.items(), key=itemgetter(1)):
-            durations[Stage(name)] = max(0.0, end - before)
+            durations[_STAGES[name]] = end - before if end > before else 0.0
             before = max(before, end)
         return durations
+
+
+_STAGES = {stage.value: stage for stage in Stage}

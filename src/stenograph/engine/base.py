@@ -18,6 +18,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import RouteNotFound
 from stenograph.core.telemetry import GrammarStep
@@ -43,8 +45,7 @@ class EngineState(enum.StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineHealth:
+class EngineHealth(Struct, frozen=True, kw_only=True, gc=False):
     """An engine's state and, in one line, why it is not ready, or what there is to say of one that is."""
 
     state: EngineState
@@ -76,8 +77,7 @@ class Capabilities:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
+class GenerateRequest(Struct, frozen=True, kw_only=True):
     """One generation: ids in, under a request id that we chose and by which it can be aborted.
 
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as

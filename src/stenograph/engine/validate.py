@@ -3,9 +3,9 @@
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.types import (

@@ -6,9 +6,12 @@ is synchronous.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+import msgspec
+from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, TurnRequest
@@ -30,8 +33,7 @@ class Limits:
     max_held_tokens: int = 10**9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class Caller(Struct, frozen=True, kw_only=True, gc=False):
     """The sender of a request: the name that it calls itself, the path, and the headers that rules look at.
 
     It labels and is logged; it decides about nothing but the agent id. `note` is the request's row in its session's
@@ -40,7 +42,7 @@ class Caller:
 
     name: str = ""
     path: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     note: LedgerNote = NO_NOTE
 
 

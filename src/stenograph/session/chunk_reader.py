@@ -23,6 +23,9 @@ def parts_of(sampled: Chunk | SampledTurn) -> Iterator[Chunk]:
         yield Chunk(ids=sampled.ids[part], logprobs=sampled.logprobs[part], top_logprobs=top_logprobs)
 
 
+_NOTHING = ReplyDelta()
+
+
 class ChunkReader:
     """Reader of a turn's chunks. Owned by one turn; used once, `finish` last."""
 
@@ -37,6 +40,10 @@ class ChunkReader:
         self.written = chunk.reply
         return whole_delta(chunk.reply.message)
 
+    def take_whole(self, reply: EngineReply) -> None:
+        """Take the engine's own reply, whose message nobody reads in pieces."""
+        self.written = reply
+
     def feed_parts(self, chunk: Chunk) -> Iterator[tuple[ReplyDelta, Chunk]]:
         """The same in parts for the loop, each with the ids and log-probabilities that it was read from."""
         if chunk.reply is not None:
@@ -48,5 +55,5 @@ class ChunkReader:
     def finish(self, finish: Finish) -> tuple[ReplyDelta, ParsedReply]:
         """The rest, and the whole message."""
         if self.written is not None:
-            return ReplyDelta(), ParsedReply(message=self.written.message)
+            return _NOTHING, ParsedReply(message=self.written.message)
         return self._parser.finish(finish)

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound

@@ -6,10 +6,10 @@ which is matched by its ids and goes to the engine as it is. Neither knows what 
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked, ChatRequest, CompletionRequest, ToolChoice, ToolMode, Truncation

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, Remaining, ToolChoice, ToolMode
 from stenograph.core.day import Day
@@ -289,7 +290,7 @@ def commits(draw: Any) -> tuple[SessionCommit, dict[int, Node]]:
         turn, parent = draw(turns), draw(st.sampled_from([None, nodes[7]]))
         if parent is not None:
             shared = draw(st.sets(st.sampled_from(["context", "params", "tool_choice", "request_json"])))
-            turn = dataclasses.replace(turn, **{name: getattr(parent.turn, name) for name in shared})
+            turn = structs.replace(turn, **{name: getattr(parent.turn, name) for name in shared})
         opened = st.builds(
             StrandOpened,
             key=maybe(st.binary(min_size=16, max_size=16)),
@@ -334,8 +335,13 @@ def bits(value: Any) -> Any:  # noqa: PLR0911
         case datetime.date():
             return value.isoformat()
         case _:
-            fields = [field.name for field in dataclasses.fields(value)]
-            return (type(value).__name__, [(name, bits(getattr(value, name))) for name in fields])
+            return (type(value).__name__, [(name, bits(getattr(value, name))) for name in fields_of(value)])
+
+
+def fields_of(value: Any) -> list[str]:
+    """The names of the fields of a dataclass or struct, or of one's value."""
+    names = getattr(value, "__struct_fields__", None)
+    return [field.name for field in dataclasses.fields(value)] if names is None else list(names)
 
 
 slow = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
@@ -382,7 +388,7 @@ def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
         SessionOutcome: 3, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
         ModelMark: 2, Grammar: 2, Day: 1,
     }  # fmt: skip
-    assert {kind: len(dataclasses.fields(kind)) for kind in known} == known
+    assert {kind: len(fields_of(kind)) for kind in known} == known
 
 
 @slow

@@ -16,9 +16,9 @@ Field names: SGLang's `entrypoints/openai/protocol.py` and `serving_chat.py`.
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
@@ -192,8 +192,7 @@ _LAWS = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SGLangReply:
+class SGLangReply(Struct, frozen=True, kw_only=True):
     """A reply that keeps every law. `logprobs[i]` is ln p(ids[i]) in nats."""
 
     id: str

@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid
 from stenograph.core.types import Chunk, LogprobsKind, LogprobsReport, RequestId, SamplingParams, token_ids
 from stenograph.core.weights import WeightCommand
@@ -110,7 +112,7 @@ class VLLM(EngineAdapter):
     def call(self, request: GenerateRequest) -> Call:
         found = known(self._found)
         streams = self._streams(found, request)
-        asked = replace(request, params=self._leaving_room(request))
+        asked = structs.replace(request, params=self._leaving_room(request))
         return Call(
             path=found.route.value,
             body=encode_request(asked, route=found.route, model=found.model, streams=streams),
@@ -177,7 +179,7 @@ class VLLM(EngineAdapter):
                 max_tokens=params.max_tokens,
                 max_context_tokens=limit - SCORING_TOKENS,
             )
-        return replace(params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room))
+        return structs.replace(params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room))
 
 
 class VLLMReading(EngineReading):
@@ -220,7 +222,7 @@ class VLLMGuidedReading(EngineReading):
                 "one_version",
                 f"the weights changed from {sorted(versions)} to {scores.version!r} before a guided turn was scored",
             )
-        return (replace(sampled, logprobs=scores.logprobs, top_logprobs=scores.top_logprobs),)
+        return (structs.replace(sampled, logprobs=scores.logprobs, top_logprobs=scores.top_logprobs),)
 
     async def _scores(self, ask: Ask, ids: "array[int]") -> Scores:
         body = encode_scoring(self._request, ids, route=self._route, model=self._model)
