@@ -1,6 +1,7 @@
 """Two workers of one server in one process: each with its manager, its port and its socket, around one engine."""
 
 import asyncio
+import tempfile
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -46,6 +47,7 @@ class Workers:
 def places(folder: Path, num: int) -> list[WorkerPlace]:
     """The places of so many workers, whose sockets are in a folder."""
     page, sockets, listeners = CapacityPage(num), [], []
+    folder = Path(tempfile.mkdtemp(dir=folder))
     for number in range(num):
         path = folder / f"worker-{number}.sock"
         listener = socket(AF_UNIX)
@@ -69,8 +71,8 @@ async def serving(
     *,
     folder: DataFolder | None = None,
     **settings: Any,
-) -> AsyncIterator[tuple[str, SessionManager]]:
-    """One worker, whose engine has been started: its URL and its manager."""
+) -> AsyncIterator[tuple[str, SessionManager, Server]]:
+    """One worker, whose engine has been started: its URL, its manager, and its server."""
     made = Settings(drain_timeout_s=10.0, **settings)
     worker, pool = Worker(place, made), CpuPool(2)
     async with opened_store(made, folder, place, on_failed=lambda _: None) as store:
@@ -92,7 +94,7 @@ async def serving(
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(server.serve(sockets=[listener]))
                 await ready.wait()
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}", manager
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}", manager, server
                 server.should_exit = True
                 await worker.aclose()
     pool.close()
@@ -109,11 +111,15 @@ async def two_workers(
         if data is not None:
             stack.callback(data.close)
         lives: list[Live] = []
+        servers: list[Server] = []
         for place in places(folder, num):
             stack.callback(place.listener.close)
-            url, manager = await stack.enter_async_context(
+            url, manager, server = await stack.enter_async_context(
                 serving(place, engine, renderer, folder=data, data_dir=data_dir, **settings)
             )
             lives.append(Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client))
+            servers.append(server)
         yield Workers(lives=lives, engine=engine)
         await client.close()
+        for server in servers:  # side by side
+            server.should_exit = True

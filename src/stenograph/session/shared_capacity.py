@@ -56,7 +56,7 @@ class SharedCapacity(Capacity):
         self.evicts = evicts
         self.is_draining = False
 
-    @property  # type: ignore[override]
+    @property
     def num_sessions(self) -> int:
         """Sessions of this worker in memory."""
         return self._num_sessions
@@ -66,7 +66,7 @@ class SharedCapacity(Capacity):
         self._num_sessions = count
         self._page.put(self._worker, _SESSIONS, count)
 
-    @property  # type: ignore[override]
+    @property
     def num_in_flight(self) -> int:
         """Turns of this worker."""
         return self._num_in_flight
@@ -83,7 +83,7 @@ class SharedCapacity(Capacity):
             )
         self._num_in_flight = count
 
-    @property  # type: ignore[override]
+    @property
     def num_held_tokens(self) -> int:
         """Tokens of this worker's sessions in memory."""
         return self._num_held_tokens
@@ -93,8 +93,8 @@ class SharedCapacity(Capacity):
         self._num_held_tokens = count
         self._page.put(self._worker, _TOKENS, count)
 
-    @property  # type: ignore[override]
-    def elsewhere(self) -> Elsewhere:
+    @property
+    def elsewhere(self) -> Elsewhere:  # type: ignore[override]  # it is only read
         """Uses of the other workers; where sessions can leave memory, not what they use of this one's share."""
         page, worker, limits = self._page, self._worker, self.limits
         num_sessions, num_tokens = page.sum_without(worker, _SESSIONS), page.sum_without(worker, _TOKENS)

@@ -8,7 +8,7 @@ not take what was read, and the end of the one is the end of the other.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import httptools
 
@@ -279,12 +279,11 @@ class _Way(asyncio.Protocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        way = self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass
         if self._is_closed:
-            transport.close()
+            way.close()
             return
-        transport.write(b"".join(self._waiting))
+        way.write(b"".join(self._waiting))
         self._waiting.clear()
         self._client.flow.resume_reading()
 

@@ -44,10 +44,8 @@ def named_by(head: bytes, *, by_credential: bool) -> Named | None:
     if path.startswith(b"/sessions"):
         named = _IN_PATH.match(path)
         session_id = None if named is None else named[1].decode()
-        key = (
-            _last(_KEY, head) if session_id is None and method == b"POST" and path.strip(b"/") == b"sessions" else None
-        )
-        return Named(method, path, session_id, key or None)
+        opens = method == b"POST" and path.strip(b"/") == b"sessions"
+        return Named(method, path, session_id, (_last(_KEY, head) or None) if opens else None)
     given = _last(_IN_HEADER, head)
     if given is not None:
         return Named(method, path, given.decode() if _ID.fullmatch(given) else None, None)

@@ -105,10 +105,9 @@ class Worker:
         assert config is not None, "a worker is configured before it listens"
         made = connections_of(self._settings, app.metrics, app.refuse, PeerConnection)
         factory = functools.partial(made, config, state, {})  # type: ignore[call-arg]
-        listening = asyncio.get_running_loop().create_unix_server(
+        return await asyncio.get_running_loop().create_unix_server(
             cast("type[asyncio.Protocol]", factory), sock=self.place.listener, backlog=2048
         )
-        return cast("asyncio.Server", await listening)
 
     async def aclose(self) -> None:
         """Hang up on the other workers."""
