@@ -77,8 +77,12 @@ class Rollout(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RolloutGroup(Generic[T]):
-    """The rollouts of one task. `rollouts` are those that count, in the order of their ends; `others` the rest."""
+    """The rollouts of one task. `rollouts` are those that count, in the order of their ends; `others` the rest.
 
+    `index` is the number of the task among the batch's.
+    """
+
+    index: int
     name: str
     task: T
     is_whole: bool
@@ -141,6 +145,7 @@ class BatchLimits:
 class GroupState(Generic[T]):
     """A group while its batch runs. `stop` is done once none of its rollouts is needed any more."""
 
+    index: int
     name: str
     task: T
     num_to_end: int
@@ -183,7 +188,13 @@ class RolloutRun(Generic[T]):
         loop = asyncio.get_running_loop()
         num_started = limits.group_size + limits.spares
         self._groups = [
-            GroupState(name=f"{limits.name}-{index}", task=task, num_to_end=num_started, stop=loop.create_future())
+            GroupState(
+                index=index,
+                name=f"{limits.name}-{index}",
+                task=task,
+                num_to_end=num_started,
+                stop=loop.create_future(),
+            )
             for index, task in enumerate(tasks)
         ]
         self._num_wanted = len(tasks) if limits.keep_groups is None else limits.keep_groups
@@ -217,6 +228,7 @@ class RolloutRun(Generic[T]):
     def _shown(self, group: GroupState[T]) -> RolloutGroup[T]:
         is_whole = len(group.counted) >= self._limits.group_size
         return RolloutGroup(
+            index=group.index,
             name=group.name,
             task=group.task,
             is_whole=is_whole,
@@ -263,11 +275,12 @@ class RolloutRun(Generic[T]):
     async def _rollout(self, group: GroupState[T]) -> Rollout[T]:
         """One rollout, with new sessions after failures by infrastructure."""
         began = self._loop.time()
-        for num_tries in itertools.count(1):
-            session_id, ended, samples = await self._try(group)
-            if ended.end != "infra_failed" or num_tries > self._limits.infra_retries or group.stop.done():
-                break
+        num_tries = 1
+        session_id, ended, samples = await self._try(group)
+        while ended.end == "infra_failed" and num_tries <= self._limits.infra_retries and not group.stop.done():
             log.info("a rollout of %s is run again: %s", group.name, ended.error)
+            num_tries += 1
+            session_id, ended, samples = await self._try(group)
         return Rollout(
             task=group.task,
             group=group.name,
