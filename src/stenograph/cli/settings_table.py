@@ -34,6 +34,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_reply_bytes",
         "engine_logprobs",
         "weight_version",
+        "weights_dir",
         "replay",
         "reply",
     ),
@@ -88,6 +89,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "security": (
         "api_key",
+        "admin_key",
         "allow_host",
         "allow_origin",
     ),

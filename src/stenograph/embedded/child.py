@@ -25,10 +25,12 @@ from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.loop import MAX_ARRIVING, Emit, EngineLoop, kind_of
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.tokenize_workers import Tokenized, TokenizeWorkers
+from stenograph.embedded.weight_desk import WeightDesk
 from stenograph.embedded.wire import (
     COMMANDS,
     Abort,
     Command,
+    Control,
     Event,
     Failed,
     Generate,
@@ -140,6 +142,7 @@ class LoadedEngine:
     core: EngineCore
     grammars: GrammarCompiler
     texts: TextDesk
+    weights: WeightDesk
     ready: Ready
 
     def obey(self, command: Command) -> None:
@@ -152,6 +155,8 @@ class LoadedEngine:
             case Abort():
                 self.texts.drop(command.request_id)
                 self.loop.abort(command.request_id)
+            case Control():
+                self.weights.obey(command)
 
 
 def load(path: Path, options: EmbeddedOptions, emit: Emit, send: Callable[[Event], None]) -> LoadedEngine:
@@ -161,7 +166,7 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit, send: Callable[[Event
     """
     files, limits, clock = load_model_files(path), options.limits, SystemClock()
     forward = load_forward(
-        path,
+        path if options.weights is None else Path(options.weights),
         kind=options.forward,
         device=options.torch_device,
         dtype=options.torch_dtype,
@@ -191,7 +196,8 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit, send: Callable[[Event
         grammars=tuple(sorted(grammars.kinds)),
     )
     texts = TextDesk(tokenizer, options.tokenize_workers, send)
-    return LoadedEngine(loop=loop, core=core, grammars=grammars, texts=texts, ready=ready)
+    weights = WeightDesk(forward, core, loop, send)
+    return LoadedEngine(loop=loop, core=core, grammars=grammars, texts=texts, weights=weights, ready=ready)
 
 
 def _read_commands(stream: BinaryIO, loaded: "Future[LoadedEngine]") -> None:

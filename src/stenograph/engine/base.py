@@ -30,6 +30,7 @@ from stenograph.core.types import (
     RequestId,
     SamplingParams,
 )
+from stenograph.core.weights import ControlAnswer, WeightCommand, without_weights
 from stenograph.model.tokenizer import Span
 
 
@@ -202,6 +203,19 @@ class Engine(Protocol):
         Raises UnrenderableMessage, TokenizationFailed, or EngineUnavailable. Only where `tokenizes`.
         """
         raise AssertionError(f"the engine {self.capabilities.engine} does not tokenize")
+
+    async def find_version(self) -> str | None:
+        """Name of the weights that the engine has, by its own word; None where it does not say."""
+        return None
+
+    def require_version(self, version: str) -> None:
+        """Take no turns until the weights are those of this name: others have them, and this engine refused."""
+        return
+
+    async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
+        """Do what a trainer says about the weights; one answer for each engine. Returns when all have answered."""
+        problem = without_weights(self.capabilities.engine, command)
+        return (ControlAnswer(name=self.name, problem=problem),)
 
     def report_grammar_times(self, report: Callable[[GrammarStep, Sequence[float]], None]) -> None:
         """From now on call `report` with the durations of a step, in seconds, as they become known; it never raises.

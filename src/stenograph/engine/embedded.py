@@ -17,6 +17,7 @@ import signal
 import sys
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -31,11 +32,24 @@ from stenograph.core.errors import (
 )
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import Chunk, GrammarKind, RequestId
+from stenograph.core.weights import (
+    ContinueGeneration,
+    ControlAnswer,
+    FlushCache,
+    NameWeights,
+    PauseGeneration,
+    PauseMode,
+    UpdateWeights,
+    WeightCommand,
+)
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import (
     EVENTS,
     LENGTH_BYTES,
     Abort,
+    Control,
+    ControlKind,
+    Controlled,
     Event,
     Failed,
     FailureKind,
@@ -75,6 +89,7 @@ class EmbeddedEngine(Engine):
         self._numbers = itertools.count(1)
         self._answers: dict[RequestId, asyncio.Queue[Answer]] = {}  # by name, as is what follows
         self._texts: dict[RequestId, asyncio.Future[array[int]]] = {}
+        self._controls: dict[RequestId, asyncio.Future[Controlled]] = {}
         self._report_grammar_times: Callable[[GrammarStep, Sequence[float]], None] | None = None
         self._in_process: set[RequestId] = set()
         self._started: asyncio.Future[None] | None = None
@@ -165,6 +180,30 @@ class EmbeddedEngine(Engine):
             self._send(frame(Abort(request_id=name)))
         return name is not None
 
+    async def find_version(self) -> str | None:
+        return self._options.weight_version
+
+    async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
+        """The process does it between two steps. What it has taken holds for the next process too, if it dies."""
+        self._check_ready()
+        if (problem := _not_done(command)) is not None:
+            return (ControlAnswer(name=self.name, problem=problem),)
+        name = RequestId(f"control#{next(self._numbers)}")
+        answered: asyncio.Future[Controlled] = asyncio.get_running_loop().create_future()
+        self._controls[name] = answered
+        self._send(frame(_control(command, name)))
+        try:
+            event = await answered
+        except EngineUnavailable as error:
+            return (ControlAnswer(name=self.name, problem=error.message),)
+        finally:
+            del self._controls[name]
+        if not event.problem and isinstance(command, UpdateWeights):
+            self._options = replace(self._options, weights=command.path, weight_version=command.version)
+        elif not event.problem and isinstance(command, NameWeights):
+            self._options = replace(self._options, weight_version=command.version)
+        return (ControlAnswer(name=self.name, problem=event.problem, num_paused=event.num_paused),)
+
     async def aclose(self) -> None:
         """End the process: by closing its input, which it takes as its end, and after a while by force."""
         self._stop.set()
@@ -250,6 +289,9 @@ class EmbeddedEngine(Engine):
                 self._answer(event.request_id, _error_of(event))
             case TokenizedText():
                 self._answer_text(event.request_id, event.prompt())
+            case Controlled():
+                if (answered := self._controls.get(event.request_id)) is not None and not answered.done():
+                    answered.set_result(event)
             case GrammarTook():
                 if self._report_grammar_times is not None:
                     for step, durations_s in event.durations_s.items():
@@ -310,6 +352,10 @@ class EmbeddedEngine(Engine):
             answers.put_nowait(self._lost())
         for name in self._texts:
             self._answer_text(name, self._lost())
+        for answered in self._controls.values():
+            if not answered.done():
+                why = f"the engine ended before it had answered: {self._health.detail}"
+                answered.set_exception(EngineUnavailable(why))
 
     def _lost(self) -> EngineUnavailable:
         if self._stop.is_set():
@@ -332,6 +378,35 @@ def _command(request: GenerateRequest, name: RequestId) -> bytes:
         return frame(Generate(request_id=name, ids=request.prompt.ids.tobytes(), params=request.params))
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"A stop string or grammar has no UTF-8: {error}") from error
+
+
+def _not_done(command: WeightCommand) -> str | None:
+    """The reason why the embedded engine does not do this; None where it does."""
+    if isinstance(command, UpdateWeights):
+        if not command.flushes_cache:
+            return (
+                "the embedded engine computes all keys and values again with new weights: tokens after those of other"
+                " weights are sampled by neither. Leave flush_cache out, or send true"
+            )
+        if command.options:
+            return f"the embedded engine does not know {', '.join(sorted(command.options))}"
+    return None
+
+
+def _control(command: WeightCommand, name: RequestId) -> Control:
+    match command:
+        case UpdateWeights(path=path, version=version):
+            return Control(request_id=name, kind=ControlKind.LOAD, path=path, version=version)
+        case PauseGeneration(mode=PauseMode.IN_PLACE):
+            return Control(request_id=name, kind=ControlKind.PAUSE)
+        case PauseGeneration():
+            return Control(request_id=name, kind=ControlKind.RETRACT)
+        case ContinueGeneration():
+            return Control(request_id=name, kind=ControlKind.RESUME)
+        case FlushCache():
+            return Control(request_id=name, kind=ControlKind.FLUSH)
+        case NameWeights(version=version):
+            return Control(request_id=name, kind=ControlKind.NAME, version=version)
 
 
 async def _end_of(process: asyncio.subprocess.Process) -> int:

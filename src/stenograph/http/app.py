@@ -45,6 +45,7 @@ from stenograph.http.settings import Settings
 from stenograph.http.storage import BackupRoute, opened_store
 from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.turn_route import TurnRoute
+from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.progress import Progress
@@ -61,6 +62,7 @@ from stenograph.session.manager import SessionManager
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.shelf import Shelf
 from stenograph.session.turn import TurnServices
+from stenograph.session.weights import Weights, WeightSync
 from stenograph.store.base import SessionStore
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.commits import ModelMark
@@ -181,15 +183,18 @@ def make_app(
     share = LoopShare()
     services = _services(settings, engine, renderer, pool, share, clock)
     manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model))
-    doorman = Doorman(api_keys=settings.api_key, manager=manager)
+    doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
+    sync = WeightSync(engine, services.weights, lambda: manager.abort(None))
+    metrics.register(WeightMetrics(sync))
     sessions = _session_routes(settings, services, manager=manager, metrics=metrics, moe_shape=moe_shape)
     held = ResponsesDialect(
         token_text=renderer.tokenizer.token_text, model=model, unknown_fields=settings.unknown_fields
     ).held
     control = ControlRoutes(
         sessions=sessions,
-        backup=BackupRoute(
-            shelf=manager.shelf, has_keys=bool(settings.api_key), max_body_bytes=settings.max_body_bytes
+        backup=BackupRoute(shelf=manager.shelf, max_body_bytes=settings.max_body_bytes),
+        weights=WeightRoutes(
+            sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
         ),
         responses=HeldResponses(doorman=doorman, share=share, model=model, write=held),
         doorman=doorman,
@@ -287,7 +292,7 @@ def _services(
         kind_rules=rules.kinds,
         rewrite_rules=rules.rewrites,
         canonical=rules.canonical,
-        weight_version=settings.weight_version,
+        weights=Weights(settings.weight_version),
     )
 
 

@@ -27,6 +27,7 @@ from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.storage import BackupRoute
+from stenograph.http.weight_routes import WeightRoutes
 from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
@@ -58,9 +59,11 @@ class WireEngineStatus(TypedDict):
 
 
 class Readiness(TypedDict):
-    """The state of each engine; `ready` if one is usable, and so is the store, where there is one."""
+    """The state of each engine; `ready` if one is usable, and so is the store, where there is one, and turns are let
+    in: not while generation is `paused` or new weights come."""
 
     ready: bool
+    paused: bool
     engines: Sequence[WireEngineStatus]
 
 
@@ -101,6 +104,7 @@ class ControlRoutes:
 
     sessions: SessionRoutes
     backup: BackupRoute
+    weights: WeightRoutes
     responses: HeldResponses
     doorman: Doorman
     metrics: Metrics
@@ -120,7 +124,9 @@ class ControlRoutes:
 
     def app(self) -> Starlette:
         """The Starlette application."""
-        keyed, sessions, proxy = self._with_key, self.sessions, self._proxy()
+        keyed, admin, sessions, weights, proxy = (
+            self._with_key, self._for_admins, self.sessions, self.weights, self._proxy()
+        )  # fmt: skip
         app = Starlette(
             routes=[
                 Route("/", front_page, methods=["GET"]),
@@ -131,7 +137,13 @@ class ControlRoutes:
                 Route("/v1/models", keyed(self._models), methods=["GET"]),
                 Route("/tokenize", keyed(self._tokenize), methods=["POST"]),
                 Route("/detokenize", keyed(self._detokenize), methods=["POST"]),
-                Route("/backup", keyed(self.backup.backup), methods=["POST"]),
+                Route("/backup", admin(self.backup.backup), methods=["POST"]),
+                Route("/update_weights_from_disk", admin(weights.update_from_disk), methods=["POST"]),
+                Route("/pause_generation", admin(weights.pause), methods=["POST"]),
+                Route("/continue_generation", admin(weights.resume), methods=["POST"]),
+                Route("/flush_cache", admin(weights.flush), methods=["POST"]),
+                Route("/update_weight_version", admin(weights.name), methods=["POST"]),
+                Route("/model_info", keyed(weights.model_info), methods=["GET"]),
                 Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
                 Route("/sessions", keyed(sessions.create), methods=["POST"]),
                 Route("/sessions", keyed(sessions.list_sessions), methods=["GET"]),
@@ -184,7 +196,8 @@ class ControlRoutes:
     async def _ready(self, request: Request) -> Response:
         shelf = self.sessions.manager.shelf
         is_writable = shelf is None or shelf.store.failure is None
-        ready = is_writable and self.engine.health().state is EngineState.READY
+        paused = self.weights.sync.weights.is_held
+        ready = is_writable and not paused and self.engine.health().state is EngineState.READY
         engines: list[WireEngineStatus] = [
             {
                 "engine": status.engine,
@@ -195,7 +208,7 @@ class ControlRoutes:
             }
             for status in self.engine.statuses()
         ]
-        readiness: Readiness = {"ready": ready, "engines": engines}
+        readiness: Readiness = {"ready": ready, "paused": paused, "engines": engines}
         return json_response(readiness, status=200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
@@ -246,6 +259,13 @@ class ControlRoutes:
     def _with_key(self, endpoint: Endpoint) -> Endpoint:
         async def checked(request: Request) -> Response:
             self.doorman.check_key(request.scope)
+            return await endpoint(request)
+
+        return checked
+
+    def _for_admins(self, endpoint: Endpoint) -> Endpoint:
+        async def checked(request: Request) -> Response:
+            self.doorman.check_admin(request.scope)
             return await endpoint(request)
 
         return checked

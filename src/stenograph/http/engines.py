@@ -100,6 +100,7 @@ def make_engine(
                 url=url,
                 connect_timeout_s=settings.connect_timeout_s,
                 max_reply_bytes=settings.max_reply_bytes,
+                control_timeout_s=settings.request_timeout_s,
             )
             engine = HttpEngine(server, adapter, reply_slots)
             members.append(FleetMember(name=engine.name, engine=engine))

@@ -58,6 +58,14 @@ class HttpSettings:
         shown="none: open",
         secret=True,
     )
+    admin_key: tuple[str, ...] = setting(
+        (),
+        KEYS,
+        "A key that the routes for trainers and administrators take: weights, engines, backups; repeatable like"
+        " `--api-key`, of which none is enough for these. Good for everything else, too.",
+        shown="none: open without --api-key, else refused",
+        secret=True,
+    )
     allow_host: tuple[str, ...] = setting(
         (),
         HOSTS,

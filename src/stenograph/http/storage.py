@@ -10,7 +10,7 @@ from typing import TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
+from stenograph.core.errors import InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import decode_backup
 from stenograph.http.settings import Settings
@@ -52,16 +52,13 @@ class BackedUp(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupRoute:
-    """`POST /backup`. Whoever may chat may not make the server write files, so with keys it is refused."""
+    """`POST /backup`, an administrator's: whoever may chat may not make the server write files."""
 
     shelf: Shelf | None
-    has_keys: bool
     max_body_bytes: int
 
     async def backup(self, request: Request) -> Response:
         """Copy all that is durable into a folder, by the connection that writes it, while turns go on."""
-        if self.has_keys:
-            raise Forbidden("A backup writes files on the server's machine: a server with --api-key makes none.")
         wire = decode_backup(await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes))
         if self.shelf is None:
             raise RouteNotFound("This server keeps no sessions on disk: start it with --data-dir.")

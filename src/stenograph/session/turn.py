@@ -55,6 +55,7 @@ from stenograph.session.reply_buffer import ReplyBuffer
 from stenograph.session.rewrite_rules import RewriteRules
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand
+from stenograph.session.weights import Weights
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.turn import CommittedTurn, TurnStatus, line_ids
@@ -71,7 +72,7 @@ class TurnServices:
     that does not set them, nor its session. `share` does work that holds the GIL in pieces.
     `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
     `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
-    their session has its own. `weight_version` names the weights of an engine that does not.
+    their session has its own. `weights` names those of an engine that does not, and holds new turns while they change.
     """
 
     engine: Engine
@@ -87,7 +88,7 @@ class TurnServices:
     kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
     rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
     canonical: Canonical = field(default_factory=Canonical)
-    weight_version: str | None = None
+    weights: Weights = field(default_factory=Weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +228,7 @@ class TurnRun:
             max_tokens=params.max_tokens,
             num_prompt=len(self.prompt.ids),
             logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
-            weight_version=services.weight_version,
+            weight_version=services.weights.version,
         )
         reader = ChunkReader(self._opening.parser(params, self.request_id, self.prompt))
         generate = GenerateRequest(

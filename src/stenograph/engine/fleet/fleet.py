@@ -23,6 +23,7 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId
+from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import (
     Capabilities,
     Engine,
@@ -216,6 +217,23 @@ class Fleet(Engine):
             yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
         finally:
             del self._turns[request.request_id]
+
+    async def find_version(self) -> str | None:
+        """The name that all of them have for their weights; None where they do not say one."""
+        versions = set(await asyncio.gather(*(post.engine.find_version() for post in self._posts)))
+        return versions.pop() if len(versions) == 1 else None
+
+    async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
+        """Tell all at once. Where some have taken new weights, those that have not get no turns until they have."""
+        told = await asyncio.gather(*(post.engine.control(command) for post in self._posts))
+        answers = [
+            replace(answer, name=post.name) for post, one in zip(self._posts, told, strict=True) for answer in one
+        ]
+        if isinstance(command, UpdateWeights | NameWeights) and not all(answer.problem for answer in answers):
+            for post, answer in zip(self._posts, answers, strict=True):
+                if answer.problem:
+                    post.engine.require_version(command.version)
+        return answers
 
     async def forward(
         self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import Chunk, RequestId
+from stenograph.core.weights import WeightCommand, without_weights
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.transport import Headers, HttpReply
 
@@ -111,6 +112,14 @@ class EngineAdapter(Protocol):
     def abort_call(self, request_id: RequestId) -> Call | None:
         """The request that ends a generation early; None where hanging up is the only way."""
         ...
+
+    def control_calls(self, command: WeightCommand) -> Sequence[Call] | str:
+        """The requests by which a command about the weights is done, in order; a text says why it cannot be."""
+        return without_weights(self.capabilities.engine, command)
+
+    async def find_version(self, ask: Ask) -> str | None:
+        """The server's own name for its weights; None where it does not say. Raises UpstreamError."""
+        return None
 
 
 def passed_through(http: HttpReply) -> UpstreamRefused:

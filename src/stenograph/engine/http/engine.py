@@ -22,8 +22,10 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
+from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
 from stenograph.engine.http.adapter import NOT_THERE, Call, EngineAdapter, EngineReading
+from stenograph.engine.http.control import ControlReply, read_control
 from stenograph.engine.http.transport import DEFAULT_MAX_REPLY_BYTES, EngineTransport, Headers, HttpReply
 from stenograph.offload.body_slots import BodySlots
 
@@ -45,11 +47,13 @@ MAX_SAID = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpEngineOptions:
-    """Address of an engine's server, or of a router before several."""
+    """Address of an engine's server, or of a router before several. `control_timeout_s`: how long it may take to load
+    weights."""
 
     url: str
     connect_timeout_s: float = 5.0
     probe_pause_s: float = 3.0
+    control_timeout_s: float = 600.0
     max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES
 
 
@@ -83,6 +87,8 @@ class HttpEngine(Engine):
         )
         self._health = EngineHealth(state=EngineState.STARTING, detail="not probed yet")
         self._is_discovered = False
+        self._version: str | None = None  # of the weights that it took from here, or has to take
+        self._lacks = ""  # why it gets no turns although it is there: it has other weights
         self._said: set[str] = set()  # of the reasons why it is down, those that the log has
         self._running: dict[RequestId, _RunningExchange] = {}
         self._tasks: set[asyncio.Task[object]] = set()
@@ -171,6 +177,42 @@ class HttpEngine(Engine):
     async def forward(self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpReply:
         """A request to the engine as it is, for routes that record nothing; any status is an answer."""
         return await self._transport.forward(method, target, headers, body)
+
+    async def find_version(self) -> str | None:
+        if self._version is not None:
+            return self._version
+        try:
+            async with asyncio.timeout(PROBE_DEADLINE_S):
+                return await self._adapter.find_version(self._ask)
+        except (UpstreamError, TimeoutError):
+            return None
+
+    def require_version(self, version: str) -> None:
+        self._lack(version, "others")
+
+    async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
+        calls, told = self._adapter.control_calls(command), ControlReply(problem="")
+        try:
+            async with asyncio.timeout(self._options.control_timeout_s):
+                told = ControlReply(problem=calls) if isinstance(calls, str) else await self._told(calls)
+        except UpstreamError as error:
+            told = ControlReply(problem=error.message)
+        except TimeoutError:
+            told = ControlReply(problem=f"it did not answer within {self._options.control_timeout_s:g} s")
+        if not told.problem and isinstance(command, UpdateWeights | NameWeights):
+            self._version, self._lacks = command.version, ""
+            self._doubt.set()
+        return (ControlAnswer(name=self.name, problem=told.problem, num_paused=told.num_paused),)
+
+    async def _told(self, calls: Sequence[Call]) -> ControlReply:
+        """Make the requests of a command until one is refused. Raises UpstreamError."""
+        num_paused = 0
+        for call in calls:
+            told = read_control(call, await self._ask("POST", call.path, call.body, call.headers))
+            num_paused += told.num_paused
+            if told.problem:
+                return told
+        return ControlReply(problem="", num_paused=num_paused)
 
     async def aclose(self) -> None:
         """End everything: generations with EngineUnavailable, after their aborts were sent to the engine."""
@@ -356,6 +398,7 @@ class HttpEngine(Engine):
                 fault = await self._probed_fault()
                 if not fault and not self._is_discovered:
                     await self._adapter.discover(self._ask)
+                    await self._check_version()
                     self._is_discovered = True
         except UpstreamError as error:
             self._become(EngineState.DOWN, error.reason if isinstance(error, UpstreamUnreachable) else error.message)
@@ -366,6 +409,24 @@ class HttpEngine(Engine):
                 self._become(EngineState.DOWN, fault)
             else:
                 self._become(EngineState.READY, self._adapter.capabilities.note)
+
+    async def _check_version(self) -> None:
+        """Take no turns for an engine that came up with other weights than it has to have. Raises UpstreamError.
+
+        One that does not say which it has gets turns, but for one that refused them.
+        """
+        if self._version is None:
+            return
+        found = await self._adapter.find_version(self._ask)
+        if found == self._version:
+            self._lacks = ""
+        elif found is not None:
+            self._lack(self._version, repr(found))
+
+    def _lack(self, version: str, found: str) -> None:
+        self._version = version
+        self._lacks = f"it has not taken the weights {version!r}, and has {found}"
+        self._become(EngineState.DOWN, self._lacks)
 
     async def _probed_fault(self) -> str:
         """The fault that the first path found reports, or that no path was found; empty where nothing is wrong."""
@@ -387,6 +448,8 @@ class HttpEngine(Engine):
         """Keep what was learned of the engine; a change is logged."""
         if self._closing:
             return
+        if state is EngineState.READY and self._lacks:
+            state, detail = EngineState.DOWN, self._lacks
         if state is EngineState.READY:
             if state is not self._health.state:
                 log.info("the engine at %s is ready%s", self._address, detail and f": {detail}")

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Chunk, EngineReply, LogprobsKind, RequestId
+from stenograph.core.weights import WeightCommand
 from stenograph.dialects.settings import ReplyMode
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import Ask, Call, EngineAdapter, EngineReading, passed_through
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat_wire import cut_replay, decode_reply, encode_request
+from stenograph.engine.sglang.control import sglang_calls, sglang_version
 from stenograph.engine.sglang.generate import SGLangGenerate
 
 CHAT_PATH = "/v1/chat/completions"
@@ -81,6 +83,12 @@ class SGLangChat(EngineAdapter):
 
     def abort_call(self, request_id: RequestId) -> Call:
         return self._native.abort_call(request_id)
+
+    def control_calls(self, command: WeightCommand) -> Sequence[Call]:
+        return sglang_calls(command)
+
+    async def find_version(self, ask: Ask) -> str | None:
+        return await sglang_version(ask)
 
     def _own_capabilities(self) -> Capabilities:
         return replace(self._native.capabilities, engine="sglang", streams=False, parses=True)

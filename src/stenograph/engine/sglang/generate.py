@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from stenograph.core.errors import StenographError
 from stenograph.core.types import LogprobsKind, LogprobsReport, RequestId
+from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import MODELS_PATH, PROBE_PATHS, Ask, Call, EngineAdapter, passed_through
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.control import sglang_calls, sglang_version
 from stenograph.engine.sglang.generate_wire import (
     SGLangGenerateReading,
     context_exceeded,
@@ -90,6 +92,12 @@ class SGLangGenerate(EngineAdapter):
 
     def abort_call(self, request_id: RequestId) -> Call:
         return Call(path=ABORT_PATH, body=encode_abort(request_id))
+
+    def control_calls(self, command: WeightCommand) -> Sequence[Call]:
+        return sglang_calls(command)
+
+    async def find_version(self, ask: Ask) -> str | None:
+        return await sglang_version(ask)
 
 
 async def found_context(ask: Ask) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid
 from stenograph.core.types import Chunk, LogprobsKind, LogprobsReport, RequestId, SamplingParams, token_ids
+from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     PROBE_PATHS,
@@ -25,6 +26,7 @@ from stenograph.engine.http.adapter import (
 )
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
+from stenograph.engine.vllm.control import vllm_calls, vllm_version
 from stenograph.engine.vllm.reply import Expected, VLLMReader
 from stenograph.engine.vllm.request import EMPTY_GENERATION, GRAMMARS, VLLMRoute, encode_abort, encode_request
 from stenograph.engine.vllm.scores import Scores, decode_scores, encode_scoring, scoring_id
@@ -141,6 +143,12 @@ class VLLM(EngineAdapter):
         if found.abort_path is None:
             return None
         return Call(path=found.abort_path, body=encode_abort(request_id, found.route))
+
+    def control_calls(self, command: WeightCommand) -> Sequence[Call] | str:
+        return vllm_calls(command)
+
+    async def find_version(self, ask: Ask) -> str | None:
+        return await vllm_version(ask)
 
     def _streams(self, found: _VLLMFound, request: GenerateRequest) -> bool:
         """Whether to ask for events: tokens sampled before the connection closes are otherwise lost."""

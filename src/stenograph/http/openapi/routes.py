@@ -11,11 +11,9 @@ from itertools import product
 from stenograph.core.errors import (
     BodyTooLarge,
     Draining,
-    Forbidden,
     IdempotencyMismatch,
     InvalidRequest,
     LimitExceeded,
-    RouteNotFound,
     SamplesInconsistent,
     SessionNotFound,
     StorageUnavailable,
@@ -24,7 +22,6 @@ from stenograph.core.errors import (
 )
 from stenograph.dialects.sessions import (
     AbortRequest,
-    BackupRequest,
     CreateSession,
     Detokenize,
     Nothing,
@@ -38,6 +35,7 @@ from stenograph.export.records import SessionView
 from stenograph.export.session_samples import JsonSamples
 from stenograph.http.control_routes import Health, ModelList, Readiness, Text, Tokens
 from stenograph.http.front_page import FrontPage
+from stenograph.http.openapi.admin import ADMIN
 from stenograph.http.openapi.operation import (
     ANY,
     ID,
@@ -61,7 +59,6 @@ from stenograph.http.session_routes import (
     OutcomeView,
     SessionPage,
 )
-from stenograph.http.storage import BackedUp
 
 
 def operations(described: Described) -> Iterator[Operation]:
@@ -69,6 +66,7 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _PROBES
     yield from _TOKENS
     yield from _SESSIONS
+    yield from ADMIN
     yield from turn_operations(described)
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
@@ -217,14 +215,6 @@ _SESSIONS = (
         Aborted,
         body=Nothing,
         errors=STORED,
-    ),
-    operation(
-        "POST /backup",
-        "backUp",
-        "Copy the store into a folder",
-        BackedUp,
-        body=BackupRequest,
-        errors=(Forbidden, RouteNotFound, StorageUnavailable),
     ),
     operation("POST /abort_request", "abortAll", "End every running turn", Aborted, body=AbortRequest),
 )

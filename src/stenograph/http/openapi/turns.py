@@ -12,6 +12,7 @@ from stenograph.core.errors import (
     InvalidRequest,
     LimitExceeded,
     ModelMismatch,
+    Paused,
     PreviousResponseNotFound,
     RouteNotFound,
     SessionBusy,
@@ -76,6 +77,7 @@ _TURN: Errors = (
     UpstreamTimeout,
     Draining,
     EngineUnavailable,
+    Paused,
 )
 
 

@@ -159,6 +159,10 @@ class PlannedServer(ABC):
         self.abort_status = 200
         self.health_status = 200
         self.weight_version: str | None = None
+        self.refusal: str | None = None
+        """The reason why it takes no new weights; None: it takes them."""
+        self.loaded: list[str] = []
+        """Folders of weights that it has taken."""
         self._unplanned = unplanned
         self._answers = answers
         self._routes = routes
@@ -227,6 +231,10 @@ class PlannedServer(ABC):
     def pause(self) -> None:
         """Draw nothing more, as `/pause_generation` does: streams stand still, and no reply is begun."""
         self._draws = False
+
+    def abort_running(self) -> None:
+        """Abort all that runs, as a pause may."""
+        self._abort([play.rid for play in self._plays])
 
     def resume(self) -> None:
         """Draw again."""

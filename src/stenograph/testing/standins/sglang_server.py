@@ -73,8 +73,11 @@ class SGLangServer(PlannedServer):
                 return Answer(status=self.abort_status, content_type="")
             case "GET", "/health":
                 return Answer(status=self.health_status, content_type="")
+            case "POST", "/update_weights_from_disk":
+                return self._update_weights(asked.json)
             case _:
-                told = self._told(asked.method, path, asked.json)
+                told = self._controlled(asked.method, path, asked.json)
+                told = self._told(asked.method, path, asked.json) if told is None else told
         if told is None:
             detail = {"detail": "Not Found", "path": urllib.parse.unquote(path)}
             return Answer(status=404, body=json.dumps(detail).encode())
@@ -96,6 +99,37 @@ class SGLangServer(PlannedServer):
                 vector = [float(len(ids)), float(sum(ids))]
                 data = [{"object": "embedding", "index": 0, "embedding": vector}]
                 return {"object": "list", "model": self._model, "data": data}
+            case _:
+                return None
+
+    def _update_weights(self, body: dict[str, Any]) -> Answer:
+        """A failed one is a 400; without a version in the request, the one that there was stays."""
+        if self.refusal is None:
+            self.loaded.append(str(body.get("model_path")))
+            self.weight_version = body.get("weight_version") or self.weight_version
+        message = "Succeeded to update model weights." if self.refusal is None else self.refusal
+        told = {"success": self.refusal is None, "message": message, "num_paused_requests": self.num_running}
+        return Answer(status=200 if self.refusal is None else 400, body=json.dumps(told).encode())
+
+    def _controlled(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer of the other routes of weights and pauses; None where it is none of them."""
+        match method, path:
+            case "POST", "/pause_generation":
+                self.pause()
+                if body.get("mode", "abort") == "abort":
+                    self.abort_running()
+                return {"message": "Generation paused successfully.", "status": "ok"}
+            case "POST", "/continue_generation":
+                self.resume()
+                return {"message": "Generation continued successfully.", "status": "ok"}
+            case "POST", "/flush_cache":
+                return {}
+            case "POST", "/update_weight_version":
+                self.weight_version = str(body["new_version"])
+                told = {"success": True, "message": f"Weight version updated to {self.weight_version}"}
+                return {**told, "new_version": self.weight_version}
+            case "GET", "/model_info":
+                return {"model_path": self._model, "weight_version": self.weight_version or "default"}
             case _:
                 return None
 

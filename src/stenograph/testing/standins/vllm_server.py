@@ -26,6 +26,7 @@ GENERATE_PATH = "/inference/v1/generate"
 COMPLETIONS_PATH = "/v1/completions"
 GUARDED_ABORT_PATH = "/inference/v1/abort_requests"
 ABORT_PATH = "/abort_requests"
+_WEIGHT_PATHS = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
 
 
 def made_up_scores(ids: Sequence[int]) -> Sequence[float]:
@@ -82,6 +83,8 @@ class VLLMServer(PlannedServer):
             case "GET", "/v1/models":
                 cards = [{"id": name, "max_model_len": self._max_model_len} for name in self._models]
                 return Answer(body=compact({"object": "list", "data": cards}))
+            case "GET", "/weight_info" if self.dev_mode:
+                return Answer(body=compact({"weight_version": self.weight_version or "default"}))
             case _ if path not in self._paths():
                 return Answer(status=404, body=b'{"detail":"Not Found"}')
             case "POST", _:
@@ -92,12 +95,36 @@ class VLLMServer(PlannedServer):
     def _answer_post(self, asked: AskedRequest, path: str) -> Answer:
         if path in (GENERATE_PATH, GUARDED_ABORT_PATH) and not self.scale_out:
             return _error(403, "Scale-out endpoints are disabled.", "PermissionDeniedError")
+        if path in _WEIGHT_PATHS:
+            return self._answer_control(asked, path)
         is_abort = path in (ABORT_PATH, GUARDED_ABORT_PATH)
         return self._answer_abort(asked, path) if is_abort else self._answer_scores(asked, path)
 
     def _paths(self) -> Sequence[str]:
         guarded = [] if self.scale_out is None else [GENERATE_PATH, GUARDED_ABORT_PATH]
-        return [COMPLETIONS_PATH, *guarded, *([ABORT_PATH] if self.dev_mode else [])]
+        return [COMPLETIONS_PATH, *guarded, *([ABORT_PATH, *_WEIGHT_PATHS] if self.dev_mode else [])]
+
+    def _answer_control(self, asked: AskedRequest, path: str) -> Answer:
+        """The routes of its development mode for weights and pauses."""
+        match path:
+            case "/pause":
+                self.pause()
+                if asked.path.endswith("mode=abort"):
+                    self.abort_running()
+                return Answer(body=compact({"status": "paused"}))
+            case "/resume":
+                self.resume()
+                return Answer(body=compact({"status": "resumed"}))
+            case "/collective_rpc":
+                if self.refusal is not None:
+                    return _error(500, self.refusal, "InternalServerError")
+                self.loaded.append(str(asked.json["kwargs"]["weights_path"]))
+                return Answer(body=compact({"results": [None]}))
+            case "/update_weight_version":
+                self.weight_version = str(asked.json["new_version"])
+                return Answer(body=compact({"success": True, "new_version": self.weight_version}))
+            case _:
+                return Answer(body=compact({"success": True}))
 
     def _answer_abort(self, asked: AskedRequest, path: str) -> Answer:
         """Every id is told as aborted, also one that is none; without any, one of the two routes aborts all."""
