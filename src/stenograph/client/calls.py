@@ -59,17 +59,27 @@ class HttpCalls:
                 await retries.pause_or_raise(error)
 
     async def once(
-        self, method: str, url: str, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        url: str,
+        body: JsonObject | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> bytes:
-        """The answer's body, by one try. Raises ServerUnreachable, ServerRefused."""
+        """The answer's body, by one try, of `timeout_s` seconds instead of the pool's. Raises ServerUnreachable,
+        ServerRefused."""
         if self._http is None:
             raise RuntimeError("the client is not open: use it as `async with Client(…) as client`")
         data = None if body is None else json.dumps(body).encode()
         sent = dict(headers or {})
         if data is not None:
             sent["content-type"] = "application/json"
+        timeout = self._timeout if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._http.request(method, url, data=data, headers=sent, allow_redirects=False) as answer:
+            async with self._http.request(
+                method, url, data=data, headers=sent, allow_redirects=False, timeout=timeout
+            ) as answer:
                 content = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__

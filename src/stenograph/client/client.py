@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar, Unpack, cast
+from typing import Literal, Self, TypeVar, Unpack, cast
 
 from stenograph.client.calls import HttpCalls, JsonObject, Retries, as_object
 from stenograph.client.errors import BadPayload, ClientError, ServerUnreachable, TryLater
@@ -40,12 +40,18 @@ class ServerAddress:
 class Client:
     """One server, or several as one: a session is opened on the one with the fewest of this client's, and stays there.
 
-    Use it as `async with Client("http://…") as client`. `api_key` is the server's key, if it has one. Calls are retried
-    for `retry_s` seconds; one try takes at most `call_timeout_s`.
+    Use it as `async with Client("http://…") as client`. `api_key` is the server's key, if it has one, `admin_key` the
+    one for its weights, which no agent is given. Calls are retried for `retry_s` seconds; one try takes at most
+    `call_timeout_s`.
     """
 
     def __init__(
-        self, *urls: str, api_key: str | None = None, call_timeout_s: float = 60.0, retry_s: float = 30.0
+        self,
+        *urls: str,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        call_timeout_s: float = 60.0,
+        retry_s: float = 30.0,
     ) -> None:
         for url in urls:
             if not url.startswith(("http://", "https://")):
@@ -53,6 +59,7 @@ class Client:
         if not urls:
             raise ValueError("no address of a server was given: Client('http://127.0.0.1:8080')")
         self._api_key = api_key
+        self._admin = {} if admin_key is None else {"authorization": f"Bearer {admin_key}"}
         self._retry_s = retry_s
         self._calls = HttpCalls(api_key=api_key, call_timeout_s=call_timeout_s, retry_s=retry_s)
         self._addresses = [ServerAddress(url.rstrip("/").removesuffix("/v1")) for url in urls]
@@ -120,6 +127,39 @@ class Client:
             **options,
         )
         return await run.run()
+
+    async def update_weights(self, model_path: str, *, version: str | None = None, timeout_s: float = 600.0) -> None:
+        """Let every server's engines sample with the weights in this folder, which the servers see, from now on.
+
+        Turns that run go on with the new ones; a sample says which token was sampled by which. `version` names them;
+        None counts on. Raises ServerRefused, with the reason, if one server does not take them: it keeps the old ones.
+        """
+        body: dict[str, object] = {"model_path": model_path}
+        if version is not None:
+            body["weight_version"] = version
+        await self._administer("update_weights_from_disk", body, timeout_s)
+
+    async def name_weights(self, version: str) -> None:
+        """Name the weights that the trainer has sent to the engines by itself."""
+        await self._administer("update_weight_version", {"new_version": version})
+
+    async def pause(self, mode: Literal["abort", "retract", "in_place"] = "in_place") -> None:
+        """Let new turns wait on every server; running ones end (`abort`) or stand still until `resume`."""
+        await self._administer("pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """End the pause."""
+        await self._administer("continue_generation", {})
+
+    async def _administer(self, route: str, body: JsonObject, timeout_s: float | None = None) -> None:
+        """Call a route of every server, with the key for it; the first error is raised after all have answered."""
+        calls = (
+            self._calls.once("POST", f"{address.url}/{route}", body, self._admin, timeout_s=timeout_s)
+            for address in self._addresses
+        )
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
 
     async def num_sessions(self) -> int:
         """Sessions that the servers have, of whomever; as far as one page of each shows them."""

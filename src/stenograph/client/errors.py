@@ -140,9 +140,10 @@ def refusal(call: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     A body that is no error of a Stenograph server is shown, cut; its class is by its status then.
     """
     try:
-        facts = cast("Mapping[str, object]", json.loads(body)["error"])
-        code, message, param = str(facts["code"]), str(facts["message"]), facts.get("param")
-    except (ValueError, KeyError, TypeError):
+        found = json.loads(body)
+        facts = cast("Mapping[str, object]", found.get("error", found))  # routes in SGLang's shape have no `error`
+        code, message, param = str(facts.get("code", "")), str(facts["message"]), facts.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError):
         code, message, param = "", body[:_SHOWN_CHARS].decode(errors="replace"), None
     by_status = TryLater if status in (429, 502, 503, 504) else WrongRequest if status < 500 else ServerFault
     told = headers.get("x-should-retry")

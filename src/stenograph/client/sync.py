@@ -5,7 +5,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Literal, Self, TypeVar, Unpack
 
 from stenograph.client.client import Client
 from stenograph.client.progress import ProgressSink
@@ -99,9 +99,16 @@ class SyncClient:
     """A `Client` whose calls block. Use it as `with SyncClient("http://…") as client`."""
 
     def __init__(
-        self, *urls: str, api_key: str | None = None, call_timeout_s: float = 60.0, retry_s: float = 30.0
+        self,
+        *urls: str,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        call_timeout_s: float = 60.0,
+        retry_s: float = 30.0,
     ) -> None:
-        self._client = Client(*urls, api_key=api_key, call_timeout_s=call_timeout_s, retry_s=retry_s)
+        self._client = Client(
+            *urls, api_key=api_key, admin_key=admin_key, call_timeout_s=call_timeout_s, retry_s=retry_s
+        )
         self._thread: LoopThread | None = None
 
     def __repr__(self) -> str:
@@ -154,6 +161,22 @@ class SyncClient:
         return thread.run(
             self._client.rollouts(in_thread, tasks, progress=progress, session=session, samples=samples, **options)
         )
+
+    def update_weights(self, model_path: str, *, version: str | None = None, timeout_s: float = 600.0) -> None:
+        """As `Client.update_weights`."""
+        self._open_thread().run(self._client.update_weights(model_path, version=version, timeout_s=timeout_s))
+
+    def name_weights(self, version: str) -> None:
+        """As `Client.name_weights`."""
+        self._open_thread().run(self._client.name_weights(version))
+
+    def pause(self, mode: Literal["abort", "retract", "in_place"] = "in_place") -> None:
+        """As `Client.pause`."""
+        self._open_thread().run(self._client.pause(mode))
+
+    def resume(self) -> None:
+        """As `Client.resume`."""
+        self._open_thread().run(self._client.resume())
 
     def _open_thread(self) -> LoopThread:
         if self._thread is None:
