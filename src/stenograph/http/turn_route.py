@@ -19,7 +19,14 @@ from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.http.auth import Doorman
 from stenograph.http.keep_alive import Pulse
 from stenograph.http.metrics import Metrics
-from stenograph.http.wire import Client, ClientGone, count_error, header_value, read_json, send_refusal
+from stenograph.http.wire import (
+    ClientGone,
+    WaitingClient,
+    count_error,
+    header_value,
+    read_json,
+    send_refusal,
+)
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
@@ -89,7 +96,7 @@ class TurnRoute:
             reading.note.close()
             raise
         try:
-            with Client(scope, on_gone=watch.leave) as client:
+            with WaitingClient(scope, on_gone=watch.leave) as client:
                 await (self._stream if watch.options.stream else self._whole)(watch, client, send, reading.note)
         finally:
             watch.leave()
@@ -147,7 +154,7 @@ class TurnRoute:
         assert decoded is not None, "the last step gives the request"
         return decoded
 
-    async def _whole(self, watch: Watch, client: Client, send: Send, note: LedgerNote) -> None:
+    async def _whole(self, watch: Watch, client: WaitingClient, send: Send, note: LedgerNote) -> None:
         try:
             outcome = await _result(watch, note)
         except TurnAbandoned:
@@ -162,7 +169,7 @@ class TurnRoute:
         if await client.finish(client.answer(send, content, headers)):
             watch.delivered()
 
-    async def _stream(self, watch: Watch, client: Client, send: Send, note: LedgerNote) -> None:
+    async def _stream(self, watch: Watch, client: WaitingClient, send: Send, note: LedgerNote) -> None:
         with Pulse(self.clock, watch.call) as pulse:
             pieces = await watch.take()
             if pieces is None:
@@ -207,7 +214,7 @@ class TurnRoute:
         return pieces
 
     async def _end_stream(
-        self, watch: Watch, client: Client, writer: StreamWriter, send: Send, note: LedgerNote
+        self, watch: Watch, client: WaitingClient, writer: StreamWriter, send: Send, note: LedgerNote
     ) -> None:
         """Send the end of a stream: the finish after the commit, or the error."""
         try:

@@ -159,7 +159,7 @@ def count_error(metrics: Metrics, error: StenographError) -> None:
         metrics.limit_hit("body_bytes")
 
 
-class Client:
+class WaitingClient:
     """The client that waits for an answer. `is_gone` turns true when it closes its connection."""
 
     def __init__(self, scope: Scope, *, on_gone: Callable[[], None]) -> None:
