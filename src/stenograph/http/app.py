@@ -9,14 +9,12 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
-from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError, StorageLost
+from stenograph.core.errors import InvalidRequest, StartupError, StorageLost
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
-from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
@@ -24,7 +22,6 @@ from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
-from stenograph.dialects.openai.sampling_rules import decode_rules
 from stenograph.dialects.responses.dialect import ResponsesDialect
 from stenograph.dialects.template_kwargs import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
@@ -41,6 +38,7 @@ from stenograph.http.mounts import App
 from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
 from stenograph.http.response_route import HeldResponses
+from stenograph.http.rule_files import check_files, sampling_of, side_rules_of
 from stenograph.http.server import listen, run_uvicorn, url_of
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
@@ -60,14 +58,11 @@ from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits
 from stenograph.session.counting import PromptCounter
 from stenograph.session.keyed_openings import KeyedOpenings
-from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
 from stenograph.session.manager import SessionManager
-from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.shelf import Shelf
 from stenograph.session.turn import TurnServices
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
-from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, load_matcher
 
@@ -119,48 +114,6 @@ def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
     return settings.chat_template_kwargs
 
 
-class SideRules(NamedTuple):
-    """The rules of sessions: those that label requests, those that rewrite them, and which of these are chosen."""
-
-    kinds: KindRules
-    rewrites: RewriteRules
-    canonical: Canonical
-
-
-def side_rules_of(settings: Settings) -> SideRules:
-    """The rules of `--side-rules`, then the shipped ones. Raises StartupError, with the file and the rule."""
-    file, texts = repr(str(settings.side_rules)), [SHIPPED_RULES]
-    try:
-        if settings.side_rules is not None:
-            texts.insert(0, settings.side_rules.read_text(encoding="utf-8"))
-        rewrites = RewriteRules.read(*texts)
-        return SideRules(KindRules.read(*texts), rewrites, rewrites.chosen(settings.canonical))
-    except UnknownRewrite as error:
-        raise StartupError(f"--canonical: {error}") from error
-    except OSError as error:
-        raise StartupError(f"--side-rules: cannot read the file {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise StartupError(f"--side-rules: the file {file} is not UTF-8") from error
-    except BadSideRules as error:
-        raise StartupError(f"--side-rules: the file {file}: {error}") from error
-
-
-def sampling_of(settings: Settings) -> SamplingRules | None:
-    """The sampling of all sessions, from the file of `--sampling`. Raises StartupError, with the file and the field."""
-    if settings.sampling is None:
-        return None
-    file = repr(str(settings.sampling))
-    try:
-        return decode_rules(settings.sampling.read_bytes())
-    except OSError as error:
-        raise StartupError(f"--sampling: cannot read the file {file}: {error.strerror}") from error
-    except InvalidJson as error:
-        raise StartupError(f"--sampling: the file {file} is not JSON: {error.__cause__}") from error
-    except InvalidRequest as error:
-        where = "" if error.param is None else f"{error.param} of "
-        raise StartupError(f"--sampling: {where}the file {file}: {error}") from error
-
-
 def make_app(
     settings: Settings,
     *,
@@ -196,12 +149,7 @@ def make_app(
     ).held
     control = ControlRoutes(
         sessions=sessions,
-        backup=BackupRoute(
-            shelf=manager.shelf,
-            has_keys=bool(settings.api_key),
-            max_body_bytes=settings.max_body_bytes,
-            place=None if worker is None else worker.place,
-        ),
+        backup=_backup_route(settings, manager, worker),
         responses=HeldResponses(doorman=doorman, share=share, model=model, write=held),
         doorman=doorman,
         metrics=metrics,
@@ -234,6 +182,15 @@ def make_app(
     if worker is not None:
         worker.wire(app, openings)
     return app, manager
+
+
+def _backup_route(settings: Settings, manager: SessionManager, worker: Worker | None) -> BackupRoute:
+    return BackupRoute(
+        shelf=manager.shelf,
+        has_keys=bool(settings.api_key),
+        max_body_bytes=settings.max_body_bytes,
+        place=None if worker is None else worker.place,
+    )
 
 
 def _turn_routes(
@@ -437,12 +394,6 @@ def load_model(settings: Settings, clock: Clock, progress: Progress) -> LoadedMo
     path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)
     files = load_model_files(path)
     return LoadedModel(path=path, files=files, renderer=renderer_of(settings, files, clock))
-
-
-def check_files(settings: Settings) -> None:
-    """Read the files that settings name: a bad one ends the start before a model is loaded. Raises StartupError."""
-    sampling_of(settings)
-    side_rules_of(settings)
 
 
 async def serve(settings: Settings, *, announce: Callable[[str], None], progress: Progress) -> signal.Signals | None:
