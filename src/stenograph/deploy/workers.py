@@ -35,7 +35,8 @@ from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.deploy.shared_engine import SharedEngineProcess
 from stenograph.engine.settings import EngineKind
-from stenograph.http.app import LoadedModel, check_files, load_model, serve_on
+from stenograph.http.app import LoadedModel, load_model, serve_on
+from stenograph.http.rule_files import check_files
 from stenograph.http.server import listen, url_of
 from stenograph.http.settings import Settings
 from stenograph.http.workers.place import WorkerPlace

@@ -86,19 +86,23 @@ class ConnectionDesk:
         try:
             connection.put(self._ready())
             with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
-                while (payload := read_frame(connection.commands)) is not None:
-                    command = COMMANDS.decode(payload)
-                    name = RequestId(f"{number}:{command.request_id}")
-                    if not isinstance(command, Abort):
-                        names.add(name)
-                    self._obey(msgspec.structs.replace(command, request_id=name))
-                    names -= connection.take_ended(number)
+                self._take_commands(number, connection, names)
         finally:
             with self._lock:
                 del self._connections[number]
             connection.close()
             for name in names - connection.take_ended(number):
                 self._obey(Abort(request_id=name))
+
+    def _take_commands(self, number: int, connection: "_Connection", names: set[RequestId]) -> None:
+        """Obey commands until there are no more. `names` has what they began and what has not ended."""
+        while (payload := read_frame(connection.commands)) is not None:
+            command = COMMANDS.decode(payload)
+            name = RequestId(f"{number}:{command.request_id}")
+            if not isinstance(command, Abort):
+                names.add(name)
+            self._obey(msgspec.structs.replace(command, request_id=name))
+            names -= connection.take_ended(number)
 
 
 class _Connection:

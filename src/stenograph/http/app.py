@@ -9,14 +9,12 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
-from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError, StorageLost
+from stenograph.core.errors import InvalidRequest, StartupError, StorageLost
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
-from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
@@ -24,7 +22,6 @@ from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
-from stenograph.dialects.openai.sampling_rules import decode_rules
 from stenograph.dialects.responses.dialect import ResponsesDialect
 from stenograph.dialects.template_kwargs import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
@@ -41,6 +38,7 @@ from stenograph.http.mounts import App
 from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
 from stenograph.http.response_route import HeldResponses
+from stenograph.http.rule_files import check_files, sampling_of, side_rules_of
 from stenograph.http.server import listen, run_uvicorn, url_of
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
@@ -61,15 +59,12 @@ from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits
 from stenograph.session.counting import PromptCounter
 from stenograph.session.keyed_openings import KeyedOpenings
-from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
 from stenograph.session.manager import SessionManager
-from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.shelf import Shelf
 from stenograph.session.turn import TurnServices
 from stenograph.session.weights import Weights, WeightSync
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
-from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, load_matcher
 
@@ -121,48 +116,6 @@ def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
     return settings.chat_template_kwargs
 
 
-class SideRules(NamedTuple):
-    """The rules of sessions: those that label requests, those that rewrite them, and which of these are chosen."""
-
-    kinds: KindRules
-    rewrites: RewriteRules
-    canonical: Canonical
-
-
-def side_rules_of(settings: Settings) -> SideRules:
-    """The rules of `--side-rules`, then the shipped ones. Raises StartupError, with the file and the rule."""
-    file, texts = repr(str(settings.side_rules)), [SHIPPED_RULES]
-    try:
-        if settings.side_rules is not None:
-            texts.insert(0, settings.side_rules.read_text(encoding="utf-8"))
-        rewrites = RewriteRules.read(*texts)
-        return SideRules(KindRules.read(*texts), rewrites, rewrites.chosen(settings.canonical))
-    except UnknownRewrite as error:
-        raise StartupError(f"--canonical: {error}") from error
-    except OSError as error:
-        raise StartupError(f"--side-rules: cannot read the file {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise StartupError(f"--side-rules: the file {file} is not UTF-8") from error
-    except BadSideRules as error:
-        raise StartupError(f"--side-rules: the file {file}: {error}") from error
-
-
-def sampling_of(settings: Settings) -> SamplingRules | None:
-    """The sampling of all sessions, from the file of `--sampling`. Raises StartupError, with the file and the field."""
-    if settings.sampling is None:
-        return None
-    file = repr(str(settings.sampling))
-    try:
-        return decode_rules(settings.sampling.read_bytes())
-    except OSError as error:
-        raise StartupError(f"--sampling: cannot read the file {file}: {error.strerror}") from error
-    except InvalidJson as error:
-        raise StartupError(f"--sampling: the file {file} is not JSON: {error.__cause__}") from error
-    except InvalidRequest as error:
-        where = "" if error.param is None else f"{error.param} of "
-        raise StartupError(f"--sampling: {where}the file {file}: {error}") from error
-
-
 def make_app(
     settings: Settings,
     *,
@@ -191,8 +144,6 @@ def make_app(
     services = _services(settings, engine, renderer, pool, share, clock)
     manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), worker)
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
-    sync = WeightSync(engine, services.weights, lambda: manager.abort(None))
-    metrics.register(WeightMetrics(sync))
     openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
     sessions = _session_routes(settings, services, openings, manager=manager, metrics=metrics, moe_shape=moe_shape)
     held = ResponsesDialect(
@@ -200,14 +151,8 @@ def make_app(
     ).held
     control = ControlRoutes(
         sessions=sessions,
-        backup=BackupRoute(
-            shelf=manager.shelf,
-            max_body_bytes=settings.max_body_bytes,
-            place=None if worker is None else worker.place,
-        ),
-        weights=WeightRoutes(
-            sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
-        ),
+        backup=_backup_route(settings, manager, worker),
+        weights=_weight_routes(settings, engine, services, manager, metrics, model),
         responses=HeldResponses(doorman=doorman, share=share, model=model, write=held),
         doorman=doorman,
         metrics=metrics,
@@ -240,6 +185,24 @@ def make_app(
     if worker is not None:
         worker.wire(app, openings)
     return app, manager
+
+
+def _backup_route(settings: Settings, manager: SessionManager, worker: Worker | None) -> BackupRoute:
+    return BackupRoute(
+        shelf=manager.shelf,
+        max_body_bytes=settings.max_body_bytes,
+        place=None if worker is None else worker.place,
+    )
+
+
+def _weight_routes(
+    settings: Settings, engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics, model: str
+) -> WeightRoutes:
+    sync = WeightSync(engine, services.weights, lambda: manager.abort(None))
+    metrics.register(WeightMetrics(sync))
+    return WeightRoutes(
+        sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
+    )
 
 
 def _turn_routes(
@@ -409,7 +372,6 @@ def _session_routes(
 def _described(settings: Settings, services: TurnServices) -> Described:
     """The facts of this server for its OpenAPI document."""
     return Described(
-        has_keys=bool(settings.api_key),
         unknown_fields=settings.unknown_fields,
         matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
         rewrites=services.rewrite_rules.names,
@@ -443,12 +405,6 @@ def load_model(settings: Settings, clock: Clock, progress: Progress) -> LoadedMo
     path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)
     files = load_model_files(path)
     return LoadedModel(path=path, files=files, renderer=renderer_of(settings, files, clock))
-
-
-def check_files(settings: Settings) -> None:
-    """Read the files that settings name: a bad one ends the start before a model is loaded. Raises StartupError."""
-    sampling_of(settings)
-    side_rules_of(settings)
 
 
 async def serve(settings: Settings, *, announce: Callable[[str], None], progress: Progress) -> signal.Signals | None:

@@ -1,1 +1,1 @@
-"""Several processes as one server: which of them has a session, and the ways between them."""
+"""Several processes as one server: the owners of sessions, and the ways between them."""

@@ -14,7 +14,7 @@ import httptools
 
 from stenograph.core.errors import StenographError, WorkerUnavailable
 from stenograph.dialects.base import Refusal
-from stenograph.http.connection import ClientConnection, Phase
+from stenograph.http.connection import ClientConnection, RequestPhase
 from stenograph.http.workers.named import body_bytes_of, named_by
 from stenograph.http.workers.owners import Owner, Owners
 from stenograph.http.workers.peer_connection import DELIVERED, GREETING, client_line
@@ -70,7 +70,7 @@ class ForwardingConnection(ClientConnection):
 
     def _feed(self, data: bytes) -> None:
         """Take a head, or bytes of a body that is read here."""
-        if self._phase is Phase.HEAD:
+        if self._phase is RequestPhase.HEAD:
             named = named_by(data, by_credential=self._by_credential)
             owner: Owner | None = None
             if named is not None and named.session_id is not None:
@@ -83,7 +83,7 @@ class ForwardingConnection(ClientConnection):
         super()._feed(data)
 
     def _begin_elsewhere(self, owner: Owner, head: bytes, method: bytes, path: bytes) -> None:
-        self._phase = Phase.ELSEWHERE
+        self._phase = RequestPhase.ELSEWHERE
         self._num_to_pass = body_bytes_of(head)
         self._is_answered = False
         self._refuse_with = partial(self._refuse_at, path.decode("latin-1"))
@@ -154,7 +154,7 @@ class ForwardingConnection(ClientConnection):
         if way is None or self.transport.is_closing():
             return
         if not (self._is_last or self._shuts_down):
-            self._phase = Phase.HEAD
+            self._phase = RequestPhase.HEAD
             self._head_since = self.loop.time()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -172,7 +172,7 @@ class ForwardingConnection(ClientConnection):
         self._close_last()
 
     def _close_last(self) -> None:
-        if self._phase is not Phase.ELSEWHERE:
+        if self._phase is not RequestPhase.ELSEWHERE:
             return
         if self._num_to_pass:
             self._linger()

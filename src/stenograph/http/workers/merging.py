@@ -51,10 +51,16 @@ def exposition(texts: Mapping[int, bytes]) -> bytes:
         for line in text.splitlines():
             if line.startswith(b"# HELP "):
                 family = families.setdefault(line.split(b" ", 3)[2], [])
-            if line.startswith(b"#"):
-                if len(family) < 2:
-                    family.append(line)
-            elif (sample := _SAMPLE.fullmatch(line)) is not None:
-                name, labels, value = sample.groups()
-                family.append(b'%b{worker="%d"%b} %b' % (name, worker, b"," + labels if labels else b"", value))
+            if not line.startswith(b"#"):
+                family.append(_labelled(line, worker))
+            elif len(family) < 2:  # its help and its type
+                family.append(line)
     return b"".join(line + b"\n" for family in families.values() for line in family)
+
+
+def _labelled(line: bytes, worker: int) -> bytes:
+    """A sample with its worker as the first label."""
+    sample = _SAMPLE.fullmatch(line)
+    assert sample is not None, f"a metric of ours is no sample: {line!r}"
+    name, labels, value = sample.groups()
+    return b'%b{worker="%d"%b} %b' % (name, worker, b"," + labels if labels else b"", value)

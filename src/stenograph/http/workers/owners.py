@@ -1,4 +1,4 @@
-"""Which process has a session: the one place that knows. Pure; knows no socket and no request.
+"""The process that has a session: the one place that knows it. Pure; knows no socket and no request.
 
 With `--workers` it is seen from the id. Leases in a database are another implementation of `Owners`.
 """

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from starlette.types import Scope
 
-from stenograph.http.connection import ClientConnection, Phase
+from stenograph.http.connection import ClientConnection, RequestPhase
 
 GREETING = b"+"
 DELIVERED = b"\x06"
@@ -54,7 +54,7 @@ class PeerConnection(ClientConnection):
     def data_received(self, data: bytes) -> None:
         if self._line is not None:
             data = self._take_line(self._line + data)
-        if data[:1] == DELIVERED and self._phase is not Phase.BODY:
+        if data[:1] == DELIVERED and self._phase is not RequestPhase.BODY:
             if self._has_left is not None and not self._has_left.done():
                 self._has_left.set_result(True)
             data = data[1:]
