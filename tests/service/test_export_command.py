@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from stenograph.cli.main import main
-from stenograph.http.app import model_mark
+from stenograph.http.storage import model_mark
 from stenograph.model.files import load_model_files
 from stenograph.testing.tiny.llama import write_tiny_folder
 from stenograph.trajectory.commits import ModelMark

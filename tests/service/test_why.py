@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Any
 
+from msgspec.structs import force_setattr
+
 from stenograph.core.errors import UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason
 from stenograph.export.strand_facts import session_facts
@@ -187,7 +189,7 @@ async def test_tokens_that_a_grammar_forced_are_counted(live: Live) -> None:
     await live.chat(session, user("a"))
     (node,) = live.manager.get(session).nodes
     num = len(node.turn.sampled.ids)
-    object.__setattr__(node.turn.sampled, "forced", bytes([1] * (num - 1) + [0]))
+    force_setattr(node.turn.sampled, "forced", bytes([1] * (num - 1) + [0]))
     assert f"{num - 1} of {num} sampled tokens" in (await why(live, session))["forced_tokens"]["told"]
 
 

@@ -1,7 +1,6 @@
 """The only place that wires things together: settings in, a running server out."""
 
 import asyncio
-import hashlib
 import logging
 import signal
 import socket
@@ -42,7 +41,7 @@ from stenograph.http.rule_files import check_files, sampling_of, side_rules_of
 from stenograph.http.server import listen, run_uvicorn, url_of
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
-from stenograph.http.storage import BackupRoute, held_folder, opened_store
+from stenograph.http.storage import BackupRoute, held_folder, model_mark, opened_store
 from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.turn_route import TurnRoute
 from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
@@ -378,16 +377,8 @@ def _described(settings: Settings, services: TurnServices) -> Described:
         vocab_size=services.renderer.tokenizer.vocab_size,
         proxy_allow=settings.proxy_allow,
         forwards=services.engine.forwards,
+        has_keys=bool(settings.api_key),
     )
-
-
-def model_mark(files: ModelFiles) -> ModelMark:
-    """The mark of a model's tokenizer and chat template, by which a session knows whether it was made with them."""
-    digest = hashlib.sha256()
-    for text in (files.tokenizer_json, files.chat_template or "", files.encoder_source or "", files.bos_token or ""):
-        encoded = text.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:" % len(encoded) + encoded)
-    return ModelMark(name=files.name, digest=digest.digest())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

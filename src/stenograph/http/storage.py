@@ -1,6 +1,7 @@
 """The store of a server: opened as the settings say, backed up on request, closed when the server has ended."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Callable, Container
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from stenograph.dialects.sessions import decode_backup
 from stenograph.http.settings import Settings
 from stenograph.http.wire import json_response, read_json
 from stenograph.http.workers.place import WorkerPlace
+from stenograph.model.files import ModelFiles
 from stenograph.session.shelf import Shelf
 from stenograph.store.base import SessionStore
 from stenograph.store.files import open_files
 from stenograph.store.folder import NUM_FILES, DataFolder, file_of
+from stenograph.trajectory.commits import ModelMark
 
 
 @asynccontextmanager
@@ -94,3 +97,12 @@ def _make_empty(folder: Path, others: Container[int]) -> None:
     theirs = {file_of(folder, number) for number in range(NUM_FILES) if number in others}
     if any(path not in theirs for path in folder.iterdir()):
         raise FileExistsError(17, "the folder is not empty")
+
+
+def model_mark(files: ModelFiles) -> ModelMark:
+    """The mark of a model's tokenizer and chat template, by which a session knows whether it was made with them."""
+    digest = hashlib.sha256()
+    for text in (files.tokenizer_json, files.chat_template or "", files.encoder_source or "", files.bos_token or ""):
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:" % len(encoded) + encoded)
+    return ModelMark(name=files.name, digest=digest.digest())

@@ -77,9 +77,9 @@ def areal(
 
 
 def openrlhf(sample: DecodedSample, *, reward: float) -> dict[str, object]:
-    """What OpenRLHF's agent returns: all tokens, `action_ranges` of the trained ones, half-open, own log-probabilities.
+    """A value that OpenRLHF's agent returns: tokens, `action_ranges` of the trained ones, own log-probabilities.
 
-    Its samples generator makes the rows of an `Experience` of it, without the first token.
+    The ranges are half-open. Its samples generator makes the rows of an `Experience` of it, without the first token.
     """
     rows = whole(sample)
     return {
