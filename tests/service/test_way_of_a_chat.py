@@ -38,7 +38,8 @@ TESTING = PRODUCT + "testing/"
 CHAT = (70, 449, 644, 184)
 # A stream sets the timer that keeps it alive: two files and two functions.
 STREAMED_CHAT = (74, 478, 702, 204)
-SAMPLES = (42, 264, 1840, 173)
+# Their versions may be mixed, and their policies differ: 24 calls for four turns.
+SAMPLES = (42, 267, 1864, 181)
 
 
 @dataclass

@@ -31,6 +31,7 @@ from stenograph.core.types import (
     Finish,
     FinishReason,
     Grammar,
+    MixedWeights,
     Prompt,
     RequestId,
     SampledTurn,
@@ -146,6 +147,7 @@ class TurnRun:
         self._forced: Grammar | None = None
         self._reply: _ReadReply | None = None
         self._made: CommittedTurn | None = None
+        self._policy = ""
         self._ends_early = False
         self._has_sampled = False
         self.node_id: int | None = None
@@ -222,13 +224,16 @@ class TurnRun:
         services, params, request = self._services, self._params, self._request
         capabilities = services.engine.capabilities
         tools = self._opening.context.tools if capabilities.parses else ()
+        weights = services.weights
+        num_changes = weights.num_changes
         is_held = bool(tools) and is_held_by_engine(tools, self._opening.tool_choice)
+        self._policy = capabilities.policy or capabilities.model
         collector = TurnCollector(
             vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,
             num_prompt=len(self.prompt.ids),
             logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
-            weight_version=services.weights.version,
+            weight_version=weights.version,
         )
         reader = ChunkReader(self._opening.parser(params, self.request_id, self.prompt))
         generate = GenerateRequest(
@@ -258,7 +263,12 @@ class TurnRun:
             raise
         finally:
             self._has_sampled = True
-        sampled = collector.result()
+        mixed = None
+        if num_changes % 2 or num_changes != weights.num_changes:
+            mixed = MixedWeights(oldest=weights.oldest_since(num_changes))
+        sampled = collector.result(mixed)
+        if sampled.mixed is not None:
+            weights.num_mixed_turns += 1
         self._mark_engine_times(sampled.times)
         self._mark(Stage.VALIDATE)
         rest, parsed = reader.finish(sampled.finish)
@@ -368,6 +378,7 @@ class TurnRun:
             context=opening.context,
             request_json=request_json,
             rewrites=opening.rewrites,
+            policy=self._policy,
             requested_at=self._requested_at,
             committed_at=now,
             stages=self.stages,

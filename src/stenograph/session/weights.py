@@ -59,6 +59,8 @@ class Weights:
         self.is_held = False
         """Whether new turns wait: generation is paused, or a change is under way."""
         self.num_changes = 0
+        self.num_mixed_turns = 0
+        """Turns whose weights changed, and nobody knows for which tokens."""
         self.runs: set[Freezable] = set()
         self._is_frozen = False
         self._waiting: set[asyncio.Future[None]] = set()
