@@ -32,6 +32,7 @@ from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.count_route import CountRoute
+from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
 from stenograph.http.metrics import Metrics
@@ -193,6 +194,7 @@ def make_app(
     control = ControlRoutes(
         sessions=sessions,
         backup=BackupRoute(shelf=manager.shelf, max_body_bytes=settings.max_body_bytes),
+        engines=EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes),
         weights=WeightRoutes(
             sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
         ),
