@@ -224,8 +224,7 @@ class TurnRun:
         services, params, request = self._services, self._params, self._request
         capabilities = services.engine.capabilities
         tools = self._opening.context.tools if capabilities.parses else ()
-        weights = services.weights
-        num_changes = weights.num_changes
+        weights, num_changes = services.weights, services.weights.num_changes
         is_held = bool(tools) and is_held_by_engine(tools, self._opening.tool_choice)
         self._policy = capabilities.policy or capabilities.model
         collector = TurnCollector(
@@ -263,12 +262,9 @@ class TurnRun:
             raise
         finally:
             self._has_sampled = True
-        mixed = None
-        if num_changes % 2 or num_changes != weights.num_changes:
-            mixed = MixedWeights(oldest=weights.oldest_since(num_changes))
-        sampled = collector.result(mixed)
-        if sampled.mixed is not None:
-            weights.num_mixed_turns += 1
+        is_over = num_changes % 2 or num_changes != weights.num_changes
+        sampled = collector.result(MixedWeights(oldest=weights.oldest_since(num_changes)) if is_over else None)
+        weights.num_mixed_turns += sampled.mixed is not None
         self._mark_engine_times(sampled.times)
         self._mark(Stage.VALIDATE)
         rest, parsed = reader.finish(sampled.finish)
