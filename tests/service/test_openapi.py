@@ -114,7 +114,8 @@ def bound_routes(renderer: Renderer, engine: ScriptedEngine) -> tuple[set[str], 
     app, _ = make_app(Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock())
     pool.close()
     routes = [route for route in app._control.routes if isinstance(route, Route)]  # type: ignore[attr-defined]
-    bound = {f"{method} {route.path}" for route in routes for method in route.methods or () if method != "HEAD"}
+    paths = [(route.path.replace("{name:path}", "{name}"), route.methods or ()) for route in routes]
+    bound = {f"{method} {path}" for path, methods in paths for method in methods if method != "HEAD"}
     (served,) = (route.endpoint for route in routes if route.path == "/openapi.json")
     return bound, json.loads(served.__self__.openapi)
 

@@ -26,7 +26,7 @@ from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.standins.vllm_server import VLLMServer
 
-from .conftest import END, Answer, Live, running, user
+from .conftest import END, Answer, Live, assistant, running, user
 
 ROUTES = ("update_weights_from_disk", "pause_generation", "continue_generation", "flush_cache", "update_weight_version")
 BODIES: dict[str, Any] = {
@@ -398,3 +398,76 @@ async def test_a_pause_that_an_engine_refuses_pauses_nothing(live: Live) -> None
     assert (await live.call("POST", "/pause_generation", {})).status == 200
     assert (await live.call("GET", "/ready")).status == 503
     assert (await live.call("POST", "/continue_generation", {})).status == 200
+
+
+# -- what a turn over a change is labelled
+
+
+async def over_a_change(rig: Rig, session: str, change: Any, **fields: Any) -> None:
+    """A turn in flight while weights change, that ends after it."""
+    (server,) = rig.servers
+    server.plan(rig.reply("a reply", paused=True, num_drawn=2))
+    turn = asyncio.ensure_future(rig.chat(session, user("one"), **fields))
+    await server.held(1)
+    assert (await change()).status == 200
+    server.release()
+    assert (await turn).status == 200
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_one_version_for_a_reply_over_a_change_is_none(renderer: Renderer, tmp_path: Path, by_name: bool) -> None:
+    async with rigged(renderer, tmp_path) as rig:
+        rig.servers[0].weight_version = "3"
+        session = await rig.open()
+
+        async def change() -> Answer:
+            if by_name:
+                return await rig.post("update_weight_version", new_version="4")
+            return await rig.post("update_weights_from_disk", model_path="step-1", weight_version="4")
+
+        await over_a_change(rig, session, change)
+        rig.servers[0].plan(rig.reply("later"))
+        assert (await rig.chat(session, user("one"), assistant("a reply"), user("two"))).status == 200
+        first, second = (await rig.call("GET", f"/sessions/{session}")).json()["records"]
+        assert (first["mixed_version"], first["weight_versions"]) == (True, None)
+        assert second["mixed_version"] is False
+        assert [span["version"] for span in second["weight_versions"]] == ["4"]
+        asked = {"format": "json"}
+        (sample,) = (await rig.call("POST", f"/sessions/{session}/samples", asked)).json()["samples"]
+        mixed, later = sample["turns"]
+        assert mixed["mixed_version"] is True
+        assert "mixed_version" not in later
+        assert [(span["start"], span["end"]) for span in sample["weight_spans"]] == [(later["start"], later["end"])]
+        assert sample["weight_versions"] == ["3", "4"]  # the oldest that may have sampled
+        assert sample["metadata"]["policy"] == "stand-in"
+        page = (await rig.call("GET", "/metrics")).body.decode()
+        assert "stenograph_mixed_version_turns_total 1.0" in page
+
+
+async def test_an_update_that_no_engine_took_mixes_nothing(renderer: Renderer, tmp_path: Path) -> None:
+    async with rigged(renderer, tmp_path) as rig:
+        (server,) = rig.servers
+        server.weight_version, server.refusal = "3", "no"
+        session = await rig.open()
+        server.plan(rig.reply("a reply", paused=True, num_drawn=2))
+        turn = asyncio.ensure_future(rig.chat(session, user("one")))
+        await server.held(1)
+        assert (await rig.update("4"))[0] == 400
+        server.release()
+        assert (await turn).status == 200
+        (record,) = (await rig.call("GET", f"/sessions/{session}")).json()["records"]
+        assert [span["version"] for span in record["weight_versions"]] == ["3"]
+
+
+async def test_a_stream_whose_engine_tells_each_version_has_its_spans(renderer: Renderer, tmp_path: Path) -> None:
+    async with rigged(renderer, tmp_path, kind="vllm") as rig:
+        rig.servers[0].weight_version = "3"
+        session = await rig.open()
+
+        async def change() -> Answer:
+            return await rig.post("update_weights_from_disk", model_path="step-1", weight_version="4")
+
+        await over_a_change(rig, session, change, stream=True)
+        (record,) = (await rig.call("GET", f"/sessions/{session}")).json()["records"]
+        assert record["mixed_version"] is False
+        assert [(span["version"], span["start"]) for span in record["weight_versions"]] == [("3", 0), ("4", 2)]

@@ -183,6 +183,13 @@ class WeightSpan(Struct, frozen=True, kw_only=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedWeights:
+    """A turn's weights changed while it was sampled. `oldest` are those at its beginning, None if they have no name."""
+
+    oldest: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
     """Times of the engine's steps, in seconds of the machine's monotonic clock (one zero for all processes)."""
 
@@ -238,8 +245,9 @@ class Chunk(Struct, frozen=True, kw_only=True):
     `forced[i]`: a grammar left no other token to sample; None where that is not reported. Few tokens come as
     tuples, a whole reply's as arrays (int32, float64). `finish` is set in the last chunk of a generation, and only
     there, and so are `reply`, where the engine wrote the client's reply itself, and `replay`. `weight_version` sampled
-    this chunk's ids; an engine that reports its weights only at the end has them in the last chunk's `weights`, over
-    all ids of the turn. `unasked_replay` names the payloads of `Replay` that came without being requested; they are
+    this chunk's ids, or (`is_version_of_reply`) is all that the engine says of the whole reply, when it wrote it; an
+    engine that reports its weights only at the end has them in the last chunk's `weights`, over all ids of the turn.
+    `unasked_replay` names the payloads of `Replay` that came without being requested; they are
     left out.
     """
 
@@ -253,6 +261,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     times: EngineTimes | None = None
     weight_version: str | None = None
+    is_version_of_reply: bool = False
     weights: tuple[WeightSpan, ...] | None = None
     reply: EngineReply | None = None
     replay: Replay | None = None
@@ -284,6 +293,7 @@ class SampledTurn(Struct, frozen=True, kw_only=True):
 
     `ids` [T] int32, `logprobs` [T] float64 in nats, of the distribution `logprobs_kind`; see `Chunk` for
     `tempered_logprobs` and `sampling_logprobs` [T], and `forced` [T], a byte 1 or 0 for each token.
+    `mixed`: other weights came while it was sampled, nobody knows for which of its tokens; it has no `weights` then.
     """
 
     ids: "array[int]"
@@ -298,6 +308,14 @@ class SampledTurn(Struct, frozen=True, kw_only=True):
     logprobs_kind: LogprobsKind = LogprobsKind.RAW
     tempered_logprobs: "array[float] | None" = None
     forced: bytes | None = None
+    mixed: MixedWeights | None = None
+
+    @property
+    def oldest_version(self) -> str | None:
+        """Name of the oldest weights that sampled in it, or may have; None where it is not known."""
+        if self.mixed is not None:
+            return self.mixed.oldest
+        return self.weights[0].version if self.weights else None
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
@@ -307,6 +325,8 @@ class SampledTurn(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{len(self.ids)} ids but {len(values)} {name} logprobs")
         if self.forced is not None and len(self.forced) != len(self.ids):
             raise ValueError(f"{len(self.ids)} ids, but of {len(self.forced)} it is known whether they were forced")
+        if self.mixed is not None and self.weights:
+            raise ValueError(f"mixed weights beside {self.weights}")
         if not all_finite(self.logprobs):
             raise ValueError("a logprob is not finite")
         end = 0

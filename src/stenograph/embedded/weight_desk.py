@@ -6,11 +6,11 @@ read and prepared comes in, what was there goes out, and its memory is given bac
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import assert_never
 
 from stenograph.core.errors import StartupError
-from stenograph.core.types import RequestId
 from stenograph.embedded.engine_core import EngineCore
 from stenograph.embedded.forward.base import Forward, PreparedWeights
 from stenograph.embedded.forward.weights import load_weights
@@ -38,7 +38,7 @@ class WeightDesk:
         elif self._begins():
             threading.Thread(target=self._load, args=(command,), name="weights", daemon=True).start()
         else:
-            self._refuse(command.request_id, "other weights are being loaded")
+            self._send(Controlled(request_id=command.request_id, problem="other weights are being loaded"))
 
     def _begins(self) -> bool:
         with self._lock:
@@ -64,33 +64,22 @@ class WeightDesk:
         return Controlled(request_id=command.request_id, num_paused=num_paused)
 
     def _load(self, command: Control) -> None:
-        """Read and prepare, have it swapped in, and give back what it replaced."""
-        path = Path(command.path)
+        """Read, prepare, have it swapped in, give back what it replaced; then answer, so that the next may come."""
+        path, problem, num_running = Path(command.path), "", 0
         try:
-            prepared = self._forward.prepare(*load_weights(path))
+            num_running = self._swap(self._forward.prepare(*load_weights(path)), command.version)
         except (StartupError, ValueError) as error:
-            message = str(error)
-            self._refuse(command.request_id, message if message.startswith(str(path)) else f"{path}: {message}")
+            problem = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
         except MemoryError:
-            self._refuse(command.request_id, f"{path}: there is no memory for a second set of weights")
-        else:
-            self._swap(command, prepared)
+            problem = f"{path}: there is no memory for a second set of weights"
         finally:
             self._is_loading = False
+        self._send(Controlled(request_id=command.request_id, problem=problem, num_paused=num_running))
 
-    def _swap(self, command: Control, prepared: PreparedWeights) -> None:
-        before: list[PreparedWeights] = []
-        swapped = threading.Event()
-
-        def swap() -> None:
-            old, num_running = self._core.swap(prepared, command.version)
-            before.append(old)
-            swapped.set()
-            self._send(Controlled(request_id=command.request_id, num_paused=num_running))
-
-        self._loop.between_steps(swap)
-        swapped.wait()
-        before.pop().free()
-
-    def _refuse(self, request_id: RequestId, problem: str) -> None:
-        self._send(Controlled(request_id=request_id, problem=problem))
+    def _swap(self, prepared: PreparedWeights, version: str) -> int:
+        """Swap between two steps; returns how many requests ran then."""
+        done: Future[tuple[PreparedWeights, int]] = Future()
+        self._loop.between_steps(lambda: done.set_result(self._core.swap(prepared, version)))
+        before, num_running = done.result()
+        before.free()
+        return num_running

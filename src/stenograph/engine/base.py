@@ -62,7 +62,7 @@ class Capabilities:
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
     `takes_json`: it takes ids as JSON text, so it wants `Prompt.ids_json`. `logprobs`: which distribution its
     log-probabilities are of. `note`: one line for the operator on how the engine is used; empty where there is nothing
-    to say.
+    to say. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.
     """
 
     engine: str
@@ -75,6 +75,7 @@ class Capabilities:
     takes_json: bool = False
     logprobs: LogprobsReport = RAW_LOGPROBS
     note: str = ""
+    policy: str | None = None
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True):

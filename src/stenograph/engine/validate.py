@@ -13,6 +13,7 @@ from stenograph.core.types import (
     Finish,
     FinishReason,
     LogprobsKind,
+    MixedWeights,
     SampledTurn,
     TopLogprob,
     WeightSpan,
@@ -55,6 +56,7 @@ class TurnCollector:
         self._forced: bytearray | None = bytearray()
         self._top_logprobs: list[tuple[TopLogprob, ...]] = []
         self._weights: list[WeightSpan] = []
+        self._tells_versions = True
         self._last: Chunk | None = None
 
     def __repr__(self) -> str:
@@ -80,15 +82,22 @@ class TurnCollector:
         self._take(chunk)
         return chunk
 
-    def result(self) -> SampledTurn:
-        """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one."""
+    def result(self, mixed: MixedWeights | None = None) -> SampledTurn:
+        """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one.
+
+        `mixed`: other weights came meanwhile; that is left out where the engine tells which weights sampled each token.
+        """
         if self._last is None or self._last.finish is None:
             raise UpstreamInvalid("has_finish", "the engine's reply ended without a finish reason")
         if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
             raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
         weights = tuple(self._weights) if self._last.weights is None else self._last.weights
         _check_spans(weights, len(self._ids))
-        if not weights and self._weight_version is not None and self._ids:
+        if mixed is not None and (self._last.weights or (weights and self._tells_versions) or not self._ids):
+            mixed = None
+        if mixed is not None:
+            weights = ()
+        elif not weights and self._weight_version is not None and self._ids:
             weights = (WeightSpan(version=self._weight_version, start=0, end=len(self._ids)),)
         top = tuple(self._top_logprobs) if len(self._top_logprobs) == len(self._ids) else None
         return SampledTurn(
@@ -104,6 +113,7 @@ class TurnCollector:
             logprobs_kind=self._logprobs_kind,
             tempered_logprobs=self._tempered_logprobs,
             forced=None if self._forced is None else bytes(self._forced),
+            mixed=mixed,
         )
 
     def _check_ids(self, ids: Sequence[int]) -> None:
@@ -148,7 +158,11 @@ class TurnCollector:
         self._last = chunk
 
     def _add_weights(self, chunk: Chunk, start: int) -> None:
-        if chunk.weight_version is None or not chunk.ids:
+        if not chunk.ids:
+            return
+        if chunk.weight_version is None or chunk.is_version_of_reply:
+            self._tells_versions = False
+        if chunk.weight_version is None:
             return
         last = self._weights[-1] if self._weights else None
         if last is not None and last.version == chunk.weight_version and last.end == start:

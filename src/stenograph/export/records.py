@@ -118,7 +118,8 @@ class RecordedResponse(TypedDict):
 
 
 class Record(TypedDict):
-    """One turn. `stages` are monotonic seconds, `stage_seconds` durations."""
+    """One turn. `stages` are monotonic seconds, `stage_seconds` durations. `policy` is the model or LoRA as its engine
+    calls it. With `mixed_version` the weights changed meanwhile, no token's are known: `weight_versions` is null."""
 
     timestamp: float
     request_timestamp: float
@@ -130,7 +131,9 @@ class Record(TypedDict):
     status: TurnStatus
     request: RecordedRequest
     response: RecordedResponse
-    weight_versions: Sequence[WireSpan]
+    weight_versions: Sequence[WireSpan] | None
+    mixed_version: bool
+    policy: str
     stages: Mapping[str, float]
     stage_seconds: Mapping[str, float]
 
@@ -348,7 +351,9 @@ def _record(node: Node, request: Mapping[str, object]) -> Record:
         "status": turn.status,
         "request": cast("RecordedRequest", {**sent, **request, "tools": tools, "parameters": parameters}),
         "response": _response(node),
-        "weight_versions": spans_json(turn.sampled.weights),
+        "weight_versions": None if turn.sampled.mixed is not None else spans_json(turn.sampled.weights),
+        "mixed_version": turn.sampled.mixed is not None,
+        "policy": turn.policy,
         "stages": {"start": stages.start, **{str(stage): end for stage, end in stages.ends.items()}},
         "stage_seconds": {str(stage): seconds for stage, seconds in stages.durations_s().items()},
     }

@@ -45,6 +45,7 @@ Decode = Callable[["array[int]"], str]
 
 LEAF = "leaf"
 GROUP = "group"
+POLICY = "policy"
 STRAND_KEYS = ("strand", "kind", "rule", "client", "agent_id", "chapter", "continues")
 MISMATCH = "tito_session_mismatch"
 DISCARDED = "discarded"
@@ -54,7 +55,9 @@ TRUNCATED_TURNS = "truncated_turns"
 _PIECE_TEXTS = 512
 """Token texts that are made and written at once, in a millisecond."""
 
-SERVER_KEYS = frozenset({LEAF, CUSTODY, MISMATCH, DISCARDED, TRUNCATED_TURNS, *STRAND_KEYS, "accumulated_token_ids"})
+SERVER_KEYS = frozenset(
+    {LEAF, CUSTODY, POLICY, MISMATCH, DISCARDED, TRUNCATED_TURNS, *STRAND_KEYS, "accumulated_token_ids"}
+)
 """Metadata that consumers believe the server on: a client's values under these names are left out."""
 
 
@@ -115,9 +118,9 @@ class Sample:
     float64, nats: the tempered logprob where the mask is 1, 0.0 elsewhere; `logprobs_kind` says what it is instead,
     None where it is that, `MIXED` where the turns differ. `raw_log_probs` and `sampling_log_probs` [R], the same under
     the distributions of those names, or None where one of the turns has none. `response` is the last R tokens as text.
-    `weight_versions`: of each turn whose version is known, the oldest that sampled in it. `weight_spans`: spans over
-    `tokens`, in order; every sampled token in a span was sampled by its version; prompt tokens between them take no
-    part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
+    `weight_versions`: of each turn whose version is known, the oldest that sampled in it, or may have. `weight_spans`:
+    spans over `tokens`, in order; every sampled token in a span was sampled by its version; prompt tokens between them
+    take no part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
     int32, or None. `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
     `outcome` is the session's, None if nobody has said it.
     """
@@ -252,6 +255,8 @@ def _servers_own(
     """The metadata of a sample that no client can set."""
     num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
     ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
+    if policies := {part.node.turn.policy for part in line.parts if part.node.turn.policy}:
+        ours[POLICY] = policies.pop() if len(policies) == 1 else None
     if group is not None:
         ours[GROUP] = group
     if strand is not None:
@@ -357,7 +362,7 @@ def _sample(
         sampling_log_probs=_all_of(line, is_trained, known, LogprobsKind.SAMPLING),
         logprobs_kind=None if kind is LogprobsKind.TEMPERED else str(kind),
         status=line.status,
-        weight_versions=tuple(turn.sampled.weights[0].version for turn in turns if turn.sampled.weights),
+        weight_versions=tuple(oldest for turn in turns if (oldest := turn.sampled.oldest_version) is not None),
         weight_spans=_joined(spans, was_sampled),
         turns=turn_rows(line.parts, kinds),
         response=decode(line.ids[first:]),

@@ -33,7 +33,8 @@ class TurnRow(TypedDict):
     The tokens `[prompt_start, start)` are those that its prompt added, `[start, end)` those that were sampled, as far
     as they are in the sample. `logprobs_kind` is there where the turn's `rollout_log_probs` are not tempered.
     `grammar`: one held the reply. `forced`: spans of tokens beside which the grammar allowed no other; absent where no
-    grammar held the reply, or the engine does not report it.
+    grammar held the reply, or the engine does not report it. `mixed_version`: the weights changed while it was sampled,
+    and of no token is known which sampled it. `policy` is there where the sample's turns have several.
     """
 
     node_id: Count
@@ -51,13 +52,15 @@ class TurnRow(TypedDict):
     min_tokens: NotRequired[Count]
     grammar: NotRequired[bool]
     forced: NotRequired[Sequence[Span]]
+    mixed_version: NotRequired[bool]
+    policy: NotRequired[str]
     logprobs_kind: NotRequired[LogprobsKind]
 
 
 def turn_rows(parts: Sequence[LinePart], kinds: Sequence[LogprobsKind]) -> list[TurnRow]:
     """A row for each part of a line; `kinds` are those of their log-probabilities in the sample."""
     rows: list[TurnRow] = []
-    at = 0
+    at, has_policies = 0, len({part.node.turn.policy for part in parts}) > 1
     for part, kind in zip(parts, kinds, strict=True):
         start, end = at + part.num_prompt, at + part.num_tokens
         params, forced = part.node.turn.params, part.node.turn.sampled.forced
@@ -73,6 +76,10 @@ def turn_rows(parts: Sequence[LinePart], kinds: Sequence[LogprobsKind]) -> list[
             row["forced"] = [[start + a, start + b] for a, b in _runs(forced[: part.num_sampled])]
         if kind is not LogprobsKind.TEMPERED and part.num_sampled:
             row["logprobs_kind"] = kind
+        if part.node.turn.sampled.mixed is not None and part.num_sampled:
+            row["mixed_version"] = True
+        if has_policies:
+            row["policy"] = part.node.turn.policy
         rows.append(row)
         at = end
     return rows

@@ -30,6 +30,7 @@ from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.count_route import CountRoute
+from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
 from stenograph.http.metrics import Metrics
@@ -148,10 +149,14 @@ def make_app(
     held = ResponsesDialect(
         token_text=renderer.tokenizer.token_text, model=model, unknown_fields=settings.unknown_fields
     ).held
+    sync = _weight_sync(engine, services, manager, metrics)
     control = ControlRoutes(
         sessions=sessions,
         backup=_backup_route(settings, manager, worker),
-        weights=_weight_routes(settings, engine, services, manager, metrics, model),
+        engines=EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes),
+        weights=WeightRoutes(
+            sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
+        ),
         responses=HeldResponses(doorman=doorman, share=share, model=model, write=held),
         doorman=doorman,
         metrics=metrics,
@@ -194,14 +199,10 @@ def _backup_route(settings: Settings, manager: SessionManager, worker: Worker | 
     )
 
 
-def _weight_routes(
-    settings: Settings, engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics, model: str
-) -> WeightRoutes:
+def _weight_sync(engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics) -> WeightSync:
     sync = WeightSync(engine, services.weights, lambda: manager.abort(None))
     metrics.register(WeightMetrics(sync))
-    return WeightRoutes(
-        sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
-    )
+    return sync
 
 
 def _turn_routes(

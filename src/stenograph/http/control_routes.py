@@ -21,6 +21,7 @@ from stenograph.dialects.base import Refuse
 from stenograph.dialects.sessions import decode_detokenize, decode_tokenize
 from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
+from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
@@ -105,6 +106,7 @@ class ControlRoutes:
     sessions: SessionRoutes
     backup: BackupRoute
     weights: WeightRoutes
+    engines: EngineRoutes
     responses: HeldResponses
     doorman: Doorman
     metrics: Metrics
@@ -143,6 +145,9 @@ class ControlRoutes:
                 Route("/continue_generation", admin(weights.resume), methods=["POST"]),
                 Route("/flush_cache", admin(weights.flush), methods=["POST"]),
                 Route("/update_weight_version", admin(weights.name), methods=["POST"]),
+                Route("/engines", admin(self.engines.list_engines), methods=["GET"]),
+                Route("/engines", admin(self.engines.add), methods=["POST"]),
+                Route("/engines/{name:path}", admin(self.engines.remove), methods=["DELETE"]),
                 Route("/model_info", keyed(weights.model_info), methods=["GET"]),
                 Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
                 Route("/sessions", keyed(sessions.create), methods=["POST"]),

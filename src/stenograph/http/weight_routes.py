@@ -77,7 +77,12 @@ PAUSED = Metric(
     type=MetricType.GAUGE,
     help="1 while new turns wait, because generation is paused or new weights come.",
 )
-WEIGHT_METRICS = (UPDATES, PAUSED)
+MIXED = Metric(
+    name="stenograph_mixed_version_turns_total",
+    type=MetricType.COUNTER,
+    help="Turns over a change of weights whose engine does not say which weights sampled which token.",
+)
+WEIGHT_METRICS = (UPDATES, PAUSED, MIXED)
 
 
 class WeightMetrics(Collector):
@@ -93,6 +98,7 @@ class WeightMetrics(Collector):
             updates.add_metric([outcome], self._sync.outcomes[outcome])
         yield updates
         yield GaugeMetricFamily(PAUSED.name, PAUSED.help, value=float(self._sync.weights.is_held))
+        yield CounterMetricFamily(MIXED.name, MIXED.help, value=self._sync.weights.num_mixed_turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

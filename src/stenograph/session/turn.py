@@ -34,6 +34,7 @@ from stenograph.core.types import (
     Finish,
     FinishReason,
     Grammar,
+    MixedWeights,
     Prompt,
     RequestId,
     SampledTurn,
@@ -147,6 +148,7 @@ class TurnRun:
         self._forced: Grammar | None = None
         self._reply: _ReadReply | None = None
         self._made: CommittedTurn | None = None
+        self._policy = ""
         self._ends_early = False
         self._has_sampled = False
         self.node_id: int | None = None
@@ -223,13 +225,15 @@ class TurnRun:
         services, params, request, prompt = self._services, self._params, self._request, self.prompt
         capabilities = services.engine.capabilities
         tools = self._opening.context.tools if capabilities.parses else ()
+        weights, num_changes = services.weights, services.weights.num_changes
         is_held = bool(tools) and is_held_by_engine(tools, self._opening.tool_choice)
+        self._policy = capabilities.policy or capabilities.model
         collector = TurnCollector(
             vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,
             num_prompt=len(prompt.ids),
             logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
-            weight_version=services.weights.version,
+            weight_version=weights.version,
         )
         reader = ChunkReader(self._opening.parser(params, self.request_id, prompt))
         generate = GenerateRequest(
@@ -262,7 +266,9 @@ class TurnRun:
             raise
         finally:
             self._has_sampled = True
-        sampled = collector.result()
+        is_over = num_changes % 2 or num_changes != weights.num_changes
+        sampled = collector.result(MixedWeights(oldest=weights.oldest_since(num_changes)) if is_over else None)
+        weights.num_mixed_turns += sampled.mixed is not None
         self._mark_engine_times(sampled.times)
         self._mark(Stage.VALIDATE)
         rest, parsed = reader.finish(sampled.finish)
@@ -373,6 +379,7 @@ class TurnRun:
             context=opening.context,
             request_json=request_json,
             rewrites=opening.rewrites,
+            policy=self._policy,
             requested_at=self._requested_at,
             committed_at=now,
             stages=self.stages,

@@ -59,6 +59,8 @@ class Weights:
         self.is_held = False
         """Whether new turns wait: generation is paused, or a change is under way."""
         self.num_changes = 0
+        self.num_mixed_turns = 0
+        """Turns whose weights changed, and nobody knows for which tokens."""
         self.runs: set[Freezable] = set()
         self._is_frozen = False
         self._waiting: set[asyncio.Future[None]] = set()
@@ -179,6 +181,19 @@ class WeightSync:
     async def name(self, version: str, *, aborts: bool) -> SyncResult:
         """Tell all engines the name of weights that somebody has sent to them. With `aborts`, running turns end."""
         return await self._change(NameWeights(version=version), version, f"The version is {version!r}.", aborts=aborts)
+
+    async def bring_up(self, engine: Engine) -> str:
+        """Give an engine that joins the others their weights; returns why it has not got them, or nothing.
+
+        Before it has them it takes no turns.
+        """
+        version = self.weights.version
+        if version is None or not self.weights.num_changes or await engine.find_version() == version:
+            return ""
+        engine.require_version(version)
+        if self.last_update is None:
+            return f"it has to be sent the weights {version!r}"
+        return "; ".join(_problems(await engine.control(self.last_update)))
 
     async def pause(self, mode: PauseMode) -> SyncResult:
         """Hold new turns and have those that run end or stand still. If an engine refuses, nothing is paused."""

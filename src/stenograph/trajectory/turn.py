@@ -80,7 +80,8 @@ class CommittedTurn(Struct, frozen=True, kw_only=True):
     `params` are those that the engine was given, `request_json` the rest of what the client sent (the model's name,
     recorded fields) as a JSON object.
     `stages` is the turn's own clock, which the reply still marks after the commit. `reply_id` is what the client
-    knows the reply by. `rewrites` are the changes to what the client sent.
+    knows the reply by. `rewrites` are the changes to what the client sent. `policy` is the model or LoRA
+    that sampled, as its engine calls it; "" where it is not known.
     """
 
     request_id: RequestId
@@ -98,6 +99,7 @@ class CommittedTurn(Struct, frozen=True, kw_only=True):
     reply_id: str = ""
     request_json: bytes = b"{}"
     rewrites: tuple[AppliedRewrite, ...] = ()
+    policy: str = ""
     requested_at: float = 0.0
     committed_at: float = 0.0
     stages: StageTimes = msgspec.field(default_factory=lambda: StageTimes(start=0.0))

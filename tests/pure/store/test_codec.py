@@ -30,6 +30,7 @@ from stenograph.core.types import (
     Grammar,
     GrammarKind,
     LogprobsKind,
+    MixedWeights,
     Replay,
     RequestId,
     SampledTurn,
@@ -150,13 +151,14 @@ def sampled_turns(draw: Any) -> SampledTurn:
     spans: list[WeightSpan] = []
     if num >= 2:
         spans = [WeightSpan(version=draw(texts), start=0, end=1), WeightSpan(version="2", start=1, end=num)]
+    mixed = draw(maybe(st.builds(MixedWeights, oldest=maybe(texts))))
     return SampledTurn(
         ids=draw(ids(num)),
         logprobs=draw(floats(num)),
         sampling_logprobs=draw(maybe(floats(num, any_bits=True))),
         top_logprobs=draw(maybe(rows)),
         finish=Finish(reason=draw(st.sampled_from(FinishReason)), matched=draw(maybe(counts | texts))),
-        weights=tuple(spans),
+        weights=tuple(spans) if mixed is None else (),
         num_cached_tokens=draw(counts),
         times=draw(
             maybe(st.builds(EngineTimes, submitted=finite, admitted=finite, first_token=finite, finished=finite))
@@ -165,6 +167,7 @@ def sampled_turns(draw: Any) -> SampledTurn:
         logprobs_kind=draw(st.sampled_from(LogprobsKind)),
         tempered_logprobs=draw(maybe(floats(num, any_bits=True))),
         forced=draw(maybe(st.binary(min_size=num, max_size=num))),
+        mixed=mixed,
     )
 
 
@@ -196,6 +199,7 @@ turns = st.builds(
     rewrites=st.lists(
         st.builds(AppliedRewrite, rule=texts, where=texts, before=texts, after=texts, message=maybe(counts)), max_size=2
     ).map(tuple),
+    policy=texts,
     requested_at=finite,
     committed_at=finite,
     stages=stages,
@@ -381,7 +385,7 @@ def test_an_outcome_comes_back_bit_for_bit(outcome: SessionOutcome) -> None:
 def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
-        CommittedTurn: 18, SampledTurn: 12, SessionOpened: 16, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
+        CommittedTurn: 19, SampledTurn: 13, SessionOpened: 16, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 16, Message: 6, Tool: 3, ToolCall: 3, Replay: 2, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 2,

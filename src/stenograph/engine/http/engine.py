@@ -179,7 +179,7 @@ class HttpEngine(Engine):
         return await self._transport.forward(method, target, headers, body)
 
     async def find_version(self) -> str | None:
-        if self._version is not None:
+        if self._version is not None and not self._lacks:
             return self._version
         try:
             async with asyncio.timeout(PROBE_DEADLINE_S):
@@ -201,6 +201,7 @@ class HttpEngine(Engine):
             told = ControlReply(problem=f"it did not answer within {self._options.control_timeout_s:g} s")
         if not told.problem and isinstance(command, UpdateWeights | NameWeights):
             self._version, self._lacks = command.version, ""
+            self._become(EngineState.READY, self._adapter.capabilities.note)
             self._doubt.set()
         return (ControlAnswer(name=self.name, problem=told.problem, num_paused=told.num_paused),)
 

@@ -128,6 +128,7 @@ class SGLangChatReading(EngineReading):
             finish=reply.finish,
             num_cached_tokens=reply.num_cached_tokens,
             weight_version=reply.weight_version,
+            is_version_of_reply=True,
             reply=written,
             replay=reply.replay,
             unasked_replay=reply.unasked_replay,

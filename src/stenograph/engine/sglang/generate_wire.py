@@ -171,6 +171,7 @@ class SGLangGenerateReading(EngineReading):
                     finish=finish if is_last else None,
                     num_cached_tokens=meta.cached_tokens or 0,
                     weight_version=version,
+                    is_version_of_reply=not meta.weight_versions,
                     replay=replay if is_last else None,
                     unasked_replay=unasked if is_last else (),
                 )

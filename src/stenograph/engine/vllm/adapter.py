@@ -106,7 +106,7 @@ class VLLM(EngineAdapter):
         limit = self._own_max_context_tokens if served.max_context_tokens is None else served.max_context_tokens
         self._found = found
         self._capabilities = replace(
-            self._capabilities, max_context_tokens=limit, note=_note(found, status=tried.status)
+            self._capabilities, max_context_tokens=limit, policy=served.name, note=_note(found, status=tried.status)
         )
 
     def call(self, request: GenerateRequest) -> Call:

@@ -3,9 +3,11 @@
 Where one fails its answer has the status 400 of a bad request, and its own shape, as SGLang's have.
 """
 
-from stenograph.core.errors import Forbidden, RouteNotFound, StorageUnavailable
+from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
+from stenograph.dialects.engine_commands import AddEngine
 from stenograph.dialects.sessions import BackupRequest, Nothing
 from stenograph.dialects.weight_commands import PauseRequest, UpdateWeightsFromDisk, UpdateWeightVersion
+from stenograph.http.engine_routes import EngineLeft, EngineList, EngineRow
 from stenograph.http.openapi.operation import operation
 from stenograph.http.storage import BackedUp
 from stenograph.http.weight_routes import CacheFlushed, GenerationState, ModelInfo, VersionUpdated, WeightsUpdated
@@ -55,6 +57,26 @@ ADMIN = (
         body=UpdateWeightVersion,
         errors=(Forbidden,),
         error_body=VersionUpdated,
+    ),
+    operation("GET /engines", "listEngines", "List the engines", EngineList, errors=(Forbidden,)),
+    operation(
+        "POST /engines", "addEngine", "Add an engine to the fleet", EngineRow, body=AddEngine, errors=(Forbidden,)
+    ),
+    operation(
+        "DELETE /engines/{name}",
+        "removeEngine",
+        "Take an engine from the fleet, when its turns have ended",
+        EngineLeft,
+        parameters=(
+            {
+                "name": "name",
+                "in": "path",
+                "required": True,
+                "description": "The engine's name, its address as a rule.",
+                "schema": {"type": "string"},
+            },
+        ),
+        errors=(Forbidden, InvalidRequest, RouteNotFound),
     ),
     operation("GET /model_info", "getModelInfo", "Get the model and the name of its weights", ModelInfo),
     operation(
