@@ -309,6 +309,8 @@ def weight_spans(meta: MetaInfo, *, num_sampled: int) -> tuple[WeightSpan, ...]:
 
 def replay_of(meta: MetaInfo, asked: ReplayKind) -> tuple[Replay | None, tuple[str, ...]]:
     """The payload asked for that a trainer replays, None where there is none; and the names of others that came."""
+    if meta.routed_experts is None and meta.indexer_topk is None:
+        return None, ()
     told = {name: payload for name in REPLAY_FIELDS if (payload := _payload(meta, name)) is not None}
     kept = {name: payload for name, payload in told.items() if asked in (name, ReplayKind.ALL)}
     for name, payload in kept.items():

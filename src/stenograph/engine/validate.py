@@ -72,7 +72,7 @@ class TurnCollector:
 
         Raises UpstreamInvalid, naming the law, and keeps nothing of a bad chunk.
         """
-        if self.finish is not None:
+        if self._last is not None and self._last.finish is not None:
             raise UpstreamInvalid("finish_is_last", "the engine went on after the chunk that ended the generation")
         self._check_ids(chunk.ids)
         chunk = _with_logprobs(chunk)
@@ -92,7 +92,8 @@ class TurnCollector:
         if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
             raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
         weights = tuple(self._weights) if self._last.weights is None else self._last.weights
-        _check_spans(weights, len(self._ids))
+        if weights:
+            _check_spans(weights, len(self._ids))
         if mixed is not None and (self._last.weights or (weights and self._tells_versions) or not self._ids):
             mixed = None
         if mixed is not None:
@@ -134,7 +135,8 @@ class TurnCollector:
     def _are_in_vocab(self, ids: "array[int]") -> bool:
         """The same for C integers, looked at as they lie in memory."""
         found = np.frombuffer(ids, dtype=np.int32)
-        return not len(found) or bool(found.min() >= 0 and found.max() < self._vocab_size)
+        # The methods `min` and `max` are Python around these.
+        return not len(found) or bool(np.minimum.reduce(found) >= 0 and np.maximum.reduce(found) < self._vocab_size)
 
     def _take(self, chunk: Chunk) -> None:
         start = len(self._ids)
@@ -154,20 +156,17 @@ class TurnCollector:
             elif self._forced is not None:
                 self._forced.extend(chunk.forced)
         self._top_logprobs.extend(chunk.top_logprobs or ())
-        self._add_weights(chunk, start)
+        if chunk.ids and (chunk.weight_version is None or chunk.is_version_of_reply):
+            self._tells_versions = False
+        if chunk.ids and chunk.weight_version is not None:
+            self._add_weights(chunk.weight_version, start)
         self._last = chunk
 
-    def _add_weights(self, chunk: Chunk, start: int) -> None:
-        if not chunk.ids:
-            return
-        if chunk.weight_version is None or chunk.is_version_of_reply:
-            self._tells_versions = False
-        if chunk.weight_version is None:
-            return
+    def _add_weights(self, version: str, start: int) -> None:
         last = self._weights[-1] if self._weights else None
-        if last is not None and last.version == chunk.weight_version and last.end == start:
+        if last is not None and last.version == version and last.end == start:
             start = self._weights.pop().start
-        self._weights.append(WeightSpan(version=chunk.weight_version, start=start, end=len(self._ids)))
+        self._weights.append(WeightSpan(version=version, start=start, end=len(self._ids)))
 
 
 def _check_spans(weights: Sequence[WeightSpan], num_ids: int) -> None:
@@ -194,7 +193,7 @@ def _with_logprobs(chunk: Chunk) -> Chunk:
 def _checked(logprobs: Sequence[float]) -> Sequence[float]:
     """The same logprobs; a copy, where one has to be taken as 0."""
     if isinstance(logprobs, array) and all_finite(logprobs):
-        largest = float(np.frombuffer(logprobs).max()) if logprobs else 0.0
+        largest = float(np.maximum.reduce(np.frombuffer(logprobs))) if logprobs else 0.0
     else:
         for logprob in logprobs:
             if type(logprob) is not float or not math.isfinite(logprob):

@@ -235,7 +235,7 @@ class TurnRun:
             logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
             weight_version=weights.version,
         )
-        reader = ChunkReader(self._opening.parser(params, self.request_id, prompt))
+        reader = ChunkReader(lambda: self._opening.parser(params, self.request_id, prompt))
         generate = GenerateRequest(
             request_id=self.request_id,
             prompt=prompt,
@@ -272,7 +272,7 @@ class TurnRun:
         self._mark_engine_times(sampled.times)
         self._mark(Stage.VALIDATE)
         rest, parsed = reader.finish(sampled.finish)
-        if rest:
+        if reader.written is None:
             self.buffer.push(rest)
         self._reply = _ReadReply(sampled=sampled, parsed=parsed, written=reader.written)
 

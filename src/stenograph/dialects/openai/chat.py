@@ -153,7 +153,7 @@ def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
         _blame_type(body, error)
         raise
     beside = known[1] if known else _beside(cast("WireChatRequest", wire), recorded)
-    start = _start(raw, body)
+    start = known[2] if known else _start(raw, body)
     if start is None:  # it was read from a copy without fields that we do not know
         raw = ONLY_MESSAGES.decode(body).messages
         start = _start(raw, body) or 0
@@ -165,8 +165,8 @@ def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
     return _Read(beside=beside, messages=messages, list_start=start, list_end=end, blocks=blocks)
 
 
-def _known_beside(body: bytes, unknown_fields: UnknownFields) -> tuple[Raw, _Beside] | None:
-    """The body's messages, undecoded, and what is beside them, as a request before had it; None: it has to be read.
+def _known_beside(body: bytes, unknown_fields: UnknownFields) -> tuple[Raw, _Beside, int] | None:
+    """The body's messages, undecoded, what is beside them, and where they start; None: the body has to be read whole.
 
     A body that is wrong in anything is read too, which says what is wrong first.
     """
@@ -178,7 +178,7 @@ def _known_beside(body: bytes, unknown_fields: UnknownFields) -> tuple[Raw, _Bes
         start = _start(raw, body)
         if start is None or len(body) - len(memoryview(raw)) > MAX_KNOWN_BYTES:
             return None
-        return raw, _beside_of(body[:start], body[start + len(memoryview(raw)) :])
+        return raw, _beside_of(body[:start], body[start + len(memoryview(raw)) :]), start
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, CallerError):
         return None
 
@@ -329,7 +329,7 @@ def _message(wire: WireMessage, at: str) -> Message:
         raise UnrenderableMessage("Images cannot be shown to the model; only text can.", param=f"{at}/images")
     if wire.reasoning and wire.reasoning_content and wire.reasoning != wire.reasoning_content:
         raise InvalidRequest("reasoning and reasoning_content disagree; send one.", param=f"{at}/reasoning")
-    content = _content(wire.content, f"{at}/content")
+    content = _text_of(wire.content, f"{at}/content") if isinstance(wire.content, list) else wire.content
     if content is None and role is not Role.ASSISTANT:
         raise InvalidRequest(f"A {role} message needs content.", param=f"{at}/content")
     for index, call in enumerate(wire.tool_calls or ()):
@@ -349,17 +349,19 @@ def _message(wire: WireMessage, at: str) -> Message:
         content=content,
         reasoning=(wire.reasoning_content or wire.reasoning or None) if role is Role.ASSISTANT else None,
         tool_calls=tuple(
-            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-            for call in wire.tool_calls or ()
-        ),
+            [
+                ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+                for call in wire.tool_calls
+            ]
+        )
+        if wire.tool_calls
+        else (),
         tool_call_id=wire.tool_call_id or None,
         name=wire.name,
     )
 
 
-def _content(content: str | list[TextPart] | None, at: str) -> str | None:
-    if not isinstance(content, list):
-        return content
+def _text_of(content: list[TextPart], at: str) -> str:
     texts: list[str] = []
     for index, part in enumerate(content):
         if part.type != "text":

@@ -64,8 +64,10 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
     parts += _chat_parts(request.chat)
     parts += [b',"rid":', as_json(request.request_id)]
     parts.append(b',"logprobs":true,"return_meta_info":true,"no_stop_trim":false,"stream":false')
-    parts += priority_parts(request.priority)
-    parts += replay_parts(replay)
+    if request.priority is not None:
+        parts += priority_parts(request.priority)
+    if replay is not ReplayKind.NONE:
+        parts += replay_parts(replay)
     parts += [b",", as_json(_sampling_fields(request.params))[1:-1]]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
@@ -259,6 +261,8 @@ def _finish(choice: _SGLangChoice) -> Finish:
     if isinstance(meta, MetaFinish):
         matched = meta.matched if matched is None else matched
         meta = meta.type
+    if meta == choice.finish_reason == "stop":
+        return Finish(reason=FinishReason.STOP, matched=matched)
     told = [reason for reason in (choice.finish_reason, meta) if reason is not None]
     reasons = {reason_of(reason) for reason in told}
     if FinishReason.ABORT in reasons:
@@ -276,10 +280,10 @@ def _message(message: _SGLangMessage, *, drew_nothing: bool) -> Message:
             "the message's content is null, which a client would send back as another message; SGLang has to write"
             ' "" beside tool calls (docs/engines.md)',
         )
-    calls = (
+    calls = [
         ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
         for call in message.tool_calls or ()
-    )
+    ]
     return Message(
         role=Role.ASSISTANT,
         content=message.content or "",
