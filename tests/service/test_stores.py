@@ -258,6 +258,36 @@ async def test_a_second_server_on_a_folder_is_refused_with_the_first_one_s_addre
         second.close()
 
 
+async def test_no_other_connection_comes_to_the_file_of_a_store_and_the_log_s_index_is_in_no_shared_memory(
+    folder: DataFolder, tmp_path: Path
+) -> None:
+    """SQLite 3.7.0 to 3.51.2 can lose commits if two connections write and move the log: there is one."""
+
+    def others_are_refused() -> None:
+        for statement in ("SELECT * FROM rows", "DELETE FROM rows", "PRAGMA wal_checkpoint(PASSIVE)"):
+            other = sqlite3.connect(folder.file(), timeout=0.0)
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute(statement)
+            other.close()
+        assert not Path(f"{folder.file()}-shm").exists()
+
+    def connect(path: Path) -> FileConnection:
+        made.append(FileConnection(path))
+        return made[-1]
+
+    made: list[FileConnection] = []
+    async with aclosing(await SqliteStore.open(folder, connect=connect)) as store:
+        others_are_refused()
+        tail = await store.create(session_id(1), b"opening", at=1.0, ttl_s=None)
+        for _ in range(5):  # more than the log that is moved
+            await appended(store, tail, b"x" * 1_300_000)
+            others_are_refused()
+        await store.backup(tmp_path / "00.sqlite3")
+        await store.delete(session_id(1))
+        others_are_refused()
+    assert len(made) == 1
+
+
 async def test_a_file_of_a_newer_schema_or_of_another_program_stops_the_start(folder: DataFolder) -> None:
     async with aclosing(await SqliteStore.open(folder)):
         pass

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
-from stenograph.core.errors import SessionDamaged, StartupError
+from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.model.progress import Progress
 from stenograph.session.durable import RestoredTurns, restored_turns
 from stenograph.session.session import Session
 from stenograph.session.shelf import shelved
-from stenograph.store.base import StoredSession
+from stenograph.store.base import StoredSession, StoredSummary
 from stenograph.store.codec.rows import RowDamaged
 from stenograph.store.look import StoreLook, looks
 from stenograph.trajectory.commits import ModelMark
@@ -43,7 +43,7 @@ def check_folder(folder: Path, *, out: TextIO, progress: Progress) -> int:
     num_sessions = num_rows = num_faults = 0
     with looks(folder) as files:
         for file in files:
-            summaries, faults = list(file.summaries()), file.faults()
+            summaries, faults = _listed(file)
             for index, summary in enumerate(summaries):
                 progress("checking", index, len(summaries))
                 num, fault = _checked(file, summary.session_id)
@@ -55,6 +55,17 @@ def check_folder(folder: Path, *, out: TextIO, progress: Progress) -> int:
     verdict = "whole" if not num_faults else f"{num_faults} faults"
     print(f"{num_sessions} sessions, {num_rows} rows: {verdict}", file=out)
     return EXIT_FAULTS if num_faults else EXIT_WHOLE
+
+
+def _listed(file: StoreLook) -> tuple[list[StoredSummary], list[str]]:
+    """The sessions of a file, as far as it can be read, and the faults of its structure."""
+    summaries, faults = list[StoredSummary](), file.faults()
+    try:
+        for summary in file.summaries():
+            summaries.append(summary)
+    except StorageUnavailable as error:
+        faults.append(f"structure: no session after {len(summaries)} can be listed: {error.__cause__}")
+    return summaries, faults
 
 
 def _checked(file: StoreLook, session_id: SessionId) -> tuple[int, list[str]]:

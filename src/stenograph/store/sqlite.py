@@ -216,8 +216,10 @@ class SqliteStore:
                 is_open = self._run_waiting(waits=True)
             self._sync()
         finally:
-            self._database.close()
-            self._tell(self._ended.set_result, None)
+            try:
+                self._database.close()
+            finally:
+                self._tell(self._ended.set_result, None)
 
     def _run_waiting(self, *, waits: bool) -> bool:
         """Do the jobs that are there, and tell the loop of them; False at the end. `waits`: for the first one."""
@@ -228,6 +230,7 @@ class SqliteStore:
                 self._do(group)
             self._stats = replace(self._stats, write_s=self._stats.write_s + time.perf_counter() - began)
             self._tell(_tell_all, jobs)
+            self._move_log()
         if self._unsynced_since is not None and time.monotonic() - self._unsynced_since >= SYNC_PERIOD_S:
             self._sync()
         return not is_end
@@ -269,7 +272,7 @@ class SqliteStore:
         try:
             group.answer = group.work(self._database)
             self._changed()
-        except (StenographError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 -- raised where it was asked for: the thread serves others
             group.answer = error
             self._note(error)
 
@@ -280,9 +283,9 @@ class SqliteStore:
             pending = _pending(jobs)
             try:
                 self._database.insert_rows(pending.rows)
-            except StorageUnavailable as failed:
-                error = failed
-                self._note(failed)
+            except Exception as failed:  # noqa: BLE001 -- whoever waits is told, whatever it is
+                error = failed if isinstance(failed, StorageUnavailable) else _unexpected(failed)
+                self._note(error)
             else:
                 self._written(pending)
         if error is not None:
@@ -315,9 +318,17 @@ class SqliteStore:
                 raise
         self._folder.give_up_reserve()
         was_there = database.delete(session_id)
-        database.checkpoint()
+        database.move_log(truncates=True)
         self._folder.reserve()
         return was_there
+
+    def _move_log(self) -> None:
+        """Move a long log into the file, once those who waited have been told; a failure is one of the disk."""
+        if self._failure is None and self._database.is_log_long:
+            try:
+                self._database.move_log()
+            except StorageUnavailable as error:
+                self._note(error)
 
     def _sync(self) -> None:
         """Sync the log of `interval`: SQLite itself does so only when it moves the log into the file."""
@@ -351,6 +362,13 @@ class SqliteStore:
     def _tell(self, what: Callable[[T], object], about: T) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(what, about)
+
+
+def _unexpected(error: Exception) -> StorageUnavailable:
+    problem = f"The store cannot write any more ({error!r}); the server is about to end."
+    made = StorageUnavailable(problem, is_full=False)
+    made.__cause__ = error
+    return made
 
 
 def _groups(jobs: Sequence[_Job]) -> "Iterator[list[_Append] | _FileJob[object]]":
