@@ -25,7 +25,7 @@ LAYERS = [
     ["export"],
     ["verify"],
     ["http"],
-    ["bench"],
+    ["deploy", "bench"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

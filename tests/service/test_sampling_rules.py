@@ -13,7 +13,7 @@ import pytest
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest, StartupError
 from stenograph.core.types import Finish, FinishReason, SamplingParams
-from stenograph.http.app import sampling_of
+from stenograph.http.rule_files import sampling_of
 from stenograph.http.settings import Settings
 from stenograph.session.settings import OverBudget
 from stenograph.testing.standins.scripted_engine import Script

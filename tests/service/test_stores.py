@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
+from stenograph.core.types import SessionId
 from stenograph.store.base import Durability, checked_payloads
 from stenograph.store.codec.rows import Totals
 from stenograph.store.database import FileConnection
+from stenograph.store.files import open_files
 from stenograph.store.folder import LOCK_NAME, RESERVE_NAME, DataFolder, filesystem_of, looked_at
 from stenograph.store.memory import MemoryStore
 from stenograph.store.sqlite import SqliteStore
@@ -33,6 +35,40 @@ def folder(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("durability", [Durability.COMMIT, Durability.INTERVAL])
 async def test_the_store_in_a_file_keeps_the_contract(folder: DataFolder, durability: Durability) -> None:
     await check_store(lambda: SqliteStore.open(folder, durability=durability))
+
+
+async def test_a_store_of_several_files_keeps_the_contract(folder: DataFolder) -> None:
+    await check_store(lambda: open_files(folder, [0, 1, 255], durability=Durability.COMMIT, on_failed=print))
+
+
+async def test_a_store_of_several_files_has_each_session_in_the_file_that_its_id_names(folder: DataFolder) -> None:
+    numbers = [7, 0, 255]
+    store = await open_files(folder, numbers, durability=Durability.COMMIT, on_failed=print)
+    async with aclosing(store):
+        ids = [SessionId(f"{number:02x}{at:030x}") for at in range(3) for number in sorted(numbers)]
+        for at, id_ in enumerate(ids):
+            tail = await store.create(id_, b"o", at=float(at), ttl_s=1.0, key=f"key {at % 2}")
+            await appended(store, tail, b"row")
+        listed: list[SessionId] = []
+        while page := await store.page(limit=2, after=listed[-1] if listed else None):
+            listed += [one.session_id for one in page]
+        assert listed == sorted(ids)
+        for nobodys in ("08" + "0" * 30, "no id", f"{7:02x}{99:030x}"):
+            assert await store.page(limit=9, after=SessionId(nobodys)) == []
+            assert await store.load(SessionId(nobodys)) is None
+            assert not await store.delete(SessionId(nobodys))
+        found = await store.find("key 0")
+        assert found is not None
+        assert found.session_id == ids[8]
+        assert set(await store.expired(now=100.0, limit=99)) == set(ids)
+        assert len(await store.expired(now=100.0, limit=4)) == 4
+        assert await store.delete(ids[8])
+        assert await store.load(ids[8]) is None
+        assert store.stats.num_rows == len(ids)
+    for number in numbers:
+        one = await SqliteStore.open(folder, number=number)
+        async with aclosing(one):
+            assert all(int(row.session_id[:2], 16) == number for row in await one.page(limit=99, after=None))
 
 
 async def test_the_store_in_memory_keeps_the_contract() -> None:

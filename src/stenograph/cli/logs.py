@@ -60,7 +60,12 @@ class LogSettings:
 
 class JsonFormatter(logging.Formatter):
     """A line as a JSON object: `time`, `level`, `logger`, `event`; then a `LogLine`'s facts, or `message`; `traceback`
-    where there is one. docs/operations.md lists the keys."""
+    where there is one, and `worker`. docs/operations.md lists the keys."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        """`worker` is the number of this process, where the server has several."""
+        super().__init__()
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         line = record.msg if isinstance(record.msg, LogLine) else None
@@ -70,6 +75,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": "message" if line is None else line.event,
         }
+        if self._worker is not None:
+            fields["worker"] = self._worker
         fields |= {"message": record.getMessage()} if line is None else line.fields()
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
@@ -137,15 +144,22 @@ class LogProgress:
 
 
 @contextlib.contextmanager
-def logging_to_stderr(settings: LogSettings) -> Generator[None]:
-    """While inside, what is logged goes to stderr, as the settings say; without one it goes nowhere."""
+def logging_to_stderr(settings: LogSettings, *, worker: int | None = None) -> Generator[None]:
+    """While inside, what is logged goes to stderr, as the settings say; without one it goes nowhere.
+
+    `worker` is the number of this process, where the server has several: each line has it, and what the process that
+    forked it logged with is left alone.
+    """
     if sys.stderr is None:
         yield
         return
     writer = LogWriter(sys.stderr.fileno())
     is_json = settings.log_format is LogFormat.JSON
-    writer.setFormatter(JsonFormatter() if is_json else logging.Formatter(TEXT_FORMAT))
+    text_format = TEXT_FORMAT if worker is None else TEXT_FORMAT.replace("%(name)s", f"[worker {worker}] %(name)s")
+    writer.setFormatter(JsonFormatter(worker) if is_json else logging.Formatter(text_format))
     root = logging.getLogger()
+    if worker is not None:
+        root.handlers.clear()  # the thread that wrote for them is the parent's
     root.setLevel(str(settings.log_level).upper())
     root.addHandler(writer)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and stop lines say nothing that ours do not

@@ -36,6 +36,7 @@ from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.nearest import nearest_name
 from stenograph.core.settings import Setting
+from stenograph.deploy.workers import serve_workers
 from stenograph.dialects.sessions import SAMPLE_FORMATS
 from stenograph.engine.settings import EngineKind
 from stenograph.http.app import serve
@@ -176,6 +177,14 @@ def _run(command: str, settings: CommandSettings, *, plays: bool) -> int:
         needs_weights = settings.engine is EngineKind.EMBEDDED
         print(resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=needs_weights))
         return 0
+    if settings.workers > 1:
+        ended_by = serve_workers(
+            settings,
+            announce=_announce,
+            progress=progress,
+            in_worker=lambda number: logging_to_stderr(settings, worker=number),
+        )
+        return EXIT_INTERRUPTED if ended_by is signal.SIGINT else 0
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ended_by = runner.run(serve(settings, announce=_announce, progress=progress))
     return EXIT_INTERRUPTED if ended_by is signal.SIGINT else 0

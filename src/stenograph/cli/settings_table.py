@@ -20,6 +20,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "server": (
         "host",
         "port",
+        "workers",
     ),
     "model": (
         "model",

@@ -13,7 +13,7 @@
     ├── InternalError         we are at fault: SessionInvariant, SessionDamaged, TokenizationFailed,
     │                         UnexpectedFailure    500
     └── NobodyError           try again: RequestTimeout 408, SessionBusy 409, LimitExceeded 429, Draining 503,
-                              EngineUnavailable 503, StorageUnavailable 503
+                              EngineUnavailable 503, WorkerUnavailable 503, StorageUnavailable 503
 
 Each class fixes `code` (wire-stable), `status` and `retryable`. `blame` is the part of the request that is at
 fault; `param` is its JSON pointer where who raises has read the client's own bytes, a dialect. How an error is written
@@ -397,6 +397,12 @@ class EngineUnavailable(NobodyError):
     """No engine can run the turn: it is starting, has died, or is full."""
 
     code, status = "engine_unavailable", 503
+
+
+class WorkerUnavailable(NobodyError):
+    """The worker, one of the server's processes, that has the session has ended, and is being started again."""
+
+    code, status = "worker_unavailable", 503
 
 
 class StorageUnavailable(NobodyError):

@@ -85,11 +85,13 @@ def make_engine(
     body_slots: BodySlots,
     clock: Clock,
     encoder: EncoderKind = EncoderKind.REFERENCE,
+    *,
+    shared: Path | None = None,
 ) -> Engine:
     """The engine that the settings name, or a fleet of several; not yet started.
 
     `body_slots` are those of the clients' bodies: engines' replies have slots of their own. `encoder` is what the
-    server encodes with.
+    server encodes with. `shared` is the socket of an embedded engine that other processes use too.
     """
     members: list[FleetMember] = []
     reply_slots = body_slots.apart()
@@ -107,7 +109,12 @@ def make_engine(
         return Fleet(members, clock=clock, trial_s=2 * settings.connect_timeout_s)
     if members:
         return members[0].engine
-    options = EmbeddedOptions(
+    return EmbeddedEngine(path, embedded_options(settings, encoder), shared=shared)
+
+
+def embedded_options(settings: Settings, encoder: EncoderKind) -> EmbeddedOptions:
+    """The options of the embedded engine's process."""
+    return EmbeddedOptions(
         threads=settings.engine_threads,
         max_batch=settings.max_batch,
         kv_tokens=settings.kv_tokens,
@@ -121,4 +128,3 @@ def make_engine(
         encoder=encoder if settings.tokenize_workers else EncoderKind.REFERENCE,
         weight_version=settings.weight_version or FIRST_VERSION,
     )
-    return EmbeddedEngine(path, options)

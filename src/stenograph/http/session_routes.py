@@ -178,9 +178,9 @@ class SessionRoutes:
             canonical=self.defaults.canonical if wire.canonical is None else self._canonical(wire.canonical),
         )
         key = request.headers.get("idempotency-key") or None
-        session = await self.openings.open(options, key=key, body=body)
-        root = f"{str(request.base_url).rstrip('/')}/sessions/{session.id}"
-        opened: OpenedSession = {"session_id": session.id, "base_url": f"{root}/v1", "root_url": root}
+        session_id = await self.openings.open(options, key=key, body=body)
+        root = f"{str(request.base_url).rstrip('/')}/sessions/{session_id}"
+        opened: OpenedSession = {"session_id": session_id, "base_url": f"{root}/v1", "root_url": root}
         return json_response(opened)
 
     async def list_sessions(self, request: Request) -> Response:

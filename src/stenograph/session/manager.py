@@ -15,7 +15,7 @@ from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd
 from stenograph.core.types import RequestId, Stage, StageTimes
-from stenograph.session.admission import Caller, Limits, Place
+from stenograph.session.admission import Caller, Capacity, Limits, Place
 from stenograph.session.durable import Keeper
 from stenograph.session.journal import log_discarded, log_turn_end
 from stenograph.session.kept import StoredReply
@@ -50,8 +50,12 @@ class SessionManager(Sessions):
         limits: Limits,
         telemetry: Telemetry | None = None,
         shelf: Shelf | None = None,
+        capacity: Capacity | None = None,
+        digits: str | None = None,
     ) -> None:
-        super().__init__(clock=services.clock, limits=limits, telemetry=telemetry, shelf=shelf)
+        super().__init__(
+            clock=services.clock, limits=limits, telemetry=telemetry, shelf=shelf, capacity=capacity, digits=digits
+        )
         self._services = services
         self._turns: set[RequestTask] = set()
 
@@ -95,8 +99,8 @@ class SessionManager(Sessions):
                 return place
             session.check_open()
         capacity, most = self._capacity, self._capacity.limits.max_held_tokens
-        if capacity.num_held_tokens >= most and capacity.evicts:
-            self._evict(0, 1 + capacity.num_held_tokens - most + most // 10)
+        if capacity.evicts and (num_held := capacity.num_held_tokens + capacity.elsewhere.num_held_tokens) >= most:
+            self._evict(0, 1 + num_held - most + most // 10)
         capacity.check(1)
         stages.mark(Stage.ADMIT, self._clock.monotonic())
         if session is not None:

@@ -14,6 +14,9 @@ from stenograph.core.errors import StartupError
 log = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
+FILES = "[0-9a-f][0-9a-f].sqlite3"
+"""The names of the files, whose two digits are the first of their sessions' ids."""
+NUM_FILES = 256
 RESERVE_NAME = "reserve"
 RESERVE_BYTES = 4 * 2**20
 """Room that is given up when the disk is full and a session is deleted: SQLite writes before it frees."""
@@ -51,6 +54,10 @@ class DataFolder:
         """The file of a worker's sessions: their ids begin with its name's two digits."""
         return file_of(self.path, number)
 
+    def numbers(self) -> list[int]:
+        """The numbers of the files that are there, in order."""
+        return [int(path.name[:2], 16) for path in sorted(self.path.glob(FILES))]
+
     def reserve(self) -> None:
         """Keep room for a full disk, if there is room for that."""
         path = self.path / RESERVE_NAME
@@ -82,7 +89,7 @@ def file_of(folder: Path, number: int = 0) -> Path:
 @contextmanager
 def looked_at(folder: Path) -> Generator[list[Path]]:
     """Hold a folder for looking at it, without changing it; its files. Raises StartupError if it is held or is none."""
-    files = sorted(folder.glob("[0-9a-f][0-9a-f].sqlite3"))
+    files = sorted(folder.glob(FILES))
     if not files:
         raise StartupError(f"there are no sessions in the folder {str(folder)!r}: it has no file like 00.sqlite3")
     try:

@@ -98,6 +98,7 @@ class SqliteStore:
         *,
         durability: Durability,
         on_failed: Callable[[StorageUnavailable], None],
+        number: int = 0,
     ) -> None:
         self._database = database
         self._folder = folder
@@ -106,7 +107,7 @@ class SqliteStore:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._failure: StorageUnavailable | None = None
         self._stats: StoreStats = StoreStats()
-        self._log = None if durability is Durability.COMMIT else Path(f"{folder.file()}-wal")
+        self._log = None if durability is Durability.COMMIT else Path(f"{folder.file(number)}-wal")
         self._unsynced_since: float | None = None
         self._is_closed = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -121,14 +122,15 @@ class SqliteStore:
         durability: Durability = Durability.COMMIT,
         connect: Connect = FileConnection,
         on_failed: Callable[[StorageUnavailable], None] = lambda failure: None,
+        number: int = 0,
     ) -> "SqliteStore":
-        """Open or make the file of a folder that this process holds. Raises StartupError.
+        """Open or make a file, by its number, of a folder that this process holds. Raises StartupError.
 
         `on_failed` is called on the loop when the store has failed for good.
         """
         folder.reserve()
-        database = await asyncio.to_thread(Database, folder.file(), durability=durability, connect=connect)
-        return cls(database, folder, durability=durability, on_failed=on_failed)
+        database = await asyncio.to_thread(Database, folder.file(number), durability=durability, connect=connect)
+        return cls(database, folder, durability=durability, on_failed=on_failed, number=number)
 
     def __repr__(self) -> str:
         return f"<SqliteStore in {self._folder!r}, failed={self._failure is not None}>"

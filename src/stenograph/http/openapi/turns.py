@@ -23,6 +23,7 @@ from stenograph.core.errors import (
     UpstreamInvalid,
     UpstreamTimeout,
     UpstreamUnreachable,
+    WorkerUnavailable,
 )
 from stenograph.dialects.anthropic.dialect import COUNT_TOKENS_PATH, MESSAGES_PATH, CountedTokens
 from stenograph.dialects.anthropic.errors import MessagesErrorBody
@@ -76,6 +77,7 @@ _TURN: Errors = (
     UpstreamTimeout,
     Draining,
     EngineUnavailable,
+    WorkerUnavailable,
 )
 
 
