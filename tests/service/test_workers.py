@@ -11,9 +11,11 @@ import aiohttp
 import pytest
 
 from stenograph.render.renderer import Renderer
+from stenograph.testing.standins.scripted_engine import ScriptedEngine
 
-from .conftest import Answer, assistant, user
-from .workers_kit import Workers, two_workers
+from .conftest import Answer, Live, assistant, user
+from .test_delivery import BODY, ask, lose_reply
+from .workers_kit import Workers, places, serving, two_workers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -352,3 +354,39 @@ async def test_a_backup_has_the_files_of_all(start: Start, tmp_path: Path) -> No
             assert len((await workers.lives[0].call("GET", f"/sessions/{session}")).json()["records"]) == 1
             workers.lives[0].says("on")
             assert (await workers.lives[0].chat(session, user("hi"), assistant("kept"), user("on"))).status == 200
+
+
+async def test_a_worker_that_is_away_is_503_in_the_words_of_the_protocol(renderer: Renderer, tmp_path: Path) -> None:
+    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size)
+    here, away = places(tmp_path, 2)
+    session = "01" + "0" * 30
+    started = serving(here, engine, renderer, patience_s=0.05)
+    async with started as (url, manager, _), aiohttp.ClientSession() as client:
+        live = Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
+        answer = await live.chat(session, user("hi"))
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["code"] == "worker_unavailable"
+        answer = await live.call("POST", f"/sessions/{session}/v1/messages", {"messages": [user("hi")]})
+        assert (answer.status, answer.json()["type"]) == (503, "error")
+        assert (await live.call("GET", "/ready")).status == 503
+        away.listener.close()  # now there is nobody to wait for
+        answer = await live.call("GET", f"/sessions/{session}")
+        assert answer.status == 503
+        text = (await live.call("GET", "/metrics")).body.decode()
+        assert 'stenograph_forwards_failed_total{worker="0"} 3.0' in text
+        assert (await live.call("GET", "/health")).status == 200
+    here.listener.close()
+
+
+async def test_a_large_reply_that_nobody_read_through_the_wrong_worker_comes_again(start: Start) -> None:
+    """The owner has handed all of it over; the other worker still has it when its client leaves."""
+    async with start(max_context_tokens=2**22) as workers:
+        path, live = f"/sessions/{await workers.open_at(0)}/v1/completions", workers.lives[1]
+        live.says("one")
+        live.says("two")
+        await lose_reply(live, path, BODY)
+        again = await ask(live, path, BODY, x_stainless_retry_count="1")
+        assert again.json()["choices"][0]["text"] == "one"
+        assert len(workers.engine.requests) == 1
+        other = await ask(live, path, BODY, x_stainless_retry_count="1")
+        assert other.json()["choices"][0]["text"] == "two"

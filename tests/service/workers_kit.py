@@ -70,11 +70,12 @@ async def serving(
     renderer: Renderer,
     *,
     folder: DataFolder | None = None,
+    patience_s: float = 30.0,
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager, Server]]:
     """One worker, whose engine has been started: its URL, its manager, and its server."""
     made = Settings(drain_timeout_s=10.0, **settings)
-    worker, pool = Worker(place, made), CpuPool(2)
+    worker, pool = Worker(place, made, patience_s=patience_s), CpuPool(2)
     async with opened_store(made, folder, place, on_failed=lambda _: None) as store:
         app, manager = make_app(
             made,
@@ -102,10 +103,16 @@ async def serving(
 
 @asynccontextmanager
 async def two_workers(
-    folder: Path, renderer: Renderer, *, data_dir: Path | None = None, num: int = 2, **settings: Any
+    folder: Path,
+    renderer: Renderer,
+    *,
+    data_dir: Path | None = None,
+    num: int = 2,
+    max_context_tokens: int = 4096,
+    **settings: Any,
 ) -> AsyncIterator[Workers]:
     """Workers around one scripted engine."""
-    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
+    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=max_context_tokens)
     data = None if data_dir is None else DataFolder(data_dir, address="here")
     async with AsyncExitStack() as stack, aiohttp.ClientSession() as client:
         if data is not None:

@@ -47,7 +47,7 @@ class ForwardingConnection(ClientConnection):
         by_credential: bool,
         refuse_at: Callable[[str, StenographError], Refusal],
         forwarded: Forwarded,
-        patience_s: float = PATIENCE_S,
+        patience_s: float,
         **named: Any,
     ) -> None:
         super().__init__(*arguments, **named)
@@ -63,7 +63,10 @@ class ForwardingConnection(ClientConnection):
         """Bytes of its body that are to come; None for a chunked one."""
         self._is_answered = False
         self._is_last = False
+        self._path = ""
         self._telling: asyncio.Task[None] | None = None
+        self._untold: _Way | None = None
+        """The way of an answer that has not yet left for the client."""
 
     def __repr__(self) -> str:
         return f"<ForwardingConnection {self.client} {self._phase.name}, {len(self._ways)} ways>"
@@ -71,6 +74,7 @@ class ForwardingConnection(ClientConnection):
     def _feed(self, data: bytes) -> None:
         """Take a head, or bytes of a body that is read here."""
         if self._phase is RequestPhase.HEAD:
+            self._has_taken()
             named = named_by(data, by_credential=self._by_credential)
             owner: Owner | None = None
             if named is not None and named.session_id is not None:
@@ -86,7 +90,7 @@ class ForwardingConnection(ClientConnection):
         self._phase = RequestPhase.ELSEWHERE
         self._num_to_pass = body_bytes_of(head)
         self._is_answered = False
-        self._refuse_with = partial(self._refuse_at, path.decode("latin-1"))
+        self._path = path.decode("latin-1")
         way = self._ways.get(owner)
         if way is None:
             way = self._ways[owner] = _Way(self, owner)
@@ -141,6 +145,7 @@ class ForwardingConnection(ClientConnection):
         """Answer in the place of a worker that cannot."""
         self._forwarded.num_refused += 1
         self.flow.resume_reading()
+        self._refuse_with = partial(self._refuse_at, self._path)
         self._refuse(
             WorkerUnavailable(
                 f"The process that has this session ({owner.name}) has ended, and is being started again: ask again.",
@@ -159,17 +164,24 @@ class ForwardingConnection(ClientConnection):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+        self._untold = way
         if self.transport.get_write_buffer_size():
-            self._telling = self.loop.create_task(self._tell(way), name="tell-of-delivery")
+            self._telling = self.loop.create_task(self._tell(), name="tell-of-delivery")
         else:
-            way.delivered()
+            self._has_taken()
             self._close_last()
 
-    async def _tell(self, way: "_Way") -> None:
+    async def _tell(self) -> None:
         """Wait until the answer has left, and tell the worker."""
         if await self.has_left():
-            way.delivered()
+            self._has_taken()
         self._close_last()
+
+    def _has_taken(self) -> None:
+        """The client has the answer: its last byte has left, or the next request is there. Tell its worker."""
+        way, self._untold = self._untold, None
+        if way is not None:
+            way.delivered()
 
     def _close_last(self) -> None:
         if self._phase is not RequestPhase.ELSEWHERE:
@@ -201,7 +213,7 @@ class ForwardingConnection(ClientConnection):
             self._way.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._way = None
+        self._way = self._untold = None
         ways, self._ways = self._ways, {}
         for way in ways.values():
             way.close()

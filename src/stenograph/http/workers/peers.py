@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from multidict import CIMultiDict
 
 from stenograph.core.errors import WorkerUnavailable
 
@@ -59,7 +58,7 @@ class Peers:
             async with client.request(
                 method,
                 f"http://worker{target}",
-                headers=CIMultiDict(sent),
+                headers=sent,
                 data=body or None,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,

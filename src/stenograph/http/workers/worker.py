@@ -15,7 +15,7 @@ from stenograph.http.connection import connections_of
 from stenograph.http.metric_table import Metric, MetricType
 from stenograph.http.mounts import App
 from stenograph.http.settings import Settings
-from stenograph.http.workers.forwarding import Forwarded, ForwardingConnection
+from stenograph.http.workers.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
 from stenograph.http.workers.gathering import Gathering, opened_elsewhere
 from stenograph.http.workers.peer_connection import PeerConnection
 from stenograph.http.workers.peers import Peers
@@ -46,7 +46,9 @@ WORKER_METRICS = (FORWARDED, FORWARDS_FAILED, RESTARTS)
 class Worker:
     """One process of a server that has several. Close it at the end."""
 
-    def __init__(self, place: WorkerPlace, settings: Settings) -> None:
+    def __init__(self, place: WorkerPlace, settings: Settings, *, patience_s: float = PATIENCE_S) -> None:
+        """`patience_s`: the longest time that a request waits for a worker that is away."""
+        self._patience_s = patience_s
         self.place = place
         self.config: uvicorn.Config | None = None
         """Set when the server is configured."""
@@ -96,6 +98,7 @@ class Worker:
             by_credential=not self._settings.api_key,
             refuse_at=app.refuse_at,
             forwarded=self._forwarded,
+            patience_s=self._patience_s,
         )
 
     async def listen(self, state: ServerState) -> asyncio.Server:
