@@ -51,8 +51,7 @@ class SharedEngineProcess:
 
     def at(self, place: WorkerPlace) -> WorkerPlace:
         """The place of a worker that uses it."""
-        given = {one.name: getattr(place, one.name) for one in dataclasses.fields(place) if one.init}
-        return WorkerPlace(**{**given, "engine": self._path})
+        return dataclasses.replace(place, engine=self._path)
 
     def start(self) -> None:
         """Start it, and wait until its model is loaded. Raises StartupError."""

@@ -62,7 +62,7 @@ class SharedCapacity(Capacity):
         return self._num_sessions
 
     @num_sessions.setter
-    def num_sessions(self, count: int) -> None:
+    def num_sessions(self, count: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._num_sessions = count
         self._page.put(self._worker, _SESSIONS, count)
 
@@ -72,7 +72,7 @@ class SharedCapacity(Capacity):
         return self._num_in_flight
 
     @num_in_flight.setter
-    def num_in_flight(self, count: int) -> None:
+    def num_in_flight(self, count: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Take or give back places. Raises LimitExceeded if another worker was quicker."""
         before, most = self._num_in_flight, self.limits.max_in_flight
         self._page.put(self._worker, _IN_FLIGHT, count)
@@ -89,7 +89,7 @@ class SharedCapacity(Capacity):
         return self._num_held_tokens
 
     @num_held_tokens.setter
-    def num_held_tokens(self, count: int) -> None:
+    def num_held_tokens(self, count: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._num_held_tokens = count
         self._page.put(self._worker, _TOKENS, count)
 

@@ -82,7 +82,7 @@ class PeerConnection(ClientConnection):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        cast("dict[str, Any]", self.scope["extensions"])[_PEER] = {}
+        cast("dict[str, Any]", self.scope)["extensions"][_PEER] = {}
         self._has_left = self.loop.create_future() if self._is_clients else None
 
     def connection_lost(self, exc: Exception | None) -> None:
