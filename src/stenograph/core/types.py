@@ -15,6 +15,7 @@ from typing import NewType, cast
 import numpy as np
 
 from stenograph.core.messages import Message
+from stenograph.core.support import SupportPiece
 
 SessionId = NewType("SessionId", str)
 RequestId = NewType("RequestId", str)
@@ -58,9 +59,10 @@ class SamplingParams:
     """The parameters of sampling. Defaults sample from the model's own distribution, to the end of the context.
 
     `temperature` 0 is greedy; `top_k` 0 is off; `logit_bias` pairs are `(id, bias in nats)`; `num_top_logprobs` asks
-    for that many alternatives per position. `max_tokens` None means as far as the context allows. Nothing ends a turn
-    before `min_tokens` are sampled: until then stop tokens, the model's own among them, cannot be sampled, and a stop
-    string that is whole by then is text like any other; but where a grammar allows nothing but its end, it ends.
+    for that many alternatives per position, `support` for the ids that could be sampled at each. `max_tokens` None
+    means as far as the context allows. Nothing ends a turn before `min_tokens` are sampled: until then stop tokens, the
+    model's own among them, cannot be sampled, and a stop string that is whole by then is text like any other; but where
+    a grammar allows nothing but its end, it ends.
     """
 
     temperature: float = 1.0
@@ -79,6 +81,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
     num_top_logprobs: int = 0
+    support: bool = False
 
     def __post_init__(self) -> None:
         limit = self.max_tokens
@@ -238,7 +241,8 @@ class Chunk:
     `logprobs[i]` is ln p(ids[i]) in nats under the distribution that the engine's capabilities declare.
     `tempered_logprobs` and `sampling_logprobs` are the same under the distributions of those names (`LogprobsKind`),
     from an engine that reports several; None where it does not, or where they are equal to `logprobs` by definition.
-    `forced[i]`: a grammar left no other token to sample; None where that is not reported. Few tokens come as
+    `forced[i]`: a grammar left no other token to sample; None where that is not reported. `support`: which ids could be
+    sampled beside each; None where it was not asked for, or is not reported. Few tokens come as
     tuples, a whole reply's as arrays (int32, float64). `finish` is set in the last chunk of a generation, and only
     there, and so are `reply`, where the engine wrote the client's reply itself, and `replay`. `weight_version` sampled
     this chunk's ids; an engine that reports its weights only at the end has them in the last chunk's `weights`, over
@@ -251,6 +255,7 @@ class Chunk:
     tempered_logprobs: Sequence[float] | None = None
     sampling_logprobs: Sequence[float] | None = None
     forced: Sequence[bool] | None = None
+    support: SupportPiece | None = None
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None = None
     finish: Finish | None = None
     num_cached_tokens: int = 0
@@ -287,7 +292,8 @@ class SampledTurn:
     """The ids that an engine sampled for one turn, checked.
 
     `ids` [T] int32, `logprobs` [T] float64 in nats, of the distribution `logprobs_kind`; see `Chunk` for
-    `tempered_logprobs` and `sampling_logprobs` [T], and `forced` [T], a byte 1 or 0 for each token.
+    `tempered_logprobs` and `sampling_logprobs` [T], and `forced` [T], a byte 1 or 0 for each token. `support` has the
+    supports of the tokens (core/support.py); None where they are not known, or nothing is ruled out.
     """
 
     ids: "array[int]"
@@ -302,6 +308,7 @@ class SampledTurn:
     logprobs_kind: LogprobsKind = LogprobsKind.RAW
     tempered_logprobs: "array[float] | None" = None
     forced: bytes | None = None
+    support: bytes | None = None
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):

@@ -45,6 +45,7 @@ class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     sampling: WireSamplingRules | None = None
     canonical: str | None = None
     group: GroupName | None = None
+    support: bool | None = None
 
 
 class PutOutcome(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +62,8 @@ class PutOutcome(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of the samples. `null` means absent. `token_texts` needs `format` `json`; `arrow` needs pyarrow.
+    """Options of the samples. `null` means absent. `token_texts` and `sampling_mask` need `format` `json`, `arrow`
+    needs pyarrow.
 
     `kinds` are the kinds of strands that become samples; `include_side: true` is all of them, and needs no `kinds`.
     `include_failed: true`: those of a rollout that failed by infrastructure too.
@@ -74,6 +76,7 @@ class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
     kinds: list[Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in StrandKind]})]] | None = None
     include_side: bool | None = None
     include_failed: bool | None = None
+    sampling_mask: bool | None = None
 
 
 class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -202,6 +205,8 @@ def decode_samples(body: bytes) -> SamplesRequest:
         raise InvalidRequest("include_side is all kinds: leave kinds out, or include_side.", param="/include_side")
     if wire.token_texts and wire.format != "json":
         raise InvalidRequest("token_texts needs format 'json'.", param="/token_texts")
+    if wire.sampling_mask and wire.format != "json":
+        raise InvalidRequest("sampling_mask needs format 'json'.", param="/sampling_mask")
     _check_metadata(wire.metadata)
     return wire
 

@@ -2,13 +2,14 @@
 
 Needs pyarrow, which is three times the size of all else together and so an extra (`pip install -e '.[arrow]'`);
 it is imported when the first sample is asked for in this format. Its columns are those of the JSON format; `turns`,
-`metadata` and `prefix_cache_info` are JSON texts, and so is `rewards`: the reward, be it a number or several. In the
-schema's metadata are `session_metadata` and `empty_reason`, as JSON.
+`metadata` and `prefix_cache_info` are JSON texts, and so is `rewards`: the reward, be it a number or several. The
+supports of turns are a column of bytes. In the schema's metadata are `session_metadata` and `empty_reason`, as JSON.
 """
 
 import importlib
 import math
 from array import array
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from stenograph.core.json_pieces import json_pieces
 from stenograph.export.samples import Sample, as_numpy, describe
+from stenograph.export.turn_rows import TurnRow
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 """As registered with IANA."""
@@ -68,7 +70,8 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
         "status": pa.array([str(sample.status) for sample in samples], pa.string()),
         "weight_versions": pa.array([row["weight_versions"] for row in described], pa.list_(pa.string())),
         "weight_spans": pa.array([row["weight_spans"] for row in described], pa.list_(span)),
-        "turns": _json_texts(pa, [row["turns"] for row in described]),
+        "turns": _json_texts(pa, [[_without_support(turn) for turn in row["turns"]] for row in described]),
+        "supports": pa.array([_supports(row["turns"]) for row in described], pa.list_(pa.binary())),
         "prefix_cache_info": _json_texts(pa, [row["prefix_cache_info"] for row in described]),
         "reward": pa.array([_number(row["reward"]) for row in described], pa.float64()),
         "rewards": _json_texts(pa, [row["reward"] for row in described]),
@@ -87,6 +90,14 @@ def _pyarrow() -> Any:
             "format 'arrow' needs pyarrow, which this server does not have: pip install pyarrow."
         ) from error
     return module
+
+
+def _without_support(turn: TurnRow) -> dict[str, object]:
+    return {key: value for key, value in turn.items() if key != "support"}
+
+
+def _supports(turns: Sequence[TurnRow]) -> list[bytes | None]:
+    return [b64decode(turn["support"]) if "support" in turn else None for turn in turns]
 
 
 def _number(reward: float | Mapping[str, float] | None) -> float | None:

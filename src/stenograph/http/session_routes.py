@@ -28,6 +28,7 @@ from stenograph.dialects.sessions import (
     decode_outcome,
     decode_samples,
 )
+from stenograph.engine.base import Engine
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
 from stenograph.export.line_drift import line_drift
@@ -138,6 +139,7 @@ class SessionDefaults:
     max_nodes: int
     sampling: SamplingRules | None
     canonical: Canonical
+    support: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,7 @@ class SessionRoutes:
     """The session routes of one server. Methods are endpoints; control_routes.py binds them to paths."""
 
     manager: SessionManager
+    engine: Engine
     openings: KeyedOpenings
     metrics: Metrics
     renderer: Renderer
@@ -176,6 +179,7 @@ class SessionRoutes:
             sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
             group=wire.group,
             canonical=self.defaults.canonical if wire.canonical is None else self._canonical(wire.canonical),
+            support=self.defaults.support if wire.support is None else self._support(asked=wire.support),
         )
         key = request.headers.get("idempotency-key") or None
         session = await self.openings.open(options, key=key, body=body)
@@ -310,7 +314,9 @@ class SessionRoutes:
         self.manager.note_trained(session, made.num_trained)
         if wire.format == "json":
             token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
-            return json_in_pieces(self.share, json_samples(made, metadata, token_text=token_text))
+            return json_in_pieces(
+                self.share, json_samples(made, metadata, token_text=token_text, with_masks=bool(wire.sampling_mask))
+            )
         if wire.format == "arrow":
             try:
                 messages = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
@@ -371,6 +377,15 @@ class SessionRoutes:
                 param="/matcher",
             )
         return MATCHERS[name]
+
+    def _support(self, *, asked: bool) -> bool:
+        capabilities = self.engine.capabilities
+        if asked and not capabilities.reports_support:
+            raise InvalidRequest(
+                f"support: the engine {capabilities.engine} does not report which ids could be sampled.",
+                param="/support",
+            )
+        return asked
 
     def _canonical(self, choice: str) -> Canonical:
         try:

@@ -60,6 +60,7 @@ class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logprobs_kind: str
     tempered_logprobs: bytes | None
     forced: bytes | None
+    support: bytes | None = None  # older rows end before it
 
 
 class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -216,6 +217,7 @@ def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
         logprobs_kind=sampled.logprobs_kind,
         tempered_logprobs=_maybe_floats_written(sampled.tempered_logprobs),
         forced=sampled.forced,
+        support=sampled.support,
     )
 
 
@@ -239,6 +241,7 @@ def _sampled_read(written: _WrittenSampled) -> SampledTurn:
         logprobs_kind=LogprobsKind(written.logprobs_kind),
         tempered_logprobs=_maybe_floats_read(written.tempered_logprobs),
         forced=written.forced,
+        support=written.support,
     )
 
 
