@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.json_pieces import json_pieces
-from stenograph.export.samples import Sample, as_numpy, describe
+from stenograph.export.samples import Sample, SampleSet, as_numpy, describe
 from stenograph.export.turn_rows import TurnRow
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
@@ -90,6 +90,47 @@ def _pyarrow() -> Any:
             "format 'arrow' needs pyarrow, which this server does not have: pip install pyarrow."
         ) from error
     return module
+
+
+class BulkArrow:
+    """One IPC stream of the samples of many sessions: the columns of `to_arrow`, and before them `session_id`,
+    `empty_reason` and `error` (JSON). A session without a sample has one row, with all else null.
+
+    Raises ArrowMissing where there is no pyarrow.
+    """
+
+    end = memoryview(_END_OF_STREAM)
+
+    def __init__(self) -> None:
+        self._pa = _pyarrow()
+        own = [self._pa.field(name, self._pa.string()) for name in ("session_id", "empty_reason", "error")]
+        self._schema = self._pa.schema([*own, *_batch(self._pa, []).schema])
+
+    def __repr__(self) -> str:
+        return f"<BulkArrow of {len(self._schema)} columns>"
+
+    def head(self) -> memoryview:
+        """The stream's first message."""
+        return memoryview(self._schema.serialize())
+
+    def rows(self, session_id: str, made: SampleSet) -> Iterator[memoryview]:
+        """The messages of a session's samples, or of the reason why it has none. Work for the CPU pool, one call of
+        `next` after the other."""
+        if made.empty_reason is not None:
+            yield self._row([session_id, str(made.empty_reason), None], None)
+        for sample in made.samples:
+            yield self._row([session_id, None, None], _batch(self._pa, [sample]))
+
+    def failed(self, session_id: str, *, code: str, message: str) -> memoryview:
+        """The row of a session that has no samples because of an error."""
+        error = msgspec.json.encode({"code": code, "message": message}).decode()
+        return self._row([session_id, None, error], None)
+
+    def _row(self, own: Sequence[str | None], batch: Any) -> memoryview:
+        columns = [self._pa.array([value], self._pa.string()) for value in own]
+        rest = list(self._schema)[len(own) :]
+        columns += [self._pa.nulls(1, field.type) for field in rest] if batch is None else batch.columns
+        return memoryview(self._pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
 
 def _without_support(turn: TurnRow) -> dict[str, object]:

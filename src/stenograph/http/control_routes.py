@@ -21,6 +21,7 @@ from stenograph.dialects.base import Refuse
 from stenograph.dialects.sessions import decode_detokenize, decode_tokenize
 from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
+from stenograph.http.bulk_routes import BulkRoutes
 from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
@@ -121,6 +122,7 @@ class ControlRoutes:
     def app(self) -> Starlette:
         """The Starlette application."""
         keyed, sessions, proxy = self._with_key, self.sessions, self._proxy()
+        bulk = BulkRoutes(sessions=sessions)
         app = Starlette(
             routes=[
                 Route("/", front_page, methods=["GET"]),
@@ -135,6 +137,8 @@ class ControlRoutes:
                 Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
                 Route("/sessions", keyed(sessions.create), methods=["POST"]),
                 Route("/sessions", keyed(sessions.list_sessions), methods=["GET"]),
+                Route("/sessions", keyed(bulk.delete), methods=["DELETE"]),
+                Route("/samples", keyed(bulk.samples), methods=["POST"]),
                 Route("/sessions/{id}", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}/api/hello", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}", keyed(sessions.get), methods=["GET"]),
