@@ -127,8 +127,9 @@ def modelled(engine: ModelledEngine) -> Make:
 
 async def test_the_scripted_engine_keeps_the_laws(model: TinyModel) -> None:
     report = await check_engine(modelled(ModelledEngine(model)))
-    assert set(report.not_offered) == {"alternatives"}, str(report)
-    assert set(report.shown) == {*LAWS, *LAST_LAWS} - {"alternatives"}
+    missing = {"alternatives", "supports_of_tokens"}
+    assert set(report.not_offered) == missing, str(report)
+    assert set(report.shown) == {*LAWS, *LAST_LAWS} - missing
 
 
 async def test_a_law_without_a_hook_is_not_offered_and_never_shown(model: TinyModel) -> None:
@@ -147,7 +148,7 @@ async def test_a_law_without_a_hook_is_not_offered_and_never_shown(model: TinyMo
     report = await check_engine(make)
     assert set(report.not_offered) == {
         *("alternatives", "logprobs_of_the_model", "refuses_what_is_too_long", "leaving_stops", "pause_and_resume"),
-        *("two_weight_versions", "dies_clearly_and_comes_back", "seeds_repeat"),
+        *("two_weight_versions", "dies_clearly_and_comes_back", "seeds_repeat", "supports_of_tokens"),
     }
     assert not set(report.shown) & set(report.not_offered)
     assert "seeds_repeat: not offered: it is said so" in str(report)
@@ -302,13 +303,18 @@ def scripted_fleet(model: TinyModel) -> Make:
 async def test_sglang_keeps_the_laws_alone_and_as_a_fleet(model: TinyModel, num_servers: int) -> None:
     report = await check_engine(served(model, num_servers))
     assert set(report.not_offered) == {
-        *("streams_tokens", "whole_equals_streamed", "two_weight_versions", "logprobs_of_the_model"),
+        *(
+            "streams_tokens",
+            "whole_equals_streamed",
+            "two_weight_versions",
+            "logprobs_of_the_model",
+        ),
     }, str(report)
 
 
 async def test_a_fleet_of_engines_that_stream_keeps_the_laws(model: TinyModel) -> None:
     report = await check_engine(scripted_fleet(model))
-    assert set(report.not_offered) == {"alternatives"}, str(report)
+    assert set(report.not_offered) == {"alternatives", "supports_of_tokens"}, str(report)
 
 
 # -- engines that break a law; each must be found, and by its name

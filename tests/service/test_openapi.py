@@ -677,6 +677,12 @@ NOT_IN_THE_SCHEMA = (
     "prompt is too long: ",
     "input length and `max_tokens` exceed context limit: ",
     "after_length is 'refuse' with compat 'miles'",
+    "sampling_mask needs format 'json'.",
+    "support: the engine scripted does not report",
+    "Say which sessions: ",
+    "Give sessions, or ",
+    "Give abort_all or group, not both.",
+    "abort_all must be true here, or group be given",
 )
 """How a message begins that says why a request is refused which the schemas allow. The document says these in words."""
 

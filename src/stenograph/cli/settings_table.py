@@ -64,6 +64,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "sampling",
         "side_rules",
         "canonical",
+        "support",
         "require_logprobs",
     ),
     "store": (

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from stenograph.core.messages import Message
+from stenograph.core.support import SupportPiece
 
 SessionId = NewType("SessionId", str)
 RequestId = NewType("RequestId", str)
@@ -60,9 +61,10 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     """The parameters of sampling. Defaults sample from the model's own distribution, to the end of the context.
 
     `temperature` 0 is greedy; `top_k` 0 is off; `logit_bias` pairs are `(id, bias in nats)`; `num_top_logprobs` asks
-    for that many alternatives per position. `max_tokens` None means as far as the context allows. Nothing ends a turn
-    before `min_tokens` are sampled: until then stop tokens, the model's own among them, cannot be sampled, and a stop
-    string that is whole by then is text like any other; but where a grammar allows nothing but its end, it ends.
+    for that many alternatives per position, `support` for the ids that could be sampled at each. `max_tokens` None
+    means as far as the context allows. Nothing ends a turn before `min_tokens` are sampled: until then stop tokens, the
+    model's own among them, cannot be sampled, and a stop string that is whole by then is text like any other; but where
+    a grammar allows nothing but its end, it ends.
     """
 
     temperature: float = 1.0
@@ -81,6 +83,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
     num_top_logprobs: int = 0
+    support: bool = False
 
     def __post_init__(self) -> None:
         limit = self.max_tokens
@@ -243,7 +246,8 @@ class Chunk(Struct, frozen=True, kw_only=True):
     `logprobs[i]` is ln p(ids[i]) in nats under the distribution that the engine's capabilities declare.
     `tempered_logprobs` and `sampling_logprobs` are the same under the distributions of those names (`LogprobsKind`),
     from an engine that reports several; None where it does not, or where they are equal to `logprobs` by definition.
-    `forced[i]`: a grammar left no other token to sample; None where that is not reported. Few tokens come as
+    `forced[i]`: a grammar left no other token to sample; None where that is not reported. `support`: which ids could be
+    sampled beside each; None where it was not asked for, or is not reported. Few tokens come as
     tuples, a whole reply's as arrays (int32, float64). `finish` is set in the last chunk of a generation, and only
     there, and so are `reply`, where the engine wrote the client's reply itself, and `replay`. `weight_version` sampled
     this chunk's ids, or (`is_version_of_reply`) is all that the engine says of the whole reply, when it wrote it; an
@@ -257,6 +261,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     tempered_logprobs: Sequence[float] | None = None
     sampling_logprobs: Sequence[float] | None = None
     forced: Sequence[bool] | None = None
+    support: SupportPiece | None = None
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None = None
     finish: Finish | None = None
     num_cached_tokens: int = 0
@@ -296,7 +301,8 @@ class SampledTurn(Struct, frozen=True, kw_only=True):
     """The ids that an engine sampled for one turn, checked.
 
     `ids` [T] int32, `logprobs` [T] float64 in nats, of the distribution `logprobs_kind`; see `Chunk` for
-    `tempered_logprobs` and `sampling_logprobs` [T], and `forced` [T], a byte 1 or 0 for each token.
+    `tempered_logprobs` and `sampling_logprobs` [T], and `forced` [T], a byte 1 or 0 for each token. `support` has the
+    supports of the tokens (core/support.py); None where they are not known, or nothing is ruled out.
     `mixed`: other weights came while it was sampled, nobody knows for which of its tokens; it has no `weights` then.
     """
 
@@ -312,6 +318,7 @@ class SampledTurn(Struct, frozen=True, kw_only=True):
     logprobs_kind: LogprobsKind = LogprobsKind.RAW
     tempered_logprobs: "array[float] | None" = None
     forced: bytes | None = None
+    support: bytes | None = None
     mixed: MixedWeights | None = None
 
     @property

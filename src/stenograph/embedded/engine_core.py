@@ -139,6 +139,7 @@ class EngineCore:
             grammar=None if params.grammar is None else self._grammars.compile(params.grammar, self._wake),
             text=self._tokenizer.text_stream(skip_special=True),
             times=times,
+            vocab_size=self._forward.config.vocab_size,
         )
         self._wait(sequence)
         return None

@@ -326,6 +326,7 @@ class EmbeddedEngine(Engine):
             max_context_tokens=event.max_context_tokens,
             grammars=frozenset(map(GrammarKind, event.grammars)),
             streams=True,
+            reports_support=True,
         )
         self._health = EngineHealth(state=EngineState.READY)
         if not started.done():

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.support import SupportColumns, SupportPiece, SupportReader
 from stenograph.core.types import (
     Chunk,
     Finish,
@@ -54,6 +55,7 @@ class TurnCollector:
         self._tempered_logprobs: array[float] | None = array("d")
         self._sampling_logprobs: array[float] | None = array("d")
         self._forced: bytearray | None = bytearray()
+        self._support: _SupportGatherer | None = None
         self._top_logprobs: list[tuple[TopLogprob, ...]] = []
         self._weights: list[WeightSpan] = []
         self._tells_versions = True
@@ -114,6 +116,7 @@ class TurnCollector:
             logprobs_kind=self._logprobs_kind,
             tempered_logprobs=self._tempered_logprobs,
             forced=None if self._forced is None else bytes(self._forced),
+            support=None if self._support is None else self._support.whole(len(self._ids)),
             mixed=mixed,
         )
 
@@ -140,6 +143,9 @@ class TurnCollector:
 
     def _take(self, chunk: Chunk) -> None:
         start = len(self._ids)
+        if chunk.support is not None:
+            self._support = self._support or _SupportGatherer(self._vocab_size)
+            self._support.take(chunk.support, chunk.ids)
         self._ids.extend(chunk.ids)
         self._logprobs.extend(chunk.logprobs)
         if chunk.ids:
@@ -167,6 +173,28 @@ class TurnCollector:
         if last is not None and last.version == version and last.end == start:
             start = self._weights.pop().start
         self._weights.append(WeightSpan(version=version, start=start, end=len(self._ids)))
+
+
+class _SupportGatherer:
+    """Gathers the supports of one generation, and holds each to its token."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._reader = SupportReader(vocab_size)
+        self._columns = SupportColumns(vocab_size)
+
+    def take(self, piece: SupportPiece, ids: Sequence[int]) -> None:
+        """Take those of the next ids. Raises UpstreamInvalid."""
+        try:
+            self._reader.read(piece, ids)
+        except ValueError as error:
+            raise UpstreamInvalid("support_of_token", str(error)) from error
+        self._columns.extend(piece, len(ids))
+
+    def whole(self, num_ids: int) -> bytes:
+        """The turn's supports. Raises UpstreamInvalid where tokens have none."""
+        if self._columns.num_tokens != num_ids:
+            raise UpstreamInvalid("support_of_token", f"{num_ids} ids, but supports of {self._columns.num_tokens}")
+        return self._columns.whole()
 
 
 def _check_spans(weights: Sequence[WeightSpan], num_ids: int) -> None:

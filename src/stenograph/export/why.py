@@ -15,9 +15,10 @@ from stenograph.core.json_types import Count, Hex32
 from stenograph.core.messages import Role
 from stenograph.core.outcome import RolloutVerdict
 from stenograph.core.strand_kinds import TRAINED_KINDS
-from stenograph.export.ledger_rows import LedgerEntry
+from stenograph.export.ledger_rows import LedgerEntry, ledger_rows
 from stenograph.export.strand_facts import SessionFacts, StrandFacts
 from stenograph.render.drift import FORBIDDEN, DriftReport
+from stenograph.trajectory.commits import LedgerRow
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import Node, TurnStatus
 
@@ -101,6 +102,25 @@ class Evidence:
     discarded: Discarded = field(default_factory=Discarded)
     reports: Mapping[int, DriftReport] = field(default_factory=dict[int, DriftReport])
     requests: Sequence[LedgerEntry] = ()
+
+
+def session_findings(
+    session_id: str,
+    facts: SessionFacts,
+    discarded: Discarded,
+    reports: Mapping[int, DriftReport],
+    rows: Sequence[LedgerRow],
+    num_requests: int,
+) -> SessionFindings:
+    """A session's findings for its reader. `reports` has the drift of each line, `rows` the requests in its ledger."""
+    evidence = Evidence(facts=facts, discarded=discarded, reports=reports, requests=ledger_rows(rows, facts))
+    return {
+        "session_id": session_id,
+        "findings": findings(evidence),
+        "num_turns": len(facts.nodes),
+        "num_requests": num_requests,
+        "sampled_tokens": _num_sampled(facts.nodes),
+    }
 
 
 def findings(evidence: Evidence) -> list[SampleFinding]:

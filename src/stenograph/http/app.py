@@ -347,6 +347,7 @@ def _session_routes(
         raise StartupError("compat miles makes sessions linear: leave history tree out, or compat")
     return SessionRoutes(
         manager=manager,
+        engine=services.engine,
         openings=openings,
         metrics=metrics,
         renderer=services.renderer,
@@ -361,6 +362,7 @@ def _session_routes(
             max_nodes=settings.max_nodes,
             sampling=sampling_of(settings),
             canonical=services.canonical,
+            support=settings.support is Switch.ON,
         ),
         rewrite_rules=services.rewrite_rules,
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),

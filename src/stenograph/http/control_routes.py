@@ -21,6 +21,7 @@ from stenograph.dialects.base import Refuse
 from stenograph.dialects.sessions import decode_detokenize, decode_tokenize
 from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
+from stenograph.http.bulk_routes import BulkRoutes
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
@@ -129,6 +130,7 @@ class ControlRoutes:
         keyed, admin, sessions, weights, proxy = (
             self._with_key, self._for_admins, self.sessions, self.weights, self._proxy()
         )  # fmt: skip
+        bulk = BulkRoutes(sessions=sessions)
         app = Starlette(
             routes=[
                 Route("/", front_page, methods=["GET"]),
@@ -152,6 +154,8 @@ class ControlRoutes:
                 Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
                 Route("/sessions", keyed(sessions.create), methods=["POST"]),
                 Route("/sessions", keyed(sessions.list_sessions), methods=["GET"]),
+                Route("/sessions", keyed(bulk.delete), methods=["DELETE"]),
+                Route("/samples", keyed(bulk.samples), methods=["POST"]),
                 Route("/sessions/{id}", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}/api/hello", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}", keyed(sessions.get), methods=["GET"]),

@@ -190,6 +190,7 @@ def opening_of(session: Session, model: ModelMark) -> SessionOpened:
         canonical=options.canonical,
         group=options.group,
         request=session.opened_by,
+        support=options.support,
     )
 
 
@@ -300,6 +301,7 @@ def _options(opened: SessionOpened, matcher_of: MatcherOf) -> SessionOptions:
         sampling=opened.sampling,
         canonical=opened.canonical,
         group=opened.group,
+        support=opened.support,
     )
 
 

@@ -335,6 +335,7 @@ def _request_run(
             affinity_key=session.id if session is not None else None,
             stages=stages if len(ids) == 1 else StageTimes(start=stages.start, ends=dict(stages.ends)),
             services=services,
+            wants_support=session is not None and session.options.support,
         )
         for index, (request_id, opening) in enumerate(zip(ids, opened, strict=True))
     ]

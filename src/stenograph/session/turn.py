@@ -128,6 +128,7 @@ class TurnRun:
         affinity_key: str | None,
         stages: StageTimes,
         services: TurnServices,
+        wants_support: bool = False,
     ) -> None:
         self.request_id = request_id
         self.reply_id = reply_id
@@ -142,6 +143,7 @@ class TurnRun:
         self._seats = seats
         self._affinity_key = affinity_key
         self._services = services
+        self._wants_support = wants_support
         self._requested_at = services.clock.wall()
         self._opened: _OpenTurn | None = None
         self._params = request.params
@@ -218,7 +220,9 @@ class TurnRun:
                 Holder(engine=capabilities.engine, kinds=capabilities.grammars, parses=capabilities.parses),
             )
         num_least = request.params.min_tokens if num is None else min(request.params.min_tokens, num)
-        self._params = replace(request.params, grammar=grammar, max_tokens=num, min_tokens=num_least)
+        self._params = replace(
+            request.params, grammar=grammar, max_tokens=num, min_tokens=num_least, support=self._wants_support
+        )
 
     async def sample(self) -> None:
         """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin."""

@@ -437,6 +437,7 @@ def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
     return replace(
         first,
         max_context_tokens=min(limits, default=None),
+        reports_support=all(told.reports_support for told in members.values()),
         grammars=frozenset[GrammarKind].intersection(*(told.grammars for told in members.values())),
         note="; ".join(f"{name}: {told.note}" for name, told in members.items() if told.note),
     )

@@ -24,6 +24,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.support import SupportPiece
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, Replay, SamplingParams, TopLogprob
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import (
@@ -31,6 +32,7 @@ from stenograph.engine.rows import (
     REPLAY_FIELDS,
     MetaFinish,
     MetaInfo,
+    ReportedSupport,
     SampledTokens,
     alternatives,
     check_request,
@@ -47,6 +49,7 @@ from stenograph.engine.sglang.request import (
     prompt_ids,
     replay_parts,
     sampling_fields,
+    support_parts,
 )
 
 _NO_MESSAGES = b'[{"role":"user","content":""}]'
@@ -68,6 +71,8 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
         parts += priority_parts(request.priority)
     if replay is not ReplayKind.NONE:
         parts += replay_parts(replay)
+    if request.params.support:
+        parts += support_parts(request.params)
     parts += [b",", as_json(_sampling_fields(request.params))[1:-1]]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
@@ -207,6 +212,8 @@ class SGLangReply(Struct, frozen=True, kw_only=True):
     weight_version: str | None
     replay: Replay | None
     unasked_replay: tuple[str, ...]
+    sampling_logprobs: "array[float] | None" = None
+    support: SupportPiece | None = None
 
 
 def decode_reply(
@@ -216,10 +223,12 @@ def decode_reply(
     request_id: str | None = None,
     num_prompt: int | None = None,
     replay: ReplayKind = ReplayKind.NONE,
+    wants_support: bool = False,
 ) -> SGLangReply:
     """Read a reply's body, once. `num_prompt` is how many ids were sent, under `request_id`; None does not ask.
 
-    What came for replay beyond `replay` is left out, and named in `unasked_replay`. Raises UpstreamInvalid, naming the
+    What came for replay beyond `replay` is left out, and named in `unasked_replay`. `wants_support`: each token has to
+    have its support. Raises UpstreamInvalid, naming the
     law that it breaks, and nothing else.
     """
     completion = decoded(_COMPLETION, body, _LAWS)
@@ -238,6 +247,9 @@ def decode_reply(
     if version is None and completion.metadata is not None:
         version = completion.metadata.weight_version
     kept, unasked = replay_of(meta, replay)
+    support = ReportedSupport(vocab_size) if wants_support and ids else None
+    if support is not None:
+        support.take(meta, num_new=len(ids), num_sampled=len(ids))
     return SGLangReply(
         id=completion.id,
         message=_message(choice.message, drew_nothing=not ids),
@@ -251,6 +263,8 @@ def decode_reply(
         weight_version=None if version is None else str(version),
         replay=kept,
         unasked_replay=unasked,
+        sampling_logprobs=None if support is None else support.logprobs(slice(None)),
+        support=None if support is None else support.piece(ids, slice(None)),
     )
 
 

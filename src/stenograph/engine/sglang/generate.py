@@ -17,7 +17,7 @@ from stenograph.engine.sglang.generate_wire import (
     context_of_server,
     encode_generate,
 )
-from stenograph.engine.sglang.request import GRAMMARS, encode_abort
+from stenograph.engine.sglang.request import GRAMMARS, encode_abort, tells_support
 
 GENERATE_PATH = "/generate"
 ABORT_PATH = "/abort_request"
@@ -58,6 +58,7 @@ class SGLangGenerate(EngineAdapter):
             streams=True,
             takes_json=True,
             logprobs=self._logprobs,
+            reports_support=True,
         )
 
     @property
@@ -85,6 +86,7 @@ class SGLangGenerate(EngineAdapter):
             vocab_size=self._vocab_size,
             num_prompt=len(request.prompt.ids),
             replay=self._replay,
+            wants_support=request.params.support and tells_support(request.params),
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
