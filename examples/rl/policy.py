@@ -35,8 +35,14 @@ class StepFigures:
 def written_folder(source: Path, folder: Path) -> Any:
     """A model as a folder that both torch and the server read; returns it as torch's. A GGUF file is dequantized."""
     files = load_model_files(source)
-    where = {"gguf_file": source.name} if source.suffix == ".gguf" else {}
-    model = AutoModelForCausalLM.from_pretrained(source.parent if where else source, dtype=torch.float32, **where)
+    is_file = source.suffix == ".gguf"
+    where = {"gguf_file": source.name} if is_file else {}
+    model = AutoModelForCausalLM.from_pretrained(source.parent if is_file else source, dtype=torch.float32, **where)
+    if is_file:  # what it came out of is not what it is written as
+        weights, config = model.state_dict(), model.config
+        del config.quantization_config
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.load_state_dict(weights)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(files.tokenizer_json)
     tokens = {"chat_template": files.chat_template, "bos_token": files.bos_token, "eos_token": files.eos_token}
