@@ -314,7 +314,7 @@ class RolloutRun(Generic[T]):
         except (WrongRequest, WrongKey) as error:
             if error.code != "samples_inconsistent":
                 raise  # every rollout's call would be refused
-            return session_id, AgentEnd(end="agent_failed", error=error), None
+            return session_id, AgentEnd(end="agent_failed", reward=self._limits.failed_reward, error=error), None
         except ClientError as error:
             return session_id, AgentEnd(end="infra_failed", error=error), None
 
