@@ -59,15 +59,9 @@ def test_the_lines_of_the_page_name_what_there_is(program: str) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ours:
             assert hasattr(ours[node.value.id], node.attr), node.attr
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and isinstance(node.func.value, ast.Name)
-        ):
-            owner = ours.get(node.func.value.id)
-            if isinstance(owner, types.ModuleType):
-                code = getattr(owner, node.func.attr).__code__
-                names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=called)) if name in ours:
+                names = inspect.signature(getattr(ours[name], called)).parameters
                 assert {keyword.arg for keyword in node.keywords} <= set(names)
 
 

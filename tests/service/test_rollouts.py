@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from stenograph.client import (
@@ -20,6 +21,7 @@ from stenograph.client import (
     PrintedProgress,
     Rollout,
     RolloutSession,
+    WrongRequest,
     silent,
 )
 from stenograph.core.errors import EngineUnavailable
@@ -270,6 +272,38 @@ async def test_options_that_make_no_batch_are_refused(options: Any, message: str
     async with Client("http://127.0.0.1:1") as client:
         with pytest.raises(ValueError, match=message):
             await client.rollouts(agent, range(3), **options)
+
+
+async def test_a_call_of_the_batch_that_the_server_refuses_is_raised_once(live: Live) -> None:
+    async def agent(task: int, session: RolloutSession) -> float:
+        await live.chat(session.id, user("hi"))
+        return 1.0
+
+    async with Client(live.url) as client:
+        with pytest.raises(WrongRequest, match="max_turns"):
+            await client.rollouts(agent, range(3), session={"max_turns": 0}, progress=silent)
+        with pytest.raises(WrongRequest, match="max_seq_len"):
+            await client.rollouts(agent, range(3), samples={"max_seq_len": 0}, progress=silent)
+        await nothing_is_left(live)
+    with pytest.raises(RuntimeError, match="async with"):
+        await Client(live.url).rollouts(agent, range(3), progress=silent)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), "much", {"a": None}, [1.0]])
+async def test_a_reward_that_is_none_is_the_agent_s_failure(live: Live, reward: Any) -> None:
+    async def agent(task: int, session: RolloutSession) -> Any:
+        await live.chat(session.id, user("hi"))
+        if task == 0:
+            raise AgentFailure("gave up", reward=reward)
+        return reward if task == 1 else np.float32(0.5)
+
+    async with Client(live.url) as client:
+        batch = await client.rollouts(agent, range(3), progress=silent)
+        async with client.session() as session:
+            with pytest.raises(ValueError, match="a reward is"):
+                await session.outcome(reward)
+    assert [rollout.reward for rollout in batch.rollouts] == [0.5]
+    assert [type(other.error) for group in batch.others for other in group.others] == [ValueError, ValueError]
 
 
 def test_a_rollout_is_a_value() -> None:

@@ -16,10 +16,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 
-from stenograph.client.errors import AgentFailure, ClientError, InfraFailure, ServerRefused, TryLater
+from stenograph.client.errors import AgentFailure, ClientError, InfraFailure, TryLater, WrongKey, WrongRequest
 from stenograph.client.progress import BatchProgress, ProgressSink
 from stenograph.client.samples import DecodedSamples, Reward, SampleOptions
-from stenograph.client.session import RolloutEnd, RolloutSession, SessionFields
+from stenograph.client.session import RolloutEnd, RolloutSession, SessionFields, checked_reward
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -207,11 +207,17 @@ class RolloutRun(Generic[T]):
         self._loop = loop
 
     async def run(self) -> RolloutBatch[T]:
-        """Run until enough groups are whole, or nothing is left to run. Cancelled, it deletes all of its sessions."""
+        """Run until enough groups are whole, or nothing is left to run. Cancelled, it deletes all of its sessions.
+
+        Raises WrongRequest or WrongKey if the server refuses the batch's own calls.
+        """
         began = self._loop.time()
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(self._limits.concurrency, len(self._waiting))):
-                tasks.create_task(self._work())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(self._limits.concurrency, len(self._waiting))):
+                    tasks.create_task(self._work())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         self._report(is_over=True)
         kept = set(map(id, self._whole[: self._num_wanted]))
         return RolloutBatch(
@@ -305,8 +311,12 @@ class RolloutRun(Generic[T]):
                 if ended.end == "infra_failed" or (ended.end == "aborted" and self._limits.partial == "drop"):
                     return session_id, ended, None
                 return session_id, ended, await session.samples(**self._wishes)
+        except (WrongRequest, WrongKey) as error:
+            if error.code != "samples_inconsistent":
+                raise  # every rollout's call would be refused
+            return session_id, AgentEnd(end="agent_failed", reward=self._limits.failed_reward, error=error), None
         except ClientError as error:
-            return session_id, AgentEnd(end=_blame_of_call(error), error=error), None
+            return session_id, AgentEnd(end="infra_failed", error=error), None
 
     async def _agent_end(self, group: GroupState[T], session: RolloutSession) -> AgentEnd:
         """Run the agent until it ends, its time is over, or nobody needs it."""
@@ -333,10 +343,14 @@ class RolloutRun(Generic[T]):
     async def _judged(self, task: "asyncio.Task[Reward | None]", session: RolloutSession) -> AgentEnd:
         """The end of an agent that ended by itself, and whose fault it is."""
         error = asyncio.CancelledError("the agent cancelled itself") if task.cancelled() else task.exception()
-        if error is None:
-            return AgentEnd(end="ok", reward=task.result())
-        if isinstance(error, AgentFailure) and error.reward is not None:
-            return AgentEnd(end="agent_failed", reward=error.reward, error=error)
+        try:
+            if error is None:
+                return AgentEnd(end="ok", reward=checked_reward(task.result()))
+            if isinstance(error, AgentFailure) and error.reward is not None:
+                return AgentEnd(end="agent_failed", reward=checked_reward(error.reward), error=error)
+        except ValueError as wrong:
+            return AgentEnd(end="agent_failed", reward=self._limits.failed_reward, error=wrong)
+        assert error is not None, "an agent without an error has ended above"
         if isinstance(error, AgentFailure) or not await self._is_infra(error, session):
             return AgentEnd(end="agent_failed", reward=self._limits.failed_reward, error=error)
         return AgentEnd(end="infra_failed", error=error)
@@ -381,9 +395,3 @@ async def _end(running: "asyncio.Task[Reward | None]", session: RolloutSession) 
 
 def _detail(error: BaseException | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
-
-
-def _blame_of_call(error: ClientError) -> RolloutEnd:
-    """A session without consistent samples is the agent's or the policy's; a call that failed otherwise is nobody's."""
-    is_of_turns = isinstance(error, ServerRefused) and error.code == "samples_inconsistent"
-    return "agent_failed" if is_of_turns else "infra_failed"

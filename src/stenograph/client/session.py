@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Mapping
-from typing import Literal, TypedDict, Unpack, cast
+from typing import Literal, SupportsFloat, TypedDict, Unpack, cast
 
 from stenograph.client.calls import HttpCalls
 from stenograph.client.errors import SessionGone
@@ -39,6 +40,24 @@ class SessionFields(TypedDict, total=False):
     group: str
 
 
+def checked_reward(reward: object) -> Reward | None:
+    """A reward as plain floats: of whatever is a number, NumPy's and torch's too. Raises ValueError if it is none, or
+    not finite: a reward that the server would refuse."""
+    if reward is None:
+        return None
+    try:
+        if isinstance(reward, Mapping):
+            named = cast("Mapping[object, SupportsFloat]", reward)
+            found: Reward = {str(name): float(number) for name, number in named.items()}
+        else:
+            found = float(cast("SupportsFloat", reward))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a reward is a number, or numbers by name, got {reward!r}") from error
+    if not all(map(math.isfinite, found.values() if isinstance(found, Mapping) else (found,))):
+        raise ValueError(f"a reward is finite, got {reward!r}")
+    return found
+
+
 class RolloutSession:
     """An open session. `base_url` is for OpenAI's clients, `root_url` for Anthropic's and Google's, with `api_key`.
 
@@ -59,8 +78,11 @@ class RolloutSession:
     async def outcome(
         self, reward: Reward | None = None, *, verdict: RolloutEnd = "ok", detail: str | None = None
     ) -> None:
-        """Say how the rollout ended; it stands in the session's samples. A second call replaces the first."""
-        body: dict[str, object] = {"reward": reward, "verdict": verdict}
+        """Say how the rollout ended; it stands in the session's samples. A second call replaces the first.
+
+        Raises ValueError for a reward that is no finite number, or numbers by name.
+        """
+        body: dict[str, object] = {"reward": checked_reward(reward), "verdict": verdict}
         if detail is not None:
             body["detail"] = detail[:MAX_DETAIL_CHARS]
         await self._calls.call("PUT", f"{self.root_url}/outcome", body)

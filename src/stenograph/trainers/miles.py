@@ -7,7 +7,7 @@ miles/utils/types.py and slime/utils/types.py `Sample`; slime/backends/megatron_
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from stenograph.client.samples import DecodedSample, Reward
 from stenograph.trainers.rows import WrongTrainer, check_tempered
@@ -38,6 +38,7 @@ def rollout_samples(
             f"{type(input_sample).__qualname__} has no {', '.join(missing)}: these rows are written against"
             f" {WRITTEN_AGAINST}."
         )
+    statuses: Any = cast("Any", type(input_sample)).Status
     made: list[Made] = []
     for sample in samples:
         check_tempered(sample)
@@ -49,7 +50,7 @@ def rollout_samples(
         one.rollout_log_probs = sample.log_probs.tolist()
         one.weight_versions = list(sample.weight_versions)
         one.rollout_routed_experts = sample.routed_experts
-        one.status = type(one).Status(sample.status)
+        one.status = statuses(sample.status)
         one.reward = sample.reward if reward is None else reward
         one.metadata = {**(one.metadata or {}), **sample.metadata, ROLLOUT_ID: rollout_id}
         if ROLLOUT_ID in names:
