@@ -310,18 +310,10 @@ class SessionRoutes:
         """`GET /sessions/{id}/why`: what a person would look at first, in plain sentences."""
         session = await self._look(request)
         facts, discarded, ledger = session_facts(session), session.strands.discarded, session.ledger
-        reports = await self._drift_of(leaves(facts.nodes))
-        self._count_drift(session, {leaf.id: report for leaf, report in reports})
-
-        work = partial(
-            session_findings,
-            session.id,
-            facts,
-            discarded,
-            {leaf.id: report for leaf, report in reports},
-            ledger.rows(ledger.num_rows, 0),
-            ledger.num_requests,
-        )
+        by_leaf = {leaf.id: report for leaf, report in await self._drift_of(leaves(facts.nodes))}
+        self._count_drift(session, by_leaf)
+        rows, num_requests = ledger.rows(ledger.num_rows, 0), ledger.num_requests
+        work = partial(session_findings, session.id, facts, discarded, by_leaf, rows, num_requests)
         return json_response(await self.pool.run(work, num_bytes=_BYTES_PER_TOKEN * len(facts.nodes)))
 
     async def samples(self, request: Request) -> Response:
