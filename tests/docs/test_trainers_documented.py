@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import re
 import types
 from collections.abc import Iterator

@@ -146,9 +146,6 @@ def make_app(
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
     openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
     sessions = _session_routes(settings, services, openings, manager=manager, metrics=metrics, moe_shape=moe_shape)
-    held = ResponsesDialect(
-        token_text=renderer.tokenizer.token_text, model=model, unknown_fields=settings.unknown_fields
-    ).held
     sync = _weight_sync(engine, services, manager, metrics)
     control = ControlRoutes(
         sessions=sessions,
@@ -157,7 +154,7 @@ def make_app(
         weights=WeightRoutes(
             sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
         ),
-        responses=HeldResponses(doorman=doorman, share=share, model=model, write=held),
+        responses=_held_responses(settings, services, doorman, model),
         doorman=doorman,
         metrics=metrics,
         engine=engine,
@@ -191,12 +188,15 @@ def make_app(
     return app, manager
 
 
+def _held_responses(settings: Settings, services: TurnServices, doorman: Doorman, model: str) -> HeldResponses:
+    token_text = services.renderer.tokenizer.token_text
+    dialect = ResponsesDialect(token_text=token_text, model=model, unknown_fields=settings.unknown_fields)
+    return HeldResponses(doorman=doorman, share=services.share, model=model, write=dialect.held)
+
+
 def _backup_route(settings: Settings, manager: SessionManager, worker: Worker | None) -> BackupRoute:
-    return BackupRoute(
-        shelf=manager.shelf,
-        max_body_bytes=settings.max_body_bytes,
-        place=None if worker is None else worker.place,
-    )
+    place = None if worker is None else worker.place
+    return BackupRoute(shelf=manager.shelf, max_body_bytes=settings.max_body_bytes, place=place)
 
 
 def _weight_sync(engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics) -> WeightSync:

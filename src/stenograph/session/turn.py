@@ -229,7 +229,7 @@ class TurnRun:
         services, params, request, prompt = self._services, self._params, self._request, self.prompt
         capabilities = services.engine.capabilities
         tools = self._opening.context.tools if capabilities.parses else ()
-        weights, num_changes = services.weights, services.weights.num_changes
+        num_changes = services.weights.num_changes
         is_held = bool(tools) and is_held_by_engine(tools, self._opening.tool_choice)
         self._policy = capabilities.policy or capabilities.model
         collector = TurnCollector(
@@ -237,7 +237,7 @@ class TurnRun:
             max_tokens=params.max_tokens,
             num_prompt=len(prompt.ids),
             logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
-            weight_version=weights.version,
+            weight_version=services.weights.version,
         )
         reader = ChunkReader(lambda: self._opening.parser(params, self.request_id, prompt))
         generate = GenerateRequest(
@@ -270,15 +270,21 @@ class TurnRun:
             raise
         finally:
             self._has_sampled = True
+        sampled = self._collected(collector, num_changes)
+        rest, parsed = reader.finish(sampled.finish)
+        if reader.written is None:
+            self.buffer.push(rest)
+        self._reply = _ReadReply(sampled=sampled, parsed=parsed, written=reader.written)
+
+    def _collected(self, collector: TurnCollector, num_changes: int) -> SampledTurn:
+        """The tokens that were sampled since the weights had changed `num_changes` times. Raises UpstreamInvalid."""
+        weights = self._services.weights
         is_over = num_changes % 2 or num_changes != weights.num_changes
         sampled = collector.result(MixedWeights(oldest=weights.oldest_since(num_changes)) if is_over else None)
         weights.num_mixed_turns += sampled.mixed is not None
         self._mark_engine_times(sampled.times)
         self._mark(Stage.VALIDATE)
-        rest, parsed = reader.finish(sampled.finish)
-        if reader.written is None:
-            self.buffer.push(rest)
-        self._reply = _ReadReply(sampled=sampled, parsed=parsed, written=reader.written)
+        return sampled
 
     def echo(self, node_id: int) -> ChatReply | None:
         """The reply to a request that ends with this turn's, if that is its strand's last and the request takes no
