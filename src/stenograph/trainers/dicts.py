@@ -77,7 +77,7 @@ def areal(
 
 
 def openrlhf(sample: DecodedSample, *, reward: float) -> dict[str, object]:
-    """What OpenRLHF's agent returns: all tokens, `action_ranges` of the trained ones, half-open, own log-probabilities.
+    """OpenRLHF's agent dict: all tokens, `action_ranges` of the trained ones, half-open, own log-probabilities.
 
     Its samples generator makes the rows of an `Experience` of it, without the first token.
     """
