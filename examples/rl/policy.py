@@ -84,7 +84,7 @@ class Policy:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
         return losses
 
     def step(self, rows: Sequence[TrainedRow], advantages: Sequence[float]) -> StepFigures:

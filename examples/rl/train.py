@@ -138,7 +138,7 @@ async def trained(options: argparse.Namespace, policy: Policy, renderer: Rendere
     async with Client(url) as client:
         run = Run(options, policy, renderer, client)
         losses = policy.demonstrate(renderer, steps=options.cold_steps, lr=options.cold_lr, chance=run.chance)
-        print("cold start: loss " + ", ".join(f"{loss:.2f}" for loss in losses))
+        print("cold start: loss " + ", ".join(f"{loss:.2f}" for loss in losses), flush=True)
         await run.swap(0)
         before = await run.held_out(options.episodes)
         print(f"held out before: {before['success']:.2f} ({before['low']:.2f} to {before['high']:.2f})", flush=True)
