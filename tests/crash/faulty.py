@@ -261,6 +261,9 @@ class ApswConnection:
     def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return _translated(lambda: list(self._sqlite.execute(sql, parameters)))  # type: ignore[arg-type]
 
+    def is_in_place(self) -> bool:
+        return True
+
     def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
         raise NotImplementedError("nothing here backs up")
 

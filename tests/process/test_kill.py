@@ -34,7 +34,7 @@ CHECK_ALL_EVERY = 50
 NUM_LOOKED_AT = 3
 """Sessions of which a new server shows what the one before showed, at each start."""
 
-pytestmark = pytest.mark.timeout(120 + 10 * NUM_KILLS)
+pytestmark = pytest.mark.timeout(120 + 30 * NUM_KILLS)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """One rollout: its strands, the requests that run on it, and the replies that may be asked for again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -48,6 +48,10 @@ class SessionOptions:
     support: bool = False
 
 
+def _ignore() -> None:
+    return
+
+
 MAX_KEPT = 256
 """Replies of a session that may be asked for again; the oldest goes first."""
 
@@ -79,6 +83,8 @@ class Session:
         """The rollout's outcome, once somebody has said it."""
         self.is_closing = False
         """Whether it is being deleted; nothing is committed from then on."""
+        self.on_closed: Callable[[], None] = _ignore
+        """Called when it leaves memory: whoever read it before then has an older state than the store."""
         self._running: dict[RequestId, RequestTask] = {}
         self._kept: dict[RequestId, _Kept] = {}
         self._last_chat = now
@@ -209,6 +215,7 @@ class Session:
 
     def close(self) -> None:
         """Let go of what refers back to the session, so that it is given back at once."""
+        self.on_closed()
         self._kept.clear()
 
     def is_first_look(self, leaf_id: int) -> bool:

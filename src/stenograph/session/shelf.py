@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stenograph.core.clock import Clock
@@ -53,6 +54,8 @@ class Shelf:
         self._model = model
         self._matchers = {**MATCHERS, **(matchers or {})}
         self._reading: Counter[str] = Counter()
+        self._num_left: Counter[str] = Counter()
+        """Of sessions that are being read, how often they have left memory meanwhile."""
         self._deleting: Counter[str] = Counter()
         self._deleted: set[str] = set()
         self._trained: dict[str, dict[int, int]] = {}
@@ -85,13 +88,8 @@ class Shelf:
         deleted or has been idle for too long, SessionDamaged or StorageUnavailable."""
         self._reading[session_id] += 1
         try:
-            stored = await self.store.take(SessionId(session_id))
-            if stored is None:
-                raise SessionNotFound(session_id)
-            session = await self._restored(stored)
-            is_gone = session_id in self._deleted or self._deleting[session_id] > 0  # while it was read
-            if is_gone or session.is_expired(self._clock.monotonic()):
-                raise SessionNotFound(session_id)
+            session = await self._newest(session_id)
+            session.on_closed = partial(self._note_left, session_id)
             self.num_read += 1
             return session
         except SessionDamaged:
@@ -100,8 +98,27 @@ class Shelf:
         finally:
             self._reading[session_id] -= 1
             if not self._reading[session_id]:
-                del self._reading[session_id]
+                del self._reading[session_id], self._num_left[session_id]
                 self._deleted.discard(session_id)
+
+    async def _newest(self, session_id: str) -> Session:
+        """A session as its rows are, also if it was woken, went on and left memory again while it was read here. Raises
+        as `read`."""
+        while True:
+            num_left = self._num_left[session_id]
+            stored = await self.store.take(SessionId(session_id))
+            if stored is None:
+                raise SessionNotFound(session_id)
+            session = await self._restored(stored)
+            is_gone = session_id in self._deleted or self._deleting[session_id] > 0  # while it was read
+            if is_gone or session.is_expired(self._clock.monotonic()):
+                raise SessionNotFound(session_id)
+            if self._num_left[session_id] == num_left:
+                return session
+
+    def _note_left(self, session_id: str) -> None:
+        if session_id in self._reading:
+            self._num_left[session_id] += 1
 
     def note_trained(self, session_id: str, num_by_node: Mapping[int, int]) -> None:
         """Samples of a session were given out, which is told of it when it is gone. The end of the process forgets it.

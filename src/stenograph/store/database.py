@@ -5,6 +5,7 @@ survive, and nothing of the log's index is in shared memory. Rows are written by
 by one step: each step lets go of the GIL, and to get it back beside a busy loop takes up to 5 ms.
 """
 
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,10 @@ class SqlConnection(Protocol):
         """Run one statement to its end; its rows."""
         ...
 
+    def is_in_place(self) -> bool:
+        """Whether what is written is found again: the file and its log are still there by their names."""
+        ...
+
     def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
         """Copy all into a new file, a part at a time. `meanwhile` is called between parts, and may run statements."""
         ...
@@ -97,6 +102,8 @@ class FileConnection:
     """A connection to a file, by the standard library."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._file, self._log = str(path), f"{path}-wal"
+        self._inodes: tuple[int, int] | None = None
         uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         self._sqlite = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
@@ -105,6 +112,15 @@ class FileConnection:
 
     def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return self._sqlite.execute(sql, parameters).fetchall()
+
+    def is_in_place(self) -> bool:
+        try:
+            found = (os.stat(self._file).st_ino, os.stat(self._log).st_ino)
+        except FileNotFoundError:
+            return False
+        if self._inodes is None:
+            self._inodes = found
+        return found == self._inodes
 
     def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
         target = sqlite3.connect(path)
@@ -159,6 +175,7 @@ class Database:
                 self._configure(durability)
                 self._migrate(path)
             self.last_number: int = self._run("SELECT coalesce(max(number), 0) FROM sessions")[0][0]
+            self._connection.is_in_place()  # as it is now
         except sqlite3.Error as error:
             self.close()
             raise StartupError(f"the file {str(path)!r} cannot be opened: {error}") from error
@@ -392,6 +409,16 @@ class Database:
             self._run(sql, values)
         except sqlite3.Error as error:
             raise _unavailable(error) from error
+
+    def check_in_place(self) -> None:
+        """Raise StorageUnavailable if the file was deleted or moved: SQLite would write into it to the end."""
+        assert self._connection is not None, "the file is open"
+        if not self._connection.is_in_place():
+            raise StorageUnavailable(
+                "The file of the store, or its log, was deleted or moved while the server used it; the server is about"
+                " to end.",
+                is_full=False,
+            )
 
     def _run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         assert self._connection is not None, "the file is open"

@@ -37,6 +37,10 @@ T = TypeVar("T")
 MAX_GROUP_BYTES = 8 * 2**20
 """Bytes of one statement; a single row may be larger."""
 
+LOOK_PERIOD_S = 1.0
+"""Time after which the thread looks whether the file is still where it was. Not at each write: a look lets go of the
+GIL, and to get it back beside a busy loop takes up to 5 ms."""
+
 SYNC_PERIOD_S = 1.0
 """With `interval`, the time after which what was written is synced."""
 
@@ -109,6 +113,7 @@ class SqliteStore:
         self._stats: StoreStats = StoreStats()
         self._log = None if durability is Durability.COMMIT else Path(f"{folder.file(number)}-wal")
         self._unsynced_since: float | None = None
+        self._looked_at = time.monotonic()
         self._is_closed = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
@@ -144,6 +149,9 @@ class SqliteStore:
         return self._stats
 
     def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:
+        if self._is_closed:
+            self._loop.call_soon(done, _closed())
+            return
         self._jobs.put(_Append(tail, kind, payload, adds, at, done))
 
     async def create(
@@ -202,7 +210,7 @@ class SqliteStore:
 
     async def _call(self, work: Callable[[Database], T]) -> T:
         if self._is_closed:
-            raise StorageUnavailable("The store is closed: the server is shutting down.", is_full=False)
+            raise _closed()
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put(_FileJob(work, future))  # type: ignore[arg-type]  # its answer goes to its own future
         return await future
@@ -226,6 +234,7 @@ class SqliteStore:
         jobs, is_end = self._taken(waits=waits)
         if jobs:
             began = time.perf_counter()
+            self._look()
             for group in _groups(jobs):
                 self._do(group)
             self._stats = replace(self._stats, write_s=self._stats.write_s + time.perf_counter() - began)
@@ -322,6 +331,15 @@ class SqliteStore:
         self._folder.reserve()
         return was_there
 
+    def _look(self) -> None:
+        """See now and then that what is written can be found again."""
+        if self._failure is None and time.monotonic() - self._looked_at >= LOOK_PERIOD_S:
+            self._looked_at = time.monotonic()
+            try:
+                self._database.check_in_place()
+            except StorageUnavailable as error:
+                self._note(error)
+
     def _move_log(self) -> None:
         """Move a long log into the file, once those who waited have been told; a failure is one of the disk."""
         if self._failure is None and self._database.is_log_long:
@@ -362,6 +380,10 @@ class SqliteStore:
     def _tell(self, what: Callable[[T], object], about: T) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(what, about)
+
+
+def _closed() -> StorageUnavailable:
+    return StorageUnavailable("The store is closed: the server is shutting down.", is_full=False)
 
 
 def _unexpected(error: Exception) -> StorageUnavailable:
