@@ -42,11 +42,14 @@ class Served:
 
 def started(children: Children, model: Path, engine: str, num_workers: int) -> Served:
     flags = ["--model", str(model), "--family", "smollm2", "--engine", "sglang", "--engine-url", engine]
-    child, url = start_serve(children, [*flags, "--log-level", "warning", "--workers", str(num_workers)])
-    pid = child.pid
-    if num_workers == 1:
-        return Served(url=url, pids=[pid])
-    return Served(url=url, pids=list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())))
+    before = children_of(os.getpid())
+    _, url = start_serve(children, [*flags, "--log-level", "warning", "--workers", str(num_workers)])
+    (pid,) = children_of(os.getpid()) - before
+    return Served(url=url, pids=[pid] if num_workers == 1 else sorted(children_of(pid)))
+
+
+def children_of(pid: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 async def connected(url: str, worker: int | None) -> tuple[aiohttp.ClientSession, str]:

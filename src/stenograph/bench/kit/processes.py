@@ -136,11 +136,6 @@ class Child:
         """The last of what it wrote to stderr."""
         return self.written()[-2000:].decode(errors="replace").strip() or "it wrote nothing"
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
     def cpu_s(self) -> float:
         """CPU time, user and system, of all its threads so far."""
         return cpu_s_of(self._process.pid)
