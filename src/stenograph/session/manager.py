@@ -172,10 +172,8 @@ class SessionManager:
 
     def has(self, session_id: str) -> bool:
         """Whether there is a live session of that id."""
-        session = self._sessions.get(SessionId(session_id))
-        if session is None or session.is_closing:
-            return False
-        return not session.is_expired(self._services.clock.monotonic())
+        session, now = self._sessions.get(SessionId(session_id)), self._services.clock.monotonic()
+        return session is not None and not session.is_closing and not session.is_expired(now)
 
     async def put_outcome(self, session_id: str, outcome: SessionOutcome) -> None:
         """Set a session's outcome, durably where there is a store, in place of one that it has. Raises as `wake`, and
@@ -397,6 +395,7 @@ class SessionManager:
             self._tell_gone(session, end)
 
     def _tell_gone(self, session: Session, end: SessionEnd) -> None:
+        self._services.engine.end_session(session.id)
         log_session_end(session, end, age_s=self._services.clock.wall() - session.created_at)
         self._telemetry.session_ended(session_report(session, end))
 

@@ -42,8 +42,8 @@ from stenograph.engine.rows import (
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.request import (
     as_json,
+    hint_parts,
     pattern_field,
-    priority_parts,
     prompt_ids,
     replay_parts,
     sampling_fields,
@@ -64,7 +64,7 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
     parts += _chat_parts(request.chat)
     parts += [b',"rid":', as_json(request.request_id)]
     parts.append(b',"logprobs":true,"return_meta_info":true,"no_stop_trim":false,"stream":false')
-    parts += priority_parts(request.priority)
+    parts += hint_parts(request.priority, request.affinity_key)
     parts += replay_parts(replay)
     parts += [b",", as_json(_sampling_fields(request.params))[1:-1]]
     if request.params.grammar is not None:

@@ -38,8 +38,8 @@ from stenograph.engine.rows import (
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.request import (
     as_json,
+    hint_parts,
     pattern_field,
-    priority_parts,
     prompt_ids,
     replay_parts,
     sampling_fields,
@@ -60,7 +60,7 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     parts.append(b',"return_logprob":true,"logprob_start_len":-1,"return_text_in_logprobs":false')
     if params.num_top_logprobs:
         parts += [b',"top_logprobs_num":', as_json(params.num_top_logprobs)]
-    parts += priority_parts(request.priority)
+    parts += hint_parts(request.priority, request.affinity_key)
     parts += replay_parts(replay)
     parts += [b',"sampling_params":', as_json(_sampling_fields(params))]
     parts += [b',"input_ids":[', prompt_ids(request.prompt), b"]}"]
@@ -252,6 +252,7 @@ class _SGLangModels(msgspec.Struct):
 
 class _ServerInfo(msgspec.Struct):
     context_length: Natural | None = None
+    enable_session_radix_cache: object = None
 
 
 _MODELS = msgspec.json.Decoder(_SGLangModels)
@@ -274,3 +275,11 @@ def context_of_server(body: bytes) -> int | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     return told - _TOKENS_KEPT_BACK if told else None
+
+
+def keeps_sessions_by(body: bytes) -> bool:
+    """Whether `/server_info` says that keys and values of a session are kept until it is closed."""
+    try:
+        return _SERVER_INFO.decode(body).enable_session_radix_cache is True
+    except (msgspec.DecodeError, RecursionError):
+        return False
