@@ -1,7 +1,7 @@
 """New weights, by the routes of a trainer: who may, from where, what waits meanwhile, and what a fleet makes of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.render.renderer import Renderer
 from stenograph.session.weights import next_version
-from stenograph.testing.standins.planned_server import PlannedServer
+from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer
 from stenograph.testing.standins.planned_server import ReplyScript as Reply
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.testing.standins.sglang_server import SGLangServer
@@ -70,6 +70,7 @@ async def rigged(
     *,
     kind: str = "sglang",
     server_info: dict[str, Any] | None = None,
+    routes: Callable[[AskedRequest], Awaitable[Any]] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     (folder / "step-1").mkdir()
@@ -77,7 +78,8 @@ async def rigged(
     def server() -> PlannedServer:
         if kind == "vllm":
             return VLLMServer(dev_mode=True)
-        made = SGLangServer(encode=lambda text: list(renderer.tokenizer.encode(text)), stop_id=END)
+        encode = renderer.tokenizer.encode
+        made = SGLangServer(encode=lambda text: list(encode(text)), stop_id=END, routes=routes)
         made.server_info = server_info
         return made
 
@@ -303,6 +305,33 @@ async def test_an_engine_that_comes_back_with_its_old_weights_gets_no_turns(rend
         assert "'0'" in detail
         assert (await rig.update("2"))[0] == 200
         await rig.until(0, "ready")
+
+
+async def test_one_change_comes_after_the_other_and_new_turns_wait_for_its_end(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(asked: AskedRequest) -> None:
+        if asked.path == "/update_weights_from_disk":
+            began.set()
+            await go_on.wait()
+
+    async with rigged(renderer, tmp_path, routes=slowly) as rig:
+        first = asyncio.ensure_future(rig.update("1"))
+        await began.wait()
+        status, told = await rig.update("2")
+        assert (status, told["success"]) == (400, False)
+        assert "another change of weights is under way" in told["message"].lower()
+        assert (await rig.call("GET", "/ready")).status == 503
+        turn = asyncio.ensure_future(rig.chat(None, user("one")))
+        while not rig.manager.num_in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert rig.servers[0].requests == []
+        go_on.set()
+        assert (await first)[0] == 200
+        assert (await turn).status == 200
+        assert rig.servers[0].weight_version == "1"
 
 
 # -- what waits
