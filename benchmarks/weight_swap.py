@@ -1,6 +1,6 @@
 """How long an update of the embedded engine's weights takes, and what it does to the steps meanwhile.
 
-    python benchmarks/weight_swap.py [--forward numpy] [--rounds 5] [--folder /dev/shm]
+    python -m benchmarks.weight_swap [--forward numpy] [--rounds 5] [--folder /dev/shm]
 
 Writes SmolLM2-135M's weights (the packaged model) as float32 safetensors, 538 MB, and swaps them while 16 sequences
 decode: read, prepared and swapped as in the engine's process, with the loop and the desk that it has. Prints, for each

@@ -21,6 +21,7 @@ from stenograph.core import errors
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Chunk, Finish, FinishReason
+from stenograph.core.weights import ControlAnswer, PauseGeneration, WeightCommand
 from stenograph.dialects.settings import UnknownFields
 from stenograph.engine.base import ForwardedAnswer, GenerateRequest
 from stenograph.http.app import make_app
@@ -66,6 +67,10 @@ class ObligingEngine(ScriptedEngine):
             self.plan(Script(ids=(70, END), finish=Finish(reason=FinishReason.STOP, matched=END)))
         async for chunk in super().generate(request):
             yield chunk
+
+    async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
+        """A pause would let everything wait that comes after it: it is refused. test_weight_routes.py is about them."""
+        return (ControlAnswer(name="obliging", problem="no" if isinstance(command, PauseGeneration) else ""),)
 
 
 class ForwardingEngine(ScriptedEngine):
@@ -745,9 +750,7 @@ def found_by_schemathesis(document: Json, url: str) -> Iterator[str]:
             "operations": [
                 {"include-name": f"POST /v1/{name}", "phases": {"coverage": {"enabled": False}}}
                 for name in ("chat/completions", "completions", "messages", "messages/count_tokens", "responses")
-            ]
-            # A pause would let everything wait that comes after it: test_weight_routes.py is about it.
-            + [{"include-name": "POST /pause_generation", "enabled": False}],
+            ],
             "checks": {"positive_data_acceptance": {"enabled": False}},
         }
     )

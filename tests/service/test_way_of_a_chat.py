@@ -36,6 +36,7 @@ TESTING = PRODUCT + "testing/"
 # Admission took a file, and saved eleven calls. The list of messages is decoded in a file that other dialects share.
 # The name of a turn's log-probabilities takes two calls.
 # Samples say of each turn how it was sampled: 365 for four turns. They are made in a file that `export` shares.
+# The session's name in the body of a request to SGLang takes a call.
 CHAT = (64, 366, 481, 151)
 # A stream sets the timer that keeps it alive: two files and two functions.
 STREAMED_CHAT = (67, 403, 541, 173)

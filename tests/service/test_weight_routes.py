@@ -1,7 +1,7 @@
 """New weights, by the routes of a trainer: who may, from where, what waits meanwhile, and what a fleet makes of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.render.renderer import Renderer
 from stenograph.session.weights import next_version
-from stenograph.testing.standins.planned_server import PlannedServer
+from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer
 from stenograph.testing.standins.planned_server import ReplyScript as Reply
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.testing.standins.sglang_server import SGLangServer
@@ -64,14 +64,24 @@ class Rig(Live):
 
 @asynccontextmanager
 async def rigged(
-    renderer: Renderer, folder: Path, num: int = 1, *, kind: str = "sglang", **settings: Any
+    renderer: Renderer,
+    folder: Path,
+    num: int = 1,
+    *,
+    kind: str = "sglang",
+    server_info: dict[str, Any] | None = None,
+    routes: Callable[[AskedRequest], Awaitable[Any]] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
     (folder / "step-1").mkdir()
 
     def server() -> PlannedServer:
         if kind == "vllm":
             return VLLMServer(dev_mode=True)
-        return SGLangServer(encode=lambda text: list(renderer.tokenizer.encode(text)), stop_id=END)
+        encode = renderer.tokenizer.encode
+        made = SGLangServer(encode=lambda text: list(encode(text)), stop_id=END, routes=routes)
+        made.server_info = server_info
+        return made
 
     def adapter() -> EngineAdapter:
         vocab = renderer.tokenizer.vocab_size
@@ -297,6 +307,33 @@ async def test_an_engine_that_comes_back_with_its_old_weights_gets_no_turns(rend
         await rig.until(0, "ready")
 
 
+async def test_one_change_comes_after_the_other_and_new_turns_wait_for_its_end(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(asked: AskedRequest) -> None:
+        if asked.path == "/update_weights_from_disk":
+            began.set()
+            await go_on.wait()
+
+    async with rigged(renderer, tmp_path, routes=slowly) as rig:
+        first = asyncio.ensure_future(rig.update("1"))
+        await began.wait()
+        status, told = await rig.update("2")
+        assert (status, told["success"]) == (400, False)
+        assert "another change of weights is under way" in told["message"].lower()
+        assert (await rig.call("GET", "/ready")).status == 503
+        turn = asyncio.ensure_future(rig.chat(None, user("one")))
+        while not rig.manager.num_in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert rig.servers[0].requests == []
+        go_on.set()
+        assert (await first)[0] == 200
+        assert (await turn).status == 200
+        assert rig.servers[0].weight_version == "1"
+
+
 # -- what waits
 
 
@@ -360,7 +397,7 @@ async def test_a_waiting_turn_is_aborted_deleted_and_left(renderer: Renderer, tm
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_the_deadline_of_a_frozen_turn_stands_still(renderer: Renderer, tmp_path: Path, mode: str) -> None:
-    async with rigged(renderer, tmp_path, request_timeout_s=0.2) as rig:
+    async with rigged(renderer, tmp_path, request_timeout_s=1.5) as rig:
         (server,) = rig.servers
         server.plan(rig.reply("done", paused=True))
         turn = asyncio.ensure_future(rig.chat(await rig.open(), user("one")))
@@ -471,3 +508,27 @@ async def test_a_stream_whose_engine_tells_each_version_has_its_spans(renderer: 
         (record,) = (await rig.call("GET", f"/sessions/{session}")).json()["records"]
         assert record["mixed_version"] is False
         assert [(span["version"], span["start"]) for span in record["weight_versions"]] == [("3", 0), ("4", 2)]
+
+
+# -- where a session's cache is
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_a_sessions_turns_name_it_and_its_end_is_told_to_who_keeps_something(
+    renderer: Renderer, tmp_path: Path, keeps: bool
+) -> None:
+    async with rigged(renderer, tmp_path, 2, server_info={"enable_session_radix_cache": keeps}) as rig:
+        first, other = await rig.open(), await rig.open()
+        for session in (first, other, None):
+            assert (await rig.chat(session, user("one"))).status == 200
+        asked = {one.header("x-session-id"): one for server in rig.servers for one in server.requests}
+        assert set(asked) == {first, other, None}
+        for session, one in asked.items():
+            assert one.header("x-smg-routing-key") == session
+            assert one.json.get("session_id") == session
+        assert (await rig.call("DELETE", f"/sessions/{first}")).status == 204
+        assert (await rig.chat(other, user("one"))).status == 200
+        if keeps:
+            while not any(server.closed for server in rig.servers):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert [closed for server in rig.servers for closed in server.closed] == ([first] if keeps else [])

@@ -207,6 +207,10 @@ class Engine(Protocol):
         """
         raise AssertionError(f"the engine {self.capabilities.engine} does not tokenize")
 
+    def end_session(self, key: str) -> None:
+        """No more turns with this `affinity_key` come: what is kept for it can go. Does not wait, and never raises."""
+        return
+
     async def find_version(self) -> str | None:
         """Name of the weights that the engine has, by its own word; None where it does not say."""
         return None

@@ -92,7 +92,7 @@ class ProxyRoute:
             return await endpoint(request)
         headers = [(name, value) for name, value in request.headers.items() if _may_be_forwarded(name)]
         if affinity_key is not None:
-            headers.append(("x-smg-routing-key", affinity_key))
+            headers += [("x-smg-routing-key", affinity_key), ("x-session-id", affinity_key)]
         body = await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)
         # The target is the list's own spelling: nothing that a client encodes in a path goes further than this.
         query = query_without_key(request.scope["query_string"])

@@ -63,6 +63,10 @@ class SessionManager(Sessions):
     def __repr__(self) -> str:
         return f"<SessionManager {len(self._sessions)} sessions, {self.num_in_flight} turns in flight>"
 
+    def _tell_gone(self, session: Session, end: SessionEnd) -> None:
+        self._services.engine.end_session(session.id)
+        super()._tell_gone(session, end)
+
     @property
     def num_in_flight(self) -> int:
         """Turns that run now. May be read on any thread, as all numbers here."""

@@ -285,6 +285,15 @@ class Fleet(Engine):
         finally:
             del self._turns[request.request_id]
 
+    def end_session(self, key: str) -> None:
+        """Forget where a session is; the engines that had turns of it are told."""
+        session = self._sessions.pop(key, None)
+        if session is not None and session.home is not None:
+            session.home.num_sessions -= 1
+        for post in self._posts:
+            if len(self._posts) == 1 or (session is not None and post.name in session.left_tokens):
+                post.engine.end_session(key)
+
     async def find_version(self) -> str | None:
         """The name that all of them have for their weights; None where they do not say one."""
         versions = set(await asyncio.gather(*(post.engine.find_version() for post in self._posts)))

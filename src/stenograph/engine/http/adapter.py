@@ -113,6 +113,10 @@ class EngineAdapter(Protocol):
         """The request that ends a generation early; None where hanging up is the only way."""
         ...
 
+    def close_call(self, session: str) -> Call | None:
+        """The request that says that no more turns of a session come; None where the server keeps nothing for it."""
+        return None
+
     def control_calls(self, command: WeightCommand) -> Sequence[Call] | str:
         """The requests by which a command about the weights is done, in order; a text says why it cannot be."""
         return without_weights(self.capabilities.engine, command)

@@ -39,6 +39,8 @@ ABORT_DEADLINE_S = 5.0
 PROBE_DEADLINE_S = 5.0
 AFFINITY_HEADER = "x-smg-routing-key"
 """By which a router keeps a session on one worker; it comes with all that is asked for a generation."""
+SESSION_HEADER = "x-session-id"
+"""The same for other routers."""
 CLOSE_GRACE_S = 2.0
 """Seconds that `aclose` waits for the last aborts to be sent."""
 MAX_SAID = 8
@@ -177,6 +179,10 @@ class HttpEngine(Engine):
     async def forward(self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpReply:
         """A request to the engine as it is, for routes that record nothing; any status is an answer."""
         return await self._transport.forward(method, target, headers, body)
+
+    def end_session(self, key: str) -> None:
+        if not self._closing and (call := self._adapter.close_call(key)) is not None:
+            self._own(self._tell("close", key, call), name=f"{self._name}-close-{key}")
 
     async def find_version(self) -> str | None:
         if self._version is not None and not self._lacks:
@@ -336,7 +342,7 @@ class HttpEngine(Engine):
             return
         call = self._adapter.abort_call(request_id)
         if call is not None:
-            self._own(self._tell_abort(request_id, call), name=f"{self._name}-abort-{request_id}")
+            self._own(self._tell("abort", request_id, call), name=f"{self._name}-abort-{request_id}")
 
     def _check_cut(self, running: _RunningExchange) -> None:
         """Raise EngineUnavailable for a wait that was stopped, unless an abort stopped it."""
@@ -362,11 +368,11 @@ class HttpEngine(Engine):
     async def _abort_until_ended(self, request_id: RequestId, call: Call) -> None:
         pause_s = FIRST_ABORT_PAUSE_S
         while True:  # until `_end` cancels it
-            await self._tell_abort(request_id, call)
+            await self._tell("abort", request_id, call)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_ABORT_PAUSE_S)
 
-    async def _tell_abort(self, request_id: RequestId, call: Call) -> None:
+    async def _tell(self, what: str, key: str, call: Call) -> None:
         where = self._address
         try:
             async with asyncio.timeout(ABORT_DEADLINE_S):
@@ -374,12 +380,12 @@ class HttpEngine(Engine):
         except UpstreamError as error:
             is_known = isinstance(error, UpstreamUnreachable) and self._health.state is EngineState.DOWN
             level = logging.DEBUG if is_known else logging.WARNING
-            log.log(level, "could not abort %s at %s: %s", request_id, where, error.message)
+            log.log(level, "could not %s %s at %s: %s", what, key, where, error.message)
         except TimeoutError:
-            log.warning("could not abort %s at %s within %g s", request_id, where, ABORT_DEADLINE_S)
+            log.warning("could not %s %s at %s within %g s", what, key, where, ABORT_DEADLINE_S)
         else:
             if status != 200:
-                log.warning("could not abort %s at %s: status %d", request_id, where, status)
+                log.warning("could not %s %s at %s: status %d", what, key, where, status)
 
     # -- health
 
@@ -480,5 +486,6 @@ class HttpEngine(Engine):
 
 
 def _routing(request: GenerateRequest) -> Headers:
-    """The header that says to a router which session a generation is of, if it is of any."""
-    return () if request.affinity_key is None else ((AFFINITY_HEADER, request.affinity_key),)
+    """The headers that say to a router which session a generation is of, if it is of any."""
+    key = request.affinity_key
+    return () if key is None else ((AFFINITY_HEADER, key), (SESSION_HEADER, key))

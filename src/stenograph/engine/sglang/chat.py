@@ -86,6 +86,9 @@ class SGLangChat(EngineAdapter):
     def abort_call(self, request_id: RequestId) -> Call:
         return self._native.abort_call(request_id)
 
+    def close_call(self, session: str) -> Call | None:
+        return self._native.close_call(session)
+
     def control_calls(self, command: WeightCommand) -> Sequence[Call]:
         return sglang_calls(command)
 

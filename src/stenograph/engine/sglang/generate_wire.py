@@ -39,8 +39,8 @@ from stenograph.engine.rows import (
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.request import (
     as_json,
+    hint_parts,
     pattern_field,
-    priority_parts,
     prompt_ids,
     replay_parts,
     sampling_fields,
@@ -62,7 +62,7 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     parts.append(b',"return_logprob":true,"logprob_start_len":-1,"return_text_in_logprobs":false')
     if params.num_top_logprobs:
         parts += [b',"top_logprobs_num":', as_json(params.num_top_logprobs)]
-    parts += priority_parts(request.priority)
+    parts += hint_parts(request.priority, request.affinity_key)
     parts += replay_parts(replay)
     if params.support:
         parts += support_parts(params)
@@ -269,6 +269,7 @@ class _SGLangModels(msgspec.Struct):
 
 class _ServerInfo(msgspec.Struct):
     context_length: Natural | None = None
+    enable_session_radix_cache: object = None
 
 
 _MODELS = msgspec.json.Decoder(_SGLangModels)
@@ -291,3 +292,11 @@ def context_of_server(body: bytes) -> int | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     return told - _TOKENS_KEPT_BACK if told else None
+
+
+def keeps_sessions_by(body: bytes) -> bool:
+    """Whether `/server_info` says that keys and values of a session are kept until it is closed."""
+    try:
+        return _SERVER_INFO.decode(body).enable_session_radix_cache is True
+    except (msgspec.DecodeError, RecursionError):
+        return False

@@ -58,6 +58,10 @@ class SGLangServer(PlannedServer):
         self._incremental = incremental
         self._has_spans = has_spans
         self._max_model_len = max_model_len
+        self.server_info: dict[str, Any] | None = None
+        """The answer to `/server_info`; None: there is no such route."""
+        self.closed: list[str] = []
+        """Sessions that were closed."""
 
     def _is_generation(self, asked: AskedRequest, path: str) -> bool:
         return asked.method == "POST" and path in (CHAT_PATH, GENERATE_PATH)
@@ -112,26 +116,32 @@ class SGLangServer(PlannedServer):
         return Answer(status=200 if self.refusal is None else 400, body=json.dumps(told).encode())
 
     def _controlled(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        """The answer of the other routes of weights and pauses; None where it is none of them."""
+        """The answer of the other routes of weights, pauses and sessions; None where it is none of them."""
+        told: dict[str, Any] | None = {}
         match method, path:
             case "POST", "/pause_generation":
                 self.pause()
                 if body.get("mode", "abort") == "abort":
                     self.abort_running()
-                return {"message": "Generation paused successfully.", "status": "ok"}
+                told = {"message": "Generation paused successfully.", "status": "ok"}
             case "POST", "/continue_generation":
                 self.resume()
-                return {"message": "Generation continued successfully.", "status": "ok"}
+                told = {"message": "Generation continued successfully.", "status": "ok"}
             case "POST", "/flush_cache":
-                return {}
+                pass
+            case "POST", "/close_session":
+                self.closed.append(str(body["session_id"]))
             case "POST", "/update_weight_version":
                 self.weight_version = str(body["new_version"])
-                told = {"success": True, "message": f"Weight version updated to {self.weight_version}"}
-                return {**told, "new_version": self.weight_version}
+                message = f"Weight version updated to {self.weight_version}"
+                told = {"success": True, "message": message, "new_version": self.weight_version}
             case "GET", "/model_info":
-                return {"model_path": self._model, "weight_version": self.weight_version or "default"}
+                told = {"model_path": self._model, "weight_version": self.weight_version or "default"}
+            case "GET", "/server_info":
+                told = self.server_info
             case _:
-                return None
+                told = None
+        return told
 
     # -- what it says of a generation
 
