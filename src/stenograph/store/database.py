@@ -6,8 +6,9 @@ by one step: each step lets go of the GIL, and to get it back beside a busy loop
 """
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,6 +50,7 @@ _READ_AT_ONCE = (
     " FROM (SELECT at, seq, body, digest FROM rows WHERE session = ? ORDER BY seq)"
 )
 
+_TABLES = f"SELECT {', '.join(f'CAST({c} AS BLOB)' for c in ('type', 'name', 'tbl_name', 'sql'))} FROM sqlite_schema"
 _LAST = "SELECT {} FROM rows WHERE session = s.number ORDER BY seq DESC LIMIT 1"
 _PAGE = (
     "SELECT s.number, s.id, s.body, s.digest,"
@@ -98,7 +100,10 @@ class FileConnection:
         return "<FileConnection>"
 
     def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        return self._sqlite.execute(sql, parameters).fetchall()
+        try:
+            return self._sqlite.execute(sql, parameters).fetchall()
+        except UnicodeDecodeError as error:  # of a damaged text
+            raise sqlite3.DatabaseError(f"a text is not UTF-8: {error}") from error
 
     def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
         target = sqlite3.connect(path)
@@ -111,15 +116,8 @@ class FileConnection:
         self._sqlite.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRow:
-    """A row that is to be written."""
-
-    session: int
-    seq: int
-    at: float
-    body: bytes
-    digest: bytes
+NewRow = tuple[int, int, float, bytes, bytes]
+"""A row that is to be written: the session's number, its own, the time, body and digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +133,16 @@ class NewSession:
     key: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionColumns:
+    """The columns of a session that no digest covers, which its rows say too. `times` by number of row, 0 the
+    opening's."""
+
+    ttl_s: float | None
+    key: str | None
+    times: Mapping[int, float]
+
+
 class Database:
     """One open file. Every method raises StorageUnavailable where SQLite fails, but for damage of what is read."""
 
@@ -147,7 +155,7 @@ class Database:
         try:
             self._connection = connect(path)
             if durability is None:
-                self._check_ours(path)
+                self._check_current(path)
             else:
                 self._configure(durability)
                 self._migrate(path)
@@ -164,8 +172,7 @@ class Database:
 
     def insert_rows(self, rows: Sequence[NewRow]) -> None:
         """Write rows, all or none, in one statement."""
-        values = [value for row in rows for value in (row.session, row.seq, row.at, row.body, row.digest)]
-        self._write(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), values)
+        self._write(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), list(chain.from_iterable(rows)))
 
     def insert_session(self, new: NewSession) -> None:
         """Write a session."""
@@ -319,11 +326,29 @@ class Database:
         ):
             self._run(f"PRAGMA {pragma}")
 
+    def columns(self, session_id: SessionId) -> SessionColumns:
+        """The columns beside the rows of a session that is there. Raises StorageUnavailable."""
+        found = self._asked("SELECT number, ttl_s, at, key FROM sessions WHERE id = ?", (session_id,))
+        number, ttl_s, at, key = found[0]
+        times = dict(self._asked("SELECT seq, at FROM rows WHERE session = ?", (number,)))
+        return SessionColumns(ttl_s=ttl_s, key=key, times={0: at, **times})
+
+    def other_schema(self) -> list[str]:
+        """Differences between the schema of the file and the one that this server writes. Raises StorageUnavailable."""
+        fresh = sqlite3.connect(":memory:")
+        for sql in chain.from_iterable(_MIGRATIONS):
+            fresh.execute(sql)
+        expected, found = fresh.execute(_TABLES).fetchall(), self._asked(_TABLES)
+        fresh.close()
+        problems = [] if found == expected else ["its tables are not those of this schema"]
+        mode = self._asked("PRAGMA journal_mode")[0][0]
+        return problems if mode == "wal" else [*problems, f"its journal mode is {mode!r}, so its log is not read"]
+
     def orphans(self) -> list[tuple[int, int]]:
         """Rows without a session: the session's number, and how many there are."""
         return [
             (number, num)
-            for number, num in self._run(
+            for number, num in self._asked(
                 "SELECT session, count(*) FROM rows WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session"
             )
         ]
@@ -341,6 +366,14 @@ class Database:
                 " stenograph has written it. Use that one, or another folder"
             )
         return int(version)
+
+    def _check_current(self, path: Path) -> None:
+        """Raise StartupError for a file that is not ours, or is of another schema: it cannot be looked at."""
+        if (version := self._check_ours(path)) != SCHEMA:
+            raise StartupError(
+                f"the file {str(path)!r} has schema {version}, and this command knows {SCHEMA}: start a server on the"
+                " folder, which brings it up to date"
+            )
 
     def _migrate(self, path: Path) -> None:
         version = self._check_ours(path)
@@ -367,6 +400,13 @@ class Database:
             self._run("ROLLBACK")
         except sqlite3.Error:
             return
+
+    def _asked(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """As `_run`. Raises StorageUnavailable."""
+        try:
+            return self._run(sql, parameters)
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
 
     def _write(self, sql: str, values: Sequence[object]) -> None:
         try:

@@ -2,7 +2,8 @@
 
 import hashlib
 import struct
-from dataclasses import dataclass, replace
+
+import msgspec
 
 VERSION = 1
 """Version of this format. A row of a later one is damage to a server that does not know it."""
@@ -22,8 +23,7 @@ class RowDamaged(Exception):
     """A row is not what was written. The message says how."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Sums over a session after a row, or what a row adds to them. `num_strands` counts those that have a key.
 
     `outcome_seq` is the number of the row with the outcome that holds, 0 if there is none.
@@ -44,7 +44,7 @@ class Totals:
     def after(self, kind: int, seq: int, adds: "Totals") -> "Totals":
         """The totals after row number `seq`, of that kind, which adds so much."""
         totals = self.plus(adds)
-        return replace(totals, outcome_seq=seq) if kind == OUTCOME else totals
+        return msgspec.structs.replace(totals, outcome_seq=seq) if kind == OUTCOME else totals
 
     def plus(self, other: "Totals") -> "Totals":
         """The sum, field by field; the outcome is this one's."""
