@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks.engine import command as engine
 from benchmarks.render import command as render
 from benchmarks.soak import command as soak
+from benchmarks.store import command as store
 from stenograph.bench.kit.runner import Benchmark, run_benchmarks
 
 BENCHMARKS = {
@@ -20,6 +21,7 @@ BENCHMARKS = {
         render.run,
     ),
     "soak": Benchmark("does the server stay as it is under a mixed load with faults?", soak.add_arguments, soak.run),
+    "store": Benchmark("what do sessions on disk cost when they are wanted again?", store.add_arguments, store.run),
 }
 
 

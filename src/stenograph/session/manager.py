@@ -96,7 +96,7 @@ class SessionManager(Sessions):
             session.check_open()
         capacity, most = self._capacity, self._capacity.limits.max_held_tokens
         if capacity.num_held_tokens >= most and capacity.evicts:
-            self._evict(0, 1 + capacity.num_held_tokens - most + most // 10)
+            self._evict(0, 1 + capacity.num_held_tokens - most)
         capacity.check(1)
         stages.mark(Stage.ADMIT, self._clock.monotonic())
         if session is not None:
@@ -281,6 +281,8 @@ class SessionManager(Sessions):
                 session.ended(turn, now=now, committed=reports[0].end is TurnEnd.COMMITTED)
                 if session.id in self._sessions:
                     self._count_tokens(session, session.strands.num_tokens)
+                    if self.shelf is not None:
+                        self._recent.move_to_end(session.id)
             seats.give_back()
             error = None if task.cancelled() else task.exception()
             for one, report in zip(run.turns, reports, strict=True):

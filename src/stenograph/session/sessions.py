@@ -6,6 +6,7 @@ ends, is the manager's. All state changes are synchronous.
 
 import itertools
 import uuid
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -42,6 +43,8 @@ class Sessions:
         self.shelf = shelf
         """The sessions on disk; None if there are none but in memory."""
         self._sessions: dict[SessionId, Session] = {}
+        self._recent: OrderedDict[SessionId, None] = OrderedDict()
+        """Where there is a store, the same sessions: the one whose last chat is longest ago first."""
         self.num_forgotten = 0
         """Sessions that have left memory."""
         self.num_evicted = 0
@@ -63,7 +66,7 @@ class Sessions:
     def create(self, options: SessionOptions) -> Session:
         """Open a session in memory. Raises LimitExceeded or Draining."""
         session = self._opened(options)
-        self._sessions[session.id] = session
+        self._hold(session)
         return session
 
     async def open(self, options: SessionOptions, opened_by: RequestMark | None = None) -> Session:
@@ -72,7 +75,7 @@ class Sessions:
         session.opened_by = opened_by
         if self.shelf is not None:
             await self.shelf.create(session)
-        self._sessions[session.id] = session
+        self._hold(session)
         return session
 
     def _opened(self, options: SessionOptions) -> Session:
@@ -100,16 +103,20 @@ class Sessions:
         that many are gone, and that many tokens."""
         if self.shelf is None or (num_sessions <= 0 and num_tokens <= 0):
             return
-        for session in sorted(self._sessions.values(), key=lambda session: session.last_chat):
+        chosen: list[Session] = []
+        for session_id in self._recent:
             if num_sessions <= 0 and num_tokens <= 0:
                 break
+            session = self._sessions[session_id]
             if session.is_idle and session.tail is not None:
                 num_sessions, num_tokens = num_sessions - 1, num_tokens - session.num_counted_tokens
-                del self._sessions[session.id]
-                self._count_tokens(session, 0)
-                session.close()
-                self.num_evicted += 1
-                self.num_forgotten += 1
+                chosen.append(session)
+        for session in chosen:
+            del self._sessions[session.id], self._recent[session.id]
+            self._count_tokens(session, 0)
+            session.close()
+        self.num_evicted += len(chosen)
+        self.num_forgotten += len(chosen)
 
     async def wake(self, session_id: str) -> Session:
         """The live session of that id, read from the store if it is not in memory.
@@ -122,9 +129,14 @@ class Sessions:
         if session_id in self._sessions:  # another request was quicker
             return self.get(session_id)
         self._make_room()
-        self._sessions[session.id] = session
+        self._hold(session)
         self._count_tokens(session, session.strands.num_tokens)
         return session
+
+    def _hold(self, session: Session) -> None:
+        self._sessions[session.id] = session
+        if self.shelf is not None:
+            self._recent[session.id] = None
 
     async def look(self, session_id: str) -> Session:
         """A session to be read: the live one, or what the store has of it, which wakes nothing. Raises as `wake`."""
@@ -219,6 +231,7 @@ class Sessions:
 
     def _forget(self, session: Session, end: SessionEnd) -> None:
         if self._sessions.pop(session.id, None) is not None:
+            self._recent.pop(session.id, None)
             self._count_tokens(session, 0)
             self.num_forgotten += 1
             session.close()
