@@ -40,8 +40,9 @@ async def test_a_folder_is_listed_and_checked_without_a_change(
 ) -> None:
     async with kept() as live:
         sessions = await some_sessions(live)
-        assert main(["check", str(folder.path)]) == 2
-        assert "is held by" in capsys.readouterr().err
+        for command in (["check"], ["inspect"]):
+            assert main([*command, str(folder.path)]) == 2
+            assert "is held by" in capsys.readouterr().err
         # As a kill would leave it, with everything still in the log.
         shutil.copytree(folder.path, tmp_path / "copy")
     copy = tmp_path / "copy"

@@ -17,9 +17,6 @@ from stenograph.core.types import SessionId
 from stenograph.store.base import FULL_RETRY_S, Durability, StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES, RowDamaged, Totals
 
-SCHEMA = 1
-"""The schema that this server writes, in `PRAGMA user_version`."""
-
 APPLICATION_ID = 0x53746E67
 """`Stng`, in `PRAGMA application_id`: the file is ours."""
 
@@ -29,7 +26,10 @@ MAX_GROUP_ROWS = 256
 MAX_READ_BYTES = 256 * 2**20
 """The longest session that is read in one step. SQLite has values of up to 10^9 bytes."""
 
-_MIGRATIONS = (
+Migrations = Sequence[Sequence[str]]
+"""The statements that bring a file from each schema to the next, from an empty one on."""
+
+MIGRATIONS: Migrations = (
     (
         "CREATE TABLE sessions (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, ttl_s REAL, at REAL NOT NULL,"
         " body BLOB NOT NULL, digest BLOB NOT NULL, key TEXT)",
@@ -39,8 +39,6 @@ _MIGRATIONS = (
         "CREATE UNIQUE INDEX rows_of_session ON rows (session, seq)",
     ),
 )
-"""The statements that bring a file from each schema to the next."""
-
 _ROWS = "INSERT INTO rows (session, seq, at, body, digest) VALUES "
 _OPENINGS = "INSERT INTO sessions (number, id, ttl_s, at, body, digest, key) VALUES "
 
@@ -146,11 +144,20 @@ class SessionColumns:
 class Database:
     """One open file. Every method raises StorageUnavailable where SQLite fails, but for damage of what is read."""
 
-    def __init__(self, path: Path, *, durability: Durability | None, connect: Connect = FileConnection) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durability: Durability | None,
+        connect: Connect = FileConnection,
+        migrations: Migrations = MIGRATIONS,
+    ) -> None:
         """Open or make the file. Raises StartupError for one that is not ours, is newer, damaged, or locked.
 
-        `durability` None: it is only looked at, and not changed.
+        `durability` None: it is only looked at, and not changed. Its schema, in `PRAGMA user_version`, is the number of
+        `migrations` that were made.
         """
+        self._migrations = migrations
         self._connection: SqlConnection | None = None
         try:
             self._connection = connect(path)
@@ -336,7 +343,7 @@ class Database:
     def other_schema(self) -> list[str]:
         """Differences between the schema of the file and the one that this server writes. Raises StorageUnavailable."""
         fresh = sqlite3.connect(":memory:")
-        for sql in chain.from_iterable(_MIGRATIONS):
+        for sql in chain.from_iterable(self._migrations):
             fresh.execute(sql)
         expected, found = fresh.execute(_TABLES).fetchall(), self._asked(_TABLES)
         fresh.close()
@@ -360,26 +367,26 @@ class Database:
         has_tables = bool(self._run("SELECT 1 FROM sqlite_schema LIMIT 1"))
         if has_tables and theirs != APPLICATION_ID:
             raise StartupError(f"the file {str(path)!r} is a database of another program")
-        if version > SCHEMA:
+        if version > (known := len(self._migrations)):
             raise StartupError(
-                f"the file {str(path)!r} has schema {version}, and this server knows {SCHEMA}: a newer"
+                f"the file {str(path)!r} has schema {version}, and this server knows {known}: a newer"
                 " stenograph has written it. Use that one, or another folder"
             )
         return int(version)
 
     def _check_current(self, path: Path) -> None:
         """Raise StartupError for a file that is not ours, or is of another schema: it cannot be looked at."""
-        if (version := self._check_ours(path)) != SCHEMA:
+        if (version := self._check_ours(path)) != (known := len(self._migrations)):
             raise StartupError(
-                f"the file {str(path)!r} has schema {version}, and this command knows {SCHEMA}: start a server on the"
+                f"the file {str(path)!r} has schema {version}, and this command knows {known}: start a server on the"
                 " folder, which brings it up to date"
             )
 
     def _migrate(self, path: Path) -> None:
         version = self._check_ours(path)
-        steps = [(sql, ()) for migration in _MIGRATIONS[version:] for sql in migration]
+        steps = [(sql, ()) for migration in self._migrations[version:] for sql in migration]
         if steps:
-            marks = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {SCHEMA}")
+            marks = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {len(self._migrations)}")
             self._in_transaction(*steps, *((mark, ()) for mark in marks))
         self._run("BEGIN IMMEDIATE")  # a second connection to the file fails here, not later
         self._run("COMMIT")
