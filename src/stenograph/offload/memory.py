@@ -56,7 +56,7 @@ def untrack(record: object) -> None:
     _UNTRACK(record)
     found = [record]
     while found:
-        parts = list(filter(gc.is_tracked, gc.get_referents(*found)))
+        parts: list[object] = list(filter(gc.is_tracked, gc.get_referents(*found)))
         found = []
         for one in parts:
             kind = type(one)
