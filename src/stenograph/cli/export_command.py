@@ -6,7 +6,7 @@ said on a line of its own, 2 (a StartupError) where nothing could be begun.
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +94,7 @@ def export_folder(options: ExportOptions, settings: Settings, *, out: TextIO, pr
 
 
 @contextmanager
-def _target(out: Path) -> Iterator[Path]:
+def _target(out: Path) -> Generator[Path]:
     """The file to write, which gets its name when it is whole, and is gone if it never is. Raises StartupError."""
     if out.exists():
         kind = "a folder: name a file in it" if out.is_dir() else "there already: name another file, or remove it"

@@ -17,6 +17,7 @@ from stenograph.session.session import Session
 from stenograph.session.shelf import shelved
 from stenograph.store.base import StoredSession, StoredSummary
 from stenograph.store.codec.rows import RowDamaged
+from stenograph.store.database import SessionColumns
 from stenograph.store.look import StoreLook, looks
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, HarnessMatcher, Matcher
@@ -71,18 +72,40 @@ def _listed(file: StoreLook) -> tuple[list[StoredSummary], list[str]]:
 def _checked(file: StoreLook, session_id: SessionId) -> tuple[int, list[str]]:
     """The number of a session's rows that were read, and what is wrong with them."""
     try:
-        session = read_session(file, session_id)
+        stored = _stored(file, session_id)
+        made = restored(stored)
     except SessionDamaged as error:
         return 0, [str(error)]
-    return 1 + (0 if session.tail is None else session.tail.seq), []
+    return len(stored.rows), [
+        str(SessionDamaged(session_id, place=place, problem=problem))
+        for place, problem in _beside(file.columns(session_id), made)
+    ]
+
+
+def _beside(columns: SessionColumns, made: RestoredTurns) -> Iterator[tuple[str, str]]:
+    """The columns that do not say what the rows beside them say."""
+    session, times = made.session, {0: made.session.created_at, **made.times}
+    if columns.ttl_s != session.options.ttl_s:
+        yield "its ttl_s", f"it is {columns.ttl_s}, the opening says {session.options.ttl_s}"
+    key = None if session.opened_by is None else session.opened_by.key
+    if columns.key != key:
+        yield "its key", f"it is {columns.key!r}, the opening says {key!r}"
+    for seq, at in times.items():
+        if columns.times.get(seq) != at:
+            yield f"the time of row {seq}", f"it is {columns.times.get(seq)}, the row says {at}"
 
 
 def read_session(file: StoreLook, session_id: SessionId, *, model: ModelMark | None = None) -> Session:
     """A session that is listed, to be read. One of another `model` has a refusal. Raises SessionDamaged."""
+    return restored(_stored(file, session_id), model).session
+
+
+def _stored(file: StoreLook, session_id: SessionId) -> StoredSession:
+    """The rows of a session that is listed. Raises SessionDamaged."""
     stored = file.read(session_id)
     if stored is None:
         raise SessionDamaged(session_id, place="the list", problem="no rows have its id")
-    return restored(stored, model).session
+    return stored
 
 
 def _found(files: Sequence[StoreLook], session_id: SessionId) -> Session:

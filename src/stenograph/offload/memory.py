@@ -56,15 +56,16 @@ def untrack(record: object) -> None:
     """
     if not gc.is_tracked(record):
         return  # it may have no header for the garbage collector
-    found = [record]
     _UNTRACK(record)
+    found = [record]
     while found:
-        parts: list[object] = gc.get_referents(found.pop())
+        parts: list[object] = list(filter(gc.is_tracked, gc.get_referents(*found)))
+        found = []
         for one in parts:
             kind = type(one)
             is_part = _IS_PART.get(kind)
             if is_part is None:
                 is_part = _IS_PART[kind] = is_dataclass(kind) or issubclass(kind, Struct)
-            if is_part and gc.is_tracked(one):
+            if is_part and gc.is_tracked(one):  # one that two refer to is met twice
                 _UNTRACK(one)
                 found.append(one)

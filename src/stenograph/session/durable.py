@@ -25,6 +25,7 @@ from stenograph.store.codec.commits import (
     decode_outcome,
     encode_commit,
     encode_outcome,
+    outcome_idle_since,
 )
 from stenograph.store.codec.rows import OUTCOME, RowDamaged, Totals, row_kind
 from stenograph.trajectory.commits import (
@@ -166,7 +167,8 @@ def keep_outcome(
         else:
             future.set_exception(error)
 
-    store.append(session.tail, encode_outcome(outcome), adds=Totals(), at=at, done=done, kind=OUTCOME)
+    payload = encode_outcome(outcome, idle_since=at)
+    store.append(session.tail, payload, adds=Totals(), at=at, done=done, kind=OUTCOME)
     return future
 
 
@@ -197,11 +199,13 @@ def opening_of(session: Session, model: ModelMark) -> SessionOpened:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredTurns:
     """A session as its rows made it, with every turn that was ever committed, those that were replaced included, and
-    the number of the row that each is in, by the ids of their nodes."""
+    the number of the row that each is in, by the ids of their nodes. `times` has, by the number of a row, the time in
+    its payload, in seconds of the epoch."""
 
     session: Session
     nodes: Mapping[int, Node]
     rows: Mapping[int, int]
+    times: Mapping[int, float]
 
 
 def restored_session(
@@ -240,7 +244,7 @@ def restored_turns(
         session.ledger.restore(row)
     session.tail = stored.tail()
     _check_totals(session, replayed.outcome_seq, session.tail.totals)
-    return RestoredTurns(session=session, nodes=replayed.nodes, rows=replayed.row_of)
+    return RestoredTurns(session=session, nodes=replayed.nodes, rows=replayed.row_of, times=replayed.times)
 
 
 class _Replayed:
@@ -250,6 +254,7 @@ class _Replayed:
         self._session = session
         self.nodes: dict[int, Node] = {}
         self.row_of: dict[int, int] = {}
+        self.times: dict[int, float] = {}
         self.ledger: list[LedgerRow] = []
         self.outcome_seq = 0
 
@@ -257,9 +262,12 @@ class _Replayed:
         """Make a row's addition. Raises RowDamaged or ValueError."""
         if kind == OUTCOME:
             self._session.outcome, self.outcome_seq = decode_outcome(payload), seq
+            if (idle_since := outcome_idle_since(payload)) is not None:
+                self.times[seq] = idle_since
             return
         commit = decode_commit(payload, self.nodes.__getitem__)
         made = self._session.replay(commit)
+        self.times[seq] = commit.turns[-1].turn.committed_at
         for _, node in made:
             self.nodes[node.id] = node
             self.row_of[node.id] = seq

@@ -105,7 +105,7 @@ class SessionManager(Sessions):
             session.check_open()
         capacity, most = self._capacity, self._capacity.limits.max_held_tokens
         if capacity.evicts and (num_held := capacity.num_held_tokens + capacity.elsewhere.num_held_tokens) >= most:
-            self._evict(0, 1 + num_held - most + most // 10)
+            self._evict(0, 1 + num_held - most)
         capacity.check(1)
         stages.mark(Stage.ADMIT, self._clock.monotonic())
         if session is not None:
@@ -290,6 +290,8 @@ class SessionManager(Sessions):
                 session.ended(turn, now=now, committed=reports[0].end is TurnEnd.COMMITTED)
                 if session.id in self._sessions:
                     self._count_tokens(session, session.strands.num_tokens)
+                    if self.shelf is not None:
+                        self._recent.move_to_end(session.id)
             seats.give_back()
             error = None if task.cancelled() else task.exception()
             for one, report in zip(run.turns, reports, strict=True):

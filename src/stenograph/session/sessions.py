@@ -6,6 +6,7 @@ ends, is the manager's. All state changes are synchronous.
 
 import itertools
 import uuid
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -47,6 +48,8 @@ class Sessions:
         self.shelf = shelf
         """The sessions on disk; None if there are none but in memory."""
         self._sessions: dict[SessionId, Session] = {}
+        self._recent: OrderedDict[SessionId, None] = OrderedDict()
+        """Where there is a store, the same sessions: the one whose last chat is longest ago first."""
         self.num_forgotten = 0
         """Sessions that have left memory."""
         self.num_evicted = 0
@@ -90,6 +93,8 @@ class Sessions:
     def _hold(self, session: Session) -> None:
         self._sessions[session.id] = session
         self._capacity.num_sessions = len(self._sessions)
+        if self.shelf is not None:
+            self._recent[session.id] = None
 
     def _make_room(self) -> None:
         """See that one more session may be in memory. Raises LimitExceeded."""
@@ -114,17 +119,21 @@ class Sessions:
         that many are gone, and that many tokens."""
         if self.shelf is None or (num_sessions <= 0 and num_tokens <= 0):
             return
-        for session in sorted(self._sessions.values(), key=lambda session: session.last_chat):
+        chosen: list[Session] = []
+        for session_id in self._recent:
             if num_sessions <= 0 and num_tokens <= 0:
                 break
+            session = self._sessions[session_id]
             if session.is_idle and session.tail is not None:
                 num_sessions, num_tokens = num_sessions - 1, num_tokens - session.num_counted_tokens
-                del self._sessions[session.id]
-                self._capacity.num_sessions = len(self._sessions)
-                self._count_tokens(session, 0)
-                session.close()
-                self.num_evicted += 1
-                self.num_forgotten += 1
+                chosen.append(session)
+        for session in chosen:
+            del self._sessions[session.id], self._recent[session.id]
+            self._capacity.num_sessions = len(self._sessions)
+            self._count_tokens(session, 0)
+            session.close()
+        self.num_evicted += len(chosen)
+        self.num_forgotten += len(chosen)
 
     async def wake(self, session_id: str) -> Session:
         """The live session of that id, read from the store if it is not in memory.
@@ -235,6 +244,7 @@ class Sessions:
     def _forget(self, session: Session, end: SessionEnd) -> None:
         if self._sessions.pop(session.id, None) is not None:
             self._capacity.num_sessions = len(self._sessions)
+            self._recent.pop(session.id, None)
             self._count_tokens(session, 0)
             self.num_forgotten += 1
             session.close()

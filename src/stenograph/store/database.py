@@ -7,8 +7,9 @@ by one step: each step lets go of the GIL, and to get it back beside a busy loop
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,9 +17,6 @@ from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavaila
 from stenograph.core.types import SessionId
 from stenograph.store.base import FULL_RETRY_S, Durability, StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES, RowDamaged, Totals
-
-SCHEMA = 1
-"""The schema that this server writes, in `PRAGMA user_version`."""
 
 APPLICATION_ID = 0x53746E67
 """`Stng`, in `PRAGMA application_id`: the file is ours."""
@@ -35,7 +33,10 @@ keeps a failure of that to itself."""
 
 _PAGE_BYTES = 4096
 
-_MIGRATIONS = (
+Migrations = Sequence[Sequence[str]]
+"""The statements that bring a file from each schema to the next, from an empty one on."""
+
+MIGRATIONS: Migrations = (
     (
         "CREATE TABLE sessions (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, ttl_s REAL, at REAL NOT NULL,"
         " body BLOB NOT NULL, digest BLOB NOT NULL, key TEXT)",
@@ -45,8 +46,6 @@ _MIGRATIONS = (
         "CREATE UNIQUE INDEX rows_of_session ON rows (session, seq)",
     ),
 )
-"""The statements that bring a file from each schema to the next."""
-
 _ROWS = "INSERT INTO rows (session, seq, at, body, digest) VALUES "
 _OPENINGS = "INSERT INTO sessions (number, id, ttl_s, at, body, digest, key) VALUES "
 
@@ -56,6 +55,7 @@ _READ_AT_ONCE = (
     " FROM (SELECT at, seq, body, digest FROM rows WHERE session = ? ORDER BY seq)"
 )
 
+_TABLES = f"SELECT {', '.join(f'CAST({c} AS BLOB)' for c in ('type', 'name', 'tbl_name', 'sql'))} FROM sqlite_schema"
 _LAST = "SELECT {} FROM rows WHERE session = s.number ORDER BY seq DESC LIMIT 1"
 _PAGE = (
     "SELECT s.number, s.id, s.body, s.digest,"
@@ -111,7 +111,10 @@ class FileConnection:
         return "<FileConnection>"
 
     def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        return self._sqlite.execute(sql, parameters).fetchall()
+        try:
+            return self._sqlite.execute(sql, parameters).fetchall()
+        except UnicodeDecodeError as error:  # of a damaged text
+            raise sqlite3.DatabaseError(f"a text is not UTF-8: {error}") from error
 
     def is_in_place(self) -> bool:
         try:
@@ -133,15 +136,8 @@ class FileConnection:
         self._sqlite.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRow:
-    """A row that is to be written."""
-
-    session: int
-    seq: int
-    at: float
-    body: bytes
-    digest: bytes
+NewRow = tuple[int, int, float, bytes, bytes]
+"""A row that is to be written: the session's number, its own, the time, body and digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,20 +153,39 @@ class NewSession:
     key: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionColumns:
+    """The columns of a session that no digest covers, which its rows say too. `times` by number of row, 0 the
+    opening's."""
+
+    ttl_s: float | None
+    key: str | None
+    times: Mapping[int, float]
+
+
 class Database:
     """One open file. Every method raises StorageUnavailable where SQLite fails, but for damage of what is read."""
 
-    def __init__(self, path: Path, *, durability: Durability | None, connect: Connect = FileConnection) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durability: Durability | None,
+        connect: Connect = FileConnection,
+        migrations: Migrations = MIGRATIONS,
+    ) -> None:
         """Open or make the file. Raises StartupError for one that is not ours, is newer, damaged, or locked.
 
-        `durability` None: it is only looked at, and not changed.
+        `durability` None: it is only looked at, and not changed. Its schema, in `PRAGMA user_version`, is the number of
+        `migrations` that were made.
         """
+        self._migrations = migrations
         self._connection: SqlConnection | None = None
         self._log_bytes = 0
         try:
             self._connection = connect(path)
             if durability is None:
-                self._check_ours(path)
+                self._check_current(path)
             else:
                 self._configure(durability)
                 self._migrate(path)
@@ -188,9 +203,8 @@ class Database:
 
     def insert_rows(self, rows: Sequence[NewRow]) -> None:
         """Write rows, all or none, in one statement."""
-        values = [value for row in rows for value in (row.session, row.seq, row.at, row.body, row.digest)]
-        self._write(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), values)
-        self._log_bytes += sum(len(row.body) for row in rows) + _PAGE_BYTES * (2 + len(rows))
+        self._write(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), list(chain.from_iterable(rows)))
+        self._log_bytes += sum(len(body) for _, _, _, body, _ in rows) + _PAGE_BYTES * (2 + len(rows))
 
     def insert_session(self, new: NewSession) -> None:
         """Write a session."""
@@ -356,13 +370,32 @@ class Database:
         ):
             self._run(f"PRAGMA {pragma}")
 
+    def columns(self, session_id: SessionId) -> SessionColumns:
+        """The columns beside the rows of a session that is there. Raises StorageUnavailable."""
+        found = self._asked("SELECT number, ttl_s, at, key FROM sessions WHERE id = ?", (session_id,))
+        number, ttl_s, at, key = found[0]
+        times = dict(self._asked("SELECT seq, at FROM rows WHERE session = ?", (number,)))
+        return SessionColumns(ttl_s=ttl_s, key=key, times={0: at, **times})
+
+    def other_schema(self) -> list[str]:
+        """Differences between the schema of the file and the one that this server writes. Raises StorageUnavailable."""
+        fresh = sqlite3.connect(":memory:")
+        for sql in chain.from_iterable(self._migrations):
+            fresh.execute(sql)
+        expected, found = fresh.execute(_TABLES).fetchall(), self._asked(_TABLES)
+        fresh.close()
+        problems = [] if found == expected else ["its tables are not those of this schema"]
+        mode = self._asked("PRAGMA journal_mode")[0][0]
+        return problems if mode == "wal" else [*problems, f"its journal mode is {mode!r}, so its log is not read"]
+
     def orphans(self) -> list[tuple[int, int]]:
-        """Rows without a session: the session's number, and how many there are. Raises StorageUnavailable."""
-        lost = "SELECT session, count(*) FROM rows WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session"
-        try:
-            return [(number, num) for number, num in self._run(lost)]
-        except sqlite3.Error as error:
-            raise _unavailable(error) from error
+        """Rows without a session: the session's number, and how many there are."""
+        return [
+            (number, num)
+            for number, num in self._asked(
+                "SELECT session, count(*) FROM rows WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session"
+            )
+        ]
 
     def _check_ours(self, path: Path) -> int:
         """The schema of the file. Raises StartupError for one that is not ours, or is newer."""
@@ -371,18 +404,26 @@ class Database:
         has_tables = bool(self._run("SELECT 1 FROM sqlite_schema LIMIT 1"))
         if has_tables and theirs != APPLICATION_ID:
             raise StartupError(f"the file {str(path)!r} is a database of another program")
-        if version > SCHEMA:
+        if version > (known := len(self._migrations)):
             raise StartupError(
-                f"the file {str(path)!r} has schema {version}, and this server knows {SCHEMA}: a newer"
+                f"the file {str(path)!r} has schema {version}, and this server knows {known}: a newer"
                 " stenograph has written it. Use that one, or another folder"
             )
         return int(version)
 
+    def _check_current(self, path: Path) -> None:
+        """Raise StartupError for a file that is not ours, or is of another schema: it cannot be looked at."""
+        if (version := self._check_ours(path)) != (known := len(self._migrations)):
+            raise StartupError(
+                f"the file {str(path)!r} has schema {version}, and this command knows {known}: start a server on the"
+                " folder, which brings it up to date"
+            )
+
     def _migrate(self, path: Path) -> None:
         version = self._check_ours(path)
-        steps = [(sql, ()) for migration in _MIGRATIONS[version:] for sql in migration]
+        steps = [(sql, ()) for migration in self._migrations[version:] for sql in migration]
         if steps:
-            marks = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {SCHEMA}")
+            marks = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {len(self._migrations)}")
             self._in_transaction(*steps, *((mark, ()) for mark in marks))
         self._run("BEGIN IMMEDIATE")  # a second connection to the file fails here, not later
         self._run("COMMIT")
@@ -403,6 +444,13 @@ class Database:
             self._run("ROLLBACK")
         except sqlite3.Error:
             return
+
+    def _asked(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """As `_run`. Raises StorageUnavailable."""
+        try:
+            return self._run(sql, parameters)
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
 
     def _write(self, sql: str, values: Sequence[object]) -> None:
         try:

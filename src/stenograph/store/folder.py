@@ -21,6 +21,8 @@ RESERVE_NAME = "reserve"
 RESERVE_BYTES = 4 * 2**20
 """Room that is given up when the disk is full and a session is deleted: SQLite writes before it frees."""
 
+_MOUNTS = Path("/proc/self/mountinfo")
+
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "9p", "afs", "ncpfs"})
 """Filesystems whose locks and syncs SQLite cannot rely on. Source: sqlite.org/wal.html, sqlite.org/faq.html#q5."""
 
@@ -28,12 +30,12 @@ _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "9p", "afs
 class DataFolder:
     """A folder that this process holds. `address` is where its server can be reached, for whoever finds it held."""
 
-    def __init__(self, path: Path, *, address: str) -> None:
-        """Make the folder if it is not there, and lock it. Raises StartupError."""
+    def __init__(self, path: Path, *, address: str, mounts: Path = _MOUNTS) -> None:
+        """Make the folder if it is not there, and lock it. Raises StartupError. `mounts` has what lies where."""
         self.path = path
         try:
             _make(path)
-            _check_filesystem(path)
+            _check_filesystem(path, mounts)
             lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StartupError(f"--data-dir: cannot use the folder {str(path)!r}: {error.strerror}") from error
@@ -144,10 +146,10 @@ def filesystem_of(device: int, mountinfo: str) -> str:
     return ""
 
 
-def _check_filesystem(path: Path) -> None:
+def _check_filesystem(path: Path, mounts: Path) -> None:
     """Raise StartupError for a filesystem of the network. Where none can be asked for, nothing is checked."""
     try:
-        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        mountinfo = mounts.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return
     found = filesystem_of(path.stat().st_dev, mountinfo)

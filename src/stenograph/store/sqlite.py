@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -40,6 +40,10 @@ MAX_GROUP_BYTES = 8 * 2**20
 LOOK_PERIOD_S = 1.0
 """Time after which the thread looks whether the file is still where it was. Not at each write: a look lets go of the
 GIL, and to get it back beside a busy loop takes up to 5 ms."""
+
+GATHER_S = 0.005
+"""The least time from the end of a group to the next, where several sessions write: a sync costs as much CPU for one
+row as for many. One client's turns, which follow one another, do not wait for it."""
 
 SYNC_PERIOD_S = 1.0
 """With `interval`, the time after which what was written is synced."""
@@ -110,11 +114,16 @@ class SqliteStore:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._failure: StorageUnavailable | None = None
-        self._stats: StoreStats = StoreStats()
+        self._num_rows = self._num_groups = self._num_bytes = self._num_full = self._num_failed = 0
+        self._write_s = 0.0
+        self._last_tail: Tail | None = None
+        self._last_end_s = 0.0
         self._log = None if durability is Durability.COMMIT else Path(f"{folder.file(number)}-wal")
         self._unsynced_since: float | None = None
         self._looked_at = time.monotonic()
         self._is_closed = False
+        self._urgent = threading.Event()
+        """Set when a job comes that rows in a group are not to wait before."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
@@ -146,7 +155,14 @@ class SqliteStore:
 
     @property
     def stats(self) -> StoreStats:
-        return self._stats
+        return StoreStats(
+            num_rows=self._num_rows,
+            num_groups=self._num_groups,
+            num_bytes=self._num_bytes,
+            num_full=self._num_full,
+            num_failed=self._num_failed,
+            write_s=self._write_s,
+        )
 
     def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:
         if self._is_closed:
@@ -205,6 +221,7 @@ class SqliteStore:
         if not self._is_closed:
             self._is_closed = True
             self._jobs.put(None)
+            self._urgent.set()
         await asyncio.wait({self._ended})
         self._thread.join()
 
@@ -213,6 +230,7 @@ class SqliteStore:
             raise _closed()
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put(_FileJob(work, future))  # type: ignore[arg-type]  # its answer goes to its own future
+        self._urgent.set()
         return await future
 
     # --- on the thread -----------------------------------------------------------------------------------------------
@@ -237,7 +255,7 @@ class SqliteStore:
             self._look()
             for group in _groups(jobs):
                 self._do(group)
-            self._stats = replace(self._stats, write_s=self._stats.write_s + time.perf_counter() - began)
+            self._write_s += time.perf_counter() - began
             self._tell(_tell_all, jobs)
             self._move_log()
         if self._unsynced_since is not None and time.monotonic() - self._unsynced_since >= SYNC_PERIOD_S:
@@ -261,9 +279,18 @@ class SqliteStore:
                     return jobs, True
                 self._jobs.put(None)  # a backup is on its way: the end comes after it
                 break
+            if waits and not jobs and isinstance(job, _Append):
+                self._gather(job.tail)
             jobs.append(job)
             num_bytes += len(job.payload) if isinstance(job, _Append) else 0
         return jobs, False
+
+    def _gather(self, tail: Tail) -> None:
+        """Let more rows come, if another session has just written one."""
+        left_s = self._last_end_s + GATHER_S - time.monotonic()
+        if left_s > 0 and tail is not self._last_tail:
+            self._urgent.wait(left_s)
+            self._urgent.clear()
 
     def _patience_s(self) -> float | None:
         """Time to wait for a job: until what was written has to be synced."""
@@ -304,13 +331,11 @@ class SqliteStore:
     def _written(self, pending: _Pending) -> None:
         for tail, seq, digest, totals in pending.ends.values():
             tail.seq, tail.digest, tail.totals = seq, digest, totals
-        stats, num_bytes = self._stats, sum(len(row.body) for row in pending.rows)
-        self._stats = replace(
-            stats,
-            num_rows=stats.num_rows + len(pending.rows),
-            num_groups=stats.num_groups + 1,
-            num_bytes=stats.num_bytes + num_bytes,
-        )
+        self._num_rows += len(pending.rows)
+        self._num_groups += 1
+        self._num_bytes += sum(len(body) for _, _, _, body, _ in pending.rows)
+        self._last_tail = pending.jobs[-1].tail if len(pending.ends) == 1 else None
+        self._last_end_s = time.monotonic()
         self._changed()
 
     def _changed(self) -> None:
@@ -368,11 +393,10 @@ class SqliteStore:
         """Count a failure; the first that is for good is kept, and the loop is told."""
         if not isinstance(error, StorageUnavailable):
             return
-        stats = self._stats
         if error.is_full:
-            self._stats = replace(stats, num_full=stats.num_full + 1)
+            self._num_full += 1
             return
-        self._stats = replace(stats, num_failed=stats.num_failed + 1)
+        self._num_failed += 1
         if self._failure is None:
             self._failure = error
             self._tell(self._on_failed, error)
@@ -417,7 +441,7 @@ def _pending(jobs: Sequence[_Append]) -> _Pending:
         seq, totals = seq + 1, totals.after(job.kind, seq + 1, job.adds)
         body = row_body(job.kind, totals, job.payload)
         digest = row_digest(digest, tail.session_id, seq, body)
-        pending.rows.append(NewRow(session=tail.number, seq=seq, at=job.at, body=body, digest=digest))
+        pending.rows.append((tail.number, seq, job.at, body, digest))
         pending.ends[id(tail)] = (tail, seq, digest, totals)
     return pending
 

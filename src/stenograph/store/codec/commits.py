@@ -70,6 +70,7 @@ class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
     verdict: str
     reward: float | list[tuple[bytes, float]] | None
     detail: bytes | None
+    idle_since: float | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -167,13 +168,23 @@ def decode_opened(payload: memoryview) -> SessionOpened:
         raise RowDamaged(f"its content cannot be read: {error}") from error
 
 
-def encode_outcome(outcome: SessionOutcome) -> bytes:
-    """The payload of an outcome's row."""
+def encode_outcome(outcome: SessionOutcome, *, idle_since: float | None = None) -> bytes:
+    """The payload of an outcome's row, which has the time since which its session was idle."""
     reward = outcome.reward
     written = [(text_written(name), one) for name, one in reward.items()] if isinstance(reward, Mapping) else reward
     return _ENCODER.encode(
-        _WrittenOutcome(verdict=outcome.verdict, reward=written, detail=maybe_written(outcome.detail))
+        _WrittenOutcome(
+            verdict=outcome.verdict, reward=written, detail=maybe_written(outcome.detail), idle_since=idle_since
+        )
     )
+
+
+def outcome_idle_since(payload: memoryview) -> float | None:
+    """The time in an outcome's row; None where it has none. Raises RowDamaged."""
+    try:
+        return _OUTCOMES.decode(payload).idle_since
+    except (ValueError, TypeError) as error:
+        raise RowDamaged(f"its content cannot be read: {error}") from error
 
 
 def decode_outcome(payload: memoryview) -> SessionOutcome:
