@@ -221,7 +221,7 @@ async def test_a_server_without_keys_documents_none(live: Live) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
-        ("PATCH", "/sessions", "GET, HEAD, POST"),
+        ("PATCH", "/sessions", "DELETE, GET, HEAD, POST"),
         ("PUT", "/sessions/{id}", "DELETE, GET, HEAD"),
         ("GET", "/sessions/{id}/samples", "POST"),
         ("POST", "/sessions/{id}/drift", "GET, HEAD"),

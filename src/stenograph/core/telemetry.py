@@ -46,8 +46,8 @@ class TurnReport(Struct, frozen=True, kw_only=True, gc=False):
     byte to the first token, `itl_s` the gaps between steps that sampled tokens, `tpot_s` their mean per token; None and
     empty where the engine does not stream. `num_kept` of `num_prompt` stood in the line before. `unasked_replay` names
     payloads in the reply that were not requested. Its commit discarded `num_discarded_turns` turns of its session, with
-    `num_discarded_tokens` sampled tokens in them. `kind` is what a rule says of its request, None if none does;
-    `rewrites` are the changes to what its client sent.
+    `num_discarded_tokens` sampled tokens in them. `kind` is what a rule says of its request, None if none does; `group`
+    is its session's; `rewrites` are the changes to what its client sent.
     """
 
     end: TurnEnd
@@ -67,6 +67,7 @@ class TurnReport(Struct, frozen=True, kw_only=True, gc=False):
     itl_s: tuple[float, ...] = ()
     unasked_replay: tuple[str, ...] = ()
     kind: StrandKind | None = None
+    group: str | None = None
     rewrites: tuple[AppliedRewrite, ...] = ()
 
     @property
@@ -84,9 +85,11 @@ class SessionEnd(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionReport:
-    """One session, when it is gone: the verdict of its outcome, None if nobody has said one, and its sampled tokens."""
+    """One session, when it is gone: its group, the verdict of its outcome, None if nobody has said one, and its sampled
+    tokens."""
 
     end: SessionEnd
+    group: str | None = None
     verdict: RolloutVerdict | None = None
     num_tokens: Mapping[TokenFate, int] = field(default_factory=dict[TokenFate, int])
 

@@ -244,7 +244,9 @@ def _check_kinds(wire: SamplesRequest | BulkSamplesRequest) -> None:
 
 def decode_bulk_samples(body: bytes) -> BulkSamplesRequest:
     """Read the body of `POST /samples`. Raises InvalidJson or InvalidRequest."""
-    wire = decode_json(body, _BULK_SAMPLES, known=BulkSamplesRequest.__struct_fields__)
+    wire = BulkSamplesRequest()
+    if body.strip():
+        wire = decode_json(body, _BULK_SAMPLES, known=BulkSamplesRequest.__struct_fields__)
     if wire.format is not None and wire.format not in BULK_FORMATS:
         raise InvalidRequest(
             f"format must be one of {', '.join(BULK_FORMATS)}, got {shown(wire.format)}.", param="/format"
@@ -271,7 +273,7 @@ def check_state(state: str | None) -> None:
 
 def decode_abort(body: bytes) -> AbortRequest:
     """Read the body of `POST /abort_request`. Raises InvalidJson or InvalidRequest."""
-    wire = decode_json(body, _ABORT)
+    wire = decode_json(body, _ABORT) if body.strip() else AbortRequest()
     if wire.abort_all is not None and wire.group is not None:
         raise InvalidRequest("Give abort_all or group, not both.", param="/group")
     if not wire.abort_all and wire.group is None:

@@ -29,6 +29,7 @@ from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.storage import BackupRoute
+from stenograph.http.waste_route import WasteRoute
 from stenograph.http.weight_routes import WeightRoutes
 from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
 from stenograph.model.tokenizer import Tokenizer
@@ -146,6 +147,7 @@ class ControlRoutes:
                 Route("/sessions", keyed(sessions.list_sessions), methods=["GET"]),
                 Route("/sessions", keyed(bulk.delete), methods=["DELETE"]),
                 Route("/samples", keyed(bulk.samples), methods=["POST"]),
+                Route("/waste", keyed(WasteRoute(sessions=sessions).get), methods=["GET"]),
                 Route("/sessions/{id}", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}/api/hello", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}", keyed(sessions.get), methods=["GET"]),

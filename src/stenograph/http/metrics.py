@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from stenograph.core.outcome import NO_VERDICT
 from stenograph.core.telemetry import GrammarStep, SessionReport, TurnEnd, TurnReport
 from stenograph.core.types import Stage
+from stenograph.core.waste import WasteCounts
 from stenograph.engine.base import EngineState, EngineStatus, Outcome
 from stenograph.http.metric_table import (
     ABORTED_TOKENS,
@@ -162,6 +163,8 @@ class Metrics(Collector):
     def __init__(self, *, version: str) -> None:
         self._version = version
         self._probes: _Probes | None = None
+        self.waste = WasteCounts()
+        """Fates of sampled tokens, by group."""
         own = [metric for metric in METRICS if not metric.by_engine]
         self._counters = {metric: _Counter(metric) for metric in own if metric.type is MetricType.COUNTER}
         self._histograms = {metric: _Histogram(metric) for metric in METRICS if metric.type is MetricType.HISTOGRAM}
@@ -215,8 +218,9 @@ class Metrics(Collector):
         self._counters[COMPLETION_TOKENS].add(report.num_completion)
         self._counters[KEPT_TOKENS].add(report.num_kept)
         self._counters[CACHED_TOKENS].add(report.num_cached)
-        if report.end is not TurnEnd.COMMITTED:
-            self._counters[WASTED_TOKENS].add(report.num_wasted)
+        if report.end is not TurnEnd.COMMITTED and (num_wasted := report.num_wasted):
+            self._counters[WASTED_TOKENS].add(num_wasted)
+            self.waste.turn_wasted(report.group, num_wasted)
         for payload in report.unasked_replay:
             self._counters[UNASKED_REPLAY].add(value=payload)
         for rewrite in report.rewrites:
@@ -239,6 +243,7 @@ class Metrics(Collector):
         self._counters[OUTCOMES].add(value=NO_VERDICT if report.verdict is None else report.verdict)
         for fate, num_tokens in report.num_tokens.items():
             self._counters[ENDED_TOKENS].add(num_tokens, fate)
+        self.waste.session_ended(report.group, report.num_tokens)
 
     def error_sent(self, code: str) -> None:
         """Count an error answer to a client, by the error's `code`."""

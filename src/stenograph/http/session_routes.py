@@ -476,11 +476,12 @@ def _number(request: Request, name: str, default: int, *, least: int) -> int:
 _METADATA = "metadata."
 
 
-def filter_of(request: Request, *others: str) -> SessionFilter:
-    """The filter in a query, which may have these `others` beside it. Raises InvalidRequest."""
+def filter_of(request: Request, *others: str, filters: Sequence[str] = ("group", "state", _METADATA)) -> SessionFilter:
+    """The filter in a query, of these `filters`, which may have `others` beside it. Raises InvalidRequest."""
     query = request.query_params
     texts = {name.removeprefix(_METADATA): text for name, text in query.items() if name.startswith(_METADATA)}
-    _check_query(request, *others, "group", "state", *(_METADATA + key for key in texts))
+    keys = [_METADATA + key for key in texts] if _METADATA in filters else []
+    _check_query(request, *others, *(name for name in filters if name != _METADATA), *keys)
     state = query.get("state")
     check_state(state)
     return SessionFilter(group=query.get("group"), state=None if state is None else SessionState(state), texts=texts)

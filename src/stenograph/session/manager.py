@@ -284,7 +284,7 @@ class SessionManager(Sessions):
             place.give_back()
             for one in run.turns:
                 one.buffer.close()
-            reports = turn_reports(run.turns, task)
+            reports = turn_reports(run.turns, task, None if session is None else session.options.group)
             if session is not None:
                 now = self._clock.monotonic()
                 session.ended(turn, now=now, committed=reports[0].end is TurnEnd.COMMITTED)

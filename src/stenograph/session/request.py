@@ -289,12 +289,14 @@ async def _side_by_side(turns: Sequence[TurnRun], step: Callable[[TurnRun], Coro
         raise failed[0]
 
 
-def turn_reports(turns: Sequence[TurnRun], task: "asyncio.Task[TurnOutcome]") -> list[TurnReport]:
-    """The report of each turn of a request whose task has ended."""
-    return [_report(turn, index, task) for index, turn in enumerate(turns)]
+def turn_reports(
+    turns: Sequence[TurnRun], task: "asyncio.Task[TurnOutcome]", group: str | None = None
+) -> list[TurnReport]:
+    """The report of each turn of a request whose task has ended. `group` is its session's."""
+    return [_report(turn, index, task, group) for index, turn in enumerate(turns)]
 
 
-def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]") -> TurnReport:
+def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
     meter = turn.meter
     report = partial(
         TurnReport,
@@ -305,6 +307,7 @@ def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]") -> Tur
         itl_s=meter.itl_s,
         unasked_replay=meter.unasked_replay,
         kind=turn.kind,
+        group=group,
     )
     if task.cancelled():
         return report(end=TurnEnd.ABANDONED)

@@ -63,6 +63,7 @@ from stenograph.http.session_routes import (
     OutcomeView,
     SessionPage,
 )
+from stenograph.http.waste_route import Waste
 
 
 def operations(described: Described) -> Iterator[Operation]:
@@ -190,6 +191,14 @@ _SESSIONS = (
             "A safetensors payload for each session, behind a head and sizes (docs/samples.md), or one Arrow stream.",
             {FRAMES_TYPE: {}, ARROW: {}},
         ),
+    ),
+    operation(
+        "GET /waste",
+        "getWaste",
+        "Get what became of sampled tokens, by group",
+        Waste,
+        parameters=(parameter("query", "group", "Only this group.", _TEXT),),
+        errors=(InvalidRequest, *STORED),
     ),
     operation(
         "GET /sessions/{id}",
