@@ -57,7 +57,7 @@ def untrack(record: object) -> None:
     if not gc.is_tracked(record):
         return  # it may have no header for the garbage collector
     _UNTRACK(record)
-    found = [record]
+    found: list[object] = [record]
     while found:
         parts: list[object] = list(filter(gc.is_tracked, gc.get_referents(*found)))
         found = []
