@@ -160,5 +160,5 @@ async def test_engines_are_an_administrators(renderer: Renderer) -> None:
 
 async def test_the_one_engine_of_a_server_without_addresses_stays_alone(live: Live) -> None:
     answer = await live.call("POST", "/engines", {"url": "http://127.0.0.1:1"})
-    assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_request")
+    assert (answer.status, answer.json()["error"]["code"]) == (404, "route_not_found")
     assert len((await live.call("GET", "/engines")).json()["engines"]) == 1

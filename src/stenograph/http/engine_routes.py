@@ -95,8 +95,8 @@ class EngineRoutes:
 
     def _fleet(self) -> Fleet:
         if not isinstance(self.engine, Fleet) or self.engine.make is None:
-            raise InvalidRequest(
-                "The embedded engine is one: to add engines, start the server with --engine and --engine-url."
+            raise RouteNotFound(
+                "This server has one engine, without an address: to add engines, start it with --engine-url."
             )
         return self.engine
 

@@ -60,7 +60,12 @@ ADMIN = (
     ),
     operation("GET /engines", "listEngines", "List the engines", EngineList, errors=(Forbidden,)),
     operation(
-        "POST /engines", "addEngine", "Add an engine to the fleet", EngineRow, body=AddEngine, errors=(Forbidden,)
+        "POST /engines",
+        "addEngine",
+        "Add an engine to the fleet",
+        EngineRow,
+        body=AddEngine,
+        errors=(Forbidden, RouteNotFound),
     ),
     operation(
         "DELETE /engines/{name}",
