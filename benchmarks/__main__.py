@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.engine import command as engine
 from benchmarks.render import command as render
+from benchmarks.rollouts import command as rollouts
 from benchmarks.soak import command as soak
 from stenograph.bench.kit.runner import Benchmark, run_benchmarks
 
@@ -18,6 +19,9 @@ BENCHMARKS = {
         "what does the text side of a turn cost, beside a render of the whole conversation?",
         render.add_arguments,
         render.run,
+    ),
+    "rollouts": Benchmark(
+        "what does a rollout cost in the client's own process?", rollouts.add_arguments, rollouts.run
     ),
     "soak": Benchmark("does the server stay as it is under a mixed load with faults?", soak.add_arguments, soak.run),
 }

@@ -7,6 +7,7 @@ from stenograph.http.metric_table import METRICS, Metric
 from stenograph.http.metrics import Metrics
 from stenograph.http.store_metrics import STORE_METRICS
 from stenograph.http.weight_routes import WEIGHT_METRICS
+from stenograph.http.workers.worker import WORKER_METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -39,6 +40,12 @@ def test_every_metric_of_the_store_is_listed_as_it_is() -> None:
 def test_every_metric_of_weights_is_listed_as_it_is() -> None:
     assert rows("Weights") == [
         f"| `{metric.name}` | {metric.type} | {label_cell(metric)} | {metric.help} |" for metric in WEIGHT_METRICS
+    ]
+
+
+def test_every_metric_of_a_worker_is_listed_as_it_is() -> None:
+    assert rows("Several processes") == [
+        f"| `{metric.name}` | {metric.type} | {label_cell(metric)} | {metric.help} |" for metric in WORKER_METRICS
     ]
 
 

@@ -12,6 +12,8 @@ from stenograph.store.base import Durability
 def check_together(settings: Settings) -> None:
     """Raise StartupError for settings that do not fit each other."""
     _check_store(settings)
+    _check_support(settings)
+    _check_support(settings)
     _check_embedded(settings)
     is_embedded = settings.engine is EngineKind.EMBEDDED
     if not is_embedded and not settings.engine_url:
@@ -48,6 +50,11 @@ def _check_store(settings: Settings) -> None:
         raise StartupError(f"--durability is {settings.durability}, but sessions are in memory: give --data-dir, too")
     if settings.data_dir is not None and settings.kept is Durability.NONE:
         raise StartupError("--data-dir is set, but --durability is none, which keeps nothing: leave one of them out")
+
+
+def _check_support(settings: Settings) -> None:
+    if settings.support is Switch.ON and settings.engine in (EngineKind.LLAMACPP, EngineKind.LMDEPLOY):
+        raise StartupError(f"--support is on, but {settings.engine} does not report which ids could be sampled")
 
 
 def _check_embedded(settings: Settings) -> None:

@@ -20,6 +20,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "server": (
         "host",
         "port",
+        "workers",
     ),
     "model": (
         "model",
@@ -63,6 +64,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "sampling",
         "side_rules",
         "canonical",
+        "support",
         "require_logprobs",
     ),
     "store": (

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
-from stenograph.core.errors import SessionDamaged, StartupError
+from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.model.progress import Progress
-from stenograph.session.durable import restored_session
+from stenograph.session.durable import RestoredTurns, restored_turns
 from stenograph.session.session import Session
 from stenograph.session.shelf import shelved
-from stenograph.store.base import StoredSession
+from stenograph.store.base import StoredSession, StoredSummary
 from stenograph.store.codec.rows import RowDamaged
 from stenograph.store.look import StoreLook, looks
 from stenograph.trajectory.commits import ModelMark
@@ -43,7 +43,7 @@ def check_folder(folder: Path, *, out: TextIO, progress: Progress) -> int:
     num_sessions = num_rows = num_faults = 0
     with looks(folder) as files:
         for file in files:
-            summaries, faults = list(file.summaries()), file.faults()
+            summaries, faults = _listed(file)
             for index, summary in enumerate(summaries):
                 progress("checking", index, len(summaries))
                 num, fault = _checked(file, summary.session_id)
@@ -55,6 +55,17 @@ def check_folder(folder: Path, *, out: TextIO, progress: Progress) -> int:
     verdict = "whole" if not num_faults else f"{num_faults} faults"
     print(f"{num_sessions} sessions, {num_rows} rows: {verdict}", file=out)
     return EXIT_FAULTS if num_faults else EXIT_WHOLE
+
+
+def _listed(file: StoreLook) -> tuple[list[StoredSummary], list[str]]:
+    """The sessions of a file, as far as it can be read, and the faults of its structure."""
+    summaries, faults = list[StoredSummary](), file.faults()
+    try:
+        for summary in file.summaries():
+            summaries.append(summary)
+    except StorageUnavailable as error:
+        faults.append(f"structure: no session after {len(summaries)} can be listed: {error.__cause__}")
+    return summaries, faults
 
 
 def _checked(file: StoreLook, session_id: SessionId) -> tuple[int, list[str]]:
@@ -71,7 +82,7 @@ def read_session(file: StoreLook, session_id: SessionId, *, model: ModelMark | N
     stored = file.read(session_id)
     if stored is None:
         raise SessionDamaged(session_id, place="the list", problem="no rows have its id")
-    return _restored(stored, model)
+    return restored(stored, model).session
 
 
 def _found(files: Sequence[StoreLook], session_id: SessionId) -> Session:
@@ -79,20 +90,20 @@ def _found(files: Sequence[StoreLook], session_id: SessionId) -> Session:
     try:
         stored = next((one for file in files if (one := file.read(session_id)) is not None), None)
         if stored is not None:
-            return _restored(stored)
+            return restored(stored).session
     except SessionDamaged as error:
         raise StartupError(str(error)) from error
     raise StartupError(f"there is no session {session_id!r} in this folder")
 
 
-def _restored(stored: StoredSession, model: ModelMark | None = None) -> Session:
-    """A session from its rows. Its matcher is not needed here: nothing is matched."""
+def restored(stored: StoredSession, model: ModelMark | None = None) -> RestoredTurns:
+    """A session from its rows, to be read. Raises SessionDamaged. Its matcher is not needed: nothing is matched."""
 
     def matcher_of(name: str) -> Matcher:
         return MATCHERS.get(name) or HarnessMatcher()
 
     try:
-        return restored_session(stored, matcher_of=matcher_of, model=model, now=0.0, wall=0.0)
+        return restored_turns(stored, matcher_of=matcher_of, model=model, now=0.0, wall=0.0)
     except RowDamaged as error:
         raise SessionDamaged(stored.session_id, place="its last row", problem=str(error)) from error
 

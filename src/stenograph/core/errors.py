@@ -13,7 +13,7 @@
     ├── InternalError         we are at fault: SessionInvariant, SessionDamaged, TokenizationFailed,
     │                         UnexpectedFailure    500
     └── NobodyError           try again: RequestTimeout 408, SessionBusy 409, LimitExceeded 429, Draining 503,
-                              EngineUnavailable 503, Paused 503, StorageUnavailable 503
+                              EngineUnavailable 503, WorkerUnavailable 503, Paused 503, StorageUnavailable 503
 
 Each class fixes `code` (wire-stable), `status` and `retryable`. `blame` is the part of the request that is at
 fault; `param` is its JSON pointer where who raises has read the client's own bytes, a dialect. How an error is written
@@ -403,6 +403,12 @@ class Paused(NobodyError):
     """Generation is paused, or new weights are being loaded, and the turn's deadline passed before it could begin."""
 
     code, status = "paused", 503
+
+
+class WorkerUnavailable(NobodyError):
+    """The worker, one of the server's processes, that has the session has ended, and is being started again."""
+
+    code, status = "worker_unavailable", 503
 
 
 class StorageUnavailable(NobodyError):

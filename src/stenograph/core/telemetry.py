@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+from msgspec import Struct
+
 from stenograph.core.outcome import RolloutVerdict, TokenFate
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.strand_kinds import StrandKind
@@ -35,8 +38,7 @@ class GrammarStep(enum.StrEnum):
     """Step over a token; once a token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnReport:
+class TurnReport(Struct, frozen=True, kw_only=True, gc=False):
     """One turn, when it has ended. Counts are tokens, times are seconds.
 
     `code` is the error's, `law` the one that an invalid reply broke. `was_aborted`: the engine ended it early, by
@@ -52,7 +54,7 @@ class TurnReport:
     code: str | None = None
     law: str | None = None
     was_aborted: bool = False
-    stages_s: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
+    stages_s: Mapping[Stage, float] = msgspec.field(default_factory=dict[Stage, float])
     num_prompt: int = 0
     num_completion: int = 0
     num_kept: int = 0

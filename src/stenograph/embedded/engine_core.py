@@ -9,7 +9,9 @@ request alone.
 import bisect
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.clock import Clock
@@ -137,6 +139,7 @@ class EngineCore:
             grammar=None if params.grammar is None else self._grammars.compile(params.grammar, self._wake),
             text=self._tokenizer.text_stream(skip_special=True),
             times=times,
+            vocab_size=self._forward.config.vocab_size,
         )
         self._wait(sequence)
         return None

@@ -18,6 +18,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import RouteNotFound
 from stenograph.core.telemetry import GrammarStep
@@ -43,8 +45,7 @@ class EngineState(enum.StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineHealth:
+class EngineHealth(Struct, frozen=True, kw_only=True, gc=False):
     """An engine's state and, in one line, why it is not ready, or what there is to say of one that is."""
 
     state: EngineState
@@ -60,7 +61,8 @@ class Capabilities:
     client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. Then both
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
     `takes_json`: it takes ids as JSON text, so it wants `Prompt.ids_json`. `logprobs`: which distribution its
-    log-probabilities are of. `note`: one line for the operator on how the engine is used; empty where there is nothing
+    log-probabilities are of. `reports_support`: it reports which ids could be sampled, where it is asked for that and
+    set up for it. `note`: one line for the operator on how the engine is used; empty where there is nothing
     to say. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.
     """
 
@@ -73,12 +75,12 @@ class Capabilities:
     parses: bool = False
     takes_json: bool = False
     logprobs: LogprobsReport = RAW_LOGPROBS
+    reports_support: bool = False
     note: str = ""
     policy: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
+class GenerateRequest(Struct, frozen=True, kw_only=True):
     """One generation: ids in, under a request id that we chose and by which it can be aborted.
 
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as

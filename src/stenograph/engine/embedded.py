@@ -1,5 +1,8 @@
 """The embedded engine as an `Engine`: owns its process, speaks wire.py to it, and starts it again when it dies.
 
+Where several processes of a server share one engine, its process is their parent's: each has a connection to it
+(`shared`), makes it again when it breaks, and starts nothing.
+
 Two tasks, both owned here and ended by `aclose`: one reads the process's events, one supervises (starts, waits for the
 end, starts again after a pause). A generation's chunks wait in a queue of its own, which max_tokens bounds. Text
 becomes ids there too, on `tokenize_workers` threads, for whoever asks (`tokenize`).
@@ -78,9 +81,12 @@ Answer = Chunk | StenographError
 class EmbeddedEngine(Engine):
     """The engine in a child process."""
 
-    def __init__(self, model: Path, options: EmbeddedOptions) -> None:
+    def __init__(self, model: Path, options: EmbeddedOptions, *, shared: Path | None = None) -> None:
+        """`shared` is the socket of the process that all use; None: the engine has a process of its own."""
         self._model = model
         self._options = options
+        self._shared = shared
+        self._commands: asyncio.StreamWriter | None = None
         self._capabilities: Capabilities | None = None
         self._health = EngineHealth(state=EngineState.STARTING, detail="loading the model")
         self._process: asyncio.subprocess.Process | None = None
@@ -208,9 +214,9 @@ class EmbeddedEngine(Engine):
         """End the process: by closing its input, which it takes as its end, and after a while by force."""
         self._stop.set()
         self._health = EngineHealth(state=EngineState.STOPPED, detail="stopped")
-        process, supervisor = self._process, self._supervisor
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
+        supervisor = self._supervisor
+        if self._commands is not None:
+            self._commands.close()
         if supervisor is None:
             return
         done, _ = await asyncio.wait({supervisor}, timeout=STOP_GRACE_S)
@@ -225,7 +231,7 @@ class EmbeddedEngine(Engine):
         try:
             while not self._stop.is_set():
                 ended = await self._run_once(started)
-                if self._stop.is_set() or started.exception() is not None:
+                if self._stop.is_set() or (started.done() and started.exception() is not None):
                     return
                 self._go_down(ended)
                 self._fail_all()
@@ -242,8 +248,10 @@ class EmbeddedEngine(Engine):
                 started.set_exception(StartupError("the embedded engine was stopped before its model was loaded"))
 
     async def _run_once(self, started: "asyncio.Future[None]") -> str:
-        """One life of the process; returns why it ended, in its own words if it had any."""
+        """One life of the process, or of the connection to it; returns why it ended, in its own words if it had any."""
         self._refusal = None
+        if self._shared is not None:
+            return await self._run_shared(self._shared, started)
         environment = {
             **os.environ,
             **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(self._options.threads)),
@@ -253,8 +261,10 @@ class EmbeddedEngine(Engine):
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
             start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains first
         )  # fmt: skip
+        assert process.stdout is not None
+        self._commands = process.stdin
         try:
-            await self._read_events(process, started)
+            await self._read_events(process.stdout, started)
         finally:
             code = await _end_of(process)
         if not started.done():
@@ -263,13 +273,24 @@ class EmbeddedEngine(Engine):
             started.set_exception(StartupError(detail))
         return self._refusal or f"the embedded engine's process {_death(code)}"
 
-    async def _read_events(self, process: asyncio.subprocess.Process, started: "asyncio.Future[None]") -> None:
+    async def _run_shared(self, socket: Path, started: "asyncio.Future[None]") -> str:
+        """One life of the connection to the process that all share."""
+        try:
+            events, self._commands = await asyncio.open_unix_connection(socket)
+        except OSError as error:
+            return f"the embedded engine cannot be reached: {error}"
+        try:
+            await self._read_events(events, started)
+        finally:
+            self._commands.close()
+        return "the embedded engine's process has ended"
+
+    async def _read_events(self, events: asyncio.StreamReader, started: "asyncio.Future[None]") -> None:
         """Hand out events until the process's output ends."""
-        assert process.stdout is not None
-        with contextlib.suppress(asyncio.IncompleteReadError):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                size = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "little")
-                payload = await process.stdout.readexactly(size)
+                size = int.from_bytes(await events.readexactly(LENGTH_BYTES), "little")
+                payload = await events.readexactly(size)
                 try:
                     event = EVENTS.decode(payload)
                 except (msgspec.MsgspecError, ValueError) as error:
@@ -305,6 +326,7 @@ class EmbeddedEngine(Engine):
             max_context_tokens=event.max_context_tokens,
             grammars=frozenset(map(GrammarKind, event.grammars)),
             streams=True,
+            reports_support=True,
         )
         self._health = EngineHealth(state=EngineState.READY)
         if not started.done():
@@ -367,9 +389,8 @@ class EmbeddedEngine(Engine):
 
     def _send(self, command: bytes) -> None:
         """Write a framed command; a pipe that has just broken is the supervisor's to find."""
-        process = self._process
-        if process is not None and process.stdin is not None and not process.stdin.is_closing():
-            process.stdin.write(command)
+        if self._commands is not None and not self._commands.is_closing():
+            self._commands.write(command)
 
 
 def _command(request: GenerateRequest, name: RequestId) -> bytes:

@@ -21,6 +21,7 @@ from stenograph.dialects.base import Refuse
 from stenograph.dialects.sessions import decode_detokenize, decode_tokenize
 from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
+from stenograph.http.bulk_routes import BulkRoutes
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
@@ -126,9 +127,8 @@ class ControlRoutes:
 
     def app(self) -> Starlette:
         """The Starlette application."""
-        keyed, admin, sessions, weights, proxy = (
-            self._with_key, self._for_admins, self.sessions, self.weights, self._proxy()
-        )  # fmt: skip
+        keyed, sessions, proxy = self._with_key, self.sessions, self._proxy()
+        bulk = BulkRoutes(sessions=sessions)
         app = Starlette(
             routes=[
                 Route("/", front_page, methods=["GET"]),
@@ -139,19 +139,13 @@ class ControlRoutes:
                 Route("/v1/models", keyed(self._models), methods=["GET"]),
                 Route("/tokenize", keyed(self._tokenize), methods=["POST"]),
                 Route("/detokenize", keyed(self._detokenize), methods=["POST"]),
-                Route("/backup", admin(self.backup.backup), methods=["POST"]),
-                Route("/update_weights_from_disk", admin(weights.update_from_disk), methods=["POST"]),
-                Route("/pause_generation", admin(weights.pause), methods=["POST"]),
-                Route("/continue_generation", admin(weights.resume), methods=["POST"]),
-                Route("/flush_cache", admin(weights.flush), methods=["POST"]),
-                Route("/update_weight_version", admin(weights.name), methods=["POST"]),
-                Route("/engines", admin(self.engines.list_engines), methods=["GET"]),
-                Route("/engines", admin(self.engines.add), methods=["POST"]),
-                Route("/engines/{name:path}", admin(self.engines.remove), methods=["DELETE"]),
-                Route("/model_info", keyed(weights.model_info), methods=["GET"]),
+                *self._admin_routes(),
+                Route("/model_info", keyed(self.weights.model_info), methods=["GET"]),
                 Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
                 Route("/sessions", keyed(sessions.create), methods=["POST"]),
                 Route("/sessions", keyed(sessions.list_sessions), methods=["GET"]),
+                Route("/sessions", keyed(bulk.delete), methods=["DELETE"]),
+                Route("/samples", keyed(bulk.samples), methods=["POST"]),
                 Route("/sessions/{id}", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}/api/hello", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}", keyed(sessions.get), methods=["GET"]),
@@ -159,6 +153,7 @@ class ControlRoutes:
                 Route("/sessions/{id}/samples", keyed(sessions.samples), methods=["POST"]),
                 Route("/sessions/{id}/drift", keyed(sessions.drift), methods=["GET"]),
                 Route("/sessions/{id}/ledger", keyed(sessions.ledger), methods=["GET"]),
+                Route("/sessions/{id}/why", keyed(sessions.why), methods=["GET"]),
                 Route("/sessions/{id}/outcome", keyed(sessions.put_outcome), methods=["PUT"]),
                 Route("/sessions/{id}/outcome", keyed(sessions.get_outcome), methods=["GET"]),
                 Route("/sessions/{id}/abort", keyed(sessions.abort), methods=["POST"]),
@@ -176,6 +171,21 @@ class ControlRoutes:
         )
         app.router.redirect_slashes = False  # a redirect is no answer in our shape
         return app
+
+    def _admin_routes(self) -> list[Route]:
+        """The routes of whoever runs the server: who may chat may not change the policy."""
+        admin, weights, engines = self._for_admins, self.weights, self.engines
+        return [
+            Route("/backup", admin(self.backup.backup), methods=["POST"]),
+            Route("/update_weights_from_disk", admin(weights.update_from_disk), methods=["POST"]),
+            Route("/pause_generation", admin(weights.pause), methods=["POST"]),
+            Route("/continue_generation", admin(weights.resume), methods=["POST"]),
+            Route("/flush_cache", admin(weights.flush), methods=["POST"]),
+            Route("/update_weight_version", admin(weights.name), methods=["POST"]),
+            Route("/engines", admin(engines.list_engines), methods=["GET"]),
+            Route("/engines", admin(engines.add), methods=["POST"]),
+            Route("/engines/{name:path}", admin(engines.remove), methods=["DELETE"]),
+        ]
 
     def _proxy(self) -> ProxyRoute:
         """The route of what is passed on to the engine, and of what this server answers in its place."""

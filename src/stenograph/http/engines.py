@@ -105,17 +105,24 @@ def make_engine(
     body_slots: BodySlots,
     clock: Clock,
     encoder: EncoderKind = EncoderKind.REFERENCE,
+    *,
+    shared: Path | None = None,
 ) -> Engine:
     """The engine that the settings name, or a fleet of those at its addresses; not yet started.
 
     `body_slots` are those of the clients' bodies: engines' replies have slots of their own. `encoder` is what the
-    server encodes with.
+    server encodes with. `shared` is the socket of an embedded engine that other processes use too.
     """
-    make = maker(settings, files, body_slots)
     if settings.engine_url and settings.engine is not EngineKind.EMBEDDED:
+        make = maker(settings, files, body_slots)
         members = [make(url) for url in settings.engine_url]
         return Fleet(members, clock=clock, trial_s=2 * settings.connect_timeout_s, make=make)
-    options = EmbeddedOptions(
+    return EmbeddedEngine(path, embedded_options(settings, encoder), shared=shared)
+
+
+def embedded_options(settings: Settings, encoder: EncoderKind) -> EmbeddedOptions:
+    """The options of the embedded engine's process."""
+    return EmbeddedOptions(
         threads=settings.engine_threads,
         max_batch=settings.max_batch,
         kv_tokens=settings.kv_tokens,
@@ -129,4 +136,3 @@ def make_engine(
         encoder=encoder if settings.tokenize_workers else EncoderKind.REFERENCE,
         weight_version=settings.weight_version or FIRST_VERSION,
     )
-    return EmbeddedEngine(path, options)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stenograph.core.errors import MethodNotAllowed, StenographError, UpgradeRequired
-from stenograph.dialects.base import Refuse
+from stenograph.dialects.base import Refusal, Refuse
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
 from stenograph.http.turn_route import RequestPath, TurnRoute
@@ -41,6 +41,11 @@ class App:
             error = UpgradeRequired(f"{scope['path']} opens no websocket: send the request by POST.")
         count_error(self.metrics, error)
         await send_refusal(send, turn.dialect.refusal(error, None))
+
+    def refuse_at(self, path: str, error: StenographError) -> Refusal:
+        """An error of a request that nothing else reads, in the words of whoever serves its path."""
+        found = self._find(path)
+        return self.refuse(error) if found is None else found[0].dialect.refusal(error, None)
 
     def _find(self, path: str) -> tuple[TurnRoute | CountRoute, RequestPath] | None:
         """The dialect's route for this path, and the path's parts."""

@@ -34,6 +34,11 @@ class HttpSettings:
 
     host: str = setting("127.0.0.1", text(), "Address to listen on.")
     port: int = setting(8080, whole_number(0, 65535), "Port to listen on; 0 takes any free one.")
+    workers: int = setting(
+        1,
+        whole_number(1, 64),
+        "Processes that serve on the one port. Each has the sessions that it opened, and passes on others' requests.",
+    )
     max_body_bytes: int = setting(32 * 2**20, whole_number(1024), "Largest request body that is taken.", unit="bytes")
     header_timeout_s: float = setting(
         10.0, seconds(3600), "How long a request's head may take to come; then 408.", unit="seconds"

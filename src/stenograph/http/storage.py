@@ -1,7 +1,8 @@
 """The store of a server: opened as the settings say, backed up on request, closed when the server has ended."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Container
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,36 +16,51 @@ from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import decode_backup
 from stenograph.http.settings import Settings
 from stenograph.http.wire import json_response, read_json
+from stenograph.http.workers.place import WorkerPlace
+from stenograph.model.files import ModelFiles
 from stenograph.session.shelf import Shelf
 from stenograph.store.base import SessionStore
-from stenograph.store.folder import DataFolder, file_of
-from stenograph.store.sqlite import SqliteStore
+from stenograph.store.files import open_files
+from stenograph.store.folder import NUM_FILES, DataFolder, file_of
+from stenograph.trajectory.commits import ModelMark
+
+
+@asynccontextmanager
+async def held_folder(settings: Settings, *, address: str) -> AsyncGenerator[DataFolder | None]:
+    """The folder of `--data-dir`, None without one. Raises StartupError. `address` is where the server listens."""
+    folder = None if settings.data_dir is None else DataFolder(settings.data_dir, address=address)
+    try:
+        yield folder
+    finally:
+        if folder is not None:
+            folder.close()
 
 
 @asynccontextmanager
 async def opened_store(
-    settings: Settings, *, address: str, on_failed: Callable[[StorageUnavailable], None]
+    settings: Settings,
+    folder: DataFolder | None,
+    place: WorkerPlace | None,
+    *,
+    on_failed: Callable[[StorageUnavailable], None],
 ) -> AsyncGenerator[SessionStore | None]:
-    """The store of `--data-dir`, None without one. Raises StartupError.
+    """The store in a folder, None without one: of a worker the files that are its own. Raises StartupError.
 
-    `address` is where the server listens; `on_failed` is called when the store has failed for good.
+    `on_failed` is called when the store has failed for good.
     """
-    if settings.data_dir is None:
+    if folder is None:
         yield None
         return
-    folder = DataFolder(settings.data_dir, address=address)
+    numbers = sorted({0, *folder.numbers()}) if place is None else place.files(folder.numbers())
+    store = await open_files(folder, numbers, durability=settings.kept, on_failed=on_failed)
     try:
-        store = await SqliteStore.open(folder, durability=settings.kept, on_failed=on_failed)
-        try:
-            yield store
-        finally:
-            await store.aclose()
+        yield store
     finally:
-        folder.close()
+        await store.aclose()
 
 
 class BackedUp(TypedDict):
-    """A backup: its file, and how large it is."""
+    """A backup: its file, of several the first, and how large they are."""
 
     file: str
     bytes: Count
@@ -56,6 +72,7 @@ class BackupRoute:
 
     shelf: Shelf | None
     max_body_bytes: int
+    place: WorkerPlace | None = None
 
     async def backup(self, request: Request) -> Response:
         """Copy all that is durable into a folder, by the connection that writes it, while turns go on."""
@@ -64,17 +81,28 @@ class BackupRoute:
             raise RouteNotFound("This server keeps no sessions on disk: start it with --data-dir.")
         folder = Path(wire.path)
         try:
-            await asyncio.to_thread(_make_empty, folder)
-            num_bytes = await self.shelf.backup(file_of(folder))
+            number, others = (0, ()) if self.place is None else (self.place.number, self.place.files_before)
+            await asyncio.to_thread(_make_empty, folder, others)
+            num_bytes = await self.shelf.backup(file_of(folder, number))
         except OSError as error:
             problem = error.strerror or str(error)
             raise InvalidRequest(f"No backup can be written to {wire.path!r}: {problem}.", param="/path") from error
-        made: BackedUp = {"file": str(file_of(folder)), "bytes": num_bytes}
+        made: BackedUp = {"file": str(file_of(folder, number)), "bytes": num_bytes}
         return json_response(made)
 
 
-def _make_empty(folder: Path) -> None:
-    """Make a folder, or take one that is empty. Raises OSError."""
+def _make_empty(folder: Path, others: Container[int]) -> None:
+    """Make a folder, or take one that is empty, but for the files of these numbers. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    theirs = {file_of(folder, number) for number in range(NUM_FILES) if number in others}
+    if any(path not in theirs for path in folder.iterdir()):
         raise FileExistsError(17, "the folder is not empty")
+
+
+def model_mark(files: ModelFiles) -> ModelMark:
+    """The mark of a model's tokenizer and chat template, by which a session knows whether it was made with them."""
+    digest = hashlib.sha256()
+    for text in (files.tokenizer_json, files.chat_template or "", files.encoder_source or "", files.bos_token or ""):
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:" % len(encoded) + encoded)
+    return ModelMark(name=files.name, digest=digest.digest())

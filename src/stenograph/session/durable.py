@@ -5,8 +5,8 @@ the callback that says that they are durable, in the order of the store, so that
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from stenograph.core.errors import ModelMismatch, SessionDamaged, StenographError
@@ -190,7 +190,18 @@ def opening_of(session: Session, model: ModelMark) -> SessionOpened:
         canonical=options.canonical,
         group=options.group,
         request=session.opened_by,
+        support=options.support,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredTurns:
+    """A session as its rows made it, with every turn that was ever committed, those that were replaced included, and
+    the number of the row that each is in, by the ids of their nodes."""
+
+    session: Session
+    nodes: Mapping[int, Node]
+    rows: Mapping[int, int]
 
 
 def restored_session(
@@ -201,6 +212,13 @@ def restored_session(
     `now` and `wall` are monotonic seconds and those of the epoch. A session that was made with another `model` can only
     be read; None: it is only read anyway. Raises SessionDamaged.
     """
+    return restored_turns(stored, matcher_of=matcher_of, model=model, now=now, wall=wall).session
+
+
+def restored_turns(
+    stored: StoredSession, *, matcher_of: MatcherOf, model: ModelMark | None, now: float, wall: float
+) -> RestoredTurns:
+    """As `restored_session`, with all of its turns."""
     payloads = checked_payloads(stored)
     opened = _opened(stored, payloads[0])
     session = Session(
@@ -222,7 +240,7 @@ def restored_session(
         session.ledger.restore(row)
     session.tail = stored.tail()
     _check_totals(session, replayed.outcome_seq, session.tail.totals)
-    return session
+    return RestoredTurns(session=session, nodes=replayed.nodes, rows=replayed.row_of)
 
 
 class _Replayed:
@@ -230,7 +248,8 @@ class _Replayed:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._nodes: dict[int, Node] = {}
+        self.nodes: dict[int, Node] = {}
+        self.row_of: dict[int, int] = {}
         self.ledger: list[LedgerRow] = []
         self.outcome_seq = 0
 
@@ -239,10 +258,11 @@ class _Replayed:
         if kind == OUTCOME:
             self._session.outcome, self.outcome_seq = decode_outcome(payload), seq
             return
-        commit = decode_commit(payload, self._nodes.__getitem__)
+        commit = decode_commit(payload, self.nodes.__getitem__)
         made = self._session.replay(commit)
         for _, node in made:
-            self._nodes[node.id] = node
+            self.nodes[node.id] = node
+            self.row_of[node.id] = seq
             untrack(node)
         self.ledger += [_ended(row, commit, made) for row in commit.ledger]
 
@@ -281,6 +301,7 @@ def _options(opened: SessionOpened, matcher_of: MatcherOf) -> SessionOptions:
         sampling=opened.sampling,
         canonical=opened.canonical,
         group=opened.group,
+        support=opened.support,
     )
 
 

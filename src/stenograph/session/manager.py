@@ -1,53 +1,48 @@
-"""Sessions and their turn tasks: who exists, and how everything begins and ends.
+"""The turns of all sessions: how each begins and ends, and how a session or the process ends with them.
 
-Owns every `Session` and every turn task. A handler that wants a turn asks `admit` for a place, decodes the request in
-it, calls `begin`, gets a `Watch`, and leaves it when its client leaves; it never runs a turn. All state changes are
-synchronous.
+Owns every turn task; sessions.py decides which sessions exist. A handler that wants a turn asks `admit` for a place,
+decodes the request in it, calls `begin`, gets a `Watch`, and leaves it when its client leaves; it never runs a turn.
+All state changes are synchronous.
 """
 
 import asyncio
-import itertools
 import logging
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
 
-from stenograph.core.chat import ChatRequest, TurnRequest
-from stenograph.core.errors import Draining, Limit, LimitExceeded, SessionNotFound
-from stenograph.core.outcome import SessionOutcome
-from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, Telemetry, TurnEnd
-from stenograph.core.types import SessionId, Stage, StageTimes
+from msgspec.structs import replace
+
+from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
+from stenograph.core.errors import Draining, SessionNotFound
+from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd
+from stenograph.core.types import RequestId, Stage, StageTimes
 from stenograph.session.admission import Caller, Capacity, Limits, Place
-from stenograph.session.durable import Keeper, keep_outcome
-from stenograph.session.journal import STOPPED, log_discarded, log_session_end, log_turn_end, session_report
+from stenograph.session.durable import Keeper
+from stenograph.session.journal import log_discarded, log_turn_end
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
-from stenograph.session.making import request_run
+from stenograph.session.opening import openings
 from stenograph.session.request import Keep, RequestRun, TurnOutcome, turn_reports
 from stenograph.session.retries import RequestIdentity
-from stenograph.session.session import Session, SessionOptions
-from stenograph.session.shelf import Shelf, ShelvedSession
+from stenograph.session.session import Session
+from stenograph.session.sessions import Sessions
+from stenograph.session.shelf import Shelf
 from stenograph.session.strand import Seats
-from stenograph.session.turn import TurnServices
+from stenograph.session.turn import TurnRun, TurnServices
 from stenograph.session.watch import Delivery, RequestTask, Watch
 from stenograph.trajectory.canonical import rewritten
-from stenograph.trajectory.commits import RequestMark
 
 log = logging.getLogger(__name__)
 
 NOBODY = Caller()
 """A caller of whom nothing is known."""
 
-FILE_DIGITS = "00"
-"""The beginning of the ids of sessions in the store's one file, whose name it is."""
-
 HANG_UP_PASSES = 8
 """Event-loop iterations until the turn learns of a closed connection: two are enough in the tests."""
 
 
-class SessionManager:
-    """All sessions of this process."""
+class SessionManager(Sessions):
+    """All sessions of this process, and the turns that run on them."""
 
     def __init__(
         self,
@@ -56,18 +51,14 @@ class SessionManager:
         limits: Limits,
         telemetry: Telemetry | None = None,
         shelf: Shelf | None = None,
+        capacity: Capacity | None = None,
+        digits: str | None = None,
     ) -> None:
+        super().__init__(
+            clock=services.clock, limits=limits, telemetry=telemetry, shelf=shelf, capacity=capacity, digits=digits
+        )
         self._services = services
-        self._capacity = Capacity(limits, evicts=shelf is not None)
-        self._telemetry = telemetry or NoTelemetry()
-        self.shelf = shelf
-        """The sessions on disk; None if there are none but in memory."""
-        self._sessions: dict[SessionId, Session] = {}
         self._turns: set[RequestTask] = set()
-        self.num_forgotten = 0
-        """Sessions that have left memory."""
-        self.num_evicted = 0
-        """Those of them that are in the store still."""
 
     def __repr__(self) -> str:
         return f"<SessionManager {len(self._sessions)} sessions, {self.num_in_flight} turns in flight>"
@@ -76,161 +67,6 @@ class SessionManager:
     def num_in_flight(self) -> int:
         """Turns that run now. May be read on any thread, as all numbers here."""
         return self._capacity.num_in_flight
-
-    @property
-    def num_held_tokens(self) -> int:
-        """Tokens of all sessions."""
-        return self._capacity.num_held_tokens
-
-    @property
-    def num_sessions(self) -> int:
-        """Sessions that are held now, those that are being deleted included."""
-        return len(self._sessions)
-
-    def create(self, options: SessionOptions) -> Session:
-        """Open a session in memory. Raises LimitExceeded or Draining."""
-        session = self._opened(options)
-        self._sessions[session.id] = session
-        return session
-
-    async def open(self, options: SessionOptions, opened_by: RequestMark | None = None) -> Session:
-        """Open a session, durably where there is a store. Raises LimitExceeded, Draining or StorageUnavailable."""
-        session = self._opened(options)
-        session.opened_by = opened_by
-        if self.shelf is not None:
-            await self.shelf.create(session)
-        self._sessions[session.id] = session
-        return session
-
-    def _opened(self, options: SessionOptions) -> Session:
-        if self._capacity.is_draining:
-            raise Draining("the server is shutting down and opens no sessions", retry_after_s=5.0)
-        self._make_room()
-        clock = self._services.clock
-        id_ = uuid.uuid4().hex if self.shelf is None else FILE_DIGITS + uuid.uuid4().hex[len(FILE_DIGITS) :]
-        return Session(SessionId(id_), options, created_at=clock.wall(), now=clock.monotonic())
-
-    def _make_room(self) -> None:
-        """See that one more session may be in memory. Raises LimitExceeded."""
-        limits = self._capacity.limits
-        if len(self._sessions) >= limits.max_sessions:
-            self.expire()
-            self._evict(1 + len(self._sessions) - limits.max_sessions, 0)
-        if len(self._sessions) >= limits.max_sessions:
-            raise LimitExceeded(
-                Limit.SESSIONS,
-                f"the server holds its {limits.max_sessions} sessions (--max-sessions); delete one first",
-                retry_after_s=5.0,
-            )
-
-    def _evict(self, num_sessions: int, num_tokens: int) -> None:
-        """Let go of sessions that nobody works on and that the store has, those that were idle longest first, until
-        that many are gone, and that many tokens."""
-        if self.shelf is None or (num_sessions <= 0 and num_tokens <= 0):
-            return
-        for session in sorted(self._sessions.values(), key=lambda session: session.last_chat):
-            if num_sessions <= 0 and num_tokens <= 0:
-                break
-            if session.is_idle and session.tail is not None:
-                num_sessions, num_tokens = num_sessions - 1, num_tokens - session.num_counted_tokens
-                del self._sessions[session.id]
-                self._count_tokens(session, 0)
-                session.close()
-                self.num_evicted += 1
-                self.num_forgotten += 1
-
-    async def wake(self, session_id: str) -> Session:
-        """The live session of that id, read from the store if it is not in memory.
-
-        Raises SessionNotFound, SessionDamaged, StorageUnavailable, or LimitExceeded if no more may be in memory.
-        """
-        if self.shelf is None or session_id in self._sessions:
-            return self.get(session_id)
-        session = await self.shelf.read(session_id)
-        if session_id in self._sessions:  # another request was quicker
-            return self.get(session_id)
-        self._make_room()
-        self._sessions[session.id] = session
-        self._count_tokens(session, session.strands.num_tokens)
-        return session
-
-    async def look(self, session_id: str) -> Session:
-        """A session to be read: the live one, or what the store has of it, which wakes nothing. Raises as `wake`."""
-        if self.shelf is None or session_id in self._sessions:
-            return self.get(session_id)
-        return await self.shelf.read(session_id)
-
-    def get(self, session_id: str) -> Session:
-        """The live session of that id. Raises SessionNotFound, also for one that is being deleted or has expired."""
-        session = self._sessions.get(SessionId(session_id))
-        if session is not None and session.is_expired(self._services.clock.monotonic()):
-            self._drop_expired(session)
-            session = None
-        if session is None or session.is_closing:
-            raise SessionNotFound(session_id)
-        return session
-
-    def has(self, session_id: str) -> bool:
-        """Whether there is a live session of that id."""
-        session, now = self._sessions.get(SessionId(session_id)), self._services.clock.monotonic()
-        return session is not None and not session.is_closing and not session.is_expired(now)
-
-    async def put_outcome(self, session_id: str, outcome: SessionOutcome) -> None:
-        """Set a session's outcome, durably where there is a store, in place of one that it has. Raises as `wake`, and
-        StorageUnavailable."""
-        session = await self.wake(session_id)
-        if self.shelf is None or session.tail is None:
-            session.outcome = outcome
-            return
-        clock = self._services.clock
-        idle_since = clock.wall() - (clock.monotonic() - session.last_chat)
-        await keep_outcome(self.shelf.store, session, outcome, at=idle_since)
-
-    def note_trained(self, session: Session, num_by_node: Mapping[int, int]) -> None:
-        """Samples of a session were given out, which may have been read to be looked at: as `Session.note_trained`."""
-        self._sessions.get(session.id, session).note_trained(num_by_node)
-        if self.shelf is not None:
-            self.shelf.note_trained(session.id, num_by_node)
-
-    def page(self, *, limit: int, after: str | None) -> list[Session]:
-        """Up to `limit` live sessions in order of creation, those after the id `after`.
-
-        Raises SessionNotFound if there is no session `after`.
-        """
-        self.expire()
-        ids = iter(self._sessions)
-        if after is not None:
-            self.get(after)
-            ids = itertools.dropwhile(lambda id_: id_ != after, ids)
-            next(ids)
-        live = (self._sessions[id_] for id_ in ids)
-        return list(itertools.islice((s for s in live if not s.is_closing), limit))
-
-    def expire(self) -> int:
-        """Drop the sessions that have been idle for longer than they may; returns how many."""
-        now = self._services.clock.monotonic()
-        expired = [session for session in self._sessions.values() if session.is_expired(now)]
-        for session in expired:
-            self._drop_expired(session)
-        return len(expired)
-
-    async def page_kept(self, *, limit: int, after: str | None) -> "list[Session | ShelvedSession]":
-        """As `page`, with those in the store; one that is in memory is the live one."""
-        if self.shelf is None:
-            return [*self.page(limit=limit, after=after)]
-        self.expire()
-        found = await self.shelf.page(limit=limit, after=after)
-        shown = [self._sessions.get(one.opened.session_id, one) for one in found]
-        return [one for one in shown if isinstance(one, ShelvedSession) or not one.is_closing]
-
-    async def expire_kept(self) -> None:
-        """Delete sessions in the store that have been idle for longer than they may."""
-        if self.shelf is None or self.shelf.store.failure is not None:
-            return
-        for session_id in await self.shelf.expired():
-            if session_id not in self._sessions:
-                with suppress(SessionNotFound):  # somebody has deleted it meanwhile
-                    await self._remove(self.shelf, session_id, SessionEnd.EXPIRED)
 
     async def settle(self, session: Session | None) -> None:
         """Wait for the abandoned turns to end. They have been cancelled; this takes no engine's time.
@@ -264,10 +100,10 @@ class SessionManager:
                 return place
             session.check_open()
         capacity, most = self._capacity, self._capacity.limits.max_held_tokens
-        if capacity.num_held_tokens >= most and capacity.evicts:
-            self._evict(0, 1 + capacity.num_held_tokens - most + most // 10)
+        if capacity.evicts and (num_held := capacity.num_held_tokens + capacity.elsewhere.num_held_tokens) >= most:
+            self._evict(0, 1 + num_held - most + most // 10)
         capacity.check(1)
-        stages.mark(Stage.ADMIT, self._services.clock.monotonic())
+        stages.mark(Stage.ADMIT, self._clock.monotonic())
         if session is not None:
             session.check_limits()
         return Place(capacity, session, identity, stages)
@@ -292,10 +128,10 @@ class SessionManager:
         self._capacity.check_open()
         request, request_json = decoded
         place.fit(request)
-        stages.mark(Stage.DECODE, self._services.clock.monotonic())
+        stages.mark(Stage.DECODE, self._clock.monotonic())
         seats = self._seats(session, request, caller)
         try:
-            run = request_run(
+            run = _request_run(
                 self.as_sent(request, session, seats.agent_id),
                 request_json,
                 session=session,
@@ -357,12 +193,6 @@ class SessionManager:
             await asyncio.gather(*(turn.run.abort(unanswered=why) for turn in late if not turn.run.is_timed_out))
             await asyncio.wait({turn.task for turn in late})
 
-    def log_stopped(self) -> None:
-        """Log the end of each session that ends with the process."""
-        now = self._services.clock.wall()
-        for session in self._sessions.values():
-            log_session_end(session, STOPPED, age_s=now - session.created_at)
-
     def refuse_new(self) -> None:
         """Begin to drain: new turns and sessions get 503 from now on."""
         self._capacity.is_draining = True
@@ -373,35 +203,9 @@ class SessionManager:
             why = "The turn was stopped because the server is shutting down; nothing of it was kept."
             turn.abandon(Draining(why, retry_after_s=5.0))
 
-    def _drop_expired(self, session: Session) -> None:
-        session.refuse_new()
-        if self.shelf is not None and session.tail is not None:
-            self.shelf.discard(session.id)
-        self._forget(session, SessionEnd.EXPIRED)
-
-    def _forget(self, session: Session, end: SessionEnd) -> None:
-        if self._sessions.pop(session.id, None) is not None:
-            self._count_tokens(session, 0)
-            self.num_forgotten += 1
-            session.close()
-            self._tell_gone(session, end)
-
-    async def _remove(self, shelf: Shelf, session_id: str, end: SessionEnd) -> None:
-        """Delete a session that is in the store alone. Raises SessionNotFound or StorageUnavailable."""
-        session = await shelf.remove(session_id)
-        if session is None:  # damaged: nobody knows what it had
-            self._telemetry.session_ended(SessionReport(end=end))
-        else:
-            self._tell_gone(session, end)
-
     def _tell_gone(self, session: Session, end: SessionEnd) -> None:
+        super()._tell_gone(session, end)
         self._services.engine.end_session(session.id)
-        log_session_end(session, end, age_s=self._services.clock.wall() - session.created_at)
-        self._telemetry.session_ended(session_report(session, end))
-
-    def _count_tokens(self, session: Session, num_tokens: int) -> None:
-        self._capacity.num_held_tokens += num_tokens - session.num_counted_tokens
-        session.num_counted_tokens = num_tokens
 
     def _keep(self, place: Place, seats: Seats, caller: Caller) -> Keep | None:
         """The way of a request's turns to the store; None if they do not go there."""
@@ -463,7 +267,7 @@ class SessionManager:
 
         def delivered() -> None:  # is kept with the reply: it refers to no run and no task
             for stages in all_stages:
-                stages.mark(Stage.REPLY, self._services.clock.monotonic())
+                stages.mark(Stage.REPLY, self._clock.monotonic())
                 if (reply_s := stages.span_s(Stage.COMMIT, Stage.REPLY)) is not None:
                     self._telemetry.reply_delivered(reply_s)
             if session is not None:
@@ -482,7 +286,7 @@ class SessionManager:
                 one.buffer.close()
             reports = turn_reports(run.turns, task)
             if session is not None:
-                now = self._services.clock.monotonic()
+                now = self._clock.monotonic()
                 session.ended(turn, now=now, committed=reports[0].end is TurnEnd.COMMITTED)
                 if session.id in self._sessions:
                     self._count_tokens(session, session.strands.num_tokens)
@@ -497,3 +301,59 @@ class SessionManager:
 
         task.add_done_callback(ended)
         return turn
+
+
+def _request_run(
+    request: TurnRequest,
+    request_json: bytes,
+    *,
+    session: Session | None,
+    seats: Seats,
+    stages: StageTimes,
+    services: TurnServices,
+    keep: Keep | None,
+) -> RequestRun:
+    """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
+    opened = openings(
+        request,
+        seats=seats,
+        renderer=services.renderer,
+        pool=services.pool,
+        share=services.share,
+        capabilities=services.engine.capabilities,
+        over_budget=services.over_budget,
+        tokenizer=services.tokenizer if session is None or isinstance(request, CompletionRequest) else None,
+        clock=services.clock,
+        opened_at=session.created_at if session is not None else services.clock.wall(),
+    )
+    ids = [RequestId(uuid.uuid4().hex) for _ in opened]
+    reply_id = request.spelling.id_prefix + ids[0]
+    turns = [
+        TurnRun(
+            request_id=request_id,
+            reply_id=reply_id if len(ids) == 1 else f"{reply_id}-{index}",
+            request=request,
+            request_json=request_json,
+            opening=opening,
+            seats=seats,
+            affinity_key=session.id if session is not None else None,
+            stages=stages if len(ids) == 1 else StageTimes(start=stages.start, ends=dict(stages.ends)),
+            services=services,
+            wants_support=session is not None and session.options.support,
+        )
+        for index, (request_id, opening) in enumerate(zip(ids, opened, strict=True))
+    ]
+
+    def may_commit() -> bool:
+        return session is not None and not session.is_closing
+
+    return RequestRun(
+        request=request,
+        reply_id=None if len(turns) == 1 else reply_id,
+        turns=turns,
+        seats=seats,
+        may_commit=may_commit,
+        token_limit=None if session is None else session.options.max_total_tokens,
+        services=services,
+        keep=keep,
+    )

@@ -14,8 +14,9 @@ request ended without it.
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from stenograph.core.chat import ChatReply, ChatRequest, Remaining, TurnRequest
 from stenograph.core.errors import NothingToAnswer, Paused, StenographError, UpstreamInvalid, UpstreamTimeout
@@ -31,8 +32,7 @@ NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnOutcome:
+class TurnOutcome(Struct, frozen=True, kw_only=True):
     """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept.
 
     `strand` and `node` number the place of the first turn that is kept, None if none is; `rewrites` are its changes.

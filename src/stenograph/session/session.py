@@ -29,7 +29,7 @@ class SessionOptions:
     `max_turns` counts the turns of the main strand; on a linear session and a tree all turns, those on their way
     there included. `max_total_tokens` counts the tokens of all turns, each once. `ttl_s`: seconds without a chat after
     which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`. `group` names the
-    rollouts that a trainer compares with each other.
+    rollouts that a trainer compares with each other. `support`: its engine is asked which ids could be sampled.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -45,6 +45,7 @@ class SessionOptions:
     sampling: SamplingRules | None = None
     canonical: Canonical = field(default_factory=Canonical)
     group: str | None = None
+    support: bool = False
 
 
 MAX_KEPT = 256

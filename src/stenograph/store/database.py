@@ -28,6 +28,12 @@ MAX_GROUP_ROWS = 256
 MAX_READ_BYTES = 256 * 2**20
 """The longest session that is read in one step. SQLite has values of up to 10^9 bytes."""
 
+LONG_LOG_BYTES = 4 * 2**20
+"""The length of a log that is moved into the file. As long as SQLite's own default, which moves it within a write, and
+keeps a failure of that to itself."""
+
+_PAGE_BYTES = 4096
+
 _MIGRATIONS = (
     (
         "CREATE TABLE sessions (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, ttl_s REAL, at REAL NOT NULL,"
@@ -144,6 +150,7 @@ class Database:
         `durability` None: it is only looked at, and not changed.
         """
         self._connection: SqlConnection | None = None
+        self._log_bytes = 0
         try:
             self._connection = connect(path)
             if durability is None:
@@ -166,11 +173,13 @@ class Database:
         """Write rows, all or none, in one statement."""
         values = [value for row in rows for value in (row.session, row.seq, row.at, row.body, row.digest)]
         self._write(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), values)
+        self._log_bytes += sum(len(row.body) for row in rows) + _PAGE_BYTES * (2 + len(rows))
 
     def insert_session(self, new: NewSession) -> None:
         """Write a session."""
         values = (new.number, new.session_id, new.ttl_s, new.at, new.body, new.digest, new.key)
         self._write(_OPENINGS + "(?,?,?,?,?,?,?)", values)
+        self._log_bytes += len(new.body) + 3 * _PAGE_BYTES
 
     def read(self, session_id: SessionId) -> StoredSession | None:
         """A session's rows; None if there is none. Raises SessionDamaged if SQLite cannot find its way to them."""
@@ -229,6 +238,7 @@ class Database:
             found = self._run("SELECT number FROM sessions WHERE id = ?", (session_id,))
             if not found:
                 return False
+            self._log_bytes += 16 * _PAGE_BYTES
             self._in_transaction(
                 ("DELETE FROM rows WHERE session = ?", found[0]), ("DELETE FROM sessions WHERE number = ?", found[0])
             )
@@ -284,10 +294,19 @@ class Database:
         except sqlite3.Error as error:
             raise OSError(str(error)) from error
 
-    def checkpoint(self) -> None:
-        """Move the log into the file, so that the log's room can be used for something else, as far as that works."""
+    @property
+    def is_log_long(self) -> bool:
+        """Whether the log has come to a length at which it is to be moved into the file, by an estimate."""
+        return self._log_bytes >= LONG_LOG_BYTES
+
+    def move_log(self, *, truncates: bool = False) -> None:
+        """Move the log into the file, so that it is written from its start again; `truncates`: and its room given back.
+
+        Raises StorageUnavailable; the log has everything still.
+        """
+        self._log_bytes = 0
         try:
-            self._run("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._run(f"PRAGMA wal_checkpoint({'TRUNCATE' if truncates else 'PASSIVE'})")
         except sqlite3.Error as error:
             raise _unavailable(error) from error
 
@@ -315,18 +334,18 @@ class Database:
             "cell_size_check = ON",
             "cache_size = -16384",
             "journal_size_limit = 67108864",
+            f"wal_autocheckpoint = {8 * LONG_LOG_BYTES // _PAGE_BYTES}",  # should the estimate be far too low
             "temp_store = MEMORY",
         ):
             self._run(f"PRAGMA {pragma}")
 
     def orphans(self) -> list[tuple[int, int]]:
-        """Rows without a session: the session's number, and how many there are."""
-        return [
-            (number, num)
-            for number, num in self._run(
-                "SELECT session, count(*) FROM rows WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session"
-            )
-        ]
+        """Rows without a session: the session's number, and how many there are. Raises StorageUnavailable."""
+        lost = "SELECT session, count(*) FROM rows WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session"
+        try:
+            return [(number, num) for number, num in self._run(lost)]
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
 
     def _check_ours(self, path: Path) -> int:
         """The schema of the file. Raises StartupError for one that is not ours, or is newer."""

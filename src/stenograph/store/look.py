@@ -56,7 +56,7 @@ class StoreLook:
             for number, num in self._database.orphans():
                 found.append(f"session number {number} is gone, but {num} rows of it are there")
         except StorageUnavailable as error:
-            found.append(f"structure: {error}")
+            found.append(f"structure: rows without a session cannot be looked for: {error.__cause__}")
         return [*found, *log_faults(Path(f"{self.path}-wal"))]
 
     def close(self) -> None:
@@ -91,8 +91,9 @@ def log_faults(path: Path) -> list[str]:
     sums, is_whole, num_lost = (first, second), True, 0
     for start in range(_LOG_HEAD.size, len(content) - _FRAME_HEAD.size - page_size + 1, _FRAME_HEAD.size + page_size):
         _, num_pages, *rest = _FRAME_HEAD.unpack_from(content, start)
-        if rest[:2] != salts:
-            break  # of an earlier log, which this one is written over
+        if rest[:2] != salts:  # of an earlier log, which this one is written over, or damaged: then this one goes on
+            is_whole = False
+            continue
         page = content[start + _FRAME_HEAD.size : start + _FRAME_HEAD.size + page_size]
         if is_whole:
             sums = _checksum(page, _checksum(content[start : start + 8], sums, order), order)

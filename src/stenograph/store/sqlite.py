@@ -98,6 +98,7 @@ class SqliteStore:
         *,
         durability: Durability,
         on_failed: Callable[[StorageUnavailable], None],
+        number: int = 0,
     ) -> None:
         self._database = database
         self._folder = folder
@@ -106,7 +107,7 @@ class SqliteStore:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._failure: StorageUnavailable | None = None
         self._stats: StoreStats = StoreStats()
-        self._log = None if durability is Durability.COMMIT else Path(f"{folder.file()}-wal")
+        self._log = None if durability is Durability.COMMIT else Path(f"{folder.file(number)}-wal")
         self._unsynced_since: float | None = None
         self._is_closed = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -121,14 +122,15 @@ class SqliteStore:
         durability: Durability = Durability.COMMIT,
         connect: Connect = FileConnection,
         on_failed: Callable[[StorageUnavailable], None] = lambda failure: None,
+        number: int = 0,
     ) -> "SqliteStore":
-        """Open or make the file of a folder that this process holds. Raises StartupError.
+        """Open or make a file, by its number, of a folder that this process holds. Raises StartupError.
 
         `on_failed` is called on the loop when the store has failed for good.
         """
         folder.reserve()
-        database = await asyncio.to_thread(Database, folder.file(), durability=durability, connect=connect)
-        return cls(database, folder, durability=durability, on_failed=on_failed)
+        database = await asyncio.to_thread(Database, folder.file(number), durability=durability, connect=connect)
+        return cls(database, folder, durability=durability, on_failed=on_failed, number=number)
 
     def __repr__(self) -> str:
         return f"<SqliteStore in {self._folder!r}, failed={self._failure is not None}>"
@@ -214,8 +216,10 @@ class SqliteStore:
                 is_open = self._run_waiting(waits=True)
             self._sync()
         finally:
-            self._database.close()
-            self._tell(self._ended.set_result, None)
+            try:
+                self._database.close()
+            finally:
+                self._tell(self._ended.set_result, None)
 
     def _run_waiting(self, *, waits: bool) -> bool:
         """Do the jobs that are there, and tell the loop of them; False at the end. `waits`: for the first one."""
@@ -226,6 +230,7 @@ class SqliteStore:
                 self._do(group)
             self._stats = replace(self._stats, write_s=self._stats.write_s + time.perf_counter() - began)
             self._tell(_tell_all, jobs)
+            self._move_log()
         if self._unsynced_since is not None and time.monotonic() - self._unsynced_since >= SYNC_PERIOD_S:
             self._sync()
         return not is_end
@@ -267,7 +272,7 @@ class SqliteStore:
         try:
             group.answer = group.work(self._database)
             self._changed()
-        except (StenographError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 -- raised where it was asked for: the thread serves others
             group.answer = error
             self._note(error)
 
@@ -278,9 +283,9 @@ class SqliteStore:
             pending = _pending(jobs)
             try:
                 self._database.insert_rows(pending.rows)
-            except StorageUnavailable as failed:
-                error = failed
-                self._note(failed)
+            except Exception as failed:  # noqa: BLE001 -- whoever waits is told, whatever it is
+                error = failed if isinstance(failed, StorageUnavailable) else _unexpected(failed)
+                self._note(error)
             else:
                 self._written(pending)
         if error is not None:
@@ -313,9 +318,17 @@ class SqliteStore:
                 raise
         self._folder.give_up_reserve()
         was_there = database.delete(session_id)
-        database.checkpoint()
+        database.move_log(truncates=True)
         self._folder.reserve()
         return was_there
+
+    def _move_log(self) -> None:
+        """Move a long log into the file, once those who waited have been told; a failure is one of the disk."""
+        if self._failure is None and self._database.is_log_long:
+            try:
+                self._database.move_log()
+            except StorageUnavailable as error:
+                self._note(error)
 
     def _sync(self) -> None:
         """Sync the log of `interval`: SQLite itself does so only when it moves the log into the file."""
@@ -349,6 +362,13 @@ class SqliteStore:
     def _tell(self, what: Callable[[T], object], about: T) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(what, about)
+
+
+def _unexpected(error: Exception) -> StorageUnavailable:
+    problem = f"The store cannot write any more ({error!r}); the server is about to end."
+    made = StorageUnavailable(problem, is_full=False)
+    made.__cause__ = error
+    return made
 
 
 def _groups(jobs: Sequence[_Job]) -> "Iterator[list[_Append] | _FileJob[object]]":

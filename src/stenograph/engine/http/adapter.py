@@ -5,8 +5,9 @@ connection: `HttpEngine` does, and knows no engine.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import Chunk, RequestId
@@ -23,8 +24,7 @@ NOT_THERE = (404, 405)
 """The statuses of a path that a server does not have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True, gc=False):
     """A POST of JSON. `streams`: the reply is asked for as server-sent events."""
 
     path: str

@@ -17,6 +17,7 @@ from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat_wire import cut_replay, decode_reply, encode_request
 from stenograph.engine.sglang.control import sglang_calls, sglang_version
 from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.engine.sglang.request import tells_support
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -76,6 +77,7 @@ class SGLangChat(EngineAdapter):
             num_prompt=len(request.prompt.ids),
             replay=self._replay,
             reply_mode=self._reply_mode,
+            wants_support=request.params.support and tells_support(request.params),
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
@@ -106,6 +108,7 @@ class SGLangChatReading(EngineReading):
     num_prompt: int
     replay: ReplayKind
     reply_mode: ReplyMode = ReplyMode.PASSTHROUGH
+    wants_support: bool = False
 
     def whole(self, http: HttpReply) -> Sequence[Chunk]:
         reply = decode_reply(
@@ -114,6 +117,7 @@ class SGLangChatReading(EngineReading):
             vocab_size=self.vocab_size,
             num_prompt=self.num_prompt,
             replay=self.replay,
+            wants_support=self.wants_support,
         )
         written = EngineReply(
             id=reply.id,
@@ -127,6 +131,8 @@ class SGLangChatReading(EngineReading):
         chunk = Chunk(
             ids=reply.ids,
             logprobs=reply.logprobs,
+            sampling_logprobs=reply.sampling_logprobs,
+            support=reply.support,
             top_logprobs=reply.top_logprobs,
             finish=reply.finish,
             num_cached_tokens=reply.num_cached_tokens,

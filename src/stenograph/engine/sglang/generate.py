@@ -18,7 +18,7 @@ from stenograph.engine.sglang.generate_wire import (
     encode_generate,
     keeps_sessions_by,
 )
-from stenograph.engine.sglang.request import GRAMMARS, encode_abort, encode_close
+from stenograph.engine.sglang.request import GRAMMARS, encode_abort, encode_close, tells_support
 
 GENERATE_PATH = "/generate"
 ABORT_PATH = "/abort_request"
@@ -61,6 +61,7 @@ class SGLangGenerate(EngineAdapter):
             streams=True,
             takes_json=True,
             logprobs=self._logprobs,
+            reports_support=True,
         )
 
     @property
@@ -88,6 +89,7 @@ class SGLangGenerate(EngineAdapter):
             vocab_size=self._vocab_size,
             num_prompt=len(request.prompt.ids),
             replay=self._replay,
+            wants_support=request.params.support and tells_support(request.params),
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:

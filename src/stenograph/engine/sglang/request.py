@@ -11,6 +11,7 @@ import msgspec
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.ids_json import encode_ids
+from stenograph.core.logprobs import GREEDY_BELOW, is_truncated
 from stenograph.core.types import Grammar, GrammarKind, Prompt, SamplingParams
 from stenograph.engine.settings import ReplayKind
 
@@ -59,16 +60,10 @@ def sampling_fields(params: SamplingParams) -> dict[str, object]:
     return fields
 
 
-def hint_parts(priority: int | None, session: str | None) -> Iterator[bytes]:
-    """Members with the request's priority and its session, each with a comma before it.
-
-    By `session_id` an SGLang with `--enable-session-radix-cache` keeps a session's keys and values until it is closed;
-    others pass it over. Source: sgl-project/sglang, pull request 29436.
-    """
+def priority_parts(priority: int | None) -> Iterator[bytes]:
+    """The member with the request's priority, with a comma before it."""
     if priority is not None:
         yield b',"priority":%d' % priority
-    if session is not None:
-        yield b',"session_id":' + msgspec.json.encode(session)
 
 
 def replay_parts(replay: ReplayKind) -> Iterator[bytes]:
@@ -77,6 +72,17 @@ def replay_parts(replay: ReplayKind) -> Iterator[bytes]:
         yield b',"return_routed_experts":true'
     if replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
         yield b',"return_indexer_topk":true'
+
+
+def tells_support(params: SamplingParams) -> bool:
+    """Whether SGLang tells which ids could be sampled. It refuses to where nothing is cut off, also under a grammar."""
+    return params.temperature >= GREEDY_BELOW and is_truncated(params)
+
+
+def support_parts(params: SamplingParams) -> Iterator[bytes]:
+    """The member that asks for supports, with a comma before it."""
+    if tells_support(params):
+        yield b',"return_sampling_mask":true'
 
 
 def pattern_field(grammar: Grammar) -> tuple[str, str]:

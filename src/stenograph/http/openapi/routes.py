@@ -21,7 +21,9 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.dialects.sessions import (
+    SESSION_STATES,
     AbortRequest,
+    BulkSamplesRequest,
     CreateSession,
     Detokenize,
     Nothing,
@@ -33,6 +35,8 @@ from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
 from stenograph.export.records import SessionView
 from stenograph.export.session_samples import JsonSamples
+from stenograph.export.why import SessionFindings
+from stenograph.http.bulk_routes import FRAMES_TYPE, Deleted
 from stenograph.http.control_routes import Health, ModelList, Readiness, Text, Tokens
 from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.admin import ADMIN
@@ -118,6 +122,17 @@ _ON_OPENED = (
     "putOutcome", "getOutcome", "deleteSession",
 )  # fmt: skip
 _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100}
+_STATE: Schema = {"type": "string", "enum": list(SESSION_STATES)}
+_FILTER = (
+    parameter(
+        "query",
+        "group",
+        "Only sessions of this group. `metadata.KEY=VALUE`, for each of some keys, is a filter too: only sessions whose"
+        " metadata has these values, of which those that are no text are written as JSON.",
+        _TEXT,
+    ),
+    parameter("query", "state", "Only sessions in this state.", _STATE),
+)
 _PAGE = (
     parameter("query", "limit", "The most sessions that a page has.", _LIMIT),
     parameter("query", "after", "The page begins after this session.", ID),
@@ -155,8 +170,26 @@ _SESSIONS = (
         "listSessions",
         "List sessions, oldest first",
         SessionPage,
-        parameters=_PAGE,
+        parameters=(*_PAGE, *_FILTER),
         errors=(InvalidRequest, SessionNotFound, *STORED),
+    ),
+    operation(
+        "DELETE /sessions",
+        "deleteSessions",
+        "Delete the sessions that a filter selects",
+        Deleted,
+        parameters=_FILTER,
+        errors=(InvalidRequest, *STORED),
+    ),
+    operation(
+        "POST /samples",
+        "getManySamples",
+        "Get the training samples of many sessions",
+        body=BulkSamplesRequest,
+        answers=one_answer(
+            "A safetensors payload for each session, behind a head and sizes (docs/samples.md), or one Arrow stream.",
+            {FRAMES_TYPE: {}, ARROW: {}},
+        ),
     ),
     operation(
         "GET /sessions/{id}",
@@ -200,6 +233,13 @@ _SESSIONS = (
         errors=(InvalidRequest, *STORED),
     ),
     operation(
+        "GET /sessions/{id}/why",
+        "getFindings",
+        "Get what there is to say about a session's samples, the worst first",
+        SessionFindings,
+        errors=(TokenizationFailed, *STORED),
+    ),
+    operation(
         "PUT /sessions/{id}/outcome",
         "putOutcome",
         "Set the rollout's outcome, or replace it",
@@ -216,7 +256,9 @@ _SESSIONS = (
         body=Nothing,
         errors=STORED,
     ),
-    operation("POST /abort_request", "abortAll", "End every running turn", Aborted, body=AbortRequest),
+    operation(
+        "POST /abort_request", "abortAll", "End every running turn, or those of a group", Aborted, body=AbortRequest
+    ),
 )
 
 

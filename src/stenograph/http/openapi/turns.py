@@ -24,6 +24,7 @@ from stenograph.core.errors import (
     UpstreamInvalid,
     UpstreamTimeout,
     UpstreamUnreachable,
+    WorkerUnavailable,
 )
 from stenograph.dialects.anthropic.dialect import COUNT_TOKENS_PATH, MESSAGES_PATH, CountedTokens
 from stenograph.dialects.anthropic.errors import MessagesErrorBody
@@ -78,6 +79,7 @@ _TURN: Errors = (
     Draining,
     EngineUnavailable,
     Paused,
+    WorkerUnavailable,
 )
 
 

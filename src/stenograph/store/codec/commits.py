@@ -63,6 +63,7 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     pins: list[tuple[bytes, str, _WrittenPattern | None, _WrittenPattern | None]]
     group: bytes | None
     request: _WrittenRequest | None
+    support: bool = False  # older rows end before it
 
 
 class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -131,6 +132,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
             ],
             group=maybe_written(opened.group),
             request=None if opened.request is None else _request_written(opened.request),
+            support=opened.support,
         )
     )
 
@@ -159,6 +161,7 @@ def decode_opened(payload: memoryview) -> SessionOpened:
             canonical=_canonical_read(written),
             group=maybe_read(written.group),
             request=None if written.request is None else _request_read(written.request),
+            support=written.support,
         )
     except (ValueError, TypeError, KeyError, re.error) as error:
         raise RowDamaged(f"its content cannot be read: {error}") from error

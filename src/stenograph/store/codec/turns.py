@@ -61,7 +61,8 @@ class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logprobs_kind: str
     tempered_logprobs: bytes | None
     forced: bytes | None
-    mixed: tuple[_Text] | None = None
+    mixed: tuple[_Text] | None = None  # older rows end before these
+    support: bytes | None = None
 
 
 class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -222,6 +223,7 @@ def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
         tempered_logprobs=_maybe_floats_written(sampled.tempered_logprobs),
         forced=sampled.forced,
         mixed=None if sampled.mixed is None else (maybe_written(sampled.mixed.oldest),),
+        support=sampled.support,
     )
 
 
@@ -246,6 +248,7 @@ def _sampled_read(written: _WrittenSampled) -> SampledTurn:
         tempered_logprobs=_maybe_floats_read(written.tempered_logprobs),
         forced=written.forced,
         mixed=None if written.mixed is None else MixedWeights(oldest=maybe_read(written.mixed[0])),
+        support=written.support,
     )
 
 

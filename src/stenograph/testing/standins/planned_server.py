@@ -29,8 +29,9 @@ class ReplyScript:
     with `error_event`, are an event within a 200. `edit` changes the reply, or each event of a stream, before it is
     written; where it returns bytes, they are written instead of a whole reply. What a `released` one's fault would hold
     goes on at once. `tool_calls` are `(id, name, arguments)`. `tops` are the alternatives at each position; without
-    them, `num_top` made up ones come with each id. A stream has `per_event` tokens in each event, and `events` instead
-    of all of them where those are given.
+    them, `num_top` made up ones come with each id. `supports` are the ids that could be drawn at each; without them,
+    the id alone. A stream has `per_event` tokens in each event, and `events` instead of all of them where those are
+    given.
     """
 
     ids: tuple[int, ...] = ()
@@ -57,6 +58,7 @@ class ReplyScript:
     edit: Callable[[dict[str, Any]], object] | None = None
     logprobs: tuple[float, ...] | None = None
     tops: tuple[Logprobs, ...] = ()
+    supports: tuple[tuple[int, ...], ...] = ()
     per_event: int = 1
     events: tuple[bytes, ...] | None = None
     error_event: bool = False

@@ -187,4 +187,7 @@ class SGLangServer(PlannedServer):
             routed_experts=script.routed_experts,
             indexer_topk=script.indexer_topk,
             rows_have_text=script.triples,
+            supports=(script.supports or [(id_,) for id_ in play.ids])
+            if play.asked.json.get("return_sampling_mask")
+            else None,
         )

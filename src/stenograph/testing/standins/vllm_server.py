@@ -39,6 +39,7 @@ class VLLMServer(PlannedServer):
 
     `scale_out`: it was started with `--enable-scale-out`; without, None is a version that has no such routes.
     `dev_mode`: it has the routes of `VLLM_SERVER_DEV_MODE=1`. `tells_cached`: `--enable-prompt-tokens-details`.
+    `tells_supports`: `--return-sampling-mask`.
     `models` are what it serves, and `max_model_len` is what it tells of their context.
     Aborts and hang-ups are noted under vLLM's own ids. `requests` are those with a script; questions for the scores of
     a prompt are in `asked` alone.
@@ -52,6 +53,7 @@ class VLLMServer(PlannedServer):
         scale_out: bool | None = True,
         dev_mode: bool = False,
         tells_cached: bool = True,
+        tells_supports: bool = False,
         decode: Callable[[Sequence[int]], str] = utf8_text,
         scores: Callable[[Sequence[int]], Sequence[float]] = made_up_scores,
         answers: Callable[[AskedRequest], ReplyScript] | None = None,
@@ -62,6 +64,7 @@ class VLLMServer(PlannedServer):
         self._models = models
         self._max_model_len = max_model_len
         self._tells_cached = tells_cached
+        self._tells_supports = tells_supports
         self._decode = decode
         self._scores = scores
 
@@ -205,6 +208,9 @@ class VLLMServer(PlannedServer):
         if is_generate:
             versions = play.versions or [self._version(script)] * len(play.ids)
             choice["weight_versions"] = None if finish is None else version_spans(versions[:end])
+            is_whole = not play.asked.json.get("stream")
+            told = (script.supports or [(id_,) for id_ in play.ids])[first:end]
+            choice["sampling_mask"] = told if is_whole and self._tells_supports else None
         return choice
 
     def _completion_logprobs(self, drawn: Sequence[tuple[int, float, Logprobs]]) -> dict[str, Any]:

@@ -1,0 +1,257 @@
+"""The sessions that exist, in memory and in the store: opened, found, read, listed, evicted, expired, forgotten.
+
+Owns the table of those in memory and the count of their tokens. Knows no turn: what runs on a session, and how that
+ends, is the manager's. All state changes are synchronous.
+"""
+
+import itertools
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+
+from stenograph.core.clock import Clock
+from stenograph.core.errors import Draining, Limit, LimitExceeded, SessionNotFound
+from stenograph.core.outcome import SessionOutcome
+from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, Telemetry
+from stenograph.core.types import SessionId
+from stenograph.session.admission import Capacity, Limits
+from stenograph.session.durable import keep_outcome
+from stenograph.session.journal import STOPPED, log_session_end, session_report
+from stenograph.session.session import Session, SessionOptions
+from stenograph.session.shelf import Shelf, ShelvedSession
+from stenograph.trajectory.commits import RequestMark
+
+FILE_DIGITS = "00"
+"""The beginning of the ids of sessions in the store, which names their file, where the server has one process."""
+
+
+class Sessions:
+    """All sessions of this process."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        limits: Limits,
+        telemetry: Telemetry | None = None,
+        shelf: Shelf | None = None,
+        capacity: Capacity | None = None,
+        digits: str | None = None,
+    ) -> None:
+        """`digits` begin the ids of new sessions, `capacity` is shared with others; both where there are several
+        processes."""
+        self._clock = clock
+        self._capacity = capacity or Capacity(limits, evicts=shelf is not None)
+        self._digits = digits or ("" if shelf is None else FILE_DIGITS)
+        self._telemetry = telemetry or NoTelemetry()
+        self.shelf = shelf
+        """The sessions on disk; None if there are none but in memory."""
+        self._sessions: dict[SessionId, Session] = {}
+        self.num_forgotten = 0
+        """Sessions that have left memory."""
+        self.num_evicted = 0
+        """Those of them that are in the store still."""
+
+    def __repr__(self) -> str:
+        return f"<Sessions {len(self._sessions)} in memory>"
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens of all sessions."""
+        return self._capacity.num_held_tokens
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are held now, those that are being deleted included."""
+        return len(self._sessions)
+
+    def create(self, options: SessionOptions) -> Session:
+        """Open a session in memory. Raises LimitExceeded or Draining."""
+        session = self._opened(options)
+        self._hold(session)
+        return session
+
+    async def open(self, options: SessionOptions, opened_by: RequestMark | None = None) -> Session:
+        """Open a session, durably where there is a store. Raises LimitExceeded, Draining or StorageUnavailable."""
+        session = self._opened(options)
+        session.opened_by = opened_by
+        if self.shelf is not None:
+            await self.shelf.create(session)
+        self._hold(session)
+        return session
+
+    def _opened(self, options: SessionOptions) -> Session:
+        if self._capacity.is_draining:
+            raise Draining("the server is shutting down and opens no sessions", retry_after_s=5.0)
+        self._make_room()
+        id_ = self._digits + uuid.uuid4().hex[len(self._digits) :]
+        return Session(SessionId(id_), options, created_at=self._clock.wall(), now=self._clock.monotonic())
+
+    def _hold(self, session: Session) -> None:
+        self._sessions[session.id] = session
+        self._capacity.num_sessions = len(self._sessions)
+
+    def _make_room(self) -> None:
+        """See that one more session may be in memory. Raises LimitExceeded."""
+        most = self._capacity.limits.max_sessions
+        room = most - self._capacity.elsewhere.num_sessions
+        if len(self._sessions) >= room:
+            self.expire()
+            self._evict(1 + len(self._sessions) - room, 0)
+        if len(self._sessions) >= room:
+            raise LimitExceeded(
+                Limit.SESSIONS,
+                f"the server holds its {most} sessions (--max-sessions); delete one first",
+                retry_after_s=5.0,
+            )
+
+    def give_way(self) -> None:
+        """Let go of idle sessions in whose room another process wants to have its own."""
+        self._evict(self._capacity.num_sessions_lent, self._capacity.num_tokens_lent)
+
+    def _evict(self, num_sessions: int, num_tokens: int) -> None:
+        """Let go of sessions that nobody works on and that the store has, those that were idle longest first, until
+        that many are gone, and that many tokens."""
+        if self.shelf is None or (num_sessions <= 0 and num_tokens <= 0):
+            return
+        for session in sorted(self._sessions.values(), key=lambda session: session.last_chat):
+            if num_sessions <= 0 and num_tokens <= 0:
+                break
+            if session.is_idle and session.tail is not None:
+                num_sessions, num_tokens = num_sessions - 1, num_tokens - session.num_counted_tokens
+                del self._sessions[session.id]
+                self._capacity.num_sessions = len(self._sessions)
+                self._count_tokens(session, 0)
+                session.close()
+                self.num_evicted += 1
+                self.num_forgotten += 1
+
+    async def wake(self, session_id: str) -> Session:
+        """The live session of that id, read from the store if it is not in memory.
+
+        Raises SessionNotFound, SessionDamaged, StorageUnavailable, or LimitExceeded if no more may be in memory.
+        """
+        if self.shelf is None or session_id in self._sessions:
+            return self.get(session_id)
+        session = await self.shelf.read(session_id)
+        if session_id in self._sessions:  # another request was quicker
+            return self.get(session_id)
+        self._make_room()
+        self._hold(session)
+        self._count_tokens(session, session.strands.num_tokens)
+        return session
+
+    async def look(self, session_id: str) -> Session:
+        """A session to be read: the live one, or what the store has of it, which wakes nothing. Raises as `wake`."""
+        if self.shelf is None or session_id in self._sessions:
+            return self.get(session_id)
+        return await self.shelf.read(session_id)
+
+    def get(self, session_id: str) -> Session:
+        """The live session of that id. Raises SessionNotFound, also for one that is being deleted or has expired."""
+        session = self._sessions.get(SessionId(session_id))
+        if session is not None and session.is_expired(self._clock.monotonic()):
+            self._drop_expired(session)
+            session = None
+        if session is None or session.is_closing:
+            raise SessionNotFound(session_id)
+        return session
+
+    def has(self, session_id: str) -> bool:
+        """Whether there is a live session of that id."""
+        session = self._sessions.get(SessionId(session_id))
+        if session is None or session.is_closing:
+            return False
+        return not session.is_expired(self._clock.monotonic())
+
+    async def put_outcome(self, session_id: str, outcome: SessionOutcome) -> None:
+        """Set a session's outcome, durably where there is a store, in place of one that it has. Raises as `wake`, and
+        StorageUnavailable."""
+        session = await self.wake(session_id)
+        if self.shelf is None or session.tail is None:
+            session.outcome = outcome
+            return
+        idle_since = self._clock.wall() - (self._clock.monotonic() - session.last_chat)
+        await keep_outcome(self.shelf.store, session, outcome, at=idle_since)
+
+    def note_trained(self, session: Session, num_by_node: Mapping[int, int]) -> None:
+        """Samples of a session were given out, which may have been read to be looked at: as `Session.note_trained`."""
+        self._sessions.get(session.id, session).note_trained(num_by_node)
+        if self.shelf is not None:
+            self.shelf.note_trained(session.id, num_by_node)
+
+    def page(self, *, limit: int, after: str | None) -> list[Session]:
+        """Up to `limit` live sessions in order of creation, those after the id `after`.
+
+        Raises SessionNotFound if there is no session `after`.
+        """
+        self.expire()
+        ids = iter(self._sessions)
+        if after is not None:
+            self.get(after)
+            ids = itertools.dropwhile(lambda id_: id_ != after, ids)
+            next(ids)
+        live = (self._sessions[id_] for id_ in ids)
+        return list(itertools.islice((s for s in live if not s.is_closing), limit))
+
+    def expire(self) -> int:
+        """Drop the sessions that have been idle for longer than they may; returns how many."""
+        now = self._clock.monotonic()
+        expired = [session for session in self._sessions.values() if session.is_expired(now)]
+        for session in expired:
+            self._drop_expired(session)
+        return len(expired)
+
+    async def page_kept(self, *, limit: int, after: str | None) -> "list[Session | ShelvedSession]":
+        """As `page`, with those in the store; one that is in memory is the live one."""
+        if self.shelf is None:
+            return [*self.page(limit=limit, after=after)]
+        self.expire()
+        found = await self.shelf.page(limit=limit, after=after)
+        shown = [self._sessions.get(one.opened.session_id, one) for one in found]
+        return [one for one in shown if isinstance(one, ShelvedSession) or not one.is_closing]
+
+    async def expire_kept(self) -> None:
+        """Delete sessions in the store that have been idle for longer than they may."""
+        if self.shelf is None or self.shelf.store.failure is not None:
+            return
+        for session_id in await self.shelf.expired():
+            if session_id not in self._sessions:
+                with suppress(SessionNotFound):  # somebody has deleted it meanwhile
+                    await self._remove(self.shelf, session_id, SessionEnd.EXPIRED)
+
+    def log_stopped(self) -> None:
+        """Log the end of each session that ends with the process."""
+        now = self._clock.wall()
+        for session in self._sessions.values():
+            log_session_end(session, STOPPED, age_s=now - session.created_at)
+
+    def _drop_expired(self, session: Session) -> None:
+        session.refuse_new()
+        if self.shelf is not None and session.tail is not None:
+            self.shelf.discard(session.id)
+        self._forget(session, SessionEnd.EXPIRED)
+
+    def _forget(self, session: Session, end: SessionEnd) -> None:
+        if self._sessions.pop(session.id, None) is not None:
+            self._capacity.num_sessions = len(self._sessions)
+            self._count_tokens(session, 0)
+            self.num_forgotten += 1
+            session.close()
+            self._tell_gone(session, end)
+
+    async def _remove(self, shelf: Shelf, session_id: str, end: SessionEnd) -> None:
+        """Delete a session that is in the store alone. Raises SessionNotFound or StorageUnavailable."""
+        session = await shelf.remove(session_id)
+        if session is None:  # damaged: nobody knows what it had
+            self._telemetry.session_ended(SessionReport(end=end))
+        else:
+            self._tell_gone(session, end)
+
+    def _tell_gone(self, session: Session, end: SessionEnd) -> None:
+        log_session_end(session, end, age_s=self._clock.wall() - session.created_at)
+        self._telemetry.session_ended(session_report(session, end))
+
+    def _count_tokens(self, session: Session, num_tokens: int) -> None:
+        self._capacity.num_held_tokens += num_tokens - session.num_counted_tokens
+        session.num_counted_tokens = num_tokens
