@@ -467,10 +467,10 @@ def _blames_request(error: StenographError) -> bool:
 def _status_of(post: _MemberState, now: float) -> EngineStatus:
     health, capabilities = post.engine.health(), post.engine.capabilities
     if post.is_leaving:
-        health = replace(health, state=EngineState.STOPPED, detail="it leaves when its turns have ended")
+        health = EngineHealth(state=EngineState.STOPPED, detail="it leaves when its turns have ended")
     if post.trust.in_doubt:
         doubt = f"in doubt, tried again in {post.trust.retry_in_s(now):.0f} s: {post.trust.why}"
-        health = replace(health, detail=health.detail or doubt)
+        health = EngineHealth(state=health.state, detail=health.detail or doubt)
     return EngineStatus(
         name=post.name,
         engine=capabilities.engine,

@@ -44,8 +44,8 @@ from stenograph.engine.rows import (
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.request import (
     as_json,
-    hint_parts,
     pattern_field,
+    priority_parts,
     prompt_ids,
     replay_parts,
     sampling_fields,
@@ -67,7 +67,10 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
     parts += _chat_parts(request.chat)
     parts += [b',"rid":', as_json(request.request_id)]
     parts.append(b',"logprobs":true,"return_meta_info":true,"no_stop_trim":false,"stream":false')
-    parts += hint_parts(request.priority, request.affinity_key)
+    if request.priority is not None:
+        parts += priority_parts(request.priority)
+    if request.affinity_key is not None:
+        parts += [b',"session_id":', as_json(request.affinity_key)]
     if replay is not ReplayKind.NONE:
         parts += replay_parts(replay)
     if request.params.support:

@@ -39,8 +39,8 @@ from stenograph.engine.rows import (
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.request import (
     as_json,
-    hint_parts,
     pattern_field,
+    priority_parts,
     prompt_ids,
     replay_parts,
     sampling_fields,
@@ -62,7 +62,9 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     parts.append(b',"return_logprob":true,"logprob_start_len":-1,"return_text_in_logprobs":false')
     if params.num_top_logprobs:
         parts += [b',"top_logprobs_num":', as_json(params.num_top_logprobs)]
-    parts += hint_parts(request.priority, request.affinity_key)
+    parts += priority_parts(request.priority)
+    if request.affinity_key is not None:
+        parts += [b',"session_id":', as_json(request.affinity_key)]
     parts += replay_parts(replay)
     if params.support:
         parts += support_parts(params)

@@ -60,16 +60,10 @@ def sampling_fields(params: SamplingParams) -> dict[str, object]:
     return fields
 
 
-def hint_parts(priority: int | None, session: str | None) -> Iterator[bytes]:
-    """Members with the request's priority and its session, each with a comma before it.
-
-    By `session_id` an SGLang with `--enable-session-radix-cache` keeps a session's keys and values until it is closed;
-    others pass it over. Source: sgl-project/sglang, pull request 29436.
-    """
+def priority_parts(priority: int | None) -> Iterator[bytes]:
+    """The member with the request's priority, with a comma before it."""
     if priority is not None:
         yield b',"priority":%d' % priority
-    if session is not None:
-        yield b',"session_id":' + msgspec.json.encode(session)
 
 
 def replay_parts(replay: ReplayKind) -> Iterator[bytes]:

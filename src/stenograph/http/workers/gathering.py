@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stenograph.core.errors import IdempotencyMismatch, StenographError, WorkerUnavailable
+from stenograph.core.errors import IdempotencyMismatch, RouteNotFound, StenographError, WorkerUnavailable
 from stenograph.core.types import SessionId
 from stenograph.dialects.base import Refuse
 from stenograph.http.metrics import Metrics
@@ -31,6 +31,19 @@ MAX_BODY_BYTES = 2**20
 OPENED_PATH = "/workers/opened"
 """Where workers ask each other; of a client's request it is no route."""
 KEY_HEADER = b"idempotency-key"
+
+OF_ONE_PROCESS = (
+    ("POST", "/samples"),
+    ("DELETE", "/sessions"),
+    ("GET", "/waste"),
+    ("POST", "/update_weights_from_disk"),
+    ("POST", "/pause_generation"),
+    ("POST", "/continue_generation"),
+    ("POST", "/flush_cache"),
+    ("POST", "/update_weight_version"),
+    ("POST", "/engines"),
+)
+"""Routes that would be done by one worker alone: a server of several refuses them."""
 
 _OURS = DROPPED | {"server", "date"}
 """Headers of a worker's answer that the server writes anew."""
@@ -81,6 +94,7 @@ class Gathering:
             ("GET", "/sessions"): self._list,
             ("POST", "/abort_request"): self._sums,
             ("POST", "/backup"): self._one_by_one,
+            **dict.fromkeys(OF_ONE_PROCESS, self._not_here),
         }
 
     def __repr__(self) -> str:
@@ -89,7 +103,7 @@ class Gathering:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI, for HTTP."""
         is_peers = is_of_peer(scope)
-        route = None if is_peers else self._routes.get((scope["method"], scope["path"]))
+        route = None if is_peers else self._route(scope["method"], scope["path"])
         if is_peers and scope["path"] == OPENED_PATH:
             route = self._opened
         if route is None:
@@ -110,6 +124,12 @@ class Gathering:
         except StenographError as error:
             count_error(self._metrics, error)
             await send_refusal(send, self._refuse(error))
+
+    def _route(self, method: str, path: str) -> Callable[[_Asked], Awaitable[PeerAnswer]] | None:
+        """The way of a request that is not one worker's own; None for one that is."""
+        if method == "DELETE" and path.startswith("/engines/"):
+            return self._not_here
+        return self._routes.get((method, path))
 
     async def _all(self, asked: _Asked, timeout_s: float) -> Answers:
         """The answers of all workers. Raises WorkerUnavailable."""
@@ -158,6 +178,11 @@ class Gathering:
             return await self._own_answer(asked)
         is_ready, body = readiness([one.body for one in given], num_away=len(answers) - len(given))
         return PeerAnswer(status=200 if is_ready else 503, headers=given[0].headers, body=body)
+
+    async def _not_here(self, asked: _Asked) -> PeerAnswer:
+        raise RouteNotFound(
+            f"{asked.method} {asked.path} is not there with --workers: it would reach one worker of {self._peers.num}."
+        )
 
     async def _own_answer(self, asked: _Asked) -> PeerAnswer:
         return await self._peers.ask(
