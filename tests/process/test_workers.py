@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import pytest
@@ -87,6 +87,13 @@ async def connected_to(worker: int, url: str) -> AsyncIterator[aiohttp.ClientSes
                 return
 
 
+class AlwaysUp(asyncio.Event):
+    """The port is open all the time: whose connection broke asks again at once."""
+
+    async def wait(self) -> Literal[True]:
+        return True
+
+
 @dataclass(slots=True)
 class Undisturbed:
     """Clients of one worker's sessions, on its own connections: none of their requests may fail."""
@@ -129,7 +136,7 @@ async def is_back(client: aiohttp.ClientSession, url: str, session: str) -> floa
 
 async def test_a_worker_that_is_killed_loses_nothing_is_back_soon_and_disturbs_no_other(tmp_path: Path) -> None:
     model = write_tiny_folder(tmp_path / "tiny")
-    load, back_s, restarts = Load(), [], 0
+    load, back_s, restarts = Load(up=AlwaysUp()), [], 0
     async with SGLangServer(answers=unique_replies(), stop_id=END, remembers=False) as engine:
         flags = ("--model", str(model), "--engine", "sglang-generate", "--engine-url", engine.url)
         async with started(*flags, "--data-dir", str(tmp_path / "data")) as parent:
@@ -143,8 +150,6 @@ async def test_a_worker_that_is_killed_loses_nothing_is_back_soon_and_disturbs_n
                         tasks.create_task(load.work(client, number))
                     for _ in range(NUM_CLIENTS):
                         tasks.create_task(undisturbed.work())
-                    keeper = tasks.create_task(_keep_up(load))
-                    load.up.set()
                     await load.acknowledged(2 * NUM_CLIENTS)
                     session = next(one for one in load.sessions if one.startswith("00"))
                     for _ in range(NUM_KILLS):
@@ -157,7 +162,6 @@ async def test_a_worker_that_is_killed_loses_nothing_is_back_soon_and_disturbs_n
                         await asyncio.sleep(max(0.0, KILL_EVERY_S - (time.monotonic() - began)))
                     await load.acknowledged(load.num_acknowledged + 2 * NUM_CLIENTS)
                     load.is_over = undisturbed.is_over = True
-                    keeper.cancel()
                 for one, turns in load.sessions.items():
                     await check(client, load, one, turns)
                 async with client.get(f"{parent.url}/metrics") as answer:
@@ -174,15 +178,6 @@ async def test_a_worker_that_is_killed_loses_nothing_is_back_soon_and_disturbs_n
         f" {back_s[max(0, -(-len(back_s) * 99 // 100) - 1)]:.2f} s (p99); {len(waits_s)} turns of the other worker,"
         f" 0 failed, the longest {waits_s[-1]:.2f} s\n"
     )
-
-
-async def _keep_up(load: Load) -> None:
-    """A connection that broke is no end of the server: its clients ask again at once."""
-    while True:
-        load.up.set()
-        await asyncio.sleep(0)
-        async with load.changed:
-            await load.changed.wait()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
