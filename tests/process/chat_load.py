@@ -1,4 +1,4 @@
-"""Clients that chat with a server that may die, one after another on a session each, and what was acknowledged to them."""
+"""Clients that chat with a server that may die, each on sessions of its own, and what was acknowledged to them."""
 
 import asyncio
 import json
