@@ -150,7 +150,8 @@ async def work_until_killed(
     else:
         num = generations + draw.randrange(1, 80)
         await load.until(lambda: load.num_generated >= num)
-    await asyncio.sleep(draw.random() * 0.004)  # the moments between two events of the clients are to be hit, too
+    for _ in range(draw.randrange(20)):  # the moments between two events are to be hit, too
+        await asyncio.sleep(0)
     load.up.clear()
     await warm.kill(server)
 
