@@ -163,6 +163,7 @@ async def running(
             await ready.wait()
             yield f"http://127.0.0.1:{listener.getsockname()[1]}", manager
             server.should_exit = True
+    await app.aclose()
     pool.close()
 
 

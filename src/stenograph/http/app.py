@@ -35,8 +35,7 @@ from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
-from stenograph.http.openapi.document import openapi_document
-from stenograph.http.openapi.schemas import Described
+from stenograph.http.openapi.document import described_by, openapi_document
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.rule_files import check_files, sampling_of, side_rules_of
 from stenograph.http.server import listen, run_uvicorn, url_of
@@ -44,6 +43,7 @@ from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
 from stenograph.http.storage import BackupRoute, held_folder, model_mark, opened_store
 from stenograph.http.store_metrics import StoreMetrics
+from stenograph.http.traces.tracing import opened_tracing
 from stenograph.http.turn_route import TurnRoute
 from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
 from stenograph.http.workers.place import WorkerPlace
@@ -66,7 +66,7 @@ from stenograph.session.weights import Weights, WeightSync
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
 from stenograph.trajectory.commits import ModelMark
-from stenograph.trajectory.matching import MATCHERS, load_matcher
+from stenograph.trajectory.matching import load_matcher
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def make_app(
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
-        openapi=openapi_document(_described(settings, services)),
+        openapi=openapi_document(described_by(settings, services)),
         refuse=refusal,
     )
     spoken = all_dialects(settings, renderer, model) if dialects is None else dialects
@@ -182,7 +182,8 @@ def make_app(
         metrics=metrics,
         body_slots=body_slots,
     )
-    app = App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal)
+    tracing = opened_tracing(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics)
+    app = App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal, tracing=tracing)
     if worker is not None:
         worker.wire(app, openings)
     return app, manager
@@ -371,19 +372,6 @@ def _session_routes(
     )
 
 
-def _described(settings: Settings, services: TurnServices) -> Described:
-    """The facts of this server for its OpenAPI document."""
-    return Described(
-        unknown_fields=settings.unknown_fields,
-        matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
-        rewrites=services.rewrite_rules.names,
-        vocab_size=services.renderer.tokenizer.vocab_size,
-        proxy_allow=settings.proxy_allow,
-        forwards=services.engine.forwards,
-        has_keys=bool(settings.api_key),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model as a server speaks it: loaded once, also for several processes."""
@@ -495,6 +483,7 @@ async def _serve_model(
             housekeeper.cancel()
             await asyncio.wait({housekeeper})
             lag.close()
+            await app.aclose()
     finally:
         await engine.aclose()
         pool.close()
