@@ -7,7 +7,6 @@ by one step: each step lets go of the GIL, and to get it back beside a busy loop
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavaila
 from stenograph.core.types import SessionId
 from stenograph.store.base import FULL_RETRY_S, Durability, StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES, RowDamaged, Totals
+from stenograph.store.groups import NewRow, NewSession
 
 SCHEMA = 1
 """The schema that this server writes, in `PRAGMA user_version`."""
@@ -109,30 +109,6 @@ class FileConnection:
 
     def close(self) -> None:
         self._sqlite.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRow:
-    """A row that is to be written."""
-
-    session: int
-    seq: int
-    at: float
-    body: bytes
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSession:
-    """A session that is to be written, by its opening."""
-
-    number: int
-    session_id: SessionId
-    ttl_s: float | None
-    at: float
-    body: bytes
-    digest: bytes
-    key: str | None = None
 
 
 class Database:

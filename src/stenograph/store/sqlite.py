@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -25,10 +25,9 @@ from stenograph.store.database import (
     Connect,
     Database,
     FileConnection,
-    NewRow,
-    NewSession,
 )
 from stenograph.store.folder import DataFolder
+from stenograph.store.groups import NewSession, RowAppend, RowGroup
 
 log = logging.getLogger(__name__)
 
@@ -39,24 +38,6 @@ MAX_GROUP_BYTES = 8 * 2**20
 
 SYNC_PERIOD_S = 1.0
 """With `interval`, the time after which what was written is synced."""
-
-
-class _Append:
-    """A row that is to be written behind a session's last."""
-
-    __slots__ = ("adds", "at", "done", "error", "kind", "payload", "tail")
-
-    def __init__(self, tail: Tail, kind: int, payload: bytes, adds: Totals, at: float, done: Done) -> None:
-        self.tail = tail
-        self.kind = kind
-        self.payload = payload
-        self.adds = adds
-        self.at = at
-        self.done = done
-        self.error: StenographError | None = None
-
-    def tell(self) -> None:
-        self.done(self.error)
 
 
 class _FileJob(Generic[T]):
@@ -76,16 +57,7 @@ class _FileJob(Generic[T]):
             self._future.set_result(self.answer)  # type: ignore[arg-type]  # it has run
 
 
-_Job = _Append | _FileJob[object]
-
-
-@dataclass(slots=True)
-class _Pending:
-    """Rows of a group as they would be, and the ends of their sessions after them."""
-
-    jobs: list[_Append]
-    rows: list[NewRow]
-    ends: dict[int, tuple[Tail, int, bytes, Totals]]
+_Job = RowAppend | _FileJob[object]
 
 
 class SqliteStore:
@@ -142,7 +114,7 @@ class SqliteStore:
         return self._stats
 
     def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:
-        self._jobs.put(_Append(tail, kind, payload, adds, at, done))
+        self._jobs.put(RowAppend(tail, kind, payload, adds, at, done))
 
     async def create(
         self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None, key: str | None = None
@@ -163,6 +135,9 @@ class SqliteStore:
 
     async def take(self, session_id: SessionId) -> StoredSession | None:
         return await self.load(session_id)
+
+    def check_owned(self, tail: Tail) -> None:
+        """Nobody else can have it."""
 
     async def load(self, session_id: SessionId) -> StoredSession | None:
         return await self._call(lambda database: database.read(session_id))
@@ -248,7 +223,7 @@ class SqliteStore:
                 self._jobs.put(None)  # a backup is on its way: the end comes after it
                 break
             jobs.append(job)
-            num_bytes += len(job.payload) if isinstance(job, _Append) else 0
+            num_bytes += len(job.payload) if isinstance(job, RowAppend) else 0
         return jobs, False
 
     def _patience_s(self) -> float | None:
@@ -257,7 +232,7 @@ class SqliteStore:
             return None
         return max(0.0, self._unsynced_since + SYNC_PERIOD_S - time.monotonic())
 
-    def _do(self, group: "list[_Append] | _FileJob[object]") -> None:
+    def _do(self, group: "list[RowAppend] | _FileJob[object]") -> None:
         if isinstance(group, list):
             self._write(group)
             return
@@ -271,11 +246,11 @@ class SqliteStore:
             group.answer = error
             self._note(error)
 
-    def _write(self, jobs: list[_Append]) -> None:
+    def _write(self, jobs: list[RowAppend]) -> None:
         """Write a group's rows in one statement, and move the ends of their sessions if that went well."""
         error: StenographError | None = self._failure
         if error is None:
-            pending = _pending(jobs)
+            pending = RowGroup.of(jobs)
             try:
                 self._database.insert_rows(pending.rows)
             except StorageUnavailable as failed:
@@ -287,9 +262,8 @@ class SqliteStore:
             for job in jobs:
                 job.error = error
 
-    def _written(self, pending: _Pending) -> None:
-        for tail, seq, digest, totals in pending.ends.values():
-            tail.seq, tail.digest, tail.totals = seq, digest, totals
+    def _written(self, pending: RowGroup) -> None:
+        pending.move_ends()
         stats, num_bytes = self._stats, sum(len(row.body) for row in pending.rows)
         self._stats = replace(
             stats,
@@ -351,11 +325,11 @@ class SqliteStore:
             self._loop.call_soon_threadsafe(what, about)
 
 
-def _groups(jobs: Sequence[_Job]) -> "Iterator[list[_Append] | _FileJob[object]]":
+def _groups(jobs: Sequence[_Job]) -> "Iterator[list[RowAppend] | _FileJob[object]]":
     """Jobs in their order, rows that follow one another together."""
-    rows: list[_Append] = []
+    rows: list[RowAppend] = []
     for job in jobs:
-        if isinstance(job, _Append):
+        if isinstance(job, RowAppend):
             rows.append(job)
             continue
         if rows:
@@ -364,20 +338,6 @@ def _groups(jobs: Sequence[_Job]) -> "Iterator[list[_Append] | _FileJob[object]]
         yield job
     if rows:
         yield rows
-
-
-def _pending(jobs: Sequence[_Append]) -> _Pending:
-    """The rows of a group, each behind the one before it of its session."""
-    pending = _Pending(jobs=list(jobs), rows=[], ends={})
-    for job in jobs:
-        tail = job.tail
-        _, seq, digest, totals = pending.ends.get(id(tail), (tail, tail.seq, tail.digest, tail.totals))
-        seq, totals = seq + 1, totals.after(job.kind, seq + 1, job.adds)
-        body = row_body(job.kind, totals, job.payload)
-        digest = row_digest(digest, tail.session_id, seq, body)
-        pending.rows.append(NewRow(session=tail.number, seq=seq, at=job.at, body=body, digest=digest))
-        pending.ends[id(tail)] = (tail, seq, digest, totals)
-    return pending
 
 
 def _tell_all(jobs: Sequence[_Job]) -> None:
