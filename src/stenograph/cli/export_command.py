@@ -31,7 +31,7 @@ from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress
 from stenograph.render.renderer import Renderer
 from stenograph.session.session import Session
-from stenograph.store.look import StoreLook, looks
+from stenograph.store.places import Look, looks_at
 from stenograph.trajectory.commits import ModelMark
 
 EXPORT = "export"
@@ -47,9 +47,10 @@ _PART = ".part"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """Options of an export: the sessions in `folder` go into files in `out`, named by their ids, in a format."""
+    """Options of an export: the sessions in `folder`, which may be the address of a database, go into files in `out`,
+    named by their ids, in a format."""
 
-    folder: Path
+    folder: str
     out: Path
     format: str = "safetensors"
     include_side: bool = False
@@ -74,7 +75,7 @@ def export_folder(options: ExportOptions, settings: Settings, *, out: TextIO, pr
         replay_shape=None if shape is None else ReplayShape(layers=shape[0], top_k=shape[1]),
     )
     num_sessions = 0
-    with looks(options.folder) as looked:
+    with looks_at(options.folder) as looked:
         _make_empty(options.out)
         for file in looked:
             summaries = list(file.summaries())
@@ -99,7 +100,7 @@ def _make_empty(folder: Path) -> None:
         raise StartupError(f"--out: cannot write to the folder {str(folder)!r}: {error.strerror}") from error
 
 
-def _write(export: "_Export", file: StoreLook, session_id: SessionId) -> None:
+def _write(export: "_Export", file: Look, session_id: SessionId) -> None:
     """Write a session's file. Raises StartupError for what concerns all of them: the disk, a missing library."""
     try:
         export.session(file, session_id)
@@ -129,7 +130,7 @@ class _Export:
     num_empty: int = 0
     faults: list[str] = field(default_factory=list[str])
 
-    def session(self, file: StoreLook, session_id: SessionId) -> None:
+    def session(self, file: Look, session_id: SessionId) -> None:
         """Write a session's samples, or note why there are none."""
         try:
             session = read_session(file, session_id, model=self.mark)

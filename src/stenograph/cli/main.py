@@ -282,7 +282,9 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
         " were made. Exit code: 0 all were exported, 1 a session could not be, each on a line, 2 nothing was begun.",
     )
     for command in (inspecting, checking, exporting):
-        command.add_argument("folder", type=Path, metavar="DIR", help="the folder of --data-dir, or of a backup")
+        command.add_argument(
+            "folder", metavar="DIR", help="the folder of --data-dir, or of a backup, or the postgresql:// of --store"
+        )
     inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
     exporting.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new or empty folder")
     exporting.add_argument(

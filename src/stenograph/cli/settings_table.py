@@ -67,6 +67,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "store": (
         "data_dir",
         "durability",
+        "store",
+        "advertise_url",
+        "lease",
     ),
     "limits and deadlines": (
         "max_sessions",

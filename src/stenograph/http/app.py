@@ -36,6 +36,7 @@ from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
+from stenograph.http.nodes import Nodes
 from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
 from stenograph.http.response_route import HeldResponses
@@ -43,7 +44,7 @@ from stenograph.http.server import listen, run_uvicorn, url_of
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
 from stenograph.http.storage import BackupRoute, opened_store
-from stenograph.http.store_metrics import StoreMetrics
+from stenograph.http.store_metrics import OwnerMetrics, StoreMetrics
 from stenograph.http.turn_route import TurnRoute
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import ModelFiles, load_model_files
@@ -58,10 +59,12 @@ from stenograph.session.counting import PromptCounter
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
 from stenograph.session.manager import SessionManager
+from stenograph.session.ownership import SharedOwnership
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.shelf import Shelf
 from stenograph.session.turn import TurnServices
 from stenograph.store.base import SessionStore
+from stenograph.store.postgres.store import PostgresStore
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, load_matcher
@@ -219,7 +222,22 @@ def make_app(
         metrics=metrics,
         body_slots=body_slots,
     )
-    return App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal), manager
+    nodes = _nodes(settings, manager, metrics, store)
+    return App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal, nodes=nodes), manager
+
+
+def _nodes(settings: Settings, manager: SessionManager, metrics: Metrics, store: SessionStore | None) -> Nodes | None:
+    """The other servers, where a database is shared with them."""
+    if not isinstance(store, PostgresStore):
+        return None
+    nodes = Nodes(
+        SharedOwnership(manager, store),
+        metrics=metrics,
+        by_credential=not settings.api_key,
+        timeout_s=settings.request_timeout_s + settings.abort_grace_s,
+    )
+    metrics.register(OwnerMetrics(store, nodes))
+    return nodes
 
 
 def _turn_routes(
@@ -409,7 +427,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
             ended_by = await _serve_on(
                 listener, settings, store, failed, clock=clock, announce=announce, progress=progress
             )
-            if store is not None and store.failure is not None:
+            if failed.is_set() and store is not None and store.failure is not None:
                 raise StorageLost(f"the store of --data-dir has failed: {store.failure.__cause__ or store.failure}")
             return ended_by
 
@@ -455,6 +473,7 @@ async def _serve_on(
             housekeeper.cancel()
             await asyncio.wait({housekeeper})
             lag.close()
+            await app.aclose()
     finally:
         await engine.aclose()
         pool.close()

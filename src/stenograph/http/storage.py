@@ -10,6 +10,7 @@ from typing import TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stenograph.core.clock import SystemClock
 from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import decode_backup
@@ -18,17 +19,27 @@ from stenograph.http.wire import json_response, read_json
 from stenograph.session.shelf import Shelf
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder, file_of
+from stenograph.store.postgres.schema import prepare
+from stenograph.store.postgres.server import PostgresRows
+from stenograph.store.postgres.store import PostgresStore
 from stenograph.store.sqlite import SqliteStore
+
+MIN_TIMEOUT_S = 5.0
+"""Longest time that a statement may take, where the lease is shorter."""
 
 
 @asynccontextmanager
 async def opened_store(
     settings: Settings, *, address: str, on_failed: Callable[[StorageUnavailable], None]
 ) -> AsyncGenerator[SessionStore | None]:
-    """The store of `--data-dir`, None without one. Raises StartupError.
+    """The store of `--data-dir` or `--store`, None without one. Raises StartupError.
 
     `address` is where the server listens; `on_failed` is called when the store has failed for good.
     """
+    if settings.store is not None:
+        async with _shared_store(settings, settings.store, address) as shared:
+            yield shared
+        return
     if settings.data_dir is None:
         yield None
         return
@@ -41,6 +52,23 @@ async def opened_store(
             await store.aclose()
     finally:
         folder.close()
+
+
+@asynccontextmanager
+async def _shared_store(settings: Settings, url: str, address: str) -> AsyncGenerator[PostgresStore]:
+    """The store in a database that other servers share. Raises StartupError."""
+    timeout_s = max(settings.lease_s, MIN_TIMEOUT_S)
+    await prepare(url, timeout_s=timeout_s)
+    store = await PostgresStore.open(
+        PostgresRows(url, timeout_s=timeout_s),
+        SystemClock(),
+        url=settings.advertise_url or address,
+        lease_s=settings.lease_s,
+    )
+    try:
+        yield store
+    finally:
+        await store.aclose()
 
 
 class BackedUp(TypedDict):

@@ -80,18 +80,24 @@ class Shelf:
         found = await self.store.find(key)
         return None if found is None else found.session_id
 
-    async def read(self, session_id: str) -> Session:
-        """A session as it is in the store, which nobody else has. Raises SessionNotFound, also for one that is being
-        deleted or has been idle for too long, SessionDamaged or StorageUnavailable."""
+    async def read(self, session_id: str, *, takes: bool = True) -> Session:
+        """A session as it is in the store, which nobody else has; where it is not taken, it is only to be read.
+
+        Raises SessionNotFound, also for one that is being deleted or has been idle for too long, SessionDamaged,
+        StorageUnavailable or SessionElsewhere.
+        """
         self._reading[session_id] += 1
         try:
-            stored = await self.store.take(SessionId(session_id))
+            find = self.store.take if takes else self.store.load
+            stored = await find(SessionId(session_id))
             if stored is None:
                 raise SessionNotFound(session_id)
             session = await self._restored(stored)
             is_gone = session_id in self._deleted or self._deleting[session_id] > 0  # while it was read
             if is_gone or session.is_expired(self._clock.monotonic()):
                 raise SessionNotFound(session_id)
+            if takes and session.tail is not None:
+                self.store.check_owned(session.tail)  # whoever goes on with it may be another by now
             self.num_read += 1
             return session
         except SessionDamaged:

@@ -35,6 +35,11 @@ class StoreLook:
         self.path = path
         self._database = Database(path, durability=None, connect=partial(FileConnection, read_only=True))
 
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
     def __repr__(self) -> str:
         return f"<StoreLook at {str(self.path)!r}>"
 

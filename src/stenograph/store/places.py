@@ -1,0 +1,45 @@
+"""The places that sessions are kept in, for a look: a folder of files, or a database that servers share."""
+
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from stenograph.core.types import SessionId
+from stenograph.store.base import StoredSession, StoredSummary
+from stenograph.store.look import looks
+from stenograph.store.postgres.look import looked_at_database
+from stenograph.store.settings import POSTGRES
+
+
+class Look(Protocol):
+    """A part of a place, opened for reading."""
+
+    @property
+    def name(self) -> str:
+        """Its name, in what is said of its faults."""
+        ...
+
+    def summaries(self) -> Iterator[StoredSummary]:
+        """All sessions in the order of their creation. Raises StorageUnavailable."""
+        ...
+
+    def read(self, session_id: SessionId) -> StoredSession | None:
+        """A session's rows. Raises SessionDamaged or StorageUnavailable."""
+        ...
+
+    def faults(self) -> list[str]:
+        """Faults of its own structure."""
+        ...
+
+
+@contextmanager
+def looks_at(place: str) -> Generator[list[Look]]:
+    """The parts of a place, which is a folder or a database's address. Raises StartupError."""
+    if re.fullmatch(POSTGRES, place) is None:
+        with looks(Path(place)) as files:
+            yield [*files]
+    else:
+        with looked_at_database(place) as database:
+            yield [database]
