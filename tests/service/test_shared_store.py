@@ -144,6 +144,25 @@ async def test_a_lease_that_ran_out_is_never_renewed(rows: MakeRows) -> None:
         assert await asking.renew(again, lease_s=30.0)
 
 
+async def test_a_session_that_is_there_already_is_only_its_owners_and_only_while_it_is_new(rows: MakeRows) -> None:
+    asking, id_ = rows(), session_id(1)
+    async with aclosing(asking):
+        owner = await asking.join("http://a", lease_s=30.0, instead_of=None)
+        other = await asking.join("http://b", lease_s=30.0, instead_of=None)
+        body = row_body(OPENED, Totals(), b"opening")
+        new = NewSession(
+            number=0, session_id=id_, ttl_s=None, at=1.0, body=body, digest=row_digest(b"", id_, 0, body), key=None
+        )
+        assert await asking.create(new, 10**9) is None, "nobody is that owner"
+        number = await asking.create(new, owner)
+        assert number is not None
+        assert await asking.create(new, owner) == number
+        assert await asking.create(new, other) is None
+        await asking.leave(owner)
+        assert await asking.claim(id_, other) == Claimed(session=number, epoch=2, is_new=True)
+        assert await asking.create(new, owner) is None
+
+
 # --- the tables in memory are those of PostgreSQL --------------------------------------------------------------------
 
 SHORT, LONG = 0.0, 3600.0

@@ -7,15 +7,17 @@ here and nowhere else.
 import asyncio
 import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from stenograph.core.errors import StartupError, StorageUnavailable
 from stenograph.store.base import FULL_RETRY_S
 from stenograph.store.postgres.shared_rows import DatabaseAway
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _READ_ONLY = "25006"
 _FULL = "53100"
@@ -59,12 +61,19 @@ class Lane:
 
     async def fetch(self, query: str, *args: object) -> Sequence[Any]:
         """Run one statement; its rows. Raises DatabaseAway or StorageUnavailable."""
-        found: Sequence[Any] = await self._run(lambda connection: connection.fetch(query, *args))
-        return found
+
+        def work(connection: PgConnection) -> Awaitable[Sequence[Any]]:
+            return connection.fetch(query, *args)
+
+        return await self._run(work)
 
     async def execute(self, script: str) -> None:
         """Run several statements in one transaction, whole or not at all. Raises as `fetch`."""
-        await self._run(lambda connection: connection.execute(script))
+
+        def work(connection: PgConnection) -> Awaitable[str]:
+            return connection.execute(script)
+
+        await self._run(work)
 
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None
@@ -73,7 +82,7 @@ class Lane:
                 async with asyncio.timeout(self._timeout_s):
                     await connection.close()
 
-    async def _run(self, work: Any) -> Any:
+    async def _run(self, work: Callable[[PgConnection], Awaitable[T]]) -> T:
         """Do `work` with the connection. One that failed, or whose answer nobody waits for, is not used again."""
         async with self._lock:
             try:

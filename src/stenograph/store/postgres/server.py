@@ -42,7 +42,9 @@ WITH made AS (
 ended AS (
     INSERT INTO stenograph_ends (session, owner, epoch, seq, at, head, outcome)
     SELECT number, $7::bigint, 1, 0, $3::float8, $8::bytea, 0 FROM made)
-SELECT number FROM made UNION ALL SELECT number FROM stenograph_sessions WHERE id = $1 AND digest = $5
+SELECT number FROM made UNION ALL
+SELECT s.number FROM stenograph_sessions s JOIN stenograph_ends e ON e.session = s.number
+WHERE s.id = $1 AND s.digest = $5 AND e.owner = $7 AND e.seq = 0
 """
 
 _APPEND = """

@@ -77,8 +77,8 @@ class SharedRows(Protocol):
         ...
 
     async def create(self, new: NewSession, owner: int) -> int | None:
-        """Keep a new session, whose owner this is: the number it is given. The same one once more changes nothing. None
-        if the owner is gone."""
+        """Keep a new session, whose owner this is: the number it is given. The same one once more changes nothing, and
+        says the same, as long as it is this owner's and has no rows. None otherwise, and if the owner is gone."""
         ...
 
     async def append(self, moves: Sequence[EndMove], rows: Sequence[NewRow]) -> set[int]:

@@ -78,7 +78,9 @@ class SharedTables:
                 number=self._num_sessions, new=new, owner=owner, at=new.at, head=new.body[:HEAD_BYTES]
             )
             self._sessions[new.session_id] = held
-        return None if held is None or held.new.digest != new.digest else held.number
+        if held is None or held.new.digest != new.digest or held.owner != owner or held.seq:
+            return None
+        return held.number
 
     def append(self, moves: Sequence[EndMove], rows: Sequence[NewRow]) -> set[int]:
         moved: set[int] = set()
