@@ -7,7 +7,9 @@ from pathlib import Path
 
 from benchmarks.engine import command as engine
 from benchmarks.render import command as render
+from benchmarks.rollouts import command as rollouts
 from benchmarks.soak import command as soak
+from benchmarks.store import command as store
 from stenograph.bench.kit.runner import Benchmark, run_benchmarks
 
 BENCHMARKS = {
@@ -19,7 +21,11 @@ BENCHMARKS = {
         render.add_arguments,
         render.run,
     ),
+    "rollouts": Benchmark(
+        "what does a rollout cost in the client's own process?", rollouts.add_arguments, rollouts.run
+    ),
     "soak": Benchmark("does the server stay as it is under a mixed load with faults?", soak.add_arguments, soak.run),
+    "store": Benchmark("what do sessions on disk cost when they are wanted again?", store.add_arguments, store.run),
 }
 
 

@@ -115,13 +115,17 @@ async def test_vllm_keeps_the_laws_of_engines(vllm: RealVLLM) -> None:
                 kill=lambda: asyncio.to_thread(vllm.kill),
                 revive=lambda: asyncio.to_thread(vllm.start),
                 max_sequence_tokens=MAX_MODEL_LEN,
+                not_offered={"supports_of_tokens": "it is started without --return-sampling-mask"},
             )
         finally:
             await engine.aclose()
 
     report = await check_engine(make, deadline_s=300.0)
     say(f"\n{vllm.model.name}, scale_out={vllm.scale_out}\n{report}\n")
-    assert set(report.not_offered) <= ({"grammar_json_object"} if vllm.scale_out else {"two_weight_versions"})
+    assert set(report.not_offered) <= {
+        "supports_of_tokens",
+        "grammar_json_object" if vllm.scale_out else "two_weight_versions",
+    }
 
 
 def told(name: str, vllm: RealVLLM, turns: Sequence[PlayedTurn], began: float) -> None:

@@ -25,7 +25,9 @@ def test_every_dependency_has_its_reason() -> None:
         "For the demo": names(extras["demo"]),
         "To develop": names(extras["dev"]),
         "For the whole set of model families": names(extras["families"]),
+        "For losses of power": names(extras["crash"]),
         "For real agents": names(extras["agents"]),
+        "For packaging": names(extras["packaging"]),
     }
     page = (ROOT / "docs" / "dependencies.md").read_text()
     for heading, packages in declared.items():

@@ -6,6 +6,8 @@ from pathlib import Path
 from stenograph.http.metric_table import METRICS, Metric
 from stenograph.http.metrics import Metrics
 from stenograph.http.store_metrics import OWNER_METRICS, STORE_METRICS
+from stenograph.http.weight_routes import WEIGHT_METRICS
+from stenograph.http.workers.worker import WORKER_METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -35,6 +37,18 @@ def test_every_metric_of_the_store_is_listed_as_it_is() -> None:
     ]
     assert rows("A shared database") == [
         f"| `{metric.name}` | {metric.type} | {label_cell(metric)} | {metric.help} |" for metric in OWNER_METRICS
+    ]
+
+
+def test_every_metric_of_weights_is_listed_as_it_is() -> None:
+    assert rows("Weights") == [
+        f"| `{metric.name}` | {metric.type} | {label_cell(metric)} | {metric.help} |" for metric in WEIGHT_METRICS
+    ]
+
+
+def test_every_metric_of_a_worker_is_listed_as_it_is() -> None:
+    assert rows("Several processes") == [
+        f"| `{metric.name}` | {metric.type} | {label_cell(metric)} | {metric.help} |" for metric in WORKER_METRICS
     ]
 
 

@@ -1,179 +1,181 @@
 """kill -9 of a real server under load, again and again, with clients that ask again: nothing acknowledged is lost.
 
-A few kills here; `scripts/test-crash` sets KILLS for the long run.
+A few kills here; `scripts/test-crash` sets KILLS for the long run. The same SEED chooses the same clients, replies and
+moments, as far as the machine allows: a failure names the seed and the kill.
 """
 
 import asyncio
-import json
+import contextlib
 import os
 import random
-import re
+import shutil
 import signal
+import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
+from tokenizers import Tokenizer
 
-from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.tiny.llama import write_tiny_folder
 
-END = 2
-NUM_KILLS = int(os.environ.get("KILLS", "4"))
-NUM_SESSIONS = 12
-MAX_TURNS = 25
-"""Turns of a session; then its client opens another."""
+from ..crash.book import Book, Lost
+from ..crash.load import CLIENTS, END, LARGE_MARK, Gone, Load
+from ..crash.warm import WarmParent, WarmServer
 
-pytestmark = pytest.mark.timeout(60 + 10 * NUM_KILLS)
+NUM_KILLS = int(os.environ.get("KILLS", "6"))
+SEED = int(os.environ.get("SEED", "17"))
+CHECK_ALL_EVERY = 50
+NUM_LOOKED_AT = 3
+"""Sessions of which a new server shows what the one before showed, at each start."""
 
-
-@dataclass(slots=True)
-class Turn:
-    """A turn that a client has the reply to."""
-
-    ids: list[int]
-    reply_id: str
-    text: str
+pytestmark = pytest.mark.timeout(120 + 30 * NUM_KILLS)
 
 
 @dataclass(slots=True)
-class Load:
-    """Clients that each work on a session, and what was acknowledged to them."""
+class Figures:
+    """What a run comes to."""
 
-    url: str = ""
-    up: asyncio.Event = field(default_factory=asyncio.Event)
-    is_over: bool = False
-    sessions: dict[str, list[Turn]] = field(default_factory=dict[str, list[Turn]])
-    num_acknowledged: int = 0
-    num_asked_again: int = 0
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-
-    async def post(self, client: aiohttp.ClientSession, path: str, body: Any, **headers: str) -> Any:
-        """Ask until there is an answer: the same body, the same key."""
-        while True:
-            await self.up.wait()
-            url = self.url
-            try:
-                named = {name.replace("_", "-"): value for name, value in headers.items()}
-                async with client.post(url + path, json=body, headers=named) as response:
-                    answer = await response.read()
-                    if response.status == 200:
-                        return json.loads(answer)
-                    assert response.status in (409, 503), answer  # of a turn that has not ended, of a server that ends
-                    await asyncio.sleep(0)
-            except (aiohttp.ClientError, ConnectionError):
-                self.num_asked_again += 1
-                if url == self.url:
-                    self.up.clear()
-
-    async def work(self, client: aiohttp.ClientSession, number: int) -> None:
-        while not self.is_over:
-            session = (await self.post(client, "/sessions", {}))["session_id"]
-            turns = self.sessions.setdefault(session, [])
-            messages: list[dict[str, Any]] = []
-            while len(turns) < MAX_TURNS and not self.is_over:
-                messages.append({"role": "user", "content": f"client {number}, question {len(turns)}"})
-                key = f"{session}-{len(turns)}"
-                body = {"messages": messages, "return_token_ids": True}
-                path = f"/sessions/{session}/v1/chat/completions"
-                reply = await self.post(client, path, body, idempotency_key=key)
-                choice = reply["choices"][0]
-                text = choice["message"]["content"]
-                turns.append(Turn(ids=choice["token_ids"], reply_id=reply["id"], text=text))
-                messages.append({"role": "assistant", "content": text})
-                async with self.changed:
-                    self.num_acknowledged += 1
-                    self.changed.notify_all()
-
-    async def acknowledged(self, num: int) -> None:
-        async with self.changed:
-            await self.changed.wait_for(lambda: self.num_acknowledged >= num)
-
-
-@asynccontextmanager
-async def server(folder: Path, model: Path, engine: SGLangServer) -> AsyncIterator[tuple[Any, str]]:
-    flags = ("--model", str(model), "--family", "smollm2", "--engine", "sglang-generate", "--engine-url", engine.url)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "stenograph.cli.main", "serve", "--port", "0", "--data-dir", str(folder), *flags),
-        *("--log-level", "error"),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        line = (await process.stdout.readline()).decode()
-        found = re.search(r"(http://127\.0\.0\.1:\d+) \(model", line)
-        assert found is not None, line
-        yield process, found[1]
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-            assert await process.wait() == 0
-
-
-def unique_replies() -> Any:
-    """Each generation its own ids, so that a turn that is made twice, or another's, is seen."""
-    drawn = random.Random(17)
-
-    def answer(_: AskedRequest) -> ReplyScript:
-        ids = tuple(drawn.randrange(3, 250) for _ in range(drawn.randrange(2, 40)))
-        return ReplyScript(ids=(*ids, END), matched=END)
-
-    return answer
+    num_starts_killed: int = 0
+    num_checked: int = 0
+    ready_s: list[float] = field(default_factory=list[float])
+    first_turn_s: list[float] = field(default_factory=list[float])
 
 
 async def test_kill_9_loses_no_acknowledged_turn_doubles_none_and_changes_no_id(tmp_path: Path) -> None:
-    model = write_tiny_folder(tmp_path / "tiny")
-    load, chosen = Load(), random.Random(NUM_KILLS)
-    restarts_s: list[float] = []
-    async with SGLangServer(answers=unique_replies(), stop_id=END, remembers=False) as engine:  # noqa: SIM117
-        async with aiohttp.ClientSession() as client, asyncio.TaskGroup() as tasks:
-            for number in range(NUM_SESSIONS):
-                tasks.create_task(load.work(client, number))
-            for _ in range(NUM_KILLS):
+    model, folder, log = write_tiny_folder(tmp_path / "tiny"), tmp_path / "data", tmp_path / "log"
+    book, figures = Book(len(CLIENTS)), Figures()
+    load = Load(book, random.Random(SEED))
+    load.large_ids = tuple(Tokenizer.from_file(str(model / "tokenizer.json")).encode(LARGE_MARK).ids)
+    async with (
+        SGLangServer(answers=load.answer, stop_id=END, remembers=False) as engine,
+        WarmParent.started() as warm,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        flags = (
+            *("--port", "0", "--data-dir", str(folder), "--model", str(model), "--family", "smollm2"),
+            *("--engine", "sglang-generate", "--engine-url", engine.url, "--log-level", "error"),
+            *("--max-sessions", "40", "--max-held-tokens", "20000"),
+            *("--replay", "routed_experts"),
+        )
+        for number in range(len(CLIENTS)):
+            tasks.create_task(load.work(client, number), name=f"client {number}")
+        for kill in range(NUM_KILLS):
+            draw = random.Random(f"{SEED}/{kill}")
+            with named(kill, log):
+                durability = draw.choice(["commit", "commit", "interval"])
                 began = time.monotonic()
-                async with server(tmp_path / "data", model, engine) as (process, load.url):
-                    load.up.set()
-                    before = load.num_acknowledged
-                    await load.acknowledged(before + 1)
-                    restarts_s.append(time.monotonic() - began)
-                    await load.acknowledged(before + chosen.randrange(1, 150))
-                    process.kill()
-                    await process.wait()
-                    load.up.clear()
-            async with server(tmp_path / "data", model, engine) as (process, load.url):
-                load.up.set()
-                await load.acknowledged(load.num_acknowledged + 2 * NUM_SESSIONS)
-                load.is_over = True
-                for session, turns in list(load.sessions.items()):
-                    await check(client, load, session, turns)
-    figures = (
-        f"\n{NUM_KILLS} kills: {load.num_acknowledged} turns acknowledged in {len(load.sessions)} sessions,"
-        f" {load.num_asked_again} requests asked again, 0 lost, 0 doubled, 0 wrong ids;"
-        f" from the start of a process to its first turn {max(restarts_s):.1f} s at most"
+                server = await warm.fork([*flags, "--durability", durability], log)
+                if kill % 10 == 3:
+                    await kill_while_it_starts(warm, server, draw, figures)
+                else:
+                    await server.is_ready.wait()
+                    figures.ready_s.append(time.monotonic() - began)
+                    await work_until_killed(warm, server, client, load, draw, figures, began)
+                everything = kill % CHECK_ALL_EVERY == CHECK_ALL_EVERY - 1
+                if folder.joinpath("00.sqlite3").exists():
+                    figures.num_checked += book.check_disk(folder, everything=everything)
+            if everything:
+                say(kill + 1, load, figures)
+        with named(NUM_KILLS, log):
+            server = await warm.fork(flags, log)
+            await server.is_ready.wait()
+            load.url, before = server.url, book.num_acknowledged
+            load.up.set()
+            await load.until(lambda: book.num_acknowledged >= before + 2 * len(CLIENTS))
+            load.is_over = True
+            ended = [task for task in asyncio.all_tasks() if task.get_name().startswith("client")]
+            if ended:
+                await asyncio.wait(ended)
+            for rollout in list(book.rollouts.values()):
+                if rollout.shot is not None and not rollout.is_deleted:
+                    await load.look(client, rollout)
+            assert await warm.kill(server, signal.SIGTERM) == 0
+            figures.num_checked += book.check_disk(folder, everything=True, is_at_rest=True)
+    say(NUM_KILLS, load, figures)
+    with pytest.raises(Lost, match="is not there"):  # else the book would see nothing
+        book.check_disk(without_its_last_turn(folder, tmp_path / "less"), everything=True, is_at_rest=True)
+
+
+def without_its_last_turn(folder: Path, copy: Path) -> Path:
+    """A copy of a folder that has lost the turn that was written last."""
+    shutil.copytree(folder, copy)
+    raw = sqlite3.connect(copy / "00.sqlite3", isolation_level=None)
+    raw.execute("DELETE FROM rows WHERE place = (SELECT max(place) FROM rows WHERE substr(body, 2, 1) = x'01')")
+    raw.close()
+    return copy
+
+
+async def kill_while_it_starts(warm: WarmParent, server: WarmServer, draw: random.Random, figures: Figures) -> None:
+    """Kill a server at a random moment of its start."""
+    usual_s = at(sorted(figures.ready_s), 0.5)
+    with contextlib.suppress(TimeoutError):  # a moment of the clock is what is wanted
+        async with asyncio.timeout(draw.random() * usual_s):
+            await server.is_ready.wait()
+    await warm.kill(server)
+    figures.num_starts_killed += 1
+
+
+async def work_until_killed(
+    warm: WarmParent,
+    server: WarmServer,
+    client: aiohttp.ClientSession,
+    load: Load,
+    draw: random.Random,
+    figures: Figures,
+    began: float,
+) -> None:
+    """Let clients work until a random moment: after some turns, or just when the engine has said something."""
+    book, load.url = load.book, server.url
+    load.up.set()
+    shown = [one for one in book.rollouts.values() if one.shot is not None and not one.is_delete_asked]
+    for rollout in draw.sample(shown, min(NUM_LOOKED_AT, len(shown))):
+        with contextlib.suppress(Gone):  # its client has deleted it meanwhile
+            await load.look(client, rollout)
+    turns, generations = book.num_acknowledged, load.num_generated
+    await load.until(lambda: book.num_acknowledged > turns)
+    figures.first_turn_s.append(time.monotonic() - began)
+    if draw.random() < 0.4:
+        num = turns + draw.randrange(1, 80)
+        await load.until(lambda: book.num_acknowledged >= num)
+    else:
+        num = generations + draw.randrange(1, 80)
+        await load.until(lambda: load.num_generated >= num)
+    await asyncio.sleep(draw.random() * 0.004)  # the moments between two events of the clients are to be hit, too
+    load.up.clear()
+    await warm.kill(server)
+
+
+@contextlib.contextmanager
+def named(kill: int, log: Path) -> Iterator[None]:
+    """A failure says how it is had again, and what the servers said."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"SEED={SEED} KILLS={NUM_KILLS}, kill {kill}; the servers said: {log.read_text()[-2000:]!r}")
+        raise
+
+
+def say(num: int, load: Load, figures: Figures) -> None:
+    """A line of progress, and of figures at the end."""
+    book, ready = load.book, sorted(figures.ready_s)
+    first = sorted(figures.first_turn_s)
+    num_deleted = sum(one.is_deleted for one in book.rollouts.values())
+    sys.stdout.write(
+        f"\n{num} kills ({figures.num_starts_killed} during a start), seed {SEED}: {book.num_acknowledged} turns"
+        f" acknowledged in {len(book.rollouts)} sessions ({num_deleted} deleted), {load.num_asked_again} requests asked"
+        f" again, {book.num_in_doubt} turns kept whose answer was lost; {figures.num_checked} turns compared: 0 lost,"
+        f" 0 doubled, 0 wrong ids; start to ready p50 {at(ready, 0.5):.2f} s, p99 {at(ready, 0.99):.2f} s,"
+        f" to the first turn p50 {at(first, 0.5):.2f} s, p99 {at(first, 0.99):.2f} s\n"
     )
-    sys.stdout.write(figures + chr(10))
+    sys.stdout.flush()
 
 
-async def check(client: aiohttp.ClientSession, load: Load, session: str, turns: list[Turn]) -> None:
-    """Every acknowledged turn is there once, with its ids, in its order; one more may be on its way to its client."""
-    acknowledged = list(turns)
-    async with client.get(f"{load.url}/sessions/{session}") as response:
-        assert response.status == 200, await response.text()
-        view = await response.json()
-    records, metadata = view["records"], view["metadata"]
-    kept = [
-        [row[1] for row in record["response"]["choices"][0]["meta_info"]["output_token_logprobs"]] for record in records
-    ]
-    assert kept[: len(acknowledged)] == [turn.ids for turn in acknowledged]
-    ids = [record["response"]["id"] for record in records]
-    assert ids[: len(acknowledged)] == [turn.reply_id for turn in acknowledged]
-    assert len(kept) <= len(turns) + 1
-    assert len(set(ids)) == len(ids)
-    assert metadata["discarded"] == {"turns": 0, "sampled_tokens": 0}
-    assert len(metadata["strands"]) <= 1
+def at(values: list[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0

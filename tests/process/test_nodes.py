@@ -29,7 +29,7 @@ from stenograph.testing.standins.postgres_server import PostgresServer, postgres
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.tiny.llama import write_tiny_folder
 
-from .test_kill import END, Turn, unique_replies
+from .chat_load import END, Turn, unique_replies
 
 KILLS = int(os.environ.get("KILLS", "1"))
 STOPS = int(os.environ.get("STOPS", "2"))

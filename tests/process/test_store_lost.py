@@ -1,9 +1,7 @@
 """A server whose store fails for good refuses what it cannot keep, ends, and says so by its exit code."""
 
-import asyncio
-import re
+import os
 import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,8 @@ from stenograph.testing.standins.planned_server import ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.tiny.llama import write_tiny_folder
 
-from .test_kill import END, server
+from ..crash.load import END
+from ..crash.warm import WarmParent
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -22,40 +21,34 @@ pytestmark = pytest.mark.timeout(120)
 async def test_a_server_that_cannot_write_any_more_ends_with_exit_code_74_and_has_what_it_acknowledged(
     tmp_path: Path,
 ) -> None:
-    model = write_tiny_folder(tmp_path / "tiny")
+    model, log = write_tiny_folder(tmp_path / "tiny"), tmp_path / "log"
     hello = {"messages": [{"role": "user", "content": "hello"}]}
-    async with SGLangServer(answers=lambda _: ReplyScript(ids=(5, END), matched=END), stop_id=END) as engine:
-        flags = ("--model", str(model), "--family", "smollm2", "--engine", "sglang-generate", "--engine-url")
-        command = (sys.executable, "-m", "stenograph.cli.main", "serve", "--port", "0", *flags, engine.url)
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            *("--data-dir", str(tmp_path / "data"), "--log-level", "error"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+    async with (
+        SGLangServer(answers=lambda _: ReplyScript(ids=(5, END), matched=END), stop_id=END) as engine,
+        WarmParent.started() as warm,
+    ):
+        flags = (
+            *("--port", "0", "--model", str(model), "--family", "smollm2", "--engine", "sglang-generate"),
+            *("--engine-url", engine.url, "--data-dir", str(tmp_path / "data"), "--log-level", "error"),
         )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            found = re.search(r"(http://127\.0\.0\.1:\d+) \(model", (await process.stdout.readline()).decode())
-            assert found is not None
-            async with aiohttp.ClientSession(found[1]) as client:
-                session = await opened(client)
-                kept, lost = f"/sessions/{session}", f"/sessions/{await opened(client)}"
-                async with client.post(f"{kept}/v1/chat/completions", json=hello) as answer:
-                    assert answer.status == 200
-                most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1024, most))  # no write beyond this place
-                async with client.post(f"{lost}/v1/chat/completions", json=hello) as answer:
-                    refusal = await answer.json()
-                    assert (answer.status, refusal["error"]["code"]) == (503, "storage_unavailable")
-            _, said, code = await asyncio.gather(process.stdout.read(), process.stderr.read(), process.wait())
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert code == 74
-        assert said.decode().splitlines()[-1].startswith("stenograph: the store of --data-dir has failed:"), said
-        async with server(tmp_path / "data", model, engine) as (_, url), aiohttp.ClientSession(url) as client:
+        server = await warm.fork(flags, log)
+        await server.is_ready.wait()
+        async with aiohttp.ClientSession(server.url) as client:
+            session = await opened(client)
+            kept, lost = f"/sessions/{session}", f"/sessions/{await opened(client)}"
+            async with client.post(f"{kept}/v1/chat/completions", json=hello) as answer:
+                assert answer.status == 200
+            most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1024, most))  # no write beyond this place
+            async with client.post(f"{lost}/v1/chat/completions", json=hello) as answer:
+                refusal = await answer.json()
+                assert (answer.status, refusal["error"]["code"]) == (503, "storage_unavailable")
+        assert os.waitstatus_to_exitcode(await warm.end_of(server)) == 74
+        said = log.read_text()
+        assert said.splitlines()[-1].startswith("stenograph: the store of --data-dir has failed:"), said
+        server = await warm.fork(flags, log)
+        await server.is_ready.wait()
+        async with aiohttp.ClientSession(server.url) as client:
             views = [await view(client, path) for path in (kept, lost)]
     assert [len(one["records"]) for one in views] == [1, 0]
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -25,7 +26,9 @@ LAYERS = [
     ["export"],
     ["verify"],
     ["http"],
-    ["bench"],
+    ["client"],
+    ["trainers"],
+    ["deploy", "bench"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -56,6 +59,9 @@ PURE = (
     "engine/llamacpp/schema",
     "engine/llamacpp/text",
     "engine/llamacpp/wire",
+    "client/samples",
+    "client/errors",
+    "trainers",
     "session/budget",
     "session/kinds",
     "session/ledger",
@@ -95,11 +101,19 @@ TASK_OWNERS = {
     "http/nodes": "the handler owns its exchange and awaits it on exit",
     "store/postgres/store": "owns its lease, its writer and what it asks; aclose awaits them",
     "http/wire": "the handler owns its watcher and awaits it on exit",
+    "client/client": "owns what opens and deletes sessions; its end awaits them",
+    "client/rollouts": "a rollout cancels its agent and awaits it",
     "engine/embedded": "owns its child's reader and supervisor; aclose awaits them",
     "engine/http/engine": "owns its requests, aborts and probe; aclose awaits them",
     "testing/standins/faults": "hands a connection's task to the server's set, which its aclose awaits",
     "testing/standins/scripted_engine": "waits for both of its tasks before it goes on",
 }
+
+AT_A_TRAINER = {
+    "client": {"client", "core/errors", "aiohttp", "numpy"},
+    "trainers": {"client", "trainers", "numpy"},
+}
+"""Rooms that a trainer installs: all that they import beside the standard library. They know the server by HTTP."""
 
 MODULES = sorted(SRC.rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
@@ -152,6 +166,25 @@ def test_a_module_imports_only_from_rooms_below_its_own(path: Path) -> None:
         elif other != room:
             assert other != "testing", "nothing in the product imports its tests' stand-ins"
             assert LEVEL[other] < LEVEL[room], f"{name_of(path)} imports {imported}"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if room_of(path) in AT_A_TRAINER], ids=name_of)
+def test_a_trainer_s_side_imports_nothing_of_the_server(path: Path) -> None:
+    allowed = AT_A_TRAINER[room_of(path)]
+    assert {name for name in own_imports(path) if name != "core"} <= {
+        name for name in map(name_of, MODULES) if name in allowed or name.split("/")[0] in allowed
+    }
+    tops = {name.split(".")[0] for name in imports_of(tree_of(path))} - {"stenograph"}
+    assert tops - set(sys.stdlib_module_names) <= allowed
+
+
+def test_nothing_of_the_server_imports_the_client() -> None:
+    above = {"client", "trainers", "cli"}
+    assert not [
+        name_of(path)
+        for path in MODULES
+        if room_of(path) not in above and any(name.split("/")[0] in AT_A_TRAINER for name in own_imports(path))
+    ]
 
 
 def test_every_room_has_a_level() -> None:

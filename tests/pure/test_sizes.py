@@ -18,7 +18,7 @@ MAX_BENCH_LINES = 6_242
 TOO_LONG: set[str] = set()
 TOO_DEEP = {
     # An inner generator would cost each chunk a hop more, and have to be closed by the same blocks.
-    "engine/fleet/fleet.Fleet.generate",
+    "engine/fleet/fleet.Fleet._generate",
     # A function for the innermost condition would cost each chunk of a chat a call.
     "session/turn.TurnRun.sample",
 }

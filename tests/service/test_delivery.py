@@ -123,7 +123,8 @@ async def test_a_kept_reply_says_the_same_and_keeps_nothing_that_ran(live: Live,
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     body = {"messages": [user("hi")], "logprobs": True, "top_logprobs": 2, "return_token_ids": True, **options}
     first = await ask(live, path, body, idempotency_key="k")
-    assert (await live.call("GET", f"/sessions/{session_id}")).status == 200  # so the handler of the first has ended
+    # The handler of the first has ended with this; and no connection can time out while the heap is searched.
+    assert (await live.call("GET", f"/sessions/{session_id}", connection="close")).status == 200
     gc.collect()
     ran = [one for one in gc.get_objects() if isinstance(one, (RequestTask, RequestRun, TurnRun, ReplyBuffer))]
     assert ran == []
@@ -152,3 +153,23 @@ async def test_a_client_that_hangs_up_while_its_turn_runs_stops_it_whatever_its_
     answer = await live.chat(session_id, user("x"))
     assert answer.status == 200, answer.body
     assert len(live.manager.get(session_id).nodes) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "header"), [("1.1", "connection: close"), ("1.0", "accept: */*")], ids=["close", "HTTP/1.0"]
+)
+async def test_a_client_that_keeps_no_connection_gets_its_whole_reply_and_then_the_end(
+    live: Live, version: str, header: str
+) -> None:
+    live.says("one")
+    data = json.dumps({"messages": [user("a")]}).encode()
+    host, _, port = live.url.removeprefix("http://").partition(":")
+    lines = [f"POST /v1/chat/completions HTTP/{version}", f"host: {host}", f"content-length: {len(data)}", header]
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write("\r\n".join([*lines, "", ""]).encode() + data)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    fields = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:])
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert (fields["connection"], int(fields["content-length"])) == ("close", len(body))
+    assert json.loads(body)["choices"][0]["message"]["content"] == "one"

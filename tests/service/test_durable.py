@@ -415,3 +415,20 @@ async def test_sessions_of_a_memory_store_are_woken_and_refused_alike(serve: Ser
         store.refuse = None
         live.says("three")
         assert (await live.chat(second, user("other"))).status == 200
+
+
+async def test_sessions_leave_memory_in_the_order_of_their_last_chats_and_no_more_than_are_in_the_way(
+    kept: Serve,
+) -> None:
+    async with kept(max_sessions=4) as live:
+        sessions = [await live.open() for _ in range(4)]
+        for session in (*sessions, sessions[0]):
+            live.says("one")
+            assert (await live.chat(session, user("hello"), seed=1)).status == 200
+        for number in range(1, 4):
+            await live.open()
+            in_memory = [live.manager.has(session) for session in sessions]
+            assert in_memory == [True, *(index > number for index in range(1, 4))]
+        live.says("two")
+        assert (await live.chat(sessions[1], user("hello"), seed=2)).status == 200  # comes back, and the oldest goes
+        assert [live.manager.has(session) for session in sessions] == [False, True, False, False]

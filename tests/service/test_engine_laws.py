@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import InvalidRequest
@@ -126,8 +127,9 @@ def modelled(engine: ModelledEngine) -> Make:
 
 async def test_the_scripted_engine_keeps_the_laws(model: TinyModel) -> None:
     report = await check_engine(modelled(ModelledEngine(model)))
-    assert set(report.not_offered) == {"alternatives"}, str(report)
-    assert set(report.shown) == {*LAWS, *LAST_LAWS} - {"alternatives"}
+    missing = {"alternatives", "supports_of_tokens"}
+    assert set(report.not_offered) == missing, str(report)
+    assert set(report.shown) == {*LAWS, *LAST_LAWS} - missing
 
 
 async def test_a_law_without_a_hook_is_not_offered_and_never_shown(model: TinyModel) -> None:
@@ -146,7 +148,7 @@ async def test_a_law_without_a_hook_is_not_offered_and_never_shown(model: TinyMo
     report = await check_engine(make)
     assert set(report.not_offered) == {
         *("alternatives", "logprobs_of_the_model", "refuses_what_is_too_long", "leaving_stops", "pause_and_resume"),
-        *("two_weight_versions", "dies_clearly_and_comes_back", "seeds_repeat"),
+        *("two_weight_versions", "dies_clearly_and_comes_back", "seeds_repeat", "supports_of_tokens"),
     }
     assert not set(report.shown) & set(report.not_offered)
     assert "seeds_repeat: not offered: it is said so" in str(report)
@@ -301,13 +303,18 @@ def scripted_fleet(model: TinyModel) -> Make:
 async def test_sglang_keeps_the_laws_alone_and_as_a_fleet(model: TinyModel, num_servers: int) -> None:
     report = await check_engine(served(model, num_servers))
     assert set(report.not_offered) == {
-        *("streams_tokens", "whole_equals_streamed", "two_weight_versions", "logprobs_of_the_model"),
+        *(
+            "streams_tokens",
+            "whole_equals_streamed",
+            "two_weight_versions",
+            "logprobs_of_the_model",
+        ),
     }, str(report)
 
 
 async def test_a_fleet_of_engines_that_stream_keeps_the_laws(model: TinyModel) -> None:
     report = await check_engine(scripted_fleet(model))
-    assert set(report.not_offered) == {"alternatives"}, str(report)
+    assert set(report.not_offered) == {"alternatives", "supports_of_tokens"}, str(report)
 
 
 # -- engines that break a law; each must be found, and by its name
@@ -329,7 +336,7 @@ class _Changed(ModelledEngine):
 
 class IgnoresStops(_Changed):
     def changed(self, request: GenerateRequest) -> GenerateRequest:
-        return replace(request, params=replace(request.params, stop=()))
+        return structs.replace(request, params=structs.replace(request.params, stop=()))
 
 
 class IgnoresSeeds(_Changed):
@@ -337,24 +344,24 @@ class IgnoresSeeds(_Changed):
 
     def changed(self, request: GenerateRequest) -> GenerateRequest:
         self.num_drawn += 1
-        return replace(request, params=replace(request.params, seed=self.num_drawn))
+        return structs.replace(request, params=structs.replace(request.params, seed=self.num_drawn))
 
 
 class IgnoresGrammars(_Changed):
     def changed(self, request: GenerateRequest) -> GenerateRequest:
-        return replace(request, params=replace(request.params, grammar=None))
+        return structs.replace(request, params=structs.replace(request.params, grammar=None))
 
 
 class AddsToPrompts(_Changed):
     def changed(self, request: GenerateRequest) -> GenerateRequest:
         ids = request.prompt.ids[:0]
         ids.append(1)
-        return replace(request, prompt=replace(request.prompt, ids=ids + request.prompt.ids))
+        return structs.replace(request, prompt=structs.replace(request.prompt, ids=ids + request.prompt.ids))
 
 
 class BendsLogprobs(_Changed):
     def changed_chunk(self, chunk: Chunk) -> Chunk:
-        return replace(chunk, logprobs=tuple(logprob / 2 for logprob in chunk.logprobs))
+        return structs.replace(chunk, logprobs=tuple(logprob / 2 for logprob in chunk.logprobs))
 
 
 class DividesByTheTemperature(ModelledEngine):
@@ -368,7 +375,7 @@ class DividesByTheTemperature(ModelledEngine):
 class SaysStopForLength(_Changed):
     def changed_chunk(self, chunk: Chunk) -> Chunk:
         is_cut = chunk.finish is not None and chunk.finish.reason is FinishReason.LENGTH
-        return replace(chunk, finish=Finish(reason=FinishReason.STOP)) if is_cut else chunk
+        return structs.replace(chunk, finish=Finish(reason=FinishReason.STOP)) if is_cut else chunk
 
 
 class IsDeaf(ModelledEngine):

@@ -68,7 +68,7 @@ async def test_the_keys_of_sessions_that_are_gone_are_forgotten(live: Live) -> N
     openings = KeyedOpenings(live.manager)
     for number in range(3 * MAX_KEYS):
         session = await openings.open(SessionOptions(), key=str(number), body=b"")
-        await live.manager.delete(session.id)
+        await live.manager.delete(session)
     assert openings.num_keys <= MAX_KEYS + 1
 
 

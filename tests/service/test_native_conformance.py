@@ -211,4 +211,5 @@ async def test_lmdeploy_keeps_the_laws(model: TinyModel, route: str) -> None:
     # It takes no logit bias, by which the model's end would be brought about, and no least number of tokens, and does
     # not tell of its weights.
     expected = {*LMDEPLOY_REFUSES, "stops_at_eos", "stops_after_the_least_number", "two_weight_versions"}
+    expected.add("supports_of_tokens")
     assert not_offered(report) == expected | ({"alternatives"} if is_chat else set()), report

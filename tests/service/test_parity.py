@@ -3,11 +3,11 @@
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from safetensors.numpy import load
 
 from stenograph.core.types import Chunk, Finish, FinishReason

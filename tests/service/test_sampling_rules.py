@@ -4,16 +4,16 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest, StartupError
 from stenograph.core.types import Finish, FinishReason, SamplingParams
-from stenograph.http.app import sampling_of
+from stenograph.http.rule_files import sampling_of
 from stenograph.http.settings import Settings
 from stenograph.session.settings import OverBudget
 from stenograph.testing.standins.scripted_engine import Script
@@ -77,7 +77,7 @@ async def test_the_record_has_what_the_client_sent_and_what_the_engine_was_given
     assert {name: request[name] for name in asked} == asked
     assert not {"top_p", "stop", "logit_bias", "max_tokens", "seed"} & request.keys()
     applied = request["parameters"]["sampling_params"]
-    given = json.loads(json.dumps(asdict(live.engine.requests[-1].params)))
+    given = json.loads(json.dumps(structs.asdict(live.engine.requests[-1].params)))
     assert applied == given
     assert (applied["temperature"], applied["max_tokens"], applied["seed"]) == (0.7, 9, 5)
     assert (applied["top_p"], applied["stop"], applied["logit_bias"]) == (0.5, ["\n"], [[7, 2.0]])

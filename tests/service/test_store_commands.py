@@ -1,23 +1,25 @@
 """`inspect`, `check` and `POST /backup`: what was kept is shown, and a byte that changed is found."""
 
+import os
 import random
 import shutil
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stenograph.cli.main import main
-from stenograph.session.durable import restored_session
-from stenograph.store.look import log_faults, looks
-from stenograph.trajectory.matching import MATCHERS
-from stenograph.trajectory.turn import line_ids
+from stenograph.store.look import log_faults
 
 from .conftest import Live
 from .test_durable import Serve, conversation, folder, kept
 
-pytestmark = pytest.mark.timeout(120)
+NUM_FLIPS = int(os.environ.get("FLIPS", "60"))
+"""Bytes that are changed, one at a time; `scripts/test-flips` sets 1,000."""
+
+pytestmark = pytest.mark.timeout(120 + NUM_FLIPS)
 
 __all__ = ["folder", "kept"]  # fixtures
 
@@ -38,8 +40,9 @@ async def test_a_folder_is_listed_and_checked_without_a_change(
 ) -> None:
     async with kept() as live:
         sessions = await some_sessions(live)
-        assert main(["check", str(folder.path)]) == 2
-        assert "is held by" in capsys.readouterr().err
+        for command in (["check"], ["inspect"]):
+            assert main([*command, str(folder.path)]) == 2
+            assert "is held by" in capsys.readouterr().err
         # As a kill would leave it, with everything still in the log.
         shutil.copytree(folder.path, tmp_path / "copy")
     copy = tmp_path / "copy"
@@ -80,16 +83,16 @@ async def test_a_backup_is_a_folder_that_is_whole_and_that_a_server_goes_on_with
         assert (await live.call("POST", "/backup", {"path": "x"})).status == 404
 
 
-def content_of(path: Path) -> list[tuple[str, list[int]]]:
-    """Every session, with the ids of all its lines."""
-    found: list[tuple[str, list[int]]] = []
-    with looks(path) as files:
-        for summary in files[0].summaries():
-            stored = files[0].read(summary.session_id)
-            assert stored is not None
-            session = restored_session(stored, matcher_of=MATCHERS.get, model=None, now=0.0, wall=0.0)
-            found += [(session.id, line_ids(node).tolist()) for node in session.nodes]
-    return found
+def content_of(path: Path) -> list[Any]:
+    """Everything that the file says, as SQL has it, but for counters of SQLite's own."""
+    raw = sqlite3.connect(path / "00.sqlite3")
+    try:
+        tables = ("sessions", "rows", "sqlite_schema")
+        found = [raw.execute(f"SELECT * FROM {table}").fetchall() for table in tables]
+        pragmas = ("user_version", "application_id", "journal_mode")
+        return [*found, *(raw.execute(f"PRAGMA {name}").fetchall() for name in pragmas)]
+    finally:
+        raw.close()
 
 
 @pytest.mark.parametrize("name", ["00.sqlite3", "00.sqlite3-wal"])
@@ -99,24 +102,34 @@ async def test_one_changed_byte_is_found_or_was_in_free_space(
     copy = tmp_path / "copy"
     async with kept() as live:
         sessions = await some_sessions(live)
+        for number, session in enumerate(sessions):
+            outcome = {"reward": number / 2, "verdict": "agent_failed", "detail": "x" * 50}
+            assert (await live.call("PUT", f"/sessions/{session}/outcome", outcome)).status == 200
+        options = {"metadata": {"k": ["v"] * 40}, "ttl_s": 900}
+        assert (await live.call("POST", "/sessions", options, idempotency_key="a key")).status == 200
         if name.endswith("-wal"):
             shutil.copytree(folder.path, copy)
         else:
             await live.call("DELETE", f"/sessions/{sessions[1]}")  # leaves free pages
     if not copy.exists():
         shutil.copytree(folder.path, copy)
-    whole, before = content_of(copy), (copy / name).read_bytes()
+    looked = tmp_path / "looked"
+    shutil.copytree(copy, looked)
+    whole, before = content_of(looked), (copy / name).read_bytes()
     chosen, num_found = random.Random(name), 0
-    for _ in range(150):
+    for _ in range(NUM_FLIPS):
         changed = bytearray(before)
         changed[chosen.randrange(len(before))] ^= chosen.randrange(1, 256)
         (copy / name).write_bytes(changed)
         if main(["check", str(copy)]) == 0:
-            assert content_of(copy) == whole, "a change that matters was not found"
+            shutil.copytree(copy, looked, dirs_exist_ok=True)
+            assert content_of(looked) == whole, "a change that matters was not found"
         else:
             num_found += 1
     capsys.readouterr()
-    assert num_found > 20
+    with capsys.disabled():
+        sys.stdout.write(f"\n{name}: {NUM_FLIPS} bytes changed, {num_found} found, the others said nothing\n")
+    assert num_found > NUM_FLIPS / 8
     (copy / name).write_bytes(before)
     assert main(["check", str(copy)]) == 0
 
@@ -136,6 +149,11 @@ def test_a_log_that_ends_within_a_transaction_is_no_damage_and_one_behind_damage
     log.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
     (fault,) = log_faults(log)
     assert "transactions stand behind the damage" in fault
+    frame = len(whole) - 24 - 4096  # the last one: a changed salt is not that of an earlier log, which has two others
+    log.write_bytes(whole[: frame + 10] + b"?" + whole[frame + 11 :])
+    assert log_faults(log) == ["log: a.sqlite3-wal is damaged, and 1 transactions stand behind the damage"]
+    log.write_bytes(whole[: frame + 8] + b"?" * 8 + whole[frame + 16 :])
+    assert log_faults(log) == []
     log.write_bytes(whole[:10] + b"?" + whole[11:])
     assert log_faults(log) == ["log: the head of a.sqlite3-wal is damaged"]
 

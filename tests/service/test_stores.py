@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
+from stenograph.core.types import SessionId
 from stenograph.store.base import Durability, checked_payloads
 from stenograph.store.codec.rows import Totals
 from stenograph.store.database import FileConnection
+from stenograph.store.files import open_files
 from stenograph.store.folder import LOCK_NAME, RESERVE_NAME, DataFolder, filesystem_of, looked_at
 from stenograph.store.memory import MemoryStore
 from stenograph.store.sqlite import SqliteStore
@@ -33,6 +35,40 @@ def folder(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("durability", [Durability.COMMIT, Durability.INTERVAL])
 async def test_the_store_in_a_file_keeps_the_contract(folder: DataFolder, durability: Durability) -> None:
     await check_store(lambda: SqliteStore.open(folder, durability=durability))
+
+
+async def test_a_store_of_several_files_keeps_the_contract(folder: DataFolder) -> None:
+    await check_store(lambda: open_files(folder, [0, 1, 255], durability=Durability.COMMIT, on_failed=print))
+
+
+async def test_a_store_of_several_files_has_each_session_in_the_file_that_its_id_names(folder: DataFolder) -> None:
+    numbers = [7, 0, 255]
+    store = await open_files(folder, numbers, durability=Durability.COMMIT, on_failed=print)
+    async with aclosing(store):
+        ids = [SessionId(f"{number:02x}{at:030x}") for at in range(3) for number in sorted(numbers)]
+        for at, id_ in enumerate(ids):
+            tail = await store.create(id_, b"o", at=float(at), ttl_s=1.0, key=f"key {at % 2}")
+            await appended(store, tail, b"row")
+        listed: list[SessionId] = []
+        while page := await store.page(limit=2, after=listed[-1] if listed else None):
+            listed += [one.session_id for one in page]
+        assert listed == sorted(ids)
+        for nobodys in ("08" + "0" * 30, "no id", f"{7:02x}{99:030x}"):
+            assert await store.page(limit=9, after=SessionId(nobodys)) == []
+            assert await store.load(SessionId(nobodys)) is None
+            assert not await store.delete(SessionId(nobodys))
+        found = await store.find("key 0")
+        assert found is not None
+        assert found.session_id == ids[8]
+        assert set(await store.expired(now=100.0, limit=99)) == set(ids)
+        assert len(await store.expired(now=100.0, limit=4)) == 4
+        assert await store.delete(ids[8])
+        assert await store.load(ids[8]) is None
+        assert store.stats.num_rows == len(ids)
+    for number in numbers:
+        one = await SqliteStore.open(folder, number=number)
+        async with aclosing(one):
+            assert all(int(row.session_id[:2], 16) == number for row in await one.page(limit=99, after=None))
 
 
 async def test_the_store_in_memory_keeps_the_contract() -> None:
@@ -220,6 +256,36 @@ async def test_a_second_server_on_a_folder_is_refused_with_the_first_one_s_addre
         with pytest.raises(StartupError, match="locked"):
             await SqliteStore.open(second)
         second.close()
+
+
+async def test_no_other_connection_comes_to_the_file_of_a_store_and_the_log_s_index_is_in_no_shared_memory(
+    folder: DataFolder, tmp_path: Path
+) -> None:
+    """SQLite 3.7.0 to 3.51.2 can lose commits if two connections write and move the log: there is one."""
+
+    def others_are_refused() -> None:
+        for statement in ("SELECT * FROM rows", "DELETE FROM rows", "PRAGMA wal_checkpoint(PASSIVE)"):
+            other = sqlite3.connect(folder.file(), timeout=0.0)
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute(statement)
+            other.close()
+        assert not Path(f"{folder.file()}-shm").exists()
+
+    def connect(path: Path) -> FileConnection:
+        made.append(FileConnection(path))
+        return made[-1]
+
+    made: list[FileConnection] = []
+    async with aclosing(await SqliteStore.open(folder, connect=connect)) as store:
+        others_are_refused()
+        tail = await store.create(session_id(1), b"opening", at=1.0, ttl_s=None)
+        for _ in range(5):  # more than the log that is moved
+            await appended(store, tail, b"x" * 1_300_000)
+            others_are_refused()
+        await store.backup(tmp_path / "00.sqlite3")
+        await store.delete(session_id(1))
+        others_are_refused()
+    assert len(made) == 1
 
 
 async def test_a_file_of_a_newer_schema_or_of_another_program_stops_the_start(folder: DataFolder) -> None:

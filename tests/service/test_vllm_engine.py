@@ -690,6 +690,7 @@ async def test_vllm_keeps_the_laws_of_engines_as_far_as_its_wire_goes(model: Tin
             scale_out=route == GENERATE,
             dev_mode=route == COMPLETIONS,
             max_model_len=CONTEXT,
+            tells_supports=True,
             scores=scores,
             answers=lambda asked: script_of(model, asked),
         )
@@ -744,6 +745,6 @@ async def test_vllm_keeps_the_laws_of_engines_as_far_as_its_wire_goes(model: Tin
         await server.aclose()
 
     report = await check_engine(make)
-    missing = set[str]() if route == GENERATE else {"two_weight_versions"}
+    missing = set[str]() if route == GENERATE else {"two_weight_versions", "supports_of_tokens"}
     assert set(report.not_offered) == missing, str(report)
     assert set(report.shown) == {*LAWS, *LAST_LAWS} - missing

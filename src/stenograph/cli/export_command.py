@@ -4,28 +4,31 @@ Needs the model's tokenizer and template, no engine. Exit codes: 0, 1 where a se
 said on a line of its own, 2 (a StartupError) where nothing could be begun.
 """
 
-from collections.abc import Iterator
+import os
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO, cast
 
 from stenograph.cli.store_commands import read_session
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError, StenographError
-from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import LogprobsKind, SessionId
-from stenograph.export.arrow import ArrowMissing, to_arrow
+from stenograph.export.arrow import ArrowMissing
 from stenograph.export.line_drift import line_drift
 from stenograph.export.lines import leaves
+from stenograph.export.one_file import OneFile
 from stenograph.export.records import SessionMetadata
 from stenograph.export.replay import ReplayShape
-from stenograph.export.safetensors import to_safetensors
 from stenograph.export.samples import SampleSet
-from stenograph.export.session_samples import SampleWishes, json_samples, session_samples
+from stenograph.export.session_samples import SampleWishes, session_samples
 from stenograph.export.strand_facts import session_facts
-from stenograph.http.app import model_mark, renderer_of
+from stenograph.http.app import renderer_of
 from stenograph.http.settings import Settings
+from stenograph.http.storage import model_mark
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress
@@ -42,13 +45,13 @@ EXIT_ALL = 0
 EXIT_SOME = 1
 
 _PART = ".part"
-"""Ends the name of a file that is being written."""
+"""Ends the name of the file while it is being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """Options of an export: the sessions in `folder`, which may be the address of a database, go into files in `out`,
-    named by their ids, in a format."""
+    """Options of an export: the samples of the sessions in `folder`, which may be the address of a database, go into
+    the file `out`, in a format."""
 
     folder: str
     out: Path
@@ -58,7 +61,7 @@ class ExportOptions:
 
 
 def export_folder(options: ExportOptions, settings: Settings, *, out: TextIO, progress: Progress) -> int:
-    """Write the samples of every session of a folder, a file for each; returns the exit code. Raises StartupError."""
+    """Write the samples of every session of a folder into one file; returns the exit code. Raises StartupError."""
     files = load_model_files(
         resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=False)
     )
@@ -75,46 +78,57 @@ def export_folder(options: ExportOptions, settings: Settings, *, out: TextIO, pr
         replay_shape=None if shape is None else ReplayShape(layers=shape[0], top_k=shape[1]),
     )
     num_sessions = 0
-    with looks_at(options.folder) as looked:
-        _make_empty(options.out)
-        for file in looked:
-            summaries = list(file.summaries())
+    with looks_at(options.folder) as looked, _target(options.out) as target, ExitStack() as lent:
+        file = _one_file(options, target.parent, lent)
+        for look in looked:
+            summaries = list(look.summaries())
             for index, summary in enumerate(summaries):
                 progress("exporting", index, len(summaries))
-                _write(export, file, summary.session_id)
+                export.session(look, summary.session_id, file)
             progress("exporting", len(summaries), len(summaries))
             num_sessions += len(summaries)
+        _write(target, file.pieces())
     out.writelines(f"{fault}\n" for fault in export.faults)
     left = f", {len(export.faults)} sessions could not be exported" if export.faults else ""
-    out.write(f"{num_sessions} sessions, {export.num_samples} samples, {export.num_empty} sessions without one{left}\n")
+    out.write(f"{num_sessions} sessions, {file.num_samples} samples, {export.num_empty} sessions without one{left}\n")
     return EXIT_SOME if export.faults else EXIT_ALL
 
 
-def _make_empty(folder: Path) -> None:
-    """Make the folder of the samples, or take one that is empty. Raises StartupError."""
+@contextmanager
+def _target(out: Path) -> Generator[Path]:
+    """The file to write, which gets its name when it is whole, and is gone if it never is. Raises StartupError."""
+    if out.exists():
+        kind = "a folder: name a file in it" if out.is_dir() else "there already: name another file, or remove it"
+        raise StartupError(f"--out: {str(out)!r} is {kind}")
+    part = out.with_name(out.name + _PART)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise StartupError(f"--out: the folder {str(folder)!r} is not empty")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        part.rename(out)
     except OSError as error:
-        raise StartupError(f"--out: cannot write to the folder {str(folder)!r}: {error.strerror}") from error
+        raise StartupError(f"--out: cannot write {str(out)!r}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
-def _write(export: "_Export", file: Look, session_id: SessionId) -> None:
-    """Write a session's file. Raises StartupError for what concerns all of them: the disk, a missing library."""
+def _one_file(options: ExportOptions, folder: Path, lent: ExitStack) -> OneFile:
+    """The samples while they are collected, in files of no name beside the one to come. Raises StartupError."""
+
+    def lend() -> BinaryIO:
+        return cast("BinaryIO", lent.enter_context(tempfile.TemporaryFile(dir=folder)))
+
     try:
-        export.session(file, session_id)
+        return OneFile(options.format, lend)
     except ArrowMissing as error:
         raise StartupError(f"--format arrow: {error}") from error
-    except OSError as error:
-        raise StartupError(f"--out: cannot write to {str(export.options.out)!r}: {error.strerror}") from error
 
 
-def _pieces(format_: str, made: SampleSet, metadata: SessionMetadata) -> Iterator[bytes | memoryview]:
-    if format_ == "json":
-        return joined(json_pieces(json_samples(made, metadata)))
-    write = to_arrow if format_ == "arrow" else to_safetensors
-    return write(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+def _write(target: Path, pieces: Iterator[bytes | memoryview]) -> None:
+    with target.open("wb") as written:
+        written.writelines(pieces)
+        written.flush()
+        os.fsync(written.fileno())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,27 +140,21 @@ class _Export:
     mark: ModelMark
     wishes: SampleWishes
     replay_shape: ReplayShape | None
-    num_samples: int = 0
     num_empty: int = 0
     faults: list[str] = field(default_factory=list[str])
 
-    def session(self, file: Look, session_id: SessionId) -> None:
-        """Write a session's samples, or note why there are none."""
+    def session(self, look: Look, session_id: SessionId, file: OneFile) -> None:
+        """Add a session's samples to a file, or note why there are none."""
         try:
-            session = read_session(file, session_id, model=self.mark)
+            session = read_session(look, session_id, model=self.mark)
             if session.refusal is not None:
                 raise session.refusal
             made, metadata = self._samples(session)
         except StenographError as error:
             self.faults.append(f"{session_id}: {error}")
             return
-        self.num_samples += len(made.samples)
         self.num_empty += not made.samples
-        target = self.options.out / f"{session_id}.{self.options.format}"
-        part = target.with_name(target.name + _PART)
-        with part.open("wb") as written:
-            written.writelines(_pieces(self.options.format, made, metadata))
-        part.replace(target)
+        file.add(session_id, made, metadata)
 
     def _samples(self, session: Session) -> tuple[SampleSet, SessionMetadata]:
         nodes = tuple(session.nodes)

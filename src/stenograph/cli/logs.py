@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000
 """The most lines that wait to be written."""
+WRITTEN_AT_ONCE = 256
+"""The most lines that one write has."""
+REST_S = 0.02
+"""Seconds for which lines gather after a write: to wake the thread for each costs more than the line itself."""
 CLOSE_GRACE_S = 1.0
 """Seconds that the end of the process waits for the last lines to be written."""
 
@@ -60,7 +64,12 @@ class LogSettings:
 
 class JsonFormatter(logging.Formatter):
     """A line as a JSON object: `time`, `level`, `logger`, `event`; then a `LogLine`'s facts, or `message`; `traceback`
-    where there is one. docs/operations.md lists the keys."""
+    where there is one, and `worker`. docs/operations.md lists the keys."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        """`worker` is the number of this process, where the server has several."""
+        super().__init__()
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         line = record.msg if isinstance(record.msg, LogLine) else None
@@ -70,6 +79,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": "message" if line is None else line.event,
         }
+        if self._worker is not None:
+            fields["worker"] = self._worker
         fields |= {"message": record.getMessage()} if line is None else line.fields()
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
@@ -83,6 +94,7 @@ class LogWriter(logging.Handler):
         super().__init__()
         self._fd = fd
         self._waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self._is_closed = threading.Event()
         self._num_dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
         self._thread.start()
@@ -99,28 +111,41 @@ class LogWriter(logging.Handler):
     def close(self) -> None:
         """Write the waiting lines, for at most `CLOSE_GRACE_S`."""
         if self._thread.is_alive():
+            self._is_closed.set()
             self._waiting.put(None)
             self._thread.join(CLOSE_GRACE_S)
         super().close()
 
     def _write_all(self) -> None:
-        while (record := self._waiting.get()) is not None:
-            self._write(record)
+        record = self._waiting.get()
+        while record is not None:
+            lines = [self._line(record)]
+            while len(lines) < WRITTEN_AT_ONCE and not self._waiting.empty():
+                record = self._waiting.get()
+                if record is None:
+                    break
+                lines.append(self._line(record))
             if self._num_dropped and self._waiting.empty():
                 num, self._num_dropped = self._num_dropped, 0
                 message = f"{num} log lines were dropped, because the log was not read fast enough"
-                self._write(logging.LogRecord(__name__, logging.WARNING, "", 0, message, None, None))
+                lines.append(self._line(logging.LogRecord(__name__, logging.WARNING, "", 0, message, None, None)))
+            self._write(b"".join(lines))
+            if record is not None:
+                self._is_closed.wait(REST_S)
+                record = self._waiting.get()
 
-    def _write(self, record: logging.LogRecord) -> None:
-        # Not by sys.stderr: a thread that is stopped within it would hold its lock at the end of the process.
+    def _line(self, record: logging.LogRecord) -> bytes:
         try:
-            left = self.format(record).encode(errors="backslashreplace") + b"\n"
-            while left:
-                left = left[os.write(self._fd, left) :]
-        except OSError:
-            pass  # closed: there is nowhere to report it
+            return self.format(record).encode(errors="backslashreplace") + b"\n"
         except Exception:  # noqa: BLE001 - one bad line must not end the log
             self.handleError(record)
+            return b""
+
+    def _write(self, text: bytes) -> None:
+        # Not by sys.stderr: a thread that is stopped within it would hold its lock at the end of the process.
+        with contextlib.suppress(OSError):  # closed: there is nowhere to report it
+            while text:
+                text = text[os.write(self._fd, text) :]
 
 
 class LogProgress:
@@ -137,15 +162,22 @@ class LogProgress:
 
 
 @contextlib.contextmanager
-def logging_to_stderr(settings: LogSettings) -> Generator[None]:
-    """While inside, what is logged goes to stderr, as the settings say; without one it goes nowhere."""
+def logging_to_stderr(settings: LogSettings, *, worker: int | None = None) -> Generator[None]:
+    """While inside, what is logged goes to stderr, as the settings say; without one it goes nowhere.
+
+    `worker` is the number of this process, where the server has several: each line has it, and what the process that
+    forked it logged with is left alone.
+    """
     if sys.stderr is None:
         yield
         return
     writer = LogWriter(sys.stderr.fileno())
     is_json = settings.log_format is LogFormat.JSON
-    writer.setFormatter(JsonFormatter() if is_json else logging.Formatter(TEXT_FORMAT))
+    text_format = TEXT_FORMAT if worker is None else TEXT_FORMAT.replace("%(name)s", f"[worker {worker}] %(name)s")
+    writer.setFormatter(JsonFormatter(worker) if is_json else logging.Formatter(text_format))
     root = logging.getLogger()
+    if worker is not None:
+        root.handlers.clear()  # the thread that wrote for them is the parent's
     root.setLevel(str(settings.log_level).upper())
     root.addHandler(writer)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and stop lines say nothing that ours do not

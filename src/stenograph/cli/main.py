@@ -24,6 +24,7 @@ from stenograph.cli.bench_command import BENCH, become_bench
 from stenograph.cli.export_command import EXPORT, EXPORT_SETTINGS, ExportOptions, export_folder
 from stenograph.cli.logs import LogFormat, LogProgress, logging_to_stderr
 from stenograph.cli.run_command import RUN, RUN_EXAMPLES, RunOptions, run_command, split_command
+from stenograph.cli.samples_check import check_samples
 from stenograph.cli.settings_table import (
     SECTIONS,
     SETTINGS,
@@ -36,6 +37,7 @@ from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.nearest import nearest_name
 from stenograph.core.settings import Setting
+from stenograph.deploy.workers import serve_workers
 from stenograph.dialects.sessions import SAMPLE_FORMATS
 from stenograph.engine.settings import EngineKind
 from stenograph.http.app import serve
@@ -71,7 +73,11 @@ _ALL = {setting.name for setting in SETTINGS}
 _SETTINGS_OF = {"serve": _ALL, RUN: _ALL, "fetch": FETCH_SETTINGS, VERIFY: VERIFY_SETTINGS, EXPORT: EXPORT_SETTINGS}
 
 
-_OWN_FLAGS = {RUN: ("--url", "--samples"), EXPORT: ("--out", "--format", "--include-side", "--include-failed")}
+_OWN_FLAGS = {
+    RUN: ("--url", "--samples"),
+    CHECK: ("--samples",),
+    EXPORT: ("--out", "--format", "--include-side", "--include-failed"),
+}
 """Flags that are no settings."""
 
 
@@ -117,6 +123,8 @@ def _look(options: dict[str, Any]) -> int:
     if command == INSPECT:
         return inspect_folder(**options, out=sys.stdout)
     if command == CHECK:
+        if samples := options.pop("samples"):
+            return check_samples(options["folder"], samples, out=sys.stdout, progress=progress)
         return check_folder(**options, out=sys.stdout, progress=progress)
     wanted = ExportOptions(**{field.name: options.pop(field.name) for field in fields(ExportOptions)})
     settings = load_settings(options, os.environ, options.pop("config"))
@@ -176,6 +184,14 @@ def _run(command: str, settings: CommandSettings, *, plays: bool) -> int:
         needs_weights = settings.engine is EngineKind.EMBEDDED
         print(resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=needs_weights))
         return 0
+    if settings.workers > 1:
+        ended_by = serve_workers(
+            settings,
+            announce=_announce,
+            progress=progress,
+            in_worker=lambda number: logging_to_stderr(settings, worker=number),
+        )
+        return EXIT_INTERRUPTED if ended_by is signal.SIGINT else 0
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ended_by = runner.run(serve(settings, announce=_announce, progress=progress))
     return EXIT_INTERRUPTED if ended_by is signal.SIGINT else 0
@@ -268,27 +284,37 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
     )
     checking = add_parser(
         CHECK,
-        help="check that what a server kept is what was written",
+        allow_abbrev=False,
+        help="check that what a server kept is what was written, or that samples are what it holds",
         description="Read every row of every session in a folder of --data-dir, and hold it to its digest, its place"
-        " and the sums of its session. Changes nothing, and needs no server: a folder that one holds is refused. Exit"
-        " code: 0 all is whole, 1 a fault was found, each on a line, 2 it could not be checked.",
+        " and the sums of its session. With --samples, hold the samples of a file to the sessions that they are of"
+        " instead: ids, loss mask, log-probabilities, session and turns. Changes nothing, and needs no server: a"
+        " folder that one holds is refused. Exit code: 0 all is whole, 1 a fault was found, each on a line, 2 it could"
+        " not be checked.",
     )
     exporting = add_parser(
         EXPORT,
         allow_abbrev=False,
         help="write the samples of all sessions that a server kept",
-        description="Write the training samples of every session in a folder of --data-dir, each in its own file,"
-        " as the server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
+        description="Write the training samples of every session in a folder of --data-dir into one file, as the"
+        " server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
         " were made. Exit code: 0 all were exported, 1 a session could not be, each on a line, 2 nothing was begun.",
     )
     for command in (inspecting, checking, exporting):
         command.add_argument(
             "folder", metavar="DIR", help="the folder of --data-dir, or of a backup, or the postgresql:// of --store"
         )
+    checking.add_argument(
+        "--samples",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a file of samples: safetensors, JSON or Arrow. May be repeated",
+    )
     inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
-    exporting.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new or empty folder")
+    exporting.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; a new one")
     exporting.add_argument(
-        "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the files. Default: safetensors."
+        "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the file. Default: safetensors."
     )
     exporting.add_argument("--include-side", action="store_true", help="strands of every kind, not of the work alone")
     exporting.add_argument(

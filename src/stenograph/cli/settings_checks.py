@@ -18,6 +18,8 @@ UNSPECIFIED = ("0.0.0.0", "::")
 def check_together(settings: Settings) -> None:
     """Raise StartupError for settings that do not fit each other."""
     _check_store(settings)
+    _check_support(settings)
+    _check_support(settings)
     _check_embedded(settings)
     is_embedded = settings.engine is EngineKind.EMBEDDED
     if not is_embedded and not settings.engine_url:
@@ -65,6 +67,11 @@ def _check_shared(settings: Settings) -> None:
     """Raise StartupError for settings that do not fit a database that servers share."""
     if settings.data_dir is not None:
         raise StartupError("--store and --data-dir are both set, but sessions are kept in one place: leave one out")
+    if settings.workers > 1:
+        raise StartupError(
+            f"--store and --workers {settings.workers} are both set, but one process has a server's lease in the database:"
+            " start several servers instead"
+        )
     if settings.kept is not Durability.COMMIT:
         raise StartupError(
             f"--durability is {settings.durability}, but a database of --store keeps turns as commit does"
@@ -76,6 +83,11 @@ def _check_shared(settings: Settings) -> None:
             f"--host {settings.host} is not an address that other servers can reach: give --advertise-url, for instance"
             f" http://10.0.0.5:{settings.port}"
         )
+
+
+def _check_support(settings: Settings) -> None:
+    if settings.support is Switch.ON and settings.engine in (EngineKind.LLAMACPP, EngineKind.LMDEPLOY):
+        raise StartupError(f"--support is on, but {settings.engine} does not report which ids could be sampled")
 
 
 def _check_embedded(settings: Settings) -> None:

@@ -20,6 +20,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "server": (
         "host",
         "port",
+        "workers",
     ),
     "model": (
         "model",
@@ -34,6 +35,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_reply_bytes",
         "engine_logprobs",
         "weight_version",
+        "weights_dir",
         "replay",
         "reply",
     ),
@@ -62,6 +64,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "sampling",
         "side_rules",
         "canonical",
+        "support",
         "require_logprobs",
     ),
     "store": (
@@ -91,6 +94,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "security": (
         "api_key",
+        "admin_key",
         "allow_host",
         "allow_origin",
     ),

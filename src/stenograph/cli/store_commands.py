@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
-from stenograph.core.errors import SessionDamaged, StartupError
+from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.model.progress import Progress
-from stenograph.session.durable import restored_session
+from stenograph.session.durable import RestoredTurns, restored_turns
 from stenograph.session.session import Session
 from stenograph.session.shelf import shelved
-from stenograph.store.base import StoredSession
+from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.codec.rows import RowDamaged
 from stenograph.store.places import Look, looks_at
 from stenograph.trajectory.commits import ModelMark
@@ -42,7 +42,7 @@ def check_folder(folder: str, *, out: TextIO, progress: Progress) -> int:
     num_sessions = num_rows = num_faults = 0
     with looks_at(folder) as files:
         for file in files:
-            summaries, faults = list(file.summaries()), file.faults()
+            summaries, faults = _listed(file)
             for index, summary in enumerate(summaries):
                 progress("checking", index, len(summaries))
                 num, fault = _checked(file, summary.session_id)
@@ -56,21 +56,54 @@ def check_folder(folder: str, *, out: TextIO, progress: Progress) -> int:
     return EXIT_FAULTS if num_faults else EXIT_WHOLE
 
 
+def _listed(file: Look) -> tuple[list[StoredSummary], list[str]]:
+    """The sessions of a file, as far as it can be read, and the faults of its structure."""
+    summaries, faults = list[StoredSummary](), file.faults()
+    try:
+        for summary in file.summaries():
+            summaries.append(summary)
+    except StorageUnavailable as error:
+        faults.append(f"structure: no session after {len(summaries)} can be listed: {error.__cause__}")
+    return summaries, faults
+
+
 def _checked(file: Look, session_id: SessionId) -> tuple[int, list[str]]:
     """The number of a session's rows that were read, and what is wrong with them."""
     try:
-        session = read_session(file, session_id)
+        stored = _stored(file, session_id)
+        made = restored(stored)
     except SessionDamaged as error:
         return 0, [str(error)]
-    return 1 + (0 if session.tail is None else session.tail.seq), []
+    return len(stored.rows), [
+        str(SessionDamaged(session_id, place=place, problem=problem))
+        for place, problem in _beside(file.columns(session_id), made)
+    ]
+
+
+def _beside(columns: SessionColumns, made: RestoredTurns) -> Iterator[tuple[str, str]]:
+    """The columns that do not say what the rows beside them say."""
+    session, times = made.session, {0: made.session.created_at, **made.times}
+    if columns.ttl_s != session.options.ttl_s:
+        yield "its ttl_s", f"it is {columns.ttl_s}, the opening says {session.options.ttl_s}"
+    key = None if session.opened_by is None else session.opened_by.key
+    if columns.key != key:
+        yield "its key", f"it is {columns.key!r}, the opening says {key!r}"
+    for seq, at in times.items():
+        if columns.times.get(seq) != at:
+            yield f"the time of row {seq}", f"it is {columns.times.get(seq)}, the row says {at}"
 
 
 def read_session(file: Look, session_id: SessionId, *, model: ModelMark | None = None) -> Session:
     """A session that is listed, to be read. One of another `model` has a refusal. Raises SessionDamaged."""
+    return restored(_stored(file, session_id), model).session
+
+
+def _stored(file: Look, session_id: SessionId) -> StoredSession:
+    """The rows of a session that is listed. Raises SessionDamaged."""
     stored = file.read(session_id)
     if stored is None:
         raise SessionDamaged(session_id, place="the list", problem="no rows have its id")
-    return _restored(stored, model)
+    return stored
 
 
 def _found(files: Sequence[Look], session_id: SessionId) -> Session:
@@ -78,20 +111,20 @@ def _found(files: Sequence[Look], session_id: SessionId) -> Session:
     try:
         stored = next((one for file in files if (one := file.read(session_id)) is not None), None)
         if stored is not None:
-            return _restored(stored)
+            return restored(stored).session
     except SessionDamaged as error:
         raise StartupError(str(error)) from error
     raise StartupError(f"there is no session {session_id!r} here")
 
 
-def _restored(stored: StoredSession, model: ModelMark | None = None) -> Session:
-    """A session from its rows. Its matcher is not needed here: nothing is matched."""
+def restored(stored: StoredSession, model: ModelMark | None = None) -> RestoredTurns:
+    """A session from its rows, to be read. Raises SessionDamaged. Its matcher is not needed: nothing is matched."""
 
     def matcher_of(name: str) -> Matcher:
         return MATCHERS.get(name) or HarnessMatcher()
 
     try:
-        return restored_session(stored, matcher_of=matcher_of, model=model, now=0.0, wall=0.0)
+        return restored_turns(stored, matcher_of=matcher_of, model=model, now=0.0, wall=0.0)
     except RowDamaged as error:
         raise SessionDamaged(stored.session_id, place="its last row", problem=str(error)) from error
 

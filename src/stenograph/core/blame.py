@@ -5,7 +5,8 @@ two fields, or a part of one. The request's dialect spells a `Blame` as the poin
 """
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
 class RequestPart(enum.StrEnum):
@@ -28,8 +29,7 @@ class RequestPart(enum.StrEnum):
     """The path begins with the name of a field of `ReplyOptions`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
+class Blame(Struct, frozen=True, gc=False):
     """A part, or what is within it: the element `index` of a list, and `path` from there, by our names.
 
     The role of message 3 is `Blame(RequestPart.MESSAGES, 3, ("role",))`, the parameters of tool 2

@@ -7,8 +7,12 @@ import enum
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.messages import Message, Tool
@@ -33,8 +37,7 @@ class ToolMode(enum.StrEnum):
     NAMED = "named"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolChoice:
+class ToolChoice(Struct, frozen=True, kw_only=True):
     """Whether and which tool the model must call."""
 
     mode: ToolMode = ToolMode.AUTO
@@ -50,8 +53,7 @@ class ToolChoice:
         return self.mode is ToolMode.REQUIRED or self.mode is ToolMode.NAMED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyOptions:
+class ReplyOptions(Struct, frozen=True, kw_only=True, gc=False):
     """The client's options for the reply; none of them changes what is sampled."""
 
     stream: bool = False
@@ -62,8 +64,7 @@ class ReplyOptions:
     """Logprobs name each token `token_id:N` instead of showing its text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextView:
+class TextView(Struct, frozen=True, kw_only=True, gc=False):
     """Options for showing a reply's ids as text; none changes what is sampled, and ids are always whole.
 
     Control tokens are left out with `skips_special`. The stop string that ended the reply stays with `keeps_stop`.
@@ -178,8 +179,7 @@ class PlainSpelling:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class ChatRequest(Struct, frozen=True, kw_only=True):
     """A generation request, whatever dialect it came in.
 
     `template_kwargs` go to the chat template; `recorded` are fields that are kept in the record without effect on
@@ -215,7 +215,7 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     params: SamplingParams = SamplingParams()
     spelling: Spelling = PlainSpelling()
-    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    template_kwargs: Mapping[str, object] = msgspec.field(default_factory=dict[str, object])
     thinks: bool | None = None
     effort: str | None = None
     replies_of: frozenset[str] = frozenset()
@@ -223,8 +223,8 @@ class ChatRequest:
     priority: int | None = None
     text: TextView = TextView()
     reply: ReplyOptions = ReplyOptions()
-    recorded: Mapping[str, str] = field(default_factory=dict[str, str])
-    sent: Mapping[str, str] = field(default_factory=dict[str, str])
+    recorded: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    sent: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     said: frozenset[str] = frozenset()
     imposed: frozenset[str] = frozenset()
     system_blocks: SystemBlocks | None = None
@@ -247,8 +247,7 @@ class ChatRequest:
         return replace(blame, index=self.place_of(blame.index))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
+class CompletionRequest(Struct, frozen=True, kw_only=True):
     """Prompts that are to be continued, each a text or ids [T] int32; each makes a turn.
 
     The other fields are those of `ChatRequest`.
@@ -262,8 +261,8 @@ class CompletionRequest:
     priority: int | None = None
     text: TextView = TextView()
     reply: ReplyOptions = ReplyOptions()
-    recorded: Mapping[str, str] = field(default_factory=dict[str, str])
-    sent: Mapping[str, str] = field(default_factory=dict[str, str])
+    recorded: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    sent: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     said: frozenset[str] = frozenset()
     imposed: frozenset[str] = frozenset()
 
@@ -295,8 +294,7 @@ class ParseFault:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedReply:
+class ParsedReply(Struct, frozen=True, kw_only=True):
     """Sampled tokens seen as a message, and what was wrong with them as one, in the order of the reply."""
 
     message: Message
@@ -309,8 +307,7 @@ class ParsedReply:
         return self.faults[0].problem if self.faults else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallDelta:
+class ToolCallDelta(Struct, frozen=True, kw_only=True, gc=False):
     """A piece of the tool call number `index`; `id` and `name` come once, with its first piece."""
 
     index: int
@@ -319,8 +316,7 @@ class ToolCallDelta:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyDelta:
+class ReplyDelta(Struct, frozen=True, kw_only=True, gc=False):
     """A stream's addition to a message. The deltas of a turn, joined, are its `ParsedReply.message`."""
 
     content: str = ""
@@ -343,8 +339,7 @@ def whole_delta(message: Message) -> ReplyDelta:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPiece:
+class StreamPiece(Struct, frozen=True, kw_only=True, gc=False):
     """A piece of a stream, for its reader: text that became certain, and the chunks that were sampled.
 
     Text lags the ids: what could still become a marker or a stop string is held back, its ids are not. `index` is that
@@ -356,16 +351,14 @@ class StreamPiece:
     index: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remaining:
+class Remaining(Struct, frozen=True, kw_only=True, gc=False):
     """Number of tokens that may still come: in the model's context, and in the session. None: no known limit."""
 
     context_tokens: int | None = None
     session_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatReply:
+class ChatReply(Struct, frozen=True, kw_only=True):
     """A finished turn for its client, in any dialect. `created` is in whole seconds of the epoch.
 
     `written` is the engine's own reply where the engine writes it: a client that does not stream gets just that.
@@ -380,5 +373,5 @@ class ChatReply:
     sampled: SampledTurn
     usage: Usage
     written: EngineReply | None = None
-    stages_s: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
+    stages_s: Mapping[Stage, float] = msgspec.field(default_factory=dict[Stage, float])
     fills_context: bool = False

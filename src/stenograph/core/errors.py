@@ -13,7 +13,8 @@
     ├── InternalError         we are at fault: SessionInvariant, SessionDamaged, TokenizationFailed,
     │                         UnexpectedFailure    500
     └── NobodyError           try again: RequestTimeout 408, SessionBusy 409, LimitExceeded 429, Draining 503,
-                              EngineUnavailable 503, StorageUnavailable 503, SessionElsewhere 503
+                              EngineUnavailable 503, WorkerUnavailable 503, SessionElsewhere 503, Paused 503,
+                              StorageUnavailable 503
 
 Each class fixes `code` (wire-stable), `status` and `retryable`. `blame` is the part of the request that is at
 fault; `param` is its JSON pointer where who raises has read the client's own bytes, a dialect. How an error is written
@@ -161,7 +162,7 @@ class Unauthorized(CallerError):
 
 
 class Forbidden(CallerError):
-    """The route is not on the proxy's allow-list, or the request comes from another site's web page."""
+    """The route is not on the proxy's allow-list or is an administrator's, or another site's web page asks."""
 
     code, status = "forbidden", 403
 
@@ -397,6 +398,18 @@ class EngineUnavailable(NobodyError):
     """No engine can run the turn: it is starting, has died, or is full."""
 
     code, status = "engine_unavailable", 503
+
+
+class Paused(NobodyError):
+    """Generation is paused, or new weights are being loaded, and the turn's deadline passed before it could begin."""
+
+    code, status = "paused", 503
+
+
+class WorkerUnavailable(NobodyError):
+    """The worker, one of the server's processes, that has the session has ended, and is being started again."""
+
+    code, status = "worker_unavailable", 503
 
 
 class StorageUnavailable(NobodyError):

@@ -23,4 +23,4 @@ def pieces_of(ids: "array[int]") -> Iterator["array[int]"]:
 
 def join_ids(fragments: Iterable[bytes]) -> bytes:
     """One fragment of several, of which some may be empty; of any JSON values, not of ids alone."""
-    return b",".join(fragment for fragment in fragments if fragment)
+    return b",".join([fragment for fragment in fragments if fragment])

@@ -180,5 +180,9 @@ _WHOLE = msgspec.json.Encoder(enc_hook=_plain)
 def _is_small(value: object) -> bool:
     if type(value) is list:
         few = cast("list[object]", value)
-        return len(few) <= _FEW_VALUES and _PLAIN.issuperset(map(type, few))
+        if len(few) > _FEW_VALUES:
+            return False
+        return _PLAIN.issuperset(kinds := set(map(type, few))) or (
+            kinds == {str} and max(map(len, cast("list[str]", few))) <= _FEW_CHARS // _FEW_VALUES
+        )
     return type(value) in _PLAIN or (isinstance(value, str) and len(value) <= _FEW_CHARS)

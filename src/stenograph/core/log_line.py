@@ -6,7 +6,8 @@ It is formatted when it is written, not when it is logged: the writer asks for i
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stenograph.core.types import Stage
 
@@ -19,8 +20,7 @@ _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 """Text that needs no quotes: visible ASCII without quote, equals sign and backslash."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
+class LogLine(Struct, frozen=True, kw_only=True, gc=False):
     """An `event`, and its facts in an order that is always the same. None is a fact that is not there.
 
     `stages_s` are seconds by stage; they are written in milliseconds, as `stages_ms`. None: it has none.

@@ -45,6 +45,13 @@ def is_truncated(params: SamplingParams) -> bool:
     return params.top_p < 1.0 or params.top_k > 0 or params.min_p > 0.0
 
 
+def has_support(params: SamplingParams) -> bool:
+    """Whether some ids may be ruled out beside a token: by a grammar, `min_tokens` or truncation. A greedy turn has no
+    support: nothing but its tokens could be sampled."""
+    is_sampled = params.temperature >= GREEDY_BELOW
+    return is_sampled and (is_truncated(params) or params.grammar is not None or params.min_tokens > 0)
+
+
 def separates_tempered(params: SamplingParams) -> bool:
     """Whether the tempered log-probabilities follow neither from the raw ones nor from those of sampling."""
     if params.temperature < GREEDY_BELOW or params.temperature == 1.0:

@@ -6,6 +6,8 @@ Owns what a message is. Knows neither a wire format nor a template.
 import enum
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 
 class Role(enum.StrEnum):
     """The author of a message. Dialects map their own words onto these; a family says which of them it can render."""
@@ -17,8 +19,7 @@ class Role(enum.StrEnum):
     TOOL = "tool"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
+class ToolCall(Struct, frozen=True, kw_only=True):
     """A call that the model made. `arguments` is JSON text as it was spelled; it may be malformed."""
 
     id: str
@@ -26,8 +27,7 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(Struct, frozen=True, kw_only=True):
     """One message. `content` None and "" render alike, but are kept apart because the wire keeps them apart.
 
     `tool_calls` and `reasoning` only on an assistant's, `tool_call_id` only on a tool's.

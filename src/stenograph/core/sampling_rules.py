@@ -5,7 +5,9 @@ those of `SamplingParams`, and a request says which of them its client gave.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import TurnRequest
@@ -53,7 +55,7 @@ class SamplingRules:
         limit = values.get("max_tokens")
         if isinstance(limit, int):
             values["min_tokens"] = min(params.min_tokens, limit)
-        return replace(params, **values)  # type: ignore[arg-type]  # checked when the rules were made
+        return replace(params, **values)  # checked when the rules were made
 
     def ruled(self, request: TurnRequest) -> TurnRequest:
         """The request under these rules. `sent` and everything else in it stays as the client wrote it."""

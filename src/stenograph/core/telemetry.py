@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+from msgspec import Struct
+
 from stenograph.core.outcome import RolloutVerdict, TokenFate
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.strand_kinds import StrandKind
@@ -35,8 +38,7 @@ class GrammarStep(enum.StrEnum):
     """Step over a token; once a token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnReport:
+class TurnReport(Struct, frozen=True, kw_only=True, gc=False):
     """One turn, when it has ended. Counts are tokens, times are seconds.
 
     `code` is the error's, `law` the one that an invalid reply broke. `was_aborted`: the engine ended it early, by
@@ -44,15 +46,15 @@ class TurnReport:
     byte to the first token, `itl_s` the gaps between steps that sampled tokens, `tpot_s` their mean per token; None and
     empty where the engine does not stream. `num_kept` of `num_prompt` stood in the line before. `unasked_replay` names
     payloads in the reply that were not requested. Its commit discarded `num_discarded_turns` turns of its session, with
-    `num_discarded_tokens` sampled tokens in them. `kind` is what a rule says of its request, None if none does;
-    `rewrites` are the changes to what its client sent.
+    `num_discarded_tokens` sampled tokens in them. `kind` is what a rule says of its request, None if none does; `group`
+    is its session's; `rewrites` are the changes to what its client sent.
     """
 
     end: TurnEnd
     code: str | None = None
     law: str | None = None
     was_aborted: bool = False
-    stages_s: Mapping[Stage, float] = field(default_factory=dict[Stage, float])
+    stages_s: Mapping[Stage, float] = msgspec.field(default_factory=dict[Stage, float])
     num_prompt: int = 0
     num_completion: int = 0
     num_kept: int = 0
@@ -65,6 +67,7 @@ class TurnReport:
     itl_s: tuple[float, ...] = ()
     unasked_replay: tuple[str, ...] = ()
     kind: StrandKind | None = None
+    group: str | None = None
     rewrites: tuple[AppliedRewrite, ...] = ()
 
     @property
@@ -82,9 +85,11 @@ class SessionEnd(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionReport:
-    """One session, when it is gone: the verdict of its outcome, None if nobody has said one, and its sampled tokens."""
+    """One session, when it is gone: its group, the verdict of its outcome, None if nobody has said one, and its sampled
+    tokens."""
 
     end: SessionEnd
+    group: str | None = None
     verdict: RolloutVerdict | None = None
     num_tokens: Mapping[TokenFate, int] = field(default_factory=dict[TokenFate, int])
 

@@ -6,15 +6,19 @@ that built one may change it.
 """
 
 import enum
+import math
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NewType, cast
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
 
 from stenograph.core.messages import Message
+from stenograph.core.support import SupportPiece
 
 SessionId = NewType("SessionId", str)
 RequestId = NewType("RequestId", str)
@@ -53,14 +57,14 @@ class Grammar:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Struct, frozen=True, kw_only=True):
     """The parameters of sampling. Defaults sample from the model's own distribution, to the end of the context.
 
     `temperature` 0 is greedy; `top_k` 0 is off; `logit_bias` pairs are `(id, bias in nats)`; `num_top_logprobs` asks
-    for that many alternatives per position. `max_tokens` None means as far as the context allows. Nothing ends a turn
-    before `min_tokens` are sampled: until then stop tokens, the model's own among them, cannot be sampled, and a stop
-    string that is whole by then is text like any other; but where a grammar allows nothing but its end, it ends.
+    for that many alternatives per position, `support` for the ids that could be sampled at each. `max_tokens` None
+    means as far as the context allows. Nothing ends a turn before `min_tokens` are sampled: until then stop tokens, the
+    model's own among them, cannot be sampled, and a stop string that is whole by then is text like any other; but where
+    a grammar allows nothing but its end, it ends.
     """
 
     temperature: float = 1.0
@@ -79,6 +83,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
     num_top_logprobs: int = 0
+    support: bool = False
 
     def __post_init__(self) -> None:
         limit = self.max_tokens
@@ -131,8 +136,7 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(Struct, frozen=True, kw_only=True, gc=False):
     """The reason why a turn ended, and what matched: the stop token's id, the stop string, or nothing."""
 
     reason: FinishReason
@@ -174,13 +178,19 @@ class TopLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSpan:
+class WeightSpan(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens `[start, end)` of a turn were sampled by weights `version`."""
 
     version: str
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedWeights:
+    """A turn's weights changed while it was sampled. `oldest` are those at its beginning, None if they have no name."""
+
+    oldest: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +206,7 @@ class EngineTimes:
 _OF_THE_BYTES = frozenset({"etag", "content-md5", "content-digest", "repr-digest", "digest"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReply:
+class EngineReply(Struct, frozen=True, kw_only=True):
     """A whole reply as its engine wrote it, for a client that gets it unchanged.
 
     `body` goes out byte for byte, under `content_type` and `headers` (end-to-end ones only, lower-case names).
@@ -231,18 +240,19 @@ class Replay:
     indexer_topk: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(Struct, frozen=True, kw_only=True):
     """A step of a generation: the ids sampled since the last chunk, in order.
 
     `logprobs[i]` is ln p(ids[i]) in nats under the distribution that the engine's capabilities declare.
     `tempered_logprobs` and `sampling_logprobs` are the same under the distributions of those names (`LogprobsKind`),
     from an engine that reports several; None where it does not, or where they are equal to `logprobs` by definition.
-    `forced[i]`: a grammar left no other token to sample; None where that is not reported. Few tokens come as
+    `forced[i]`: a grammar left no other token to sample; None where that is not reported. `support`: which ids could be
+    sampled beside each; None where it was not asked for, or is not reported. Few tokens come as
     tuples, a whole reply's as arrays (int32, float64). `finish` is set in the last chunk of a generation, and only
     there, and so are `reply`, where the engine wrote the client's reply itself, and `replay`. `weight_version` sampled
-    this chunk's ids; an engine that reports its weights only at the end has them in the last chunk's `weights`, over
-    all ids of the turn. `unasked_replay` names the payloads of `Replay` that came without being requested; they are
+    this chunk's ids, or (`is_version_of_reply`) is all that the engine says of the whole reply, when it wrote it; an
+    engine that reports its weights only at the end has them in the last chunk's `weights`, over all ids of the turn.
+    `unasked_replay` names the payloads of `Replay` that came without being requested; they are
     left out.
     """
 
@@ -251,11 +261,13 @@ class Chunk:
     tempered_logprobs: Sequence[float] | None = None
     sampling_logprobs: Sequence[float] | None = None
     forced: Sequence[bool] | None = None
+    support: SupportPiece | None = None
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None = None
     finish: Finish | None = None
     num_cached_tokens: int = 0
     times: EngineTimes | None = None
     weight_version: str | None = None
+    is_version_of_reply: bool = False
     weights: tuple[WeightSpan, ...] | None = None
     reply: EngineReply | None = None
     replay: Replay | None = None
@@ -265,7 +277,7 @@ class Chunk:
         # A list, as a decoder makes it, could still change.
         for name in ("ids", "logprobs", "tempered_logprobs", "sampling_logprobs", "forced"):
             if isinstance(row := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(cast("list[float]", row)))
+                force_setattr(self, name, tuple(cast("list[float]", row)))
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
         for name, values in (("tempered", self.tempered_logprobs), ("sampling", self.sampling_logprobs)):
@@ -279,15 +291,19 @@ class Chunk:
 
 def all_finite(values: "array[float]") -> bool:
     """Whether there is no NaN and no infinity among them. Looks at the array as it lies in memory."""
-    return bool(np.isfinite(np.frombuffer(values)).all()) if values else True
+    if not values:
+        return True
+    found = np.frombuffer(values)
+    return math.isfinite(np.minimum.reduce(found)) and math.isfinite(np.maximum.reduce(found))  # of a NaN both are one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledTurn:
+class SampledTurn(Struct, frozen=True, kw_only=True):
     """The ids that an engine sampled for one turn, checked.
 
     `ids` [T] int32, `logprobs` [T] float64 in nats, of the distribution `logprobs_kind`; see `Chunk` for
-    `tempered_logprobs` and `sampling_logprobs` [T], and `forced` [T], a byte 1 or 0 for each token.
+    `tempered_logprobs` and `sampling_logprobs` [T], and `forced` [T], a byte 1 or 0 for each token. `support` has the
+    supports of the tokens (core/support.py); None where they are not known, or nothing is ruled out.
+    `mixed`: other weights came while it was sampled, nobody knows for which of its tokens; it has no `weights` then.
     """
 
     ids: "array[int]"
@@ -302,6 +318,15 @@ class SampledTurn:
     logprobs_kind: LogprobsKind = LogprobsKind.RAW
     tempered_logprobs: "array[float] | None" = None
     forced: bytes | None = None
+    support: bytes | None = None
+    mixed: MixedWeights | None = None
+
+    @property
+    def oldest_version(self) -> str | None:
+        """Name of the oldest weights that sampled in it, or may have; None where it is not known."""
+        if self.mixed is not None:
+            return self.mixed.oldest
+        return self.weights[0].version if self.weights else None
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
@@ -311,6 +336,8 @@ class SampledTurn:
                 raise ValueError(f"{len(self.ids)} ids but {len(values)} {name} logprobs")
         if self.forced is not None and len(self.forced) != len(self.ids):
             raise ValueError(f"{len(self.ids)} ids, but of {len(self.forced)} it is known whether they were forced")
+        if self.mixed is not None and self.weights:
+            raise ValueError(f"mixed weights beside {self.weights}")
         if not all_finite(self.logprobs):
             raise ValueError("a logprob is not finite")
         end = 0
@@ -340,8 +367,7 @@ class PromptEnd(enum.Enum):
         return self is PromptEnd.OPENS or self is PromptEnd.OPENED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(Struct, frozen=True, kw_only=True):
     """Ids that go to the engine: `ids[:num_kept]` are the parent node's, untouched; the rest is new.
 
     `num_trimmed` of the parent's last ids are left out: a stop token that the next message's opener replaces.
@@ -362,8 +388,7 @@ class Prompt:
             raise ValueError(f"{self.num_kept} kept of {len(self.ids)} ids")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(Struct, frozen=True, kw_only=True, gc=False):
     """Token counts of one turn, as OpenAI counts them: `num_cached` of `num_prompt` were not computed again."""
 
     num_prompt: int
@@ -401,7 +426,7 @@ class StageTimes:
 
     def mark(self, stage: Stage, now: float) -> None:
         """Say that `stage` ended at `now`."""
-        self.ends[stage.value] = now
+        self.ends[stage._value_] = now  # not `value`, a descriptor in Python
 
     def span_s(self, first: Stage, last: Stage) -> float | None:
         """Seconds between the ends of two stages; None unless both have ended."""
@@ -414,6 +439,9 @@ class StageTimes:
         durations: dict[Stage, float] = {}
         before = self.start
         for name, end in sorted(self.ends.items(), key=itemgetter(1)):
-            durations[Stage(name)] = max(0.0, end - before)
+            durations[_STAGES[name]] = end - before if end > before else 0.0
             before = max(before, end)
         return durations
+
+
+_STAGES = {stage.value: stage for stage in Stage}

@@ -6,8 +6,11 @@ It knows no socket and no session: a route reads and writes for it, and gives it
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
+from msgspec import Struct
 
 from stenograph.core.chat import (
     ChatReply,
@@ -24,14 +27,13 @@ from stenograph.core.errors import StenographError
 Headers = Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(Struct, frozen=True, kw_only=True, gc=False):
     """A request as it came. `at` has the named groups of its path, `query` is what follows its question mark; of
     `known`, what it begins with need not be read again. `past` are the turns of its session, None without one.
     `headers` are raw, with names in lower case."""
 
     body: bytes
-    at: Mapping[str, str] = field(default_factory=dict[str, str])
+    at: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     known: Sequence[KnownMessages] = ()
     past: PastTurns | None = None
     query: str = ""
@@ -42,8 +44,7 @@ Decoded = tuple[TurnRequest, bytes]
 """A request, and as JSON what of it is kept in the record: `path`, `model`, `recorded` and `sent`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class Body(Struct, frozen=True, kw_only=True, gc=False):
     """A whole reply as it goes out, with the headers that are its own, the content type among them.
 
     Content that may be large comes in pieces, between which the loop serves others.

@@ -25,6 +25,10 @@ from stenograph.dialects.template_kwargs import TemplateKwargs, check_depth, che
 GroupName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 SAMPLE_FORMATS = ("safetensors", "json", "arrow")
+BULK_FORMATS = ("safetensors", "arrow")
+SESSION_STATES = ("busy", "idle", "open", "ended")
+MAX_LISTED = 10_000
+"""Most ids of sessions in one request."""
 
 
 class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,6 +49,7 @@ class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     sampling: WireSamplingRules | None = None
     canonical: str | None = None
     group: GroupName | None = None
+    support: bool | None = None
 
 
 class PutOutcome(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +66,8 @@ class PutOutcome(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of the samples. `null` means absent. `token_texts` needs `format` `json`; `arrow` needs pyarrow.
+    """Options of the samples. `null` means absent. `token_texts` and `sampling_mask` need `format` `json`, `arrow`
+    needs pyarrow.
 
     `kinds` are the kinds of strands that become samples; `include_side: true` is all of them, and needs no `kinds`.
     `include_failed: true`: those of a rollout that failed by infrastructure too.
@@ -74,12 +80,35 @@ class SamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
     kinds: list[Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in StrandKind]})]] | None = None
     include_side: bool | None = None
     include_failed: bool | None = None
+    sampling_mask: bool | None = None
+
+
+class BulkSamplesRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Options of the samples of many sessions. `null` means absent.
+
+    The sessions are those of the ids `sessions`, in this order, or those that have the `group`, the `state` and the
+    metadata `where`, as far as these are given. `delete: true` deletes each session once its bytes have left. The rest
+    is as for one session.
+    """
+
+    sessions: list[str] | None = None
+    group: GroupName | None = None
+    state: Annotated[str, Meta(extra_json_schema={"enum": list(SESSION_STATES)})] | None = None
+    where: dict[str, object] | None = None
+    delete: bool | None = None
+    max_seq_len: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    metadata: dict[str, object] | None = None
+    format: Annotated[str, Meta(extra_json_schema={"enum": list(BULK_FORMATS)})] | None = None
+    kinds: list[Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in StrandKind]})]] | None = None
+    include_side: bool | None = None
+    include_failed: bool | None = None
 
 
 class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A request to end every running turn."""
+    """A request to end every running turn, or those of the sessions of a `group`."""
 
-    abort_all: Annotated[bool, Meta(extra_json_schema={"const": True})]
+    abort_all: Annotated[bool, Meta(extra_json_schema={"const": True})] | None = None
+    group: GroupName | None = None
 
 
 class BackupRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -112,6 +141,7 @@ class Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 _CREATE = msgspec.json.Decoder(CreateSession)
 _OUTCOME = msgspec.json.Decoder(PutOutcome)
 _SAMPLES = msgspec.json.Decoder(SamplesRequest)
+_BULK_SAMPLES = msgspec.json.Decoder(BulkSamplesRequest)
 _ABORT = msgspec.json.Decoder(AbortRequest)
 _BACKUP = msgspec.json.Decoder(BackupRequest)
 _NOTHING = msgspec.json.Decoder(Nothing)
@@ -192,6 +222,16 @@ def decode_samples(body: bytes) -> SamplesRequest:
         raise InvalidRequest(
             f"format must be one of {', '.join(SAMPLE_FORMATS)}, got {shown(wire.format)}.", param="/format"
         )
+    _check_kinds(wire)
+    if wire.token_texts and wire.format != "json":
+        raise InvalidRequest("token_texts needs format 'json'.", param="/token_texts")
+    if wire.sampling_mask and wire.format != "json":
+        raise InvalidRequest("sampling_mask needs format 'json'.", param="/sampling_mask")
+    _check_metadata(wire.metadata)
+    return wire
+
+
+def _check_kinds(wire: SamplesRequest | BulkSamplesRequest) -> None:
     for index, kind in enumerate(wire.kinds or ()):
         if kind not in tuple(StrandKind):
             raise InvalidRequest(
@@ -200,18 +240,46 @@ def decode_samples(body: bytes) -> SamplesRequest:
             )
     if wire.include_side and wire.kinds is not None:
         raise InvalidRequest("include_side is all kinds: leave kinds out, or include_side.", param="/include_side")
-    if wire.token_texts and wire.format != "json":
-        raise InvalidRequest("token_texts needs format 'json'.", param="/token_texts")
+
+
+def decode_bulk_samples(body: bytes) -> BulkSamplesRequest:
+    """Read the body of `POST /samples`. Raises InvalidJson or InvalidRequest."""
+    wire = BulkSamplesRequest()
+    if body.strip():
+        wire = decode_json(body, _BULK_SAMPLES, known=BulkSamplesRequest.__struct_fields__)
+    if wire.format is not None and wire.format not in BULK_FORMATS:
+        raise InvalidRequest(
+            f"format must be one of {', '.join(BULK_FORMATS)}, got {shown(wire.format)}.", param="/format"
+        )
+    check_state(wire.state)
+    filters = [name for name in ("group", "state", "where") if getattr(wire, name) is not None]
+    if wire.sessions is not None and filters:
+        raise InvalidRequest(f"Give sessions, or {filters[0]}, not both.", param=f"/{filters[0]}")
+    if wire.sessions is None and not filters:
+        raise InvalidRequest("Say which sessions: give sessions, group, state or where.")
+    if wire.sessions is not None and len(wire.sessions) > MAX_LISTED:
+        raise InvalidRequest(f"sessions has {len(wire.sessions)} ids; at most {MAX_LISTED}.", param="/sessions")
+    _check_kinds(wire)
     _check_metadata(wire.metadata)
+    _check_metadata(wire.where, at="/where")
     return wire
+
+
+def check_state(state: str | None) -> None:
+    """Raise InvalidRequest for a state that there is not."""
+    if state is not None and state not in SESSION_STATES:
+        raise InvalidRequest(f"state must be one of {', '.join(SESSION_STATES)}, got {shown(state)}.", param="/state")
 
 
 def decode_abort(body: bytes) -> AbortRequest:
     """Read the body of `POST /abort_request`. Raises InvalidJson or InvalidRequest."""
-    wire = decode_json(body, _ABORT)
-    if not wire.abort_all:
+    wire = decode_json(body, _ABORT) if body.strip() else AbortRequest()
+    if wire.abort_all is not None and wire.group is not None:
+        raise InvalidRequest("Give abort_all or group, not both.", param="/group")
+    if not wire.abort_all and wire.group is None:
         raise InvalidRequest(
-            "abort_all must be true here; POST /sessions/{id}/abort ends one session's turn.", param="/abort_all"
+            "abort_all must be true here, or group be given; POST /sessions/{id}/abort ends one session's turn.",
+            param="/abort_all",
         )
     return wire
 

@@ -1,16 +1,20 @@
-"""The engine's process: `python -m stenograph.embedded.child MODEL OPTIONS`, OPTIONS as options.py writes them.
+"""The engine's process: `python -m stenograph.embedded.child MODEL OPTIONS [SOCKET]`, OPTIONS as in options.py.
 
 Commands arrive on standard input, events leave on standard output (wire.py); libraries print to standard error. One
 thread reads and only submits, the main thread steps, and workers tokenize texts and send the ids. When standard input
 ends, so does the process: a server that was killed leaves no orphan.
+
+SOCKET is the descriptor of a listening socket, where a server has several processes: then commands come from all of its
+connections, each gets the events of its own, and the standard ones are for the parent's `Ready` and for the end alone.
 """
 
 import os
+import socket
 import sys
 import threading
 import traceback
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +23,19 @@ from typing import BinaryIO
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import EngineUnavailable, StartupError, StenographError
 from stenograph.core.types import RequestId
+from stenograph.embedded.connections import ConnectionDesk, SendEvents
 from stenograph.embedded.engine_core import EngineCore
 from stenograph.embedded.forward.choice import load_forward
 from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.loop import MAX_ARRIVING, Emit, EngineLoop, kind_of
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.tokenize_workers import Tokenized, TokenizeWorkers
+from stenograph.embedded.weight_desk import WeightDesk
 from stenograph.embedded.wire import (
     COMMANDS,
     Abort,
     Command,
+    Control,
     Event,
     Failed,
     Generate,
@@ -51,9 +58,14 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print must not become a frame
     path, options = Path(sys.argv[1]), EmbeddedOptions.from_json(sys.argv[2])
-    send = Sender(out)
+    tell_parent = Sender(out)
     loaded: Future[LoadedEngine] = Future()
     threading.Thread(target=_read_commands, args=(sys.stdin.buffer, loaded), daemon=True).start()
+    send: SendEvents = tell_parent
+    if len(sys.argv) > 3:
+        desk = ConnectionDesk(lambda command: loaded.result().obey(command), lambda: loaded.result().ready)
+        desk.listen(socket.socket(fileno=int(sys.argv[3])))
+        send = desk.send
 
     def emit(events: Sequence[Sampled | Failed]) -> None:
         engine = loaded.result()
@@ -65,10 +77,10 @@ def main() -> None:
     try:
         engine = load(path, options, emit, send)
         loaded.set_result(engine)
-        send(engine.ready)
+        tell_parent(engine.ready)
         engine.loop.run(engine.core)
     except StartupError as error:
-        send(LoadFailed(message=str(error)))
+        tell_parent(LoadFailed(message=str(error)))
         os._exit(0)  # at an orderly exit, Python aborts with a dump of itself: the reading thread holds standard input
     except BaseException:  # noqa: BLE001 -- as it would end the process, but without that dump
         traceback.print_exc()
@@ -107,7 +119,7 @@ class PieceTokenizer:
 class TextDesk:
     """Takes texts as commands and sends their ids as events. At most `MAX_ARRIVING` texts wait; more are refused."""
 
-    def __init__(self, tokenizer: Tokenizer, num_workers: int, send: Callable[[Event], None]) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_workers: int, send: SendEvents) -> None:
         self._send = send
         self._workers: TokenizeWorkers[RequestId, tuple[Piece, ...]] = TokenizeWorkers(
             PieceTokenizer(tokenizer), num_workers, self._answer
@@ -140,6 +152,7 @@ class LoadedEngine:
     core: EngineCore
     grammars: GrammarCompiler
     texts: TextDesk
+    weights: WeightDesk
     ready: Ready
 
     def obey(self, command: Command) -> None:
@@ -152,16 +165,18 @@ class LoadedEngine:
             case Abort():
                 self.texts.drop(command.request_id)
                 self.loop.abort(command.request_id)
+            case Control():
+                self.weights.obey(command)
 
 
-def load(path: Path, options: EmbeddedOptions, emit: Emit, send: Callable[[Event], None]) -> LoadedEngine:
+def load(path: Path, options: EmbeddedOptions, emit: Emit, send: SendEvents) -> LoadedEngine:
     """Load the model and build its engine. Events of steps go to `emit`, those of texts to `send`.
 
     Raises StartupError.
     """
     files, limits, clock = load_model_files(path), options.limits, SystemClock()
     forward = load_forward(
-        path,
+        path if options.weights is None else Path(options.weights),
         kind=options.forward,
         device=options.torch_device,
         dtype=options.torch_dtype,
@@ -191,7 +206,8 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit, send: Callable[[Event
         grammars=tuple(sorted(grammars.kinds)),
     )
     texts = TextDesk(tokenizer, options.tokenize_workers, send)
-    return LoadedEngine(loop=loop, core=core, grammars=grammars, texts=texts, ready=ready)
+    weights = WeightDesk(forward, core, loop, send)
+    return LoadedEngine(loop=loop, core=core, grammars=grammars, texts=texts, weights=weights, ready=ready)
 
 
 def _read_commands(stream: BinaryIO, loaded: "Future[LoadedEngine]") -> None:

@@ -9,12 +9,14 @@ request alone.
 import bisect
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.clock import Clock
 from stenograph.core.types import Chunk, EngineTimes, RequestId, SamplingParams
-from stenograph.embedded.forward.base import Forward
+from stenograph.embedded.forward.base import Forward, PreparedWeights
 from stenograph.embedded.forward.weights import F32Array
 from stenograph.embedded.grammar.cache import BadGrammar, CompilerBusy, GrammarCompiler, GrammarEngineFailed
 from stenograph.embedded.kv.block_pool import BLOCK_TOKENS, BlockPool
@@ -88,6 +90,7 @@ class EngineCore:
         self._running: list[Sequence] = []
         self._by_id: dict[RequestId, Sequence] = {}
         self._num_preempted = 0
+        self._is_paused = False
         self._ended: dict[RequestId, RequestTimes] = {}
 
     def __repr__(self) -> str:
@@ -100,7 +103,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: a request runs, or a waiting one could begin."""
+        """Whether a step would do anything: a request runs, or a waiting one could begin. A paused one has none."""
+        if self._is_paused:
+            return False
         return bool(self._running) or any(sequence.is_ready for sequence in self._waiting)
 
     @property
@@ -134,6 +139,7 @@ class EngineCore:
             grammar=None if params.grammar is None else self._grammars.compile(params.grammar, self._wake),
             text=self._tokenizer.text_stream(skip_special=True),
             times=times,
+            vocab_size=self._forward.config.vocab_size,
         )
         self._wait(sequence)
         return None
@@ -142,6 +148,45 @@ class EngineCore:
         """End a request now; None if it has already ended."""
         sequence = self._by_id.get(request_id)
         return None if sequence is None else self._end(sequence, sequence.aborted())
+
+    @property
+    def weight_version(self) -> str:
+        """Name of the weights that sample."""
+        return self._weight_version
+
+    @weight_version.setter
+    def weight_version(self, version: str) -> None:
+        self._weight_version = version
+
+    def pause(self, *, retracts: bool) -> int:
+        """Sample nothing until `resume`; requests are taken and aborted as before. Returns how many run.
+
+        `retracts`: they give up their blocks, and wait again in their old places.
+        """
+        self._is_paused, num_running = True, len(self._running)
+        if retracts:
+            self._retract()
+        return num_running
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._is_paused = False
+
+    def flush(self) -> None:
+        """Forget computed prefixes, but those of running sequences."""
+        self.pool.forget_idle()
+
+    def swap(self, prepared: PreparedWeights, version: str) -> tuple[PreparedWeights, int]:
+        """Sample with other weights from the next step on. Returns those before, and how many requests ran.
+
+        Those go on: with their ids, samplers and grammars, and keys and values that are computed again. Nothing that
+        the old weights computed is found any more.
+        """
+        num_running = len(self._running)
+        self._retract()
+        self.pool.forget_idle()
+        self._weight_version = version
+        return self._forward.swap(prepared), num_running
 
     def pop_times(self, request_id: RequestId) -> RequestTimes | None:
         """The times of an ended request; they are kept until this is called once."""
@@ -244,6 +289,10 @@ class EngineCore:
         self._running.remove(sequence)
         self._close(sequence)
         self._wait(sequence)
+
+    def _retract(self) -> None:
+        for sequence in list(self._running):
+            self._preempt(sequence)
 
     def _with_blocks(self, share: Share[RequestId]) -> tuple[Sequence, int]:
         sequence = self._by_id[share.key]

@@ -105,6 +105,10 @@ class _Abort:
     request_id: RequestId
 
 
+_Message = _Arrived | _Abort | Callable[[], None] | None
+"""A message in the inbox; None only wakes."""
+
+
 class EngineLoop:
     """Takes requests on any thread and emits events on the thread that steps. End it with `close`.
 
@@ -124,7 +128,7 @@ class EngineLoop:
         self._clock = clock
         self._max_arriving = max_arriving
         self._workers: TokenizeWorkers[_Request, str] = TokenizeWorkers(tokenizer, num_workers, self._arrive)
-        self._inbox: queue.SimpleQueue[_Arrived | _Abort | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._unsent: list[Sampled | Failed] = []  # owned by the stepping thread: not emitted yet
         self._prefix = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()  # guards everything below
@@ -166,6 +170,10 @@ class EngineLoop:
     def abort(self, request_id: RequestId) -> None:
         """End a request soon, wherever it is; its final event confirms it. Does nothing if it has ended."""
         self._inbox.put(_Abort(request_id))
+
+    def between_steps(self, act: Callable[[], None]) -> None:
+        """Have `act` called on the thread that steps, between two steps; not after `close`."""
+        self._inbox.put(act)
 
     def wake(self) -> None:
         """Check again whether the core has work: something that it waited for is done."""
@@ -287,9 +295,12 @@ class EngineLoop:
         self._flush()
         return not self._closed
 
-    def _do(self, core: Core, message: _Arrived | _Abort | None) -> None:
-        if message is not None and (event := self._obey(core, message)) is not None:
-            self._say(core, event)
+    def _do(self, core: Core, message: _Message) -> None:
+        if isinstance(message, _Arrived | _Abort):
+            if (event := self._obey(core, message)) is not None:
+                self._say(core, event)
+        elif message is not None:
+            message()
 
     def _obey(self, core: Core, message: _Arrived | _Abort) -> Sampled | Failed | None:
         if isinstance(message, _Arrived):

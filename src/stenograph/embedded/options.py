@@ -16,7 +16,7 @@ FIRST_VERSION = "0"
 class EmbeddedOptions:
     """`threads` are BLAS threads; `torch_device` and `torch_dtype` count where `forward` is torch. `tokenize_workers`
     are threads that make ids of text, with the library `encoder`, which is the server's. `weight_version` names the
-    weights. The rest bounds the engine: see `EngineLimits`."""
+    weights; `weights` is where they are if not with the model. The rest bounds the engine: see `EngineLimits`."""
 
     threads: int = 1
     max_batch: int = 16
@@ -31,6 +31,7 @@ class EmbeddedOptions:
     tokenize_workers: int = 0
     encoder: EncoderKind = EncoderKind.REFERENCE
     weight_version: str = FIRST_VERSION
+    weights: str | None = None
 
     @property
     def limits(self) -> EngineLimits:

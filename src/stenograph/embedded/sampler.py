@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.logprobs import GREEDY_BELOW, separates_tempered
+from stenograph.core.support import Ids
 from stenograph.core.types import SamplingParams, TopLogprob
 from stenograph.embedded.forward.weights import F32Array
 
@@ -34,7 +35,8 @@ class BadLogits(Exception):
 class SampledToken:
     """A token, ln p of it in nats under the raw and under the sampling distribution, and the likeliest (raw).
 
-    `tempered_logprob` is there where neither of the two is it: `core.logprobs.separates_tempered`.
+    `tempered_logprob` is there where neither of the two is it: `core.logprobs.separates_tempered`. `support` [N]: the
+    ids that could be sampled, ascending; None where that is every id, or was not asked for.
     """
 
     id: int
@@ -42,6 +44,7 @@ class SampledToken:
     tempered_logprob: float | None
     sampling_logprob: float
     top: tuple[TopLogprob, ...]
+    support: Ids | None
 
 
 class TokenSampler:
@@ -71,7 +74,9 @@ class TokenSampler:
         best = int(np.argmax(scores))
         if not np.isfinite(scores[best]):
             raise BadLogits
-        place, sampling = (best, 0.0) if self._params.temperature < GREEDY_BELOW else self._place(scores)
+        place, sampling, kept = (best, 0.0, None)
+        if self._params.temperature >= GREEDY_BELOW:
+            place, sampling, kept = self._place(scores)
         chosen = place if ids is None else int(ids[place])
         self._counts[chosen] += 1
         tempered: float | None = None
@@ -84,6 +89,7 @@ class TokenSampler:
             tempered_logprob=tempered,
             sampling_logprob=sampling,
             top=top_logprobs(exact, ln_total, self._params.num_top_logprobs),
+            support=_support(ids, kept) if self._params.support else None,
         )
 
     def _penalized(self, logits: Doubles) -> Doubles:
@@ -103,8 +109,9 @@ class TokenSampler:
         np.add.at(scores, self._bias_ids, self._biases)  # an id that is there twice gets both
         return scores
 
-    def _place(self, scores: Doubles) -> tuple[int, float]:
-        """A place in `scores` [N], and ln p of it under the sampling distribution."""
+    def _place(self, scores: Doubles) -> tuple[int, float, Places | None]:
+        """A place in `scores` [N], ln p of it under the sampling distribution, and the places that are left (None: all)
+        when the unlikely ones are cut off."""
         scaled = scores / self._params.temperature
         kept = kept_places(scaled, self._params)
         if kept is not None:
@@ -116,7 +123,15 @@ class TokenSampler:
         if place >= len(scaled) or scaled[place] == -np.inf:  # the random number fell on the rounding of the last step
             place = int(np.argmax(scaled))
         logprob = min(0.0, float(scaled[place]) - math.log(total))
-        return place if kept is None else int(kept[place]), logprob
+        return place if kept is None else int(kept[place]), logprob, kept
+
+
+def _support(allowed: Ids | None, kept: Places | None) -> Ids | None:
+    """The ids that are left: of those that are allowed (None: all) the ones at the places that truncation leaves."""
+    if allowed is None or kept is None:
+        return kept if allowed is None else allowed
+    left: Ids = allowed[kept]
+    return left
 
 
 def log_sum_exp(scores: Doubles) -> float:

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from stenograph.core.logprobs import has_support
+from stenograph.core.support import SupportWriter
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId, SamplingParams, TopLogprob
 from stenograph.embedded.forward.base import LogitsFor, Segment
 from stenograph.embedded.forward.weights import F32Array
@@ -66,6 +68,7 @@ class Sequence:
         grammar: "Future[CompiledGrammar] | None",
         text: TextStream,
         times: Times,
+        vocab_size: int,
     ) -> None:
         self.request_id = request_id
         self.arrival = arrival
@@ -81,6 +84,7 @@ class Sequence:
         self._max_tokens = max_tokens
         self._min_tokens = params.min_tokens
         self._sampler = TokenSampler(params, prompt)
+        self._support = SupportWriter(vocab_size) if params.support and has_support(params) else None
         self._wants_top = params.num_top_logprobs > 0
         self._stops = StopWatcher(params.stop, text, min_tokens=params.min_tokens)
         self._num_sampled = 0
@@ -142,6 +146,7 @@ class Sequence:
             tempered_logprobs=None if sampled.tempered_logprob is None else (sampled.tempered_logprob,),
             sampling_logprobs=(sampled.sampling_logprob,),
             forced=forced,
+            support=None if self._support is None else self._support.write(sampled.id, sampled.support),
             top_logprobs=top,
             finish=finish,
             num_cached_tokens=self.num_cached_tokens,

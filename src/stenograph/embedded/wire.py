@@ -50,7 +50,30 @@ class TokenizeText(msgspec.Struct, frozen=True, tag="tokenize"):
     pieces: tuple[Piece, ...]
 
 
-Command = Generate | Abort | TokenizeText
+class ControlKind(enum.StrEnum):
+    """Kinds of control commands."""
+
+    LOAD = "load"
+    """Load the weights at `path`, swap them in between two steps, and call them `version`."""
+    PAUSE = "pause"
+    RETRACT = "retract"
+    """Pause, and take the blocks of all that runs."""
+    RESUME = "resume"
+    FLUSH = "flush"
+    NAME = "name"
+    """Call the weights `version`."""
+
+
+class Control(msgspec.Struct, frozen=True, tag="control"):
+    """Asks for something about the weights or the steps; `Controlled` under the same id answers it."""
+
+    request_id: RequestId
+    kind: ControlKind
+    path: str = ""
+    version: str = ""
+
+
+Command = Generate | Abort | TokenizeText | Control
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -115,7 +138,16 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     retry_after_s: float | None = None
 
 
-Event = Ready | LoadFailed | Sampled | Failed | TokenizedText | GrammarTook
+class Controlled(msgspec.Struct, frozen=True, tag="controlled"):
+    """The answer to a control command. `problem`: why nothing was done; empty where it was. `num_paused` requests ran
+    at that moment."""
+
+    request_id: RequestId
+    problem: str = ""
+    num_paused: int = 0
+
+
+Event = Ready | LoadFailed | Sampled | Failed | TokenizedText | GrammarTook | Controlled
 
 _ENCODER = msgspec.msgpack.Encoder()
 COMMANDS = msgspec.msgpack.Decoder(Command)

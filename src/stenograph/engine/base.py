@@ -18,6 +18,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import RouteNotFound
 from stenograph.core.telemetry import GrammarStep
@@ -30,6 +32,7 @@ from stenograph.core.types import (
     RequestId,
     SamplingParams,
 )
+from stenograph.core.weights import ControlAnswer, WeightCommand, without_weights
 from stenograph.model.tokenizer import Span
 
 
@@ -42,8 +45,7 @@ class EngineState(enum.StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineHealth:
+class EngineHealth(Struct, frozen=True, kw_only=True, gc=False):
     """An engine's state and, in one line, why it is not ready, or what there is to say of one that is."""
 
     state: EngineState
@@ -59,8 +61,9 @@ class Capabilities:
     client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. Then both
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
     `takes_json`: it takes ids as JSON text, so it wants `Prompt.ids_json`. `logprobs`: which distribution its
-    log-probabilities are of. `note`: one line for the operator on how the engine is used; empty where there is nothing
-    to say.
+    log-probabilities are of. `reports_support`: it reports which ids could be sampled, where it is asked for that and
+    set up for it. `note`: one line for the operator on how the engine is used; empty where there is nothing
+    to say. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.
     """
 
     engine: str
@@ -72,11 +75,12 @@ class Capabilities:
     parses: bool = False
     takes_json: bool = False
     logprobs: LogprobsReport = RAW_LOGPROBS
+    reports_support: bool = False
     note: str = ""
+    policy: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
+class GenerateRequest(Struct, frozen=True, kw_only=True):
     """One generation: ids in, under a request id that we chose and by which it can be aborted.
 
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as
@@ -202,6 +206,23 @@ class Engine(Protocol):
         Raises UnrenderableMessage, TokenizationFailed, or EngineUnavailable. Only where `tokenizes`.
         """
         raise AssertionError(f"the engine {self.capabilities.engine} does not tokenize")
+
+    def end_session(self, key: str) -> None:
+        """No more turns with this `affinity_key` come: what is kept for it can go. Does not wait, and never raises."""
+        return
+
+    async def find_version(self) -> str | None:
+        """Name of the weights that the engine has, by its own word; None where it does not say."""
+        return None
+
+    def require_version(self, version: str) -> None:
+        """Take no turns until the weights are those of this name: others have them, and this engine refused."""
+        return
+
+    async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
+        """Do what a trainer says about the weights; one answer for each engine. Returns when all have answered."""
+        problem = without_weights(self.capabilities.engine, command)
+        return (ControlAnswer(name=self.name, problem=problem),)
 
     def report_grammar_times(self, report: Callable[[GrammarStep, Sequence[float]], None]) -> None:
         """From now on call `report` with the durations of a step, in seconds, as they become known; it never raises.

@@ -1,5 +1,8 @@
 """The embedded engine as an `Engine`: owns its process, speaks wire.py to it, and starts it again when it dies.
 
+Where several processes of a server share one engine, its process is their parent's: each has a connection to it
+(`shared`), makes it again when it breaks, and starts nothing.
+
 Two tasks, both owned here and ended by `aclose`: one reads the process's events, one supervises (starts, waits for the
 end, starts again after a pause). A generation's chunks wait in a queue of its own, which max_tokens bounds. Text
 becomes ids there too, on `tokenize_workers` threads, for whoever asks (`tokenize`).
@@ -17,6 +20,7 @@ import signal
 import sys
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -31,11 +35,24 @@ from stenograph.core.errors import (
 )
 from stenograph.core.telemetry import GrammarStep
 from stenograph.core.types import Chunk, GrammarKind, RequestId
+from stenograph.core.weights import (
+    ContinueGeneration,
+    ControlAnswer,
+    FlushCache,
+    NameWeights,
+    PauseGeneration,
+    PauseMode,
+    UpdateWeights,
+    WeightCommand,
+)
 from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.wire import (
     EVENTS,
     LENGTH_BYTES,
     Abort,
+    Control,
+    ControlKind,
+    Controlled,
     Event,
     Failed,
     FailureKind,
@@ -64,9 +81,12 @@ Answer = Chunk | StenographError
 class EmbeddedEngine(Engine):
     """The engine in a child process."""
 
-    def __init__(self, model: Path, options: EmbeddedOptions) -> None:
+    def __init__(self, model: Path, options: EmbeddedOptions, *, shared: Path | None = None) -> None:
+        """`shared` is the socket of the process that all use; None: the engine has a process of its own."""
         self._model = model
         self._options = options
+        self._shared = shared
+        self._commands: asyncio.StreamWriter | None = None
         self._capabilities: Capabilities | None = None
         self._health = EngineHealth(state=EngineState.STARTING, detail="loading the model")
         self._process: asyncio.subprocess.Process | None = None
@@ -75,6 +95,7 @@ class EmbeddedEngine(Engine):
         self._numbers = itertools.count(1)
         self._answers: dict[RequestId, asyncio.Queue[Answer]] = {}  # by name, as is what follows
         self._texts: dict[RequestId, asyncio.Future[array[int]]] = {}
+        self._controls: dict[RequestId, asyncio.Future[Controlled]] = {}
         self._report_grammar_times: Callable[[GrammarStep, Sequence[float]], None] | None = None
         self._in_process: set[RequestId] = set()
         self._started: asyncio.Future[None] | None = None
@@ -165,13 +186,37 @@ class EmbeddedEngine(Engine):
             self._send(frame(Abort(request_id=name)))
         return name is not None
 
+    async def find_version(self) -> str | None:
+        return self._options.weight_version
+
+    async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
+        """The process does it between two steps. What it has taken holds for the next process too, if it dies."""
+        self._check_ready()
+        if (problem := _not_done(command)) is not None:
+            return (ControlAnswer(name=self.name, problem=problem),)
+        name = RequestId(f"control#{next(self._numbers)}")
+        answered: asyncio.Future[Controlled] = asyncio.get_running_loop().create_future()
+        self._controls[name] = answered
+        self._send(frame(_control(command, name)))
+        try:
+            event = await answered
+        except EngineUnavailable as error:
+            return (ControlAnswer(name=self.name, problem=error.message),)
+        finally:
+            del self._controls[name]
+        if not event.problem and isinstance(command, UpdateWeights):
+            self._options = replace(self._options, weights=command.path, weight_version=command.version)
+        elif not event.problem and isinstance(command, NameWeights):
+            self._options = replace(self._options, weight_version=command.version)
+        return (ControlAnswer(name=self.name, problem=event.problem, num_paused=event.num_paused),)
+
     async def aclose(self) -> None:
         """End the process: by closing its input, which it takes as its end, and after a while by force."""
         self._stop.set()
         self._health = EngineHealth(state=EngineState.STOPPED, detail="stopped")
-        process, supervisor = self._process, self._supervisor
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
+        supervisor = self._supervisor
+        if self._commands is not None:
+            self._commands.close()
         if supervisor is None:
             return
         done, _ = await asyncio.wait({supervisor}, timeout=STOP_GRACE_S)
@@ -186,7 +231,7 @@ class EmbeddedEngine(Engine):
         try:
             while not self._stop.is_set():
                 ended = await self._run_once(started)
-                if self._stop.is_set() or started.exception() is not None:
+                if self._stop.is_set() or (started.done() and started.exception() is not None):
                     return
                 self._go_down(ended)
                 self._fail_all()
@@ -203,8 +248,10 @@ class EmbeddedEngine(Engine):
                 started.set_exception(StartupError("the embedded engine was stopped before its model was loaded"))
 
     async def _run_once(self, started: "asyncio.Future[None]") -> str:
-        """One life of the process; returns why it ended, in its own words if it had any."""
+        """One life of the process, or of the connection to it; returns why it ended, in its own words if it had any."""
         self._refusal = None
+        if self._shared is not None:
+            return await self._run_shared(self._shared, started)
         environment = {
             **os.environ,
             **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(self._options.threads)),
@@ -214,8 +261,10 @@ class EmbeddedEngine(Engine):
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
             start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains first
         )  # fmt: skip
+        assert process.stdout is not None
+        self._commands = process.stdin
         try:
-            await self._read_events(process, started)
+            await self._read_events(process.stdout, started)
         finally:
             code = await _end_of(process)
         if not started.done():
@@ -224,13 +273,24 @@ class EmbeddedEngine(Engine):
             started.set_exception(StartupError(detail))
         return self._refusal or f"the embedded engine's process {_death(code)}"
 
-    async def _read_events(self, process: asyncio.subprocess.Process, started: "asyncio.Future[None]") -> None:
+    async def _run_shared(self, socket: Path, started: "asyncio.Future[None]") -> str:
+        """One life of the connection to the process that all share."""
+        try:
+            events, self._commands = await asyncio.open_unix_connection(socket)
+        except OSError as error:
+            return f"the embedded engine cannot be reached: {error}"
+        try:
+            await self._read_events(events, started)
+        finally:
+            self._commands.close()
+        return "the embedded engine's process has ended"
+
+    async def _read_events(self, events: asyncio.StreamReader, started: "asyncio.Future[None]") -> None:
         """Hand out events until the process's output ends."""
-        assert process.stdout is not None
-        with contextlib.suppress(asyncio.IncompleteReadError):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                size = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "little")
-                payload = await process.stdout.readexactly(size)
+                size = int.from_bytes(await events.readexactly(LENGTH_BYTES), "little")
+                payload = await events.readexactly(size)
                 try:
                     event = EVENTS.decode(payload)
                 except (msgspec.MsgspecError, ValueError) as error:
@@ -250,6 +310,9 @@ class EmbeddedEngine(Engine):
                 self._answer(event.request_id, _error_of(event))
             case TokenizedText():
                 self._answer_text(event.request_id, event.prompt())
+            case Controlled():
+                if (answered := self._controls.get(event.request_id)) is not None and not answered.done():
+                    answered.set_result(event)
             case GrammarTook():
                 if self._report_grammar_times is not None:
                     for step, durations_s in event.durations_s.items():
@@ -263,6 +326,7 @@ class EmbeddedEngine(Engine):
             max_context_tokens=event.max_context_tokens,
             grammars=frozenset(map(GrammarKind, event.grammars)),
             streams=True,
+            reports_support=True,
         )
         self._health = EngineHealth(state=EngineState.READY)
         if not started.done():
@@ -310,6 +374,10 @@ class EmbeddedEngine(Engine):
             answers.put_nowait(self._lost())
         for name in self._texts:
             self._answer_text(name, self._lost())
+        for answered in self._controls.values():
+            if not answered.done():
+                why = f"the engine ended before it had answered: {self._health.detail}"
+                answered.set_exception(EngineUnavailable(why))
 
     def _lost(self) -> EngineUnavailable:
         if self._stop.is_set():
@@ -321,9 +389,8 @@ class EmbeddedEngine(Engine):
 
     def _send(self, command: bytes) -> None:
         """Write a framed command; a pipe that has just broken is the supervisor's to find."""
-        process = self._process
-        if process is not None and process.stdin is not None and not process.stdin.is_closing():
-            process.stdin.write(command)
+        if self._commands is not None and not self._commands.is_closing():
+            self._commands.write(command)
 
 
 def _command(request: GenerateRequest, name: RequestId) -> bytes:
@@ -332,6 +399,35 @@ def _command(request: GenerateRequest, name: RequestId) -> bytes:
         return frame(Generate(request_id=name, ids=request.prompt.ids.tobytes(), params=request.params))
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"A stop string or grammar has no UTF-8: {error}") from error
+
+
+def _not_done(command: WeightCommand) -> str | None:
+    """The reason why the embedded engine does not do this; None where it does."""
+    if isinstance(command, UpdateWeights):
+        if not command.flushes_cache:
+            return (
+                "the embedded engine computes all keys and values again with new weights: tokens after those of other"
+                " weights are sampled by neither. Leave flush_cache out, or send true"
+            )
+        if command.options:
+            return f"the embedded engine does not know {', '.join(sorted(command.options))}"
+    return None
+
+
+def _control(command: WeightCommand, name: RequestId) -> Control:
+    match command:
+        case UpdateWeights(path=path, version=version):
+            return Control(request_id=name, kind=ControlKind.LOAD, path=path, version=version)
+        case PauseGeneration(mode=PauseMode.IN_PLACE):
+            return Control(request_id=name, kind=ControlKind.PAUSE)
+        case PauseGeneration():
+            return Control(request_id=name, kind=ControlKind.RETRACT)
+        case ContinueGeneration():
+            return Control(request_id=name, kind=ControlKind.RESUME)
+        case FlushCache():
+            return Control(request_id=name, kind=ControlKind.FLUSH)
+        case NameWeights(version=version):
+            return Control(request_id=name, kind=ControlKind.NAME, version=version)
 
 
 async def _end_of(process: asyncio.subprocess.Process) -> int:

@@ -19,6 +19,8 @@ stream of rows to one list. Knows no route. The laws here:
     has_tokens              no token means that the generation was aborted
     request_agrees          the reply's id is the `rid` of the request that was sent
     finish_reason           the reason is one that we know
+    has_support             where it was asked for, each token has its support, and its logprob among that
+    support_of_token        a support is a list of ids of the vocabulary, each once, and the sampled token among them
     replay_is_base64        a replay payload that was asked for is a string of the size of base64 of int32
 
 Field names: SGLang's `managers/tokenizer_manager.py`.
@@ -32,6 +34,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.support import SupportPiece, SupportWriter
 from stenograph.core.types import FinishReason, Replay, TopLogprob, WeightSpan, token_ids
 from stenograph.engine.settings import ReplayKind
 
@@ -125,6 +128,8 @@ class MetaInfo(msgspec.Struct):
     cached_tokens: Natural | None = None
     weight_version: str | int | None = None
     weight_versions: list[MetaVersion] | None = None
+    output_token_sampling_mask: list[list[Natural]] | None = None
+    output_token_sampling_logprobs: list[float] | None = None
     finish_reason: MetaFinish | str | None = None
     routed_experts: str | None = None
     indexer_topk: str | None = None
@@ -140,6 +145,8 @@ META_LAWS = laws(
     (r"output_token_logprobs\[\d+\]\[1\]`$", "id_in_vocab"),
     (r"output_token_logprobs\[\d+\]|^Expected `array` of at most", "row_shape"),
     (r"output_token_logprobs", "has_logprobs"),
+    (r"output_token_sampling_logprobs", "logprob_is_finite"),
+    (r"output_token_sampling_mask", "support_of_token"),
     (r"output_ids", "ids_agree"),
     (r"completion_tokens", "has_completion_tokens"),
     (r"weight_versions", "versions_agree"),
@@ -307,8 +314,50 @@ def weight_spans(meta: MetaInfo, *, num_sampled: int) -> tuple[WeightSpan, ...]:
     raise UpstreamInvalid("versions_agree", f"weight_versions must cover all {num_sampled} tokens without gaps")
 
 
+class ReportedSupport:
+    """Reads the supports of one generation's tokens, as SGLang writes them, and their logprobs among these."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._writer = SupportWriter(vocab_size)
+        self._rows: Sequence[Sequence[int]] = ()
+        self._logprobs: Sequence[float] = ()
+
+    def __repr__(self) -> str:
+        return f"<ReportedSupport of {len(self._rows)} tokens>"
+
+    def take(self, meta: MetaInfo, *, num_new: int, num_sampled: int) -> None:
+        """Take those of a part's new tokens, of lists that have these or all so far. Raises UpstreamInvalid."""
+        rows, logprobs = meta.output_token_sampling_mask or [], meta.output_token_sampling_logprobs or []
+        if len(rows) != len(logprobs) or len(rows) not in (num_sampled, num_new):
+            raise UpstreamInvalid(
+                "has_support",
+                f"{short(num_sampled)} completion tokens, but supports of {len(rows)}, and {len(logprobs)} logprobs"
+                " among them: SGLang has to know return_sampling_mask (docs/engines.md)",
+            )
+        start = len(rows) - num_new
+        self._rows, self._logprobs = rows[start:], logprobs[start:]
+
+    def piece(self, ids: Sequence[int], span: slice) -> SupportPiece:
+        """The supports of the next tokens, `span` of those that were taken. Raises UpstreamInvalid."""
+        return support_piece(self._writer, ids, self._rows[span])
+
+    def logprobs(self, span: slice) -> "array[float]":
+        """Their logprobs among their supports."""
+        return array("d", self._logprobs[span])
+
+
+def support_piece(writer: SupportWriter, ids: Sequence[int], rows: Sequence[Sequence[int]]) -> SupportPiece:
+    """The supports of the next tokens, of which an engine lists the ids. Raises UpstreamInvalid."""
+    try:
+        return writer.write_rows(ids, rows)
+    except (ValueError, OverflowError) as error:
+        raise UpstreamInvalid("support_of_token", str(error)) from error
+
+
 def replay_of(meta: MetaInfo, asked: ReplayKind) -> tuple[Replay | None, tuple[str, ...]]:
     """The payload asked for that a trainer replays, None where there is none; and the names of others that came."""
+    if meta.routed_experts is None and meta.indexer_topk is None:
+        return None, ()
     told = {name: payload for name in REPLAY_FIELDS if (payload := _payload(meta, name)) is not None}
     kept = {name: payload for name, payload in told.items() if asked in (name, ReplayKind.ALL)}
     for name, payload in kept.items():

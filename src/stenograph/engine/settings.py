@@ -4,8 +4,9 @@
 
 import enum
 from dataclasses import dataclass
+from pathlib import Path
 
-from stenograph.core.settings import choice, seconds, setting, text, texts, whole_number
+from stenograph.core.settings import choice, folder, seconds, setting, text, texts, whole_number
 
 
 class EngineKind(enum.StrEnum):
@@ -76,6 +77,12 @@ class EngineSettings:
         "Name of the weights that the engine starts with, where it reports none; give a number if the trainer"
         " compares versions.",
         shown="0 with the embedded engine, none with others",
+    )
+    weights_dir: Path | None = setting(
+        None,
+        folder(),
+        "Folder that new weights may be loaded from while the server runs (`POST /update_weights_from_disk`).",
+        shown="none: no weights are loaded from disk",
     )
     replay: ReplayKind = setting(
         ReplayKind.NONE, choice(ReplayKind), "Training-only payloads that the engine is asked for with each reply."

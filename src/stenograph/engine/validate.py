@@ -3,16 +3,18 @@
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.support import SupportColumns, SupportPiece, SupportReader
 from stenograph.core.types import (
     Chunk,
     Finish,
     FinishReason,
     LogprobsKind,
+    MixedWeights,
     SampledTurn,
     TopLogprob,
     WeightSpan,
@@ -53,8 +55,10 @@ class TurnCollector:
         self._tempered_logprobs: array[float] | None = array("d")
         self._sampling_logprobs: array[float] | None = array("d")
         self._forced: bytearray | None = bytearray()
+        self._support: _SupportGatherer | None = None
         self._top_logprobs: list[tuple[TopLogprob, ...]] = []
         self._weights: list[WeightSpan] = []
+        self._tells_versions = True
         self._last: Chunk | None = None
 
     def __repr__(self) -> str:
@@ -70,7 +74,7 @@ class TurnCollector:
 
         Raises UpstreamInvalid, naming the law, and keeps nothing of a bad chunk.
         """
-        if self.finish is not None:
+        if self._last is not None and self._last.finish is not None:
             raise UpstreamInvalid("finish_is_last", "the engine went on after the chunk that ended the generation")
         self._check_ids(chunk.ids)
         chunk = _with_logprobs(chunk)
@@ -80,15 +84,23 @@ class TurnCollector:
         self._take(chunk)
         return chunk
 
-    def result(self) -> SampledTurn:
-        """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one."""
+    def result(self, mixed: MixedWeights | None = None) -> SampledTurn:
+        """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one.
+
+        `mixed`: other weights came meanwhile; that is left out where the engine tells which weights sampled each token.
+        """
         if self._last is None or self._last.finish is None:
             raise UpstreamInvalid("has_finish", "the engine's reply ended without a finish reason")
         if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
             raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
         weights = tuple(self._weights) if self._last.weights is None else self._last.weights
-        _check_spans(weights, len(self._ids))
-        if not weights and self._weight_version is not None and self._ids:
+        if weights:
+            _check_spans(weights, len(self._ids))
+        if mixed is not None and (self._last.weights or (weights and self._tells_versions) or not self._ids):
+            mixed = None
+        if mixed is not None:
+            weights = ()
+        elif not weights and self._weight_version is not None and self._ids:
             weights = (WeightSpan(version=self._weight_version, start=0, end=len(self._ids)),)
         top = tuple(self._top_logprobs) if len(self._top_logprobs) == len(self._ids) else None
         return SampledTurn(
@@ -104,6 +116,8 @@ class TurnCollector:
             logprobs_kind=self._logprobs_kind,
             tempered_logprobs=self._tempered_logprobs,
             forced=None if self._forced is None else bytes(self._forced),
+            support=None if self._support is None else self._support.whole(len(self._ids)),
+            mixed=mixed,
         )
 
     def _check_ids(self, ids: Sequence[int]) -> None:
@@ -124,10 +138,14 @@ class TurnCollector:
     def _are_in_vocab(self, ids: "array[int]") -> bool:
         """The same for C integers, looked at as they lie in memory."""
         found = np.frombuffer(ids, dtype=np.int32)
-        return not len(found) or bool(found.min() >= 0 and found.max() < self._vocab_size)
+        # The methods `min` and `max` are Python around these.
+        return not len(found) or bool(np.minimum.reduce(found) >= 0 and np.maximum.reduce(found) < self._vocab_size)
 
     def _take(self, chunk: Chunk) -> None:
         start = len(self._ids)
+        if chunk.support is not None:
+            self._support = self._support or _SupportGatherer(self._vocab_size)
+            self._support.take(chunk.support, chunk.ids)
         self._ids.extend(chunk.ids)
         self._logprobs.extend(chunk.logprobs)
         if chunk.ids:
@@ -144,16 +162,39 @@ class TurnCollector:
             elif self._forced is not None:
                 self._forced.extend(chunk.forced)
         self._top_logprobs.extend(chunk.top_logprobs or ())
-        self._add_weights(chunk, start)
+        if chunk.ids and (chunk.weight_version is None or chunk.is_version_of_reply):
+            self._tells_versions = False
+        if chunk.ids and chunk.weight_version is not None:
+            self._add_weights(chunk.weight_version, start)
         self._last = chunk
 
-    def _add_weights(self, chunk: Chunk, start: int) -> None:
-        if chunk.weight_version is None or not chunk.ids:
-            return
+    def _add_weights(self, version: str, start: int) -> None:
         last = self._weights[-1] if self._weights else None
-        if last is not None and last.version == chunk.weight_version and last.end == start:
+        if last is not None and last.version == version and last.end == start:
             start = self._weights.pop().start
-        self._weights.append(WeightSpan(version=chunk.weight_version, start=start, end=len(self._ids)))
+        self._weights.append(WeightSpan(version=version, start=start, end=len(self._ids)))
+
+
+class _SupportGatherer:
+    """Gathers the supports of one generation, and holds each to its token."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._reader = SupportReader(vocab_size)
+        self._columns = SupportColumns(vocab_size)
+
+    def take(self, piece: SupportPiece, ids: Sequence[int]) -> None:
+        """Take those of the next ids. Raises UpstreamInvalid."""
+        try:
+            self._reader.read(piece, ids)
+        except ValueError as error:
+            raise UpstreamInvalid("support_of_token", str(error)) from error
+        self._columns.extend(piece, len(ids))
+
+    def whole(self, num_ids: int) -> bytes:
+        """The turn's supports. Raises UpstreamInvalid where tokens have none."""
+        if self._columns.num_tokens != num_ids:
+            raise UpstreamInvalid("support_of_token", f"{num_ids} ids, but supports of {self._columns.num_tokens}")
+        return self._columns.whole()
 
 
 def _check_spans(weights: Sequence[WeightSpan], num_ids: int) -> None:
@@ -180,7 +221,7 @@ def _with_logprobs(chunk: Chunk) -> Chunk:
 def _checked(logprobs: Sequence[float]) -> Sequence[float]:
     """The same logprobs; a copy, where one has to be taken as 0."""
     if isinstance(logprobs, array) and all_finite(logprobs):
-        largest = float(np.frombuffer(logprobs).max()) if logprobs else 0.0
+        largest = float(np.maximum.reduce(np.frombuffer(logprobs))) if logprobs else 0.0
     else:
         for logprob in logprobs:
             if type(logprob) is not float or not math.isfinite(logprob):

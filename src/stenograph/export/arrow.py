@@ -2,13 +2,14 @@
 
 Needs pyarrow, which is three times the size of all else together and so an extra (`pip install -e '.[arrow]'`);
 it is imported when the first sample is asked for in this format. Its columns are those of the JSON format; `turns`,
-`metadata` and `prefix_cache_info` are JSON texts, and so is `rewards`: the reward, be it a number or several. In the
-schema's metadata are `session_metadata` and `empty_reason`, as JSON.
+`metadata` and `prefix_cache_info` are JSON texts, and so is `rewards`: the reward, be it a number or several. The
+supports of turns are a column of bytes. In the schema's metadata are `session_metadata` and `empty_reason`, as JSON.
 """
 
 import importlib
 import math
 from array import array
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.json_pieces import json_pieces
-from stenograph.export.samples import Sample, as_numpy, describe
+from stenograph.export.samples import Sample, SampleSet, as_numpy, describe
+from stenograph.export.turn_rows import TurnRow
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 """As registered with IANA."""
 
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """Source: Arrow's columnar format, IPC streaming format."""
 
 
@@ -38,17 +40,26 @@ def to_arrow(
     Nearly all of the work releases the GIL: it belongs on workers, one call of `next` after the other. Raises
     ArrowMissing, at the call, where there is no pyarrow.
     """
-    pa = _pyarrow()
+    import_pyarrow()
     described = {"session_metadata": session_metadata, "empty_reason": empty_reason}
-    return _messages(pa, samples, described)
+    return _messages(samples, described)
 
 
-def _messages(pa: Any, samples: Sequence[Sample], described: Mapping[str, object]) -> Iterator[memoryview]:
+def arrow_schema(meta: Mapping[str, bytes]) -> memoryview:
+    """The first message of a stream of samples, with metadata. Raises ArrowMissing."""
+    return memoryview(_batch(import_pyarrow(), []).schema.with_metadata(meta).serialize())
+
+
+def arrow_row(sample: Sample) -> memoryview:
+    """The message of one sample. Raises ArrowMissing."""
+    return memoryview(_batch(import_pyarrow(), [sample]).serialize())
+
+
+def _messages(samples: Sequence[Sample], described: Mapping[str, object]) -> Iterator[memoryview]:
     meta = {key: b"".join(json_pieces(value)) for key, value in described.items()}
-    yield memoryview(_batch(pa, []).schema.with_metadata(meta).serialize())
-    for sample in samples:
-        yield memoryview(_batch(pa, [sample]).serialize())
-    yield memoryview(_END_OF_STREAM)
+    yield arrow_schema(meta)
+    yield from map(arrow_row, samples)
+    yield memoryview(END_OF_STREAM)
 
 
 def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
@@ -68,7 +79,8 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
         "status": pa.array([str(sample.status) for sample in samples], pa.string()),
         "weight_versions": pa.array([row["weight_versions"] for row in described], pa.list_(pa.string())),
         "weight_spans": pa.array([row["weight_spans"] for row in described], pa.list_(span)),
-        "turns": _json_texts(pa, [row["turns"] for row in described]),
+        "turns": _json_texts(pa, [[_without_support(turn) for turn in row["turns"]] for row in described]),
+        "supports": pa.array([_supports(row["turns"]) for row in described], pa.list_(pa.binary())),
         "prefix_cache_info": _json_texts(pa, [row["prefix_cache_info"] for row in described]),
         "reward": pa.array([_number(row["reward"]) for row in described], pa.float64()),
         "rewards": _json_texts(pa, [row["reward"] for row in described]),
@@ -78,15 +90,63 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _pyarrow() -> Any:
+def import_pyarrow() -> Any:
+    """The library. Raises ArrowMissing."""
     try:
         module = importlib.import_module("pyarrow")
         importlib.import_module("pyarrow.ipc")
     except ImportError as error:
-        raise ArrowMissing(
-            "format 'arrow' needs pyarrow, which this server does not have: pip install pyarrow."
-        ) from error
+        raise ArrowMissing("format 'arrow' needs pyarrow, which is not installed here: pip install pyarrow.") from error
     return module
+
+
+class BulkArrow:
+    """One IPC stream of the samples of many sessions: the columns of `to_arrow`, and before them `session_id`,
+    `empty_reason` and `error` (JSON). A session without a sample has one row, with all else null.
+
+    Raises ArrowMissing where there is no pyarrow.
+    """
+
+    end = memoryview(END_OF_STREAM)
+
+    def __init__(self) -> None:
+        self._pa = import_pyarrow()
+        own = [self._pa.field(name, self._pa.string()) for name in ("session_id", "empty_reason", "error")]
+        self._schema = self._pa.schema([*own, *_batch(self._pa, []).schema])
+
+    def __repr__(self) -> str:
+        return f"<BulkArrow of {len(self._schema)} columns>"
+
+    def head(self) -> memoryview:
+        """The stream's first message."""
+        return memoryview(self._schema.serialize())
+
+    def rows(self, session_id: str, made: SampleSet) -> Iterator[memoryview]:
+        """The messages of a session's samples, or of the reason why it has none. Work for the CPU pool, one call of
+        `next` after the other."""
+        if made.empty_reason is not None:
+            yield self._row([session_id, str(made.empty_reason), None], None)
+        for sample in made.samples:
+            yield self._row([session_id, None, None], _batch(self._pa, [sample]))
+
+    def failed(self, session_id: str, *, code: str, message: str) -> memoryview:
+        """The row of a session that has no samples because of an error."""
+        error = msgspec.json.encode({"code": code, "message": message}).decode()
+        return self._row([session_id, None, error], None)
+
+    def _row(self, own: Sequence[str | None], batch: Any) -> memoryview:
+        columns = [self._pa.array([value], self._pa.string()) for value in own]
+        rest = list(self._schema)[len(own) :]
+        columns += [self._pa.nulls(1, field.type) for field in rest] if batch is None else batch.columns
+        return memoryview(self._pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
+
+
+def _without_support(turn: TurnRow) -> dict[str, object]:
+    return {key: value for key, value in turn.items() if key != "support"}
+
+
+def _supports(turns: Sequence[TurnRow]) -> list[bytes | None]:
+    return [b64decode(turn["support"]) if "support" in turn else None for turn in turns]
 
 
 def _number(reward: float | Mapping[str, float] | None) -> float | None:

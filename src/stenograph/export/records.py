@@ -6,6 +6,7 @@ SGLang's chat route. `records=delta` leaves out what stands in the records befor
 """
 
 from array import array
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Annotated, Literal, NotRequired, TypedDict, cast
@@ -61,7 +62,7 @@ class RecordedFinish(TypedDict):
 
 class RecordedMetaInfo(TypedDict):
     """As SGLang writes it; a triple is `[logprob, id, null]`, with the engine's own logprob, of the distribution
-    `logprobs_kind`. The replay payloads are base64."""
+    `logprobs_kind`. `support` and the replay payloads are base64."""
 
     id: Hex32
     finish_reason: RecordedFinish
@@ -72,6 +73,7 @@ class RecordedMetaInfo(TypedDict):
     logprobs_kind: LogprobsKind
     output_token_tempered_logprobs: NotRequired[Sequence[Logprob]]
     output_token_sampling_logprobs: NotRequired[Sequence[Logprob]]
+    support: NotRequired[str]
     weight_version: NotRequired[str]
     routed_experts: NotRequired[str]
     indexer_topk: NotRequired[str]
@@ -118,7 +120,8 @@ class RecordedResponse(TypedDict):
 
 
 class Record(TypedDict):
-    """One turn. `stages` are monotonic seconds, `stage_seconds` durations."""
+    """One turn. `stages` are monotonic seconds, `stage_seconds` durations. `policy` is the model or LoRA as its engine
+    calls it. With `mixed_version` the weights changed meanwhile, no token's are known: `weight_versions` is null."""
 
     timestamp: float
     request_timestamp: float
@@ -130,7 +133,9 @@ class Record(TypedDict):
     status: TurnStatus
     request: RecordedRequest
     response: RecordedResponse
-    weight_versions: Sequence[WireSpan]
+    weight_versions: Sequence[WireSpan] | None
+    mixed_version: bool
+    policy: str
     stages: Mapping[str, float]
     stage_seconds: Mapping[str, float]
 
@@ -348,7 +353,9 @@ def _record(node: Node, request: Mapping[str, object]) -> Record:
         "status": turn.status,
         "request": cast("RecordedRequest", {**sent, **request, "tools": tools, "parameters": parameters}),
         "response": _response(node),
-        "weight_versions": spans_json(turn.sampled.weights),
+        "weight_versions": None if turn.sampled.mixed is not None else spans_json(turn.sampled.weights),
+        "mixed_version": turn.sampled.mixed is not None,
+        "policy": turn.policy,
         "stages": {"start": stages.start, **{str(stage): end for stage, end in stages.ends.items()}},
         "stage_seconds": {str(stage): seconds for stage, seconds in stages.durations_s().items()},
     }
@@ -400,6 +407,8 @@ def _meta_info(turn: CommittedTurn, num_prompt: int) -> RecordedMetaInfo:
         meta["output_token_tempered_logprobs"] = sampled.tempered_logprobs
     if sampled.sampling_logprobs is not None:
         meta["output_token_sampling_logprobs"] = sampled.sampling_logprobs
+    if sampled.support is not None:
+        meta["support"] = b64encode(sampled.support).decode()
     if sampled.weights:
         meta["weight_version"] = sampled.weights[-1].version
     _add_replay(meta, sampled)

@@ -24,12 +24,12 @@ META = "_samples_meta"
 _PIECE_VALUES = 32 * 1024
 """Numbers that are copied at once, in a tenth of a millisecond."""
 
-_FORMAT_NAMES = {"<i8": "I64", "<f8": "F64", "<i4": "I32", "|u1": "U8"}
+FORMAT_NAMES = {"<i8": "I64", "<f8": "F64", "<i4": "I32", "|u1": "U8"}
 """The types in the order in which the library writes tensors; those of one type it writes in the order of names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tensor:
+class Tensor:
     """A tensor: what the header says of it, and its bytes."""
 
     name: str
@@ -53,24 +53,25 @@ def to_safetensors(
     Where there is something to replay, `rollout_routed_experts.i` and `rollout_indexer_topk.i` int32 [T - 1, …] too.
     In pieces of about a tenth of a millisecond; an empty one is a step of work of which nothing can be sent yet.
     """
-    tensors = [tensor for index, sample in enumerate(samples) for tensor in _tensors(sample, index)]
-    metas = (_meta(sample) for sample in samples)
+    tensors = [tensor for index, sample in enumerate(samples) for tensor in sample_tensors(sample, index)]
+    metas = (sample_meta(sample) for sample in samples)
     meta: list[bytes] = []
     described = {"samples": metas, "session_metadata": session_metadata, "empty_reason": empty_reason}
     for piece in joined(json_pieces(described)):  # first, because the header states its length
         meta.append(piece)
         yield b""
-    tensors.append(_Tensor(name=META, dtype="|u1", shape=(sum(map(len, meta)),), pieces=iter(meta)))
-    tensors.sort(key=lambda tensor: (list(_FORMAT_NAMES).index(tensor.dtype), tensor.name))
-    yield from joined(chain([_header(tensors)], *(tensor.pieces for tensor in tensors)))
+    tensors.append(Tensor(name=META, dtype="|u1", shape=(sum(map(len, meta)),), pieces=iter(meta)))
+    tensors.sort(key=lambda tensor: (list(FORMAT_NAMES).index(tensor.dtype), tensor.name))
+    yield from joined(chain([header(tensors)], *(tensor.pieces for tensor in tensors)))
 
 
-def _header(tensors: Sequence[_Tensor]) -> bytes:
-    """The length of the header's JSON, and the JSON, filled up with blanks to whole eights."""
+def header(tensors: Sequence[Tensor]) -> bytes:
+    """The header of a payload with these tensors, in this order: the length of its JSON, and the JSON, filled up with
+    blanks to whole eights."""
     ends = list(accumulate(tensor.num_bytes for tensor in tensors))
     entries = {
         tensor.name: {
-            "dtype": _FORMAT_NAMES[tensor.dtype],
+            "dtype": FORMAT_NAMES[tensor.dtype],
             "shape": tensor.shape,
             "data_offsets": (end - tensor.num_bytes, end),
         }
@@ -81,7 +82,7 @@ def _header(tensors: Sequence[_Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _tensors(sample: Sample, index: int) -> Iterator[_Tensor]:
+def sample_tensors(sample: Sample, index: int) -> Iterator[Tensor]:
     yield _tensor(f"tokens.{index}", "<i8", as_numpy(sample.tokens))
     yield _tensor(f"loss_mask.{index}", "|u1", np.frombuffer(sample.loss_mask, np.uint8))
     yield _tensor(f"rollout_log_probs.{index}", "<f8", as_numpy(sample.rollout_log_probs))
@@ -90,18 +91,18 @@ def _tensors(sample: Sample, index: int) -> Iterator[_Tensor]:
             yield _tensor(f"{name}.{index}", "<i4", replay)
 
 
-def _tensor(name: str, dtype: str, values: NDArray[np.generic]) -> _Tensor:
+def _tensor(name: str, dtype: str, values: NDArray[np.generic]) -> Tensor:
     flat = values.reshape(-1)
     starts = range(0, len(flat), _PIECE_VALUES)
     pieces = (flat[start : start + _PIECE_VALUES].astype(dtype).tobytes() for start in starts)
-    return _Tensor(name=name, dtype=dtype, shape=values.shape, pieces=pieces)
+    return Tensor(name=name, dtype=dtype, shape=values.shape, pieces=pieces)
 
 
 def _replays(sample: Sample) -> dict[str, NDArray[np.int32] | None]:
     return {"rollout_routed_experts": sample.routed_experts, "rollout_indexer_topk": sample.indexer_topk}
 
 
-def _meta(sample: Sample) -> dict[str, object]:
+def sample_meta(sample: Sample) -> dict[str, object]:
     """A sample's part of the JSON. `spec_info` empty is not measured."""
     return {
         **describe(sample),

@@ -17,12 +17,13 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from stenograph.core.history_kinds import HistoryKind
-from stenograph.core.json_pieces import as_chunked_list
+from stenograph.core.json_pieces import as_chunked_list, as_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.logprobs import Logprobs, known_logprobs
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import LogprobsKind, WeightSpan
+from stenograph.export.custody import CUSTODY, DigestChain
 from stenograph.export.lines import (
     SampleLine,
     WireSpan,
@@ -36,7 +37,7 @@ from stenograph.export.lines import (
 )
 from stenograph.export.replay import ReplayShape, indexer_topk, replayable, routed_experts
 from stenograph.export.strand_facts import SessionFacts, StrandFacts
-from stenograph.export.turn_rows import TurnRow, check_kind, kinds_of_turns, turn_rows
+from stenograph.export.turn_rows import TurnRow, check_kind, kinds_of_turns, sampling_mask, turn_rows
 from stenograph.trajectory.turn import Node, TurnStatus
 
 Decode = Callable[["array[int]"], str]
@@ -44,6 +45,7 @@ Decode = Callable[["array[int]"], str]
 
 LEAF = "leaf"
 GROUP = "group"
+POLICY = "policy"
 STRAND_KEYS = ("strand", "kind", "rule", "client", "agent_id", "chapter", "continues")
 MISMATCH = "tito_session_mismatch"
 DISCARDED = "discarded"
@@ -53,7 +55,9 @@ TRUNCATED_TURNS = "truncated_turns"
 _PIECE_TEXTS = 512
 """Token texts that are made and written at once, in a millisecond."""
 
-SERVER_KEYS = frozenset({LEAF, MISMATCH, DISCARDED, TRUNCATED_TURNS, *STRAND_KEYS, "accumulated_token_ids"})
+SERVER_KEYS = frozenset(
+    {LEAF, CUSTODY, POLICY, MISMATCH, DISCARDED, TRUNCATED_TURNS, *STRAND_KEYS, "accumulated_token_ids"}
+)
 """Metadata that consumers believe the server on: a client's values under these names are left out."""
 
 
@@ -104,6 +108,7 @@ class JsonSample(SampleFacts):
     rollout_routed_experts: Sequence[object] | None
     rollout_indexer_topk: Sequence[object] | None
     token_texts: NotRequired[Sequence[str]]
+    sampling_mask: NotRequired[Sequence[TokenIds | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +119,9 @@ class Sample:
     float64, nats: the tempered logprob where the mask is 1, 0.0 elsewhere; `logprobs_kind` says what it is instead,
     None where it is that, `MIXED` where the turns differ. `raw_log_probs` and `sampling_log_probs` [R], the same under
     the distributions of those names, or None where one of the turns has none. `response` is the last R tokens as text.
-    `weight_versions`: of each turn whose version is known, the oldest that sampled in it. `weight_spans`: spans over
-    `tokens`, in order; every sampled token in a span was sampled by its version; prompt tokens between them take no
-    part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
+    `weight_versions`: of each turn whose version is known, the oldest that sampled in it, or may have. `weight_spans`:
+    spans over `tokens`, in order; every sampled token in a span was sampled by its version; prompt tokens between them
+    take no part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
     int32, or None. `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
     `outcome` is the session's, None if nobody has said it.
     """
@@ -217,11 +222,14 @@ def make_samples(
         if line is not None:
             lines.append(line)
     owner = owners(lines)
+    chain = DigestChain(session.session_id) if session is not None and session.session_id else None
     theirs = {key: value for key, value in (metadata or {}).items() if key not in SERVER_KEYS}
     samples: list[Sample] = []
     for index, line in enumerate(lines):
         ours = _servers_own(line, strands.get(line.leaf.id), group, mismatches, discarded)
         owned = frozenset(part.node.id for part in line.parts if owner[part.node.id] == index)
+        if chain is not None:
+            ours[CUSTODY] = chain.custody(line.parts, owned)
         if required is not None:
             check_kind([part for part in line.parts if part.node.id in owned and part.num_sampled], required)
         samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}, outcome))
@@ -248,6 +256,8 @@ def _servers_own(
     """The metadata of a sample that no client can set."""
     num_truncated = sum(part.node.turn.status is TurnStatus.TRUNCATED for part in line.parts)
     ours: dict[str, object] = {LEAF: leaf_descriptor(line.leaf), TRUNCATED_TURNS: num_truncated}
+    if policies := {part.node.turn.policy for part in line.parts if part.node.turn.policy}:
+        ours[POLICY] = policies.pop() if len(policies) == 1 else None
     if group is not None:
         ours[GROUP] = group
     if strand is not None:
@@ -266,8 +276,8 @@ def _num_trained(lines: Sequence[SampleLine], owner: Mapping[int, int]) -> dict[
     return {part.node.id: part.num_sampled for index, part in held if owner[part.node.id] == index}
 
 
-def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -> JsonSample:
-    """A sample for `json_pieces`; with `token_text`, each token as text too."""
+def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None, with_masks: bool = False) -> JsonSample:
+    """A sample for `json_pieces`; with `token_text`, each token as text too, `with_masks` the ids of each support."""
     facts = describe(sample)
     body: JsonSample = {
         "tokens": sample.tokens,
@@ -294,6 +304,9 @@ def to_json(sample: Sample, *, token_text: Callable[[int], str] | None = None) -
         starts = range(0, len(sample.tokens), _PIECE_TEXTS)
         texts = ([token_text(id_) for id_ in sample.tokens[start : start + _PIECE_TEXTS]] for start in starts)
         body["token_texts"] = as_chunked_list(texts)
+    if with_masks:
+        masks = sampling_mask(sample.tokens, len(sample.tokens) - sample.response_length, sample.turns)
+        body["sampling_mask"] = cast("Sequence[TokenIds | None]", as_list(masks))
     return body
 
 
@@ -353,7 +366,7 @@ def _sample(
         sampling_log_probs=_all_of(line, is_trained, known, LogprobsKind.SAMPLING),
         logprobs_kind=None if kind is LogprobsKind.TEMPERED else str(kind),
         status=line.status,
-        weight_versions=tuple(turn.sampled.weights[0].version for turn in turns if turn.sampled.weights),
+        weight_versions=tuple(oldest for turn in turns if (oldest := turn.sampled.oldest_version) is not None),
         weight_spans=_joined(spans, was_sampled),
         turns=turn_rows(line.parts, kinds),
         response=decode(line.ids[first:]),

@@ -111,11 +111,16 @@ def session_metadata(
 
 
 def json_samples(
-    made: SampleSet, metadata: SessionMetadata, *, token_text: Callable[[int], str] | None = None
+    made: SampleSet,
+    metadata: SessionMetadata,
+    *,
+    token_text: Callable[[int], str] | None = None,
+    with_masks: bool = False,
 ) -> JsonSamples:
-    """The samples as they are written in JSON; with `token_text`, each token as text too."""
+    """The samples as they are written in JSON; with `token_text`, each token as text too, `with_masks` the ids of each
+    support."""
     return {
-        "samples": as_list(to_json(sample, token_text=token_text) for sample in made.samples),
+        "samples": as_list(to_json(sample, token_text=token_text, with_masks=with_masks) for sample in made.samples),
         "session_metadata": metadata,
         "empty_reason": made.empty_reason,
     }

@@ -84,11 +84,12 @@ class StrandFacts:
 class SessionFacts:
     """All strands of a session, by their numbers. `history` is its kind: a strand has one line, unless it is a tree.
 
-    `group` and `outcome` are the session's, None if it has none.
+    `group` and `outcome` are the session's, None if it has none; `session_id` "" is of one that nobody kept.
     """
 
     history: HistoryKind
     strands: Sequence[StrandFacts]
+    session_id: str = ""
     group: str | None = None
     outcome: SessionOutcome | None = None
 
@@ -161,7 +162,13 @@ def session_facts(session: Session) -> SessionFacts:
         for number, ((strand, nodes), kind) in enumerate(zip(groups, kinds, strict=True))
     ]
     options = session.options
-    return SessionFacts(history=options.history, strands=facts, group=options.group, outcome=session.outcome)
+    return SessionFacts(
+        session_id=session.id,
+        history=options.history,
+        strands=facts,
+        group=options.group,
+        outcome=session.outcome,
+    )
 
 
 def _sight(nodes: Sequence[Node]) -> StrandSight:

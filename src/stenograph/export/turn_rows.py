@@ -3,14 +3,19 @@
 What a row leaves out was not asked for, and had no effect. Numbers per token are made in samples.py.
 """
 
-from collections.abc import Sequence
-from itertools import compress
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from itertools import compress, repeat
 from typing import Annotated, NotRequired, TypedDict
 
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from stenograph.core.json_types import Count
 from stenograph.core.logprobs import Logprobs, known_logprobs
+from stenograph.core.support import first_supports, supports
 from stenograph.core.types import LogprobsKind, SamplingParams
 from stenograph.export.lines import LinePart, inconsistent
 
@@ -33,7 +38,10 @@ class TurnRow(TypedDict):
     The tokens `[prompt_start, start)` are those that its prompt added, `[start, end)` those that were sampled, as far
     as they are in the sample. `logprobs_kind` is there where the turn's `rollout_log_probs` are not tempered.
     `grammar`: one held the reply. `forced`: spans of tokens beside which the grammar allowed no other; absent where no
-    grammar held the reply, or the engine does not report it.
+    grammar held the reply, or the engine does not report it. `support`: base64 of which ids could be sampled beside
+    each token (docs/samples.md); absent where every id could, or the engine was not asked or does not report it.
+    `mixed_version`: the weights changed while it was sampled, and of no token is known which sampled it. `policy` is
+    there where the sample's turns have several.
     """
 
     node_id: Count
@@ -51,13 +59,16 @@ class TurnRow(TypedDict):
     min_tokens: NotRequired[Count]
     grammar: NotRequired[bool]
     forced: NotRequired[Sequence[Span]]
+    support: NotRequired[str]
+    mixed_version: NotRequired[bool]
+    policy: NotRequired[str]
     logprobs_kind: NotRequired[LogprobsKind]
 
 
 def turn_rows(parts: Sequence[LinePart], kinds: Sequence[LogprobsKind]) -> list[TurnRow]:
     """A row for each part of a line; `kinds` are those of their log-probabilities in the sample."""
     rows: list[TurnRow] = []
-    at = 0
+    at, has_policies = 0, len({part.node.turn.policy for part in parts}) > 1
     for part, kind in zip(parts, kinds, strict=True):
         start, end = at + part.num_prompt, at + part.num_tokens
         params, forced = part.node.turn.params, part.node.turn.sampled.forced
@@ -71,8 +82,14 @@ def turn_rows(parts: Sequence[LinePart], kinds: Sequence[LogprobsKind]) -> list[
         _add_asked(row, params)
         if forced is not None and params.grammar is not None:
             row["forced"] = [[start + a, start + b] for a, b in _runs(forced[: part.num_sampled])]
+        if part.node.turn.sampled.support is not None and part.num_sampled:
+            row["support"] = b64encode(_support_of(part, part.node.turn.sampled.support)).decode()
         if kind is not LogprobsKind.TEMPERED and part.num_sampled:
             row["logprobs_kind"] = kind
+        if part.node.turn.sampled.mixed is not None and part.num_sampled:
+            row["mixed_version"] = True
+        if has_policies:
+            row["policy"] = part.node.turn.policy
         rows.append(row)
         at = end
     return rows
@@ -98,6 +115,24 @@ def check_kind(parts: Sequence[LinePart], required: LogprobsKind) -> None:
                 part.node,
                 f"it has no {required} log-probabilities, which --require-logprobs {required} asks for: {told}",
             )
+
+
+def sampling_mask(tokens: "array[int]", num_given: int, rows: Sequence[TurnRow]) -> Iterator[NDArray[np.int64] | None]:
+    """For each of `tokens[num_given:]` the ids that could be sampled, ascending; None for a token of a prompt, and
+    where every id could be, or it is not known."""
+    at = num_given
+    for row in rows:
+        if "support" in row:
+            yield from repeat(None, row["start"] - at)
+            yield from supports(b64decode(row["support"]), tokens[row["start"] : row["end"]])
+            at = row["end"]
+    yield from repeat(None, len(tokens) - at)
+
+
+def _support_of(part: LinePart, whole: bytes) -> bytes:
+    """The supports of the tokens of a turn that are in the line; `whole` are those of the turn."""
+    is_whole = part.num_sampled == len(part.node.turn.sampled.ids)
+    return whole if is_whole else first_supports(whole, part.num_sampled)
 
 
 def _add_asked(row: TurnRow, params: SamplingParams) -> None:

@@ -1,20 +1,19 @@
 """The only place that wires things together: settings in, a running server out."""
 
 import asyncio
-import hashlib
 import logging
 import signal
 import socket
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
-from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError, StorageLost
+from stenograph.core.errors import InvalidRequest, StartupError, StorageLost
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
-from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.settings import Switch
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
@@ -22,7 +21,6 @@ from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
 from stenograph.dialects.openai.errors import refusal
-from stenograph.dialects.openai.sampling_rules import decode_rules
 from stenograph.dialects.responses.dialect import ResponsesDialect
 from stenograph.dialects.template_kwargs import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
@@ -32,6 +30,7 @@ from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.count_route import CountRoute
+from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
 from stenograph.http.metrics import Metrics
@@ -40,12 +39,16 @@ from stenograph.http.nodes import Nodes
 from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
 from stenograph.http.response_route import HeldResponses
+from stenograph.http.rule_files import check_files, sampling_of, side_rules_of
 from stenograph.http.server import listen, run_uvicorn, url_of
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
-from stenograph.http.storage import BackupRoute, opened_store
+from stenograph.http.storage import BackupRoute, held_folder, model_mark, opened_store
 from stenograph.http.store_metrics import OwnerMetrics, StoreMetrics
 from stenograph.http.turn_route import TurnRoute
+from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
+from stenograph.http.workers.place import WorkerPlace
+from stenograph.http.workers.worker import Worker
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.progress import Progress
@@ -57,15 +60,14 @@ from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits
 from stenograph.session.counting import PromptCounter
 from stenograph.session.keyed_openings import KeyedOpenings
-from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
 from stenograph.session.manager import SessionManager
 from stenograph.session.ownership import SharedOwnership
-from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
 from stenograph.session.shelf import Shelf
 from stenograph.session.turn import TurnServices
+from stenograph.session.weights import Weights, WeightSync
 from stenograph.store.base import SessionStore
+from stenograph.store.folder import DataFolder
 from stenograph.store.postgres.store import PostgresStore
-from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, load_matcher
 
@@ -117,48 +119,6 @@ def template_kwargs_of(settings: Settings) -> Mapping[str, object]:
     return settings.chat_template_kwargs
 
 
-class SideRules(NamedTuple):
-    """The rules of sessions: those that label requests, those that rewrite them, and which of these are chosen."""
-
-    kinds: KindRules
-    rewrites: RewriteRules
-    canonical: Canonical
-
-
-def side_rules_of(settings: Settings) -> SideRules:
-    """The rules of `--side-rules`, then the shipped ones. Raises StartupError, with the file and the rule."""
-    file, texts = repr(str(settings.side_rules)), [SHIPPED_RULES]
-    try:
-        if settings.side_rules is not None:
-            texts.insert(0, settings.side_rules.read_text(encoding="utf-8"))
-        rewrites = RewriteRules.read(*texts)
-        return SideRules(KindRules.read(*texts), rewrites, rewrites.chosen(settings.canonical))
-    except UnknownRewrite as error:
-        raise StartupError(f"--canonical: {error}") from error
-    except OSError as error:
-        raise StartupError(f"--side-rules: cannot read the file {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise StartupError(f"--side-rules: the file {file} is not UTF-8") from error
-    except BadSideRules as error:
-        raise StartupError(f"--side-rules: the file {file}: {error}") from error
-
-
-def sampling_of(settings: Settings) -> SamplingRules | None:
-    """The sampling of all sessions, from the file of `--sampling`. Raises StartupError, with the file and the field."""
-    if settings.sampling is None:
-        return None
-    file = repr(str(settings.sampling))
-    try:
-        return decode_rules(settings.sampling.read_bytes())
-    except OSError as error:
-        raise StartupError(f"--sampling: cannot read the file {file}: {error.strerror}") from error
-    except InvalidJson as error:
-        raise StartupError(f"--sampling: the file {file} is not JSON: {error.__cause__}") from error
-    except InvalidRequest as error:
-        where = "" if error.param is None else f"{error.param} of "
-        raise StartupError(f"--sampling: {where}the file {file}: {error}") from error
-
-
 def make_app(
     settings: Settings,
     *,
@@ -173,28 +133,31 @@ def make_app(
     counters: Sequence[CountDialect] | None = None,
     store: SessionStore | None = None,
     mark: ModelMark | None = None,
+    worker: Worker | None = None,
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
     `dialects` are what it speaks with clients, and `counters` those whose requests only count; None for all there are.
-    Sessions are kept in `store`, by the `mark` of the model; None: in memory alone.
+    Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `worker` is the process among
+    several; None: the server has one.
     """
     body_slots = body_slots or BodySlots(settings.body_slots)
     metrics = Metrics(version=__version__)
     share = LoopShare()
     services = _services(settings, engine, renderer, pool, share, clock)
-    manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model))
-    doorman = Doorman(api_keys=settings.api_key, manager=manager)
-    sessions = _session_routes(settings, services, manager=manager, metrics=metrics, moe_shape=moe_shape)
-    held = ResponsesDialect(
-        token_text=renderer.tokenizer.token_text, model=model, unknown_fields=settings.unknown_fields
-    ).held
+    manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), worker)
+    doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
+    openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
+    sessions = _session_routes(settings, services, openings, manager=manager, metrics=metrics, moe_shape=moe_shape)
+    sync = _weight_sync(engine, services, manager, metrics)
     control = ControlRoutes(
         sessions=sessions,
-        backup=BackupRoute(
-            shelf=manager.shelf, has_keys=bool(settings.api_key), max_body_bytes=settings.max_body_bytes
+        backup=_backup_route(settings, manager, worker),
+        engines=EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes),
+        weights=WeightRoutes(
+            sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
         ),
-        responses=HeldResponses(doorman=doorman, share=share, model=model, write=held),
+        responses=_held_responses(settings, services, doorman, model),
         doorman=doorman,
         metrics=metrics,
         engine=engine,
@@ -204,7 +167,7 @@ def make_app(
         body_slots=body_slots,
         model=model,
         started_at=int(clock.wall()),
-        instance_id=uuid.uuid4().hex,
+        instance_id=worker.place.instance_id if worker else uuid.uuid4().hex,
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
@@ -223,7 +186,27 @@ def make_app(
         body_slots=body_slots,
     )
     nodes = _nodes(settings, manager, metrics, store)
-    return App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal, nodes=nodes), manager
+    app = App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal, nodes=nodes)
+    if worker is not None:
+        worker.wire(app, openings)
+    return app, manager
+
+
+def _held_responses(settings: Settings, services: TurnServices, doorman: Doorman, model: str) -> HeldResponses:
+    token_text = services.renderer.tokenizer.token_text
+    dialect = ResponsesDialect(token_text=token_text, model=model, unknown_fields=settings.unknown_fields)
+    return HeldResponses(doorman=doorman, share=services.share, model=model, write=dialect.held)
+
+
+def _backup_route(settings: Settings, manager: SessionManager, worker: Worker | None) -> BackupRoute:
+    place = None if worker is None else worker.place
+    return BackupRoute(shelf=manager.shelf, max_body_bytes=settings.max_body_bytes, place=place)
+
+
+def _weight_sync(engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics) -> WeightSync:
+    sync = WeightSync(engine, services.weights, lambda: manager.abort(None))
+    metrics.register(WeightMetrics(sync))
+    return sync
 
 
 def _nodes(settings: Settings, manager: SessionManager, metrics: Metrics, store: SessionStore | None) -> Nodes | None:
@@ -305,12 +288,17 @@ def _services(
         kind_rules=rules.kinds,
         rewrite_rules=rules.rewrites,
         canonical=rules.canonical,
-        weight_version=settings.weight_version,
+        weights=Weights(settings.weight_version),
     )
 
 
 def _make_manager(
-    settings: Settings, services: TurnServices, metrics: Metrics, store: SessionStore | None, mark: ModelMark
+    settings: Settings,
+    services: TurnServices,
+    metrics: Metrics,
+    store: SessionStore | None,
+    mark: ModelMark,
+    worker: Worker | None,
 ) -> SessionManager:
     """The manager. It reports its events to the metrics, and is the source of their gauges."""
     engine = services.engine
@@ -323,7 +311,14 @@ def _make_manager(
     if store is not None:
         matchers = {settings.matcher: load_matcher(settings.matcher)}
         shelf = Shelf(store, clock=services.clock, pool=services.pool, model=mark, matchers=matchers)
-    manager = SessionManager(services=services, limits=limits, telemetry=metrics, shelf=shelf)
+    manager = SessionManager(
+        services=services,
+        limits=limits,
+        telemetry=metrics,
+        shelf=shelf,
+        capacity=None if worker is None else worker.capacity(limits, evicts=shelf is not None),
+        digits=None if worker is None else worker.place.digits,
+    )
     if shelf is not None:
         metrics.register(StoreMetrics(shelf, manager))
     engine.report_grammar_times(metrics.grammar_took)
@@ -357,6 +352,7 @@ def all_counters(settings: Settings) -> tuple[CountDialect, ...]:
 def _session_routes(
     settings: Settings,
     services: TurnServices,
+    openings: KeyedOpenings,
     *,
     manager: SessionManager,
     metrics: Metrics,
@@ -369,7 +365,8 @@ def _session_routes(
         raise StartupError("compat miles makes sessions linear: leave history tree out, or compat")
     return SessionRoutes(
         manager=manager,
-        openings=KeyedOpenings(manager),
+        engine=services.engine,
+        openings=openings,
         metrics=metrics,
         renderer=services.renderer,
         pool=services.pool,
@@ -383,6 +380,7 @@ def _session_routes(
             max_nodes=settings.max_nodes,
             sampling=sampling_of(settings),
             canonical=services.canonical,
+            support=settings.support is Switch.ON,
         ),
         rewrite_rules=services.rewrite_rules,
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
@@ -394,23 +392,31 @@ def _session_routes(
 def _described(settings: Settings, services: TurnServices) -> Described:
     """The facts of this server for its OpenAPI document."""
     return Described(
-        has_keys=bool(settings.api_key),
         unknown_fields=settings.unknown_fields,
         matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
         rewrites=services.rewrite_rules.names,
         vocab_size=services.renderer.tokenizer.vocab_size,
         proxy_allow=settings.proxy_allow,
         forwards=services.engine.forwards,
+        has_keys=bool(settings.api_key),
     )
 
 
-def model_mark(files: ModelFiles) -> ModelMark:
-    """The mark of a model's tokenizer and chat template, by which a session knows whether it was made with them."""
-    digest = hashlib.sha256()
-    for text in (files.tokenizer_json, files.chat_template or "", files.encoder_source or "", files.bos_token or ""):
-        encoded = text.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:" % len(encoded) + encoded)
-    return ModelMark(name=files.name, digest=digest.digest())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model as a server speaks it: loaded once, also for several processes."""
+
+    path: Path
+    files: ModelFiles
+    renderer: Renderer
+
+
+def load_model(settings: Settings, clock: Clock, progress: Progress) -> LoadedModel:
+    """Fetch and load the model. Raises StartupError. Takes seconds, and blocks."""
+    has_weights = settings.engine is EngineKind.EMBEDDED
+    path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)
+    files = load_model_files(path)
+    return LoadedModel(path=path, files=files, renderer=renderer_of(settings, files, clock))
 
 
 async def serve(settings: Settings, *, announce: Callable[[str], None], progress: Progress) -> signal.Signals | None:
@@ -419,36 +425,70 @@ async def serve(settings: Settings, *, announce: Callable[[str], None], progress
     `announce` gets one line when it is ready, `progress` long work before. Raises StartupError for whatever stops the
     start: the port first, so that it is known before anything is loaded.
     """
-    clock, failed = SystemClock(), asyncio.Event()
+    clock = SystemClock()
     with listen(settings.host, settings.port) as listener:
-        sampling_of(settings)  # a bad file ends the start before a model is fetched and loaded
-        side_rules_of(settings)
-        async with opened_store(settings, address=url_of(listener), on_failed=lambda _: failed.set()) as store:
-            ended_by = await _serve_on(
-                listener, settings, store, failed, clock=clock, announce=announce, progress=progress
-            )
-            if failed.is_set() and store is not None and store.failure is not None:
-                raise StorageLost(f"the store of --data-dir has failed: {store.failure.__cause__ or store.failure}")
-            return ended_by
+        check_files(settings)
+        async with held_folder(settings, address=url_of(listener)) as folder:
+
+            async def loaded() -> LoadedModel:
+                return await asyncio.to_thread(load_model, settings, clock, progress)
+
+            return await serve_on(listener, settings, loaded, folder, clock=clock, announce=announce)
 
 
-async def _serve_on(
+async def serve_on(
     listener: socket.socket,
     settings: Settings,
-    store: SessionStore | None,
-    failed: asyncio.Event,
+    loaded: Callable[[], Awaitable[LoadedModel]],
+    folder: DataFolder | None,
     *,
     clock: Clock,
     announce: Callable[[str], None],
-    progress: Progress,
+    place: WorkerPlace | None = None,
 ) -> signal.Signals | None:
-    """Load the model, and serve until a signal comes or `failed` is set."""
-    name, cache, has_weights = settings.model, settings.cache_dir, settings.engine is EngineKind.EMBEDDED
-    path = await asyncio.to_thread(resolve_model, name, cache_dir=cache, progress=progress, weights=has_weights)
-    files = await asyncio.to_thread(load_model_files, path)
-    renderer = await asyncio.to_thread(renderer_of, settings, files, clock)
+    """Serve until a signal comes, and return it; raises StorageLost if the store of `folder` has failed.
+
+    `place` is that of this process among several; None: the server has one.
+    """
+    failed = asyncio.Event()
+    address = url_of(listener)
+    async with opened_store(settings, folder, place, address=address, on_failed=lambda _: failed.set()) as store:
+        worker = None if place is None else Worker(place, settings)
+        try:
+            ended_by = await _serve_model(
+                listener, settings, await loaded(), store, failed, worker, clock=clock, announce=announce
+            )
+        finally:
+            if worker is not None:
+                await worker.aclose()
+        if failed.is_set() and store is not None and store.failure is not None:
+            raise StorageLost(f"the store of --data-dir has failed: {store.failure.__cause__ or store.failure}")
+        return ended_by
+
+
+async def _serve_model(
+    listener: socket.socket,
+    settings: Settings,
+    loaded: LoadedModel,
+    store: SessionStore | None,
+    failed: asyncio.Event,
+    worker: Worker | None,
+    *,
+    clock: Clock,
+    announce: Callable[[str], None],
+) -> signal.Signals | None:
+    """Serve a model until a signal comes or `failed` is set."""
+    files, renderer = loaded.files, loaded.renderer
     body_slots = BodySlots(settings.body_slots)
-    engine = make_engine(settings, files, path, body_slots, clock, renderer.tokenizer.encoder)
+    engine = make_engine(
+        settings,
+        files,
+        loaded.path,
+        body_slots,
+        clock,
+        renderer.tokenizer.encoder,
+        shared=None if worker is None else worker.place.engine,
+    )
     pool = CpuPool(settings.cpu_workers)
     try:
         app, manager = make_app(
@@ -462,13 +502,14 @@ async def _serve_on(
             body_slots=body_slots,
             store=store,
             mark=model_mark(files),
+            worker=worker,
         )
         await engine.start()
         lag = LoopLag(app.metrics.loop_lagged, name_culprits=settings.loop_watchdog is Switch.ON)
         lag.start()
         housekeeper = asyncio.get_running_loop().create_task(keep_house(manager, pool), name="keep-house")
         try:
-            return await run_uvicorn(settings, app, manager, engine, listener, announce, failed)
+            return await run_uvicorn(settings, app, manager, engine, listener, announce, failed, worker=worker)
         finally:
             housekeeper.cancel()
             await asyncio.wait({housekeeper})

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Scope
 
-from stenograph.core.errors import SessionNotFound, Unauthorized
+from stenograph.core.errors import Forbidden, SessionNotFound, Unauthorized
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
 
@@ -22,8 +22,10 @@ KEY_QUERY = "key"
 class Doorman:
     """Checks keys, where the server has any, and finds the session that a request names."""
 
-    def __init__(self, *, api_keys: Sequence[str], manager: SessionManager) -> None:
-        self._keys = [key.encode() for key in api_keys]
+    def __init__(self, *, api_keys: Sequence[str], manager: SessionManager, admin_keys: Sequence[str] = ()) -> None:
+        """An administrator's key is also one for everything else."""
+        self._admin_keys = [key.encode() for key in admin_keys]
+        self._keys = [key.encode() for key in api_keys] + (self._admin_keys if api_keys else [])
         self._manager = manager
 
     def check_key(self, scope: Scope) -> None:
@@ -36,9 +38,28 @@ class Doorman:
                 "This server requires a key: send it as 'Authorization: Bearer …', as 'x-api-key', as"
                 " 'x-goog-api-key', or as 'key' in the query."
             )
-        # Every key is compared, in constant time, so that timing tells nothing of any.
-        if sum(hmac.compare_digest(one, key) for one in given for key in self._keys) == 0:
+        if not _are_among(given, self._keys):
             raise Unauthorized("The key is not one of this server's keys.")
+
+    def check_admin(self, scope: Scope) -> None:
+        """Raise Unauthorized or Forbidden unless the request may change the policy, the engines or files.
+
+        On a server without any key everybody may. With keys it takes one of `--admin-key`: who may chat may not.
+        """
+        given = _credentials(scope)
+        if self._admin_keys and _are_among(given, self._admin_keys):
+            return
+        if self._keys:
+            self.check_key(scope)
+        elif not self._admin_keys:
+            return
+        elif not given:
+            raise Unauthorized("This route requires an administrator's key: send one of --admin-key as a bearer.")
+        raise Forbidden(
+            "This key may not do this: it takes one of --admin-key."
+            if self._admin_keys
+            else "A server with --api-key does this only for a key of --admin-key, and has none."
+        )
 
     async def session_of(self, path_session_id: str | None, scope: Scope, *, wakes: bool = True) -> Session | None:
         """The session of the path, else of `X-Session-Id`, else (on a server without keys) of a credential.
@@ -84,6 +105,11 @@ def _credentials(scope: Scope) -> list[bytes]:
     query = scope["query_string"].decode("latin-1")
     given += [value.encode() for name, value in parse_qsl(query) if name == KEY_QUERY]
     return given
+
+
+def _are_among(given: Sequence[bytes], keys: Sequence[bytes]) -> bool:
+    """Whether one of these is a key. Every key is compared, in constant time, so that timing tells nothing of any."""
+    return sum(hmac.compare_digest(one, key) for one in given for key in keys) > 0
 
 
 def query_without_key(query: bytes) -> str:

@@ -51,16 +51,22 @@ class Deadlines:
     """Between two reads of a body, which brings `LEAST_BODY_BYTES_PER_S` in each such time."""
 
 
-def connections_of(settings: Settings, metrics: Metrics, refuse: Refuse) -> type[asyncio.Protocol]:
-    """Makes a server's connections. It is uvicorn's `http`, which uvicorn only calls."""
+def connections_of(
+    settings: Settings, metrics: Metrics, refuse: Refuse, kind: "type[ClientConnection] | None" = None, **more: object
+) -> type[asyncio.Protocol]:
+    """Makes a server's connections, of a `kind` that takes `more`. It is uvicorn's `http`, which uvicorn only calls."""
     deadlines = Deadlines(header_timeout_s=settings.header_timeout_s, body_timeout_s=settings.body_timeout_s)
     made = functools.partial(
-        ClientConnection, deadlines=deadlines, refuse=refuse, on_refused=functools.partial(count_error, metrics)
+        kind or ClientConnection,
+        deadlines=deadlines,
+        refuse=refuse,
+        on_refused=functools.partial(count_error, metrics),
+        **more,  # type: ignore[arg-type]
     )
     return cast("type[asyncio.Protocol]", made)
 
 
-class _Phase(enum.Enum):
+class RequestPhase(enum.Enum):
     """The part of a request that the next bytes belong to."""
 
     HEAD = enum.auto()
@@ -71,6 +77,8 @@ class _Phase(enum.Enum):
     """The same, and the bytes after it are not HTTP."""
     REFUSED = enum.auto()
     """The client was answered with an error, or hung up on."""
+    ELSEWHERE = enum.auto()
+    """Another process serves the request."""
 
 
 class _Flow(FlowControl):
@@ -104,7 +112,7 @@ class ClientConnection(DeliveryConnection):
         self._deadlines = deadlines
         self._refuse_with = refuse
         self._on_refused = on_refused
-        self._phase = _Phase.HEAD
+        self._phase = RequestPhase.HEAD
         self._head = RequestHead()
         self._head_since = 0.0
         self._num_left: int | None = 0
@@ -130,24 +138,26 @@ class ClientConnection(DeliveryConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._phase = _Phase.REFUSED
+        self._phase = RequestPhase.REFUSED
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         while data:
             match self._phase:
-                case _Phase.HEAD:
+                case RequestPhase.HEAD:
                     data = self._take_head(data)
-                case _Phase.BODY:
+                case RequestPhase.BODY:
                     data = self._take_body(data)
-                case _Phase.ANSWER:
+                case RequestPhase.ANSWER:
                     data = self._take_more(data)
-                case _Phase.LAST_ANSWER:
+                case RequestPhase.LAST_ANSWER:
                     return
-                case _Phase.REFUSED:
+                case RequestPhase.REFUSED:
                     self._discard(len(data))
                     return
+                case RequestPhase.ELSEWHERE:
+                    data = self._pass_on(data)
 
     def _take_head(self, data: bytes) -> bytes:
         """Take bytes of a head; give back what follows it."""
@@ -161,9 +171,9 @@ class ClientConnection(DeliveryConnection):
             return b""
         head, rest = taken
         self._feed(head)
-        if self._phase is _Phase.HEAD:
+        if self._phase is RequestPhase.HEAD:
             self._refuse(InvalidRequest("The request is not HTTP/1.1."))
-        elif self._phase is _Phase.BODY and (self._num_left is None or len(rest) < self._num_left):
+        elif self._phase is RequestPhase.BODY and (self._num_left is None or len(rest) < self._num_left):
             self._body_flows(0)
         return rest
 
@@ -173,7 +183,7 @@ class ClientConnection(DeliveryConnection):
             self._num_framing += len(data)
             self._feed(data)
             rest = b""
-            if self._num_framing > MAX_HEAD_BYTES and self._phase is _Phase.BODY:
+            if self._num_framing > MAX_HEAD_BYTES and self._phase is RequestPhase.BODY:
                 self._refuse(HeadersTooLarge(f"A chunk's size or trailer has more than {MAX_HEAD_BYTES} bytes."))
         else:
             data, rest = (
@@ -181,19 +191,23 @@ class ClientConnection(DeliveryConnection):
             )
             self._num_left -= len(data)
             self._feed(data)
-        if self._phase is _Phase.BODY:
+        if self._phase is RequestPhase.BODY:
             self._body_flows(len(data))
         return rest
 
     def _take_more(self, data: bytes) -> bytes:
         """Take the bytes after a whole request: the next request if this one is answered, else a pipelined one."""
         if self.cycle.response_complete:
-            self._phase = _Phase.HEAD
+            self._phase = RequestPhase.HEAD
             self._head_since = self.loop.time()
             return data
         if data.strip(b"\r\n"):
             self._hang_up()
         return b""
+
+    def _pass_on(self, data: bytes) -> bytes:
+        """Take bytes of a request that another process serves; give back what follows it."""
+        raise AssertionError("a server of one process serves every request itself")
 
     def _discard(self, num_bytes: int) -> None:
         self._num_discarded += num_bytes
@@ -206,30 +220,35 @@ class ClientConnection(DeliveryConnection):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             # To another protocol, which we do not speak: the request is answered, and nothing after it is HTTP.
-            self._phase = _Phase.LAST_ANSWER
+            self._phase = RequestPhase.LAST_ANSWER
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
             self._refuse(InvalidRequest(f"The request is not HTTP/1.1: {error}."))
 
     def on_message_begin(self) -> None:
-        if self._phase is _Phase.HEAD:
+        if self._phase is RequestPhase.HEAD:
             super().on_message_begin()
         else:  # after a chunked body, in one read with it
             self._hang_up()
 
     def on_url(self, url: bytes) -> None:
-        if self._phase is _Phase.HEAD:
-            super().on_url(url)
+        if self._phase is RequestPhase.HEAD:
+            self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is _Phase.HEAD:  # trailers are dropped
-            super().on_header(name, value)
+        if self._phase is not RequestPhase.HEAD:
+            return  # trailers are dropped
+        # As in the method that this one overrides: a call less for each header.
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self._phase is not _Phase.HEAD:
+        if self._phase is not RequestPhase.HEAD:
             return
         super().on_headers_complete()
-        self._phase = _Phase.BODY
+        self._phase = RequestPhase.BODY
         self._num_left, self._num_framing = None, 0
         for name, value in self.headers:
             if name == b"content-length":
@@ -237,14 +256,14 @@ class ClientConnection(DeliveryConnection):
         self._is_unread = self.expect_100_continue
 
     def on_body(self, body: bytes) -> None:
-        if self._phase is _Phase.BODY:
+        if self._phase is RequestPhase.BODY:
             self._num_framing = 0
             super().on_body(body)
             self._is_unread |= self.flow.read_paused
 
     def on_message_complete(self) -> None:
-        if self._phase is _Phase.BODY:
-            self._phase = _Phase.ANSWER
+        if self._phase is RequestPhase.BODY:
+            self._phase = RequestPhase.ANSWER
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -259,7 +278,7 @@ class ClientConnection(DeliveryConnection):
         self._arm(self._window_at + self._deadlines.body_timeout_s)
 
     def _reading_resumed(self) -> None:
-        if self._is_unread and self._phase is _Phase.BODY:
+        if self._is_unread and self._phase is RequestPhase.BODY:
             self._is_unread = False
             self._body_flows(0)
 
@@ -273,11 +292,11 @@ class ClientConnection(DeliveryConnection):
 
     def _on_time(self) -> None:
         self._timer = None
-        if self._phase is _Phase.HEAD:
+        if self._phase is RequestPhase.HEAD:
             self._check_head()
-        elif self._phase is _Phase.BODY:
+        elif self._phase is RequestPhase.BODY:
             self._check_body()
-        elif self._phase is _Phase.REFUSED:
+        elif self._phase is RequestPhase.REFUSED:
             self.transport.close()
 
     def _check_head(self) -> None:
@@ -310,14 +329,14 @@ class ClientConnection(DeliveryConnection):
         self._arm(min(self._read_at, self._window_at) + timeout_s)
 
     def _hang_up(self) -> None:
-        self._phase = _Phase.REFUSED
+        self._phase = RequestPhase.REFUSED
         self.transport.close()
 
     def _refuse(self, error: StenographError) -> None:
         """Answer with an error, if the request that it is about has no answer yet, and close."""
         cycle = cast("RequestResponseCycle | None", self.cycle)
-        is_answered = self._phase is _Phase.BODY and cycle is not None and cycle.response_started
-        self._phase = _Phase.REFUSED
+        is_answered = self._phase is RequestPhase.BODY and cycle is not None and cycle.response_started
+        self._phase = RequestPhase.REFUSED
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -331,5 +350,10 @@ class ClientConnection(DeliveryConnection):
         lines += [b"%b: %b\r\n" % pair for pair in self.server_state.default_headers]
         lines += [f"{name}: {value}\r\n".encode("ascii") for name, value in headers]
         self.transport.write(b"".join([*lines, b"\r\n", refusal.content]))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close once the client has had time to read the answer, and to notice that nobody reads its request."""
+        self._phase = RequestPhase.REFUSED
         self.transport.write_eof()
         self._arm(self.loop.time() + LINGER_S)

@@ -21,12 +21,16 @@ from stenograph.dialects.base import Refuse
 from stenograph.dialects.sessions import decode_detokenize, decode_tokenize
 from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
+from stenograph.http.bulk_routes import BulkRoutes
+from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.storage import BackupRoute
+from stenograph.http.waste_route import WasteRoute
+from stenograph.http.weight_routes import WeightRoutes
 from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
@@ -58,9 +62,11 @@ class WireEngineStatus(TypedDict):
 
 
 class Readiness(TypedDict):
-    """The state of each engine; `ready` if one is usable, and so is the store, where there is one."""
+    """The state of each engine; `ready` if one is usable, and so is the store, where there is one, and turns are let
+    in: not while generation is `paused` or new weights come."""
 
     ready: bool
+    paused: bool
     engines: Sequence[WireEngineStatus]
 
 
@@ -101,6 +107,8 @@ class ControlRoutes:
 
     sessions: SessionRoutes
     backup: BackupRoute
+    weights: WeightRoutes
+    engines: EngineRoutes
     responses: HeldResponses
     doorman: Doorman
     metrics: Metrics
@@ -121,6 +129,7 @@ class ControlRoutes:
     def app(self) -> Starlette:
         """The Starlette application."""
         keyed, sessions, proxy = self._with_key, self.sessions, self._proxy()
+        bulk = BulkRoutes(sessions=sessions)
         app = Starlette(
             routes=[
                 Route("/", front_page, methods=["GET"]),
@@ -131,10 +140,14 @@ class ControlRoutes:
                 Route("/v1/models", keyed(self._models), methods=["GET"]),
                 Route("/tokenize", keyed(self._tokenize), methods=["POST"]),
                 Route("/detokenize", keyed(self._detokenize), methods=["POST"]),
-                Route("/backup", keyed(self.backup.backup), methods=["POST"]),
+                *self._admin_routes(),
+                Route("/model_info", keyed(self.weights.model_info), methods=["GET"]),
                 Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
                 Route("/sessions", keyed(sessions.create), methods=["POST"]),
                 Route("/sessions", keyed(sessions.list_sessions), methods=["GET"]),
+                Route("/sessions", keyed(bulk.delete), methods=["DELETE"]),
+                Route("/samples", keyed(bulk.samples), methods=["POST"]),
+                Route("/waste", keyed(WasteRoute(sessions=sessions).get), methods=["GET"]),
                 Route("/sessions/{id}", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}/api/hello", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}", keyed(sessions.get), methods=["GET"]),
@@ -142,6 +155,7 @@ class ControlRoutes:
                 Route("/sessions/{id}/samples", keyed(sessions.samples), methods=["POST"]),
                 Route("/sessions/{id}/drift", keyed(sessions.drift), methods=["GET"]),
                 Route("/sessions/{id}/ledger", keyed(sessions.ledger), methods=["GET"]),
+                Route("/sessions/{id}/why", keyed(sessions.why), methods=["GET"]),
                 Route("/sessions/{id}/outcome", keyed(sessions.put_outcome), methods=["PUT"]),
                 Route("/sessions/{id}/outcome", keyed(sessions.get_outcome), methods=["GET"]),
                 Route("/sessions/{id}/abort", keyed(sessions.abort), methods=["POST"]),
@@ -159,6 +173,21 @@ class ControlRoutes:
         )
         app.router.redirect_slashes = False  # a redirect is no answer in our shape
         return app
+
+    def _admin_routes(self) -> list[Route]:
+        """The routes of whoever runs the server: who may chat may not change the policy."""
+        admin, weights, engines = self._for_admins, self.weights, self.engines
+        return [
+            Route("/backup", admin(self.backup.backup), methods=["POST"]),
+            Route("/update_weights_from_disk", admin(weights.update_from_disk), methods=["POST"]),
+            Route("/pause_generation", admin(weights.pause), methods=["POST"]),
+            Route("/continue_generation", admin(weights.resume), methods=["POST"]),
+            Route("/flush_cache", admin(weights.flush), methods=["POST"]),
+            Route("/update_weight_version", admin(weights.name), methods=["POST"]),
+            Route("/engines", admin(engines.list_engines), methods=["GET"]),
+            Route("/engines", admin(engines.add), methods=["POST"]),
+            Route("/engines/{name:path}", admin(engines.remove), methods=["DELETE"]),
+        ]
 
     def _proxy(self) -> ProxyRoute:
         """The route of what is passed on to the engine, and of what this server answers in its place."""
@@ -184,7 +213,8 @@ class ControlRoutes:
     async def _ready(self, request: Request) -> Response:
         shelf = self.sessions.manager.shelf
         is_writable = shelf is None or shelf.store.failure is None
-        ready = is_writable and self.engine.health().state is EngineState.READY
+        paused = self.weights.sync.weights.is_held
+        ready = is_writable and not paused and self.engine.health().state is EngineState.READY
         engines: list[WireEngineStatus] = [
             {
                 "engine": status.engine,
@@ -195,7 +225,7 @@ class ControlRoutes:
             }
             for status in self.engine.statuses()
         ]
-        readiness: Readiness = {"ready": ready, "engines": engines}
+        readiness: Readiness = {"ready": ready, "paused": paused, "engines": engines}
         return json_response(readiness, status=200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
@@ -246,6 +276,13 @@ class ControlRoutes:
     def _with_key(self, endpoint: Endpoint) -> Endpoint:
         async def checked(request: Request) -> Response:
             self.doorman.check_key(request.scope)
+            return await endpoint(request)
+
+        return checked
+
+    def _for_admins(self, endpoint: Endpoint) -> Endpoint:
+        async def checked(request: Request) -> Response:
+            self.doorman.check_admin(request.scope)
             return await endpoint(request)
 
         return checked

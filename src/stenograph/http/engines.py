@@ -1,5 +1,6 @@
 """Makes the engine that the settings name: a client of one server, a fleet of several, or the embedded engine."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from stenograph.core.clock import Clock
@@ -78,6 +79,25 @@ def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter | None:
             )
 
 
+def maker(settings: Settings, files: ModelFiles, body_slots: BodySlots) -> Callable[[str], FleetMember]:
+    """A function that makes the client of the engine at an address. Engines' replies have body slots of their own."""
+    reply_slots = body_slots.apart()
+
+    def make(url: str) -> FleetMember:
+        adapter = make_adapter(settings, files)  # each learns of its own server
+        assert adapter is not None, "the embedded engine has no address"
+        server = HttpEngineOptions(
+            url=url,
+            connect_timeout_s=settings.connect_timeout_s,
+            max_reply_bytes=settings.max_reply_bytes,
+            control_timeout_s=settings.request_timeout_s,
+        )
+        engine = HttpEngine(server, adapter, reply_slots)
+        return FleetMember(name=engine.name, engine=engine)
+
+    return make
+
+
 def make_engine(
     settings: Settings,
     files: ModelFiles,
@@ -85,29 +105,24 @@ def make_engine(
     body_slots: BodySlots,
     clock: Clock,
     encoder: EncoderKind = EncoderKind.REFERENCE,
+    *,
+    shared: Path | None = None,
 ) -> Engine:
-    """The engine that the settings name, or a fleet of several; not yet started.
+    """The engine that the settings name, or a fleet of those at its addresses; not yet started.
 
     `body_slots` are those of the clients' bodies: engines' replies have slots of their own. `encoder` is what the
-    server encodes with.
+    server encodes with. `shared` is the socket of an embedded engine that other processes use too.
     """
-    members: list[FleetMember] = []
-    reply_slots = body_slots.apart()
-    for url in settings.engine_url:
-        adapter = make_adapter(settings, files)  # each learns of its own server
-        if adapter is not None:
-            server = HttpEngineOptions(
-                url=url,
-                connect_timeout_s=settings.connect_timeout_s,
-                max_reply_bytes=settings.max_reply_bytes,
-            )
-            engine = HttpEngine(server, adapter, reply_slots)
-            members.append(FleetMember(name=engine.name, engine=engine))
-    if len(members) > 1:
-        return Fleet(members, clock=clock, trial_s=2 * settings.connect_timeout_s)
-    if members:
-        return members[0].engine
-    options = EmbeddedOptions(
+    if settings.engine_url and settings.engine is not EngineKind.EMBEDDED:
+        make = maker(settings, files, body_slots)
+        members = [make(url) for url in settings.engine_url]
+        return Fleet(members, clock=clock, trial_s=2 * settings.connect_timeout_s, make=make)
+    return EmbeddedEngine(path, embedded_options(settings, encoder), shared=shared)
+
+
+def embedded_options(settings: Settings, encoder: EncoderKind) -> EmbeddedOptions:
+    """The options of the embedded engine's process."""
+    return EmbeddedOptions(
         threads=settings.engine_threads,
         max_batch=settings.max_batch,
         kv_tokens=settings.kv_tokens,
@@ -121,4 +136,3 @@ def make_engine(
         encoder=encoder if settings.tokenize_workers else EncoderKind.REFERENCE,
         weight_version=settings.weight_version or FIRST_VERSION,
     )
-    return EmbeddedEngine(path, options)

@@ -73,6 +73,7 @@ async def keep_house(manager: SessionManager, pool: CpuPool) -> None:
     num_forgotten = num_held = 0
     for tick in itertools.count(1):
         await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
+        manager.give_way()
         if tick % EXPIRE_TICKS == 0:
             manager.expire()
         if tick % EXPIRE_KEPT_TICKS == 0:

@@ -18,8 +18,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from stenograph.core.outcome import NO_VERDICT
-from stenograph.core.telemetry import GrammarStep, SessionReport, TurnReport
+from stenograph.core.telemetry import GrammarStep, SessionReport, TurnEnd, TurnReport
 from stenograph.core.types import Stage
+from stenograph.core.waste import WasteCounts
 from stenograph.engine.base import EngineState, EngineStatus, Outcome
 from stenograph.http.metric_table import (
     ABORTED_TOKENS,
@@ -133,6 +134,13 @@ class _Histogram:
             total += duration
         self._sums[value] += total
 
+    def observe_one_each(self, durations_s: Mapping[Stage, float], *, but: Stage) -> None:
+        """Observe one duration for each label value, without the value `but`."""
+        for value, duration_s in durations_s.items():
+            if value is not but:
+                self._counts[value][bisect_left(self._bounds, duration_s)] += 1
+                self._sums[value] += duration_s
+
     def family(self) -> HistogramMetricFamily:
         family = HistogramMetricFamily(self._metric.name, self._metric.help, labels=self._metric.labels)
         for value, counts in self._counts.items():
@@ -155,6 +163,8 @@ class Metrics(Collector):
     def __init__(self, *, version: str) -> None:
         self._version = version
         self._probes: _Probes | None = None
+        self.waste = WasteCounts()
+        """Fates of sampled tokens, by group."""
         own = [metric for metric in METRICS if not metric.by_engine]
         self._counters = {metric: _Counter(metric) for metric in own if metric.type is MetricType.COUNTER}
         self._histograms = {metric: _Histogram(metric) for metric in METRICS if metric.type is MetricType.HISTOGRAM}
@@ -197,25 +207,27 @@ class Metrics(Collector):
         if report.was_aborted:
             self._counters[TURNS_ABORTED].add()
             self._counters[ABORTED_TOKENS].add(report.num_completion)
-        for stage, duration_s in report.stages_s.items():
-            if stage is not Stage.REPLY:
-                self._histograms[STAGE].observe((duration_s,), stage)
+        self._histograms[STAGE].observe_one_each(report.stages_s, but=Stage.REPLY)
         if report.ttft_s is not None:
             self._histograms[TTFT].observe((report.ttft_s,))
         if report.tpot_s is not None:
             self._histograms[TPOT].observe((report.tpot_s,))
-        self._histograms[ITL].observe(report.itl_s)
+        if report.itl_s:
+            self._histograms[ITL].observe(report.itl_s)
         self._counters[PROMPT_TOKENS].add(report.num_prompt)
         self._counters[COMPLETION_TOKENS].add(report.num_completion)
         self._counters[KEPT_TOKENS].add(report.num_kept)
         self._counters[CACHED_TOKENS].add(report.num_cached)
-        self._counters[WASTED_TOKENS].add(report.num_wasted)
+        if report.end is not TurnEnd.COMMITTED and (num_wasted := report.num_wasted):
+            self._counters[WASTED_TOKENS].add(num_wasted)
+            self.waste.turn_wasted(report.group, num_wasted)
         for payload in report.unasked_replay:
             self._counters[UNASKED_REPLAY].add(value=payload)
         for rewrite in report.rewrites:
             self._counters[REWRITES].add(value=rewrite.rule)
-        self._counters[DISCARDED_TURNS].add(report.num_discarded_turns)
-        self._counters[DISCARDED_TOKENS].add(report.num_discarded_tokens)
+        if report.num_discarded_turns:
+            self._counters[DISCARDED_TURNS].add(report.num_discarded_turns)
+            self._counters[DISCARDED_TOKENS].add(report.num_discarded_tokens)
 
     def reply_delivered(self, reply_s: float) -> None:
         """Count the stage `reply` of a turn."""
@@ -231,6 +243,7 @@ class Metrics(Collector):
         self._counters[OUTCOMES].add(value=NO_VERDICT if report.verdict is None else report.verdict)
         for fate, num_tokens in report.num_tokens.items():
             self._counters[ENDED_TOKENS].add(num_tokens, fate)
+        self.waste.session_ended(report.group, report.num_tokens)
 
     def error_sent(self, code: str) -> None:
         """Count an error answer to a client, by the error's `code`."""

@@ -16,7 +16,7 @@ from yarl import URL
 from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
 from stenograph.dialects.base import Refusal
 from stenograph.http.metrics import Metrics
-from stenograph.http.wire import Client, ClientGone, count_error, header_value, send_refusal
+from stenograph.http.wire import ClientGone, WaitingClient, count_error, header_value, send_refusal
 from stenograph.session.ownership import Ownership
 
 PASSED_ON = b"x-stenograph-passed-on"
@@ -113,7 +113,7 @@ class Nodes:
         self.num_passed_on += 1
         try:
             await asyncio.wait({passing, body.is_read}, return_when=asyncio.FIRST_COMPLETED)
-            with Client(scope, on_gone=gone):
+            with WaitingClient(scope, on_gone=gone):
                 await asyncio.wait({passing})
         finally:
             passing.cancel()

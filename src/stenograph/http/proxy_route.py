@@ -14,7 +14,7 @@ from starlette.responses import Response
 from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound, UpstreamTimeout
 from stenograph.engine.base import Engine, ForwardedAnswer
 from stenograph.http.auth import Doorman, query_without_key
-from stenograph.http.wire import Client, ClientGone, header_bytes, read_body
+from stenograph.http.wire import ClientGone, WaitingClient, header_bytes, read_body
 from stenograph.session.manager import SessionManager
 
 PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -24,6 +24,7 @@ OWN_PATHS = {
     "drift": ("GET", "HEAD"),
     "outcome": ("GET", "HEAD", "PUT"),
     "ledger": ("GET", "HEAD"),
+    "why": ("GET", "HEAD"),
     "abort": ("POST",),
 }
 """Routes of a session that this server owns: another method on them is 405, whatever the allow-list says."""
@@ -91,7 +92,7 @@ class ProxyRoute:
             return await endpoint(request)
         headers = [(name, value) for name, value in request.headers.items() if _may_be_forwarded(name)]
         if affinity_key is not None:
-            headers.append(("x-smg-routing-key", affinity_key))
+            headers += [("x-smg-routing-key", affinity_key), ("x-session-id", affinity_key)]
         body = await read_body(request.scope, request.receive, max_bytes=self.max_body_bytes)
         # The target is the list's own spelling: nothing that a client encodes in a path goes further than this.
         query = query_without_key(request.scope["query_string"])
@@ -117,7 +118,7 @@ class ProxyRoute:
             forwarding.cancel()
 
         try:
-            with Client(request.scope, on_gone=gone):
+            with WaitingClient(request.scope, on_gone=gone):
                 await asyncio.wait({forwarding}, timeout=self.timeout_s)
             if not forwarding.done():
                 raise UpstreamTimeout(f"The engine did not answer within {self.timeout_s:g} s.")

@@ -20,6 +20,7 @@ from stenograph.http.lifecycle import tell_of_lost_sessions, tell_of_readiness, 
 from stenograph.http.mounts import App
 from stenograph.http.settings import Settings
 from stenograph.http.web_guard import WebGuard
+from stenograph.http.workers.worker import Worker
 from stenograph.session.manager import SessionManager
 
 YOUNG_OBJECTS = 5_000
@@ -43,8 +44,10 @@ class Server(uvicorn.Server):
         manager: SessionManager,
         on_ready: Callable[[], None],
         drain_timeout_s: float,
+        worker: Worker | None = None,
     ) -> None:
         super().__init__(config)
+        self._worker = worker
         self._manager = manager
         self._on_ready = on_ready
         self._drain_timeout_s = drain_timeout_s
@@ -64,6 +67,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        if self._worker is not None:
+            self.servers.append(await self._worker.listen(self.server_state))
         if self.started:
             self._on_ready()
 
@@ -92,11 +97,12 @@ class Server(uvicorn.Server):
         self._manager.refuse_new()
 
 
-def uvicorn_config(app: App, settings: Settings) -> uvicorn.Config:
+def uvicorn_config(app: App, settings: Settings, worker: Worker | None = None) -> uvicorn.Config:
     """The configuration of uvicorn."""
-    return uvicorn.Config(
-        WebGuard(app, settings, app.metrics, app.refuse),
-        http=connections_of(settings, app.metrics, app.refuse),
+    guarded = WebGuard(app, settings, app.metrics, app.refuse)
+    config = uvicorn.Config(
+        guarded if worker is None else worker.gathering(guarded, app),
+        http=connections_of(settings, app.metrics, app.refuse) if worker is None else worker.connections(app),
         ws="none",
         access_log=False,
         log_config=None,
@@ -106,6 +112,9 @@ def uvicorn_config(app: App, settings: Settings) -> uvicorn.Config:
         # The drain ends every turn by its own deadline; this one is for a client that does not take its reply.
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + settings.abort_grace_s) + 5,
     )
+    if worker is not None:
+        worker.config = config
+    return config
 
 
 async def run_uvicorn(
@@ -116,10 +125,12 @@ async def run_uvicorn(
     listener: socket.socket,
     announce: Callable[[str], None],
     failed: asyncio.Event,
+    *,
+    worker: Worker | None = None,
 ) -> signal.Signals | None:
     """Serve on `listener` until a signal, and return it, or until `failed` is set. `announce` gets a line once the
     engine is ready."""
-    config = uvicorn_config(app, settings)
+    config = uvicorn_config(app, settings, worker)
     url = url_of(listener)
 
     def ready() -> None:
@@ -133,7 +144,9 @@ async def run_uvicorn(
         await tell_of_readiness(engine, url=url, ready=ready)
 
     listens = asyncio.Event()
-    server = Server(config, manager=manager, on_ready=listens.set, drain_timeout_s=settings.drain_timeout_s)
+    server = Server(
+        config, manager=manager, on_ready=listens.set, drain_timeout_s=settings.drain_timeout_s, worker=worker
+    )
     loop = asyncio.get_running_loop()
     tasks = {
         loop.create_task(listening(), name="tell-of-readiness"),
@@ -154,11 +167,14 @@ def url_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bind before anything else. Raises StartupError, in a line, if that cannot be done."""
+def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
+    """Bind before anything else. Raises StartupError, in a line, if that cannot be done.
+
+    `shares_port`: other sockets of this user that say so too may have the port; the kernel spreads connections.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048, reuse_port=shares_port)
         # Connections inherit it. asyncio would not set it on them, and an answer's body would wait 40 ms for an ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener

@@ -4,6 +4,7 @@ Large answers (records, samples, drift) are computed on the CPU pool, from a sna
 node does not change. The loop writes them out in pieces, and serves others between them.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +22,16 @@ from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.json_errors import nearest
 from stenograph.dialects.sessions import (
+    BulkSamplesRequest,
     SamplesRequest,
+    check_state,
     decode_abort,
     decode_create,
     decode_nothing,
     decode_outcome,
     decode_samples,
 )
+from stenograph.engine.base import Engine
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
 from stenograph.export.line_drift import line_drift
@@ -44,8 +48,10 @@ from stenograph.export.records import (
 )
 from stenograph.export.replay import ReplayShape
 from stenograph.export.safetensors import to_safetensors
+from stenograph.export.samples import SampleSet
 from stenograph.export.session_samples import SampleWishes, json_samples, session_metadata, session_samples
 from stenograph.export.strand_facts import SessionFacts, session_facts
+from stenograph.export.why import session_findings
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
@@ -57,7 +63,9 @@ from stenograph.render.renderer import Renderer
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
+from stenograph.session.selection import SessionFilter, SessionState, selected
 from stenograph.session.session import Session, SessionOptions
+from stenograph.session.shelf import ShelvedSession
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.matching import MATCHERS, Matcher
 from stenograph.trajectory.turn import Node
@@ -138,6 +146,7 @@ class SessionDefaults:
     max_nodes: int
     sampling: SamplingRules | None
     canonical: Canonical
+    support: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +154,7 @@ class SessionRoutes:
     """The session routes of one server. Methods are endpoints; control_routes.py binds them to paths."""
 
     manager: SessionManager
+    engine: Engine
     openings: KeyedOpenings
     metrics: Metrics
     renderer: Renderer
@@ -158,7 +168,7 @@ class SessionRoutes:
 
     async def create(self, request: Request) -> Response:
         """`POST /sessions`."""
-        body, (wire, sampling) = await self._decoded(request, lambda body: (body, decode_create(body)))
+        body, (wire, sampling) = await self.decoded(request, lambda body: (body, decode_create(body)))
         history, after_length = self.defaults.history, self.defaults.after_length
         if wire.compat is not None:
             history, after_length = HistoryKind.LINEAR, AfterLength.REFUSE
@@ -176,20 +186,29 @@ class SessionRoutes:
             sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),
             group=wire.group,
             canonical=self.defaults.canonical if wire.canonical is None else self._canonical(wire.canonical),
+            support=self.defaults.support if wire.support is None else self._support(asked=wire.support),
         )
         key = request.headers.get("idempotency-key") or None
-        session = await self.openings.open(options, key=key, body=body)
-        root = f"{str(request.base_url).rstrip('/')}/sessions/{session.id}"
-        opened: OpenedSession = {"session_id": session.id, "base_url": f"{root}/v1", "root_url": root}
+        session_id = await self.openings.open(options, key=key, body=body)
+        root = f"{str(request.base_url).rstrip('/')}/sessions/{session_id}"
+        opened: OpenedSession = {"session_id": session_id, "base_url": f"{root}/v1", "root_url": root}
         return json_response(opened)
 
     async def list_sessions(self, request: Request) -> Response:
-        """`GET /sessions?limit=&after=`."""
-        _check_query(request, "limit", "after")
+        """`GET /sessions?limit=&after=&group=&state=&metadata.KEY=`."""
+        wanted = filter_of(request, "limit", "after")
         limit = request.query_params.get("limit", "100")
         if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
             raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
-        found = await self.manager.page_kept(limit=int(limit) + 1, after=request.query_params.get("after"))
+        after = request.query_params.get("after")
+        found: list[Session | ShelvedSession] = []
+        if wanted.is_empty:
+            found = await self.manager.page_kept(limit=int(limit) + 1, after=after)
+        else:
+            async for one in selected(self.manager, wanted, after=after):
+                found.append(one)
+                if len(found) > int(limit):
+                    break
         shown = found[: int(limit)]
         more = session_id_of(shown[-1]) if len(found) > len(shown) else None
         page: SessionPage = {"sessions": [session_summary(session) for session in shown], "next": more}
@@ -233,7 +252,7 @@ class SessionRoutes:
     async def put_outcome(self, request: Request) -> Response:
         """`PUT /sessions/{id}/outcome`."""
         await self._look(request)  # 404 comes before a body that is wrong
-        await self.manager.put_outcome(request.path_params["id"], await self._decoded(request, decode_outcome))
+        await self.manager.put_outcome(request.path_params["id"], await self.decoded(request, decode_outcome))
         return await self.get_outcome(request)
 
     async def get_outcome(self, request: Request) -> Response:
@@ -245,15 +264,20 @@ class SessionRoutes:
     async def abort(self, request: Request) -> Response:
         """`POST /sessions/{id}/abort`."""
         session = await self._look(request)
-        await self._decoded(request, decode_nothing)
+        await self.decoded(request, decode_nothing)
         is_live = self.manager.has(session.id)
         aborted: Aborted = {"aborted": await self.manager.abort(session.id) if is_live else 0}
         return json_response(aborted)
 
     async def abort_all(self, request: Request) -> Response:
-        """`POST /abort_request {"abort_all": true}`."""
-        await self._decoded(request, decode_abort)
-        aborted: Aborted = {"aborted": await self.manager.abort(None)}
+        """`POST /abort_request {"abort_all": true}` or `{"group"}`."""
+        wire = await self.decoded(request, decode_abort)
+        aborted: Aborted = {"aborted": await self.manager.abort(None) if wire.group is None else 0}
+        if wire.group is not None:
+            wanted = SessionFilter(group=wire.group, state=SessionState.BUSY)
+            found = [one async for one in selected(self.manager, wanted) if isinstance(one, Session)]
+            turns = [turn for session in found for turn in session.running]
+            aborted["aborted"] = sum(await asyncio.gather(*(turn.run.abort() for turn in turns)))
         return json_response(aborted)
 
     async def drift(self, request: Request) -> Response:
@@ -282,11 +306,42 @@ class SessionRoutes:
         }
         return json_in_pieces(self.share, page)
 
+    async def why(self, request: Request) -> Response:
+        """`GET /sessions/{id}/why`: what a person would look at first, in plain sentences."""
+        session = await self._look(request)
+        facts, discarded, ledger = session_facts(session), session.strands.discarded, session.ledger
+        by_leaf = {leaf.id: report for leaf, report in await self._drift_of(leaves(facts.nodes))}
+        self._count_drift(session, by_leaf)
+        rows, num_requests = ledger.rows(ledger.num_rows, 0), ledger.num_requests
+        work = partial(session_findings, session.id, facts, discarded, by_leaf, rows, num_requests)
+        return json_response(await self.pool.run(work, num_bytes=_BYTES_PER_TOKEN * len(facts.nodes)))
+
     async def samples(self, request: Request) -> Response:
         """`POST /sessions/{id}/samples`."""
         await self._look(request)  # 404 comes before a body that is wrong
-        wire = await self._decoded(request, decode_samples)
+        wire = await self.decoded(request, decode_samples)
         session = await self._look(request)
+        made, metadata, num_bytes = await self.made_samples(session, self.wishes(wire))
+        self.manager.note_trained(session, made.num_trained)
+        if wire.format == "json":
+            token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
+            return json_in_pieces(
+                self.share, json_samples(made, metadata, token_text=token_text, with_masks=bool(wire.sampling_mask))
+            )
+        if wire.format == "arrow":
+            try:
+                messages = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+            except ArrowMissing as error:
+                raise InvalidRequest(str(error), param="/format") from error
+            return StreamingResponse(self._arrow_pieces(messages, num_bytes=num_bytes), media_type=MEDIA_TYPE)
+        payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+        return in_pieces(self.share, payload, media_type="application/octet-stream")
+
+    async def made_samples(self, session: Session, wishes: SampleWishes) -> tuple[SampleSet, SessionMetadata, int]:
+        """A session's samples, its metadata, and about how many bytes they are, made on the pool from a snapshot.
+
+        Raises SamplesInconsistent.
+        """
         facts, discarded = session_facts(session), session.strands.discarded
         nodes = tuple(session.nodes)
         reports = await self._drift_of(leaves(nodes))
@@ -301,24 +356,13 @@ class SessionRoutes:
                 session.options,
                 by_leaf,
                 discarded,
-                wishes=self._wishes(wire),
+                wishes=wishes,
                 renderer=self.renderer,
                 replay_shape=self.replay_shape,
             ),
             num_bytes=num_bytes,
         )
-        self.manager.note_trained(session, made.num_trained)
-        if wire.format == "json":
-            token_text = self.renderer.tokenizer.token_text if wire.token_texts else None
-            return json_in_pieces(self.share, json_samples(made, metadata, token_text=token_text))
-        if wire.format == "arrow":
-            try:
-                messages = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
-            except ArrowMissing as error:
-                raise InvalidRequest(str(error), param="/format") from error
-            return StreamingResponse(self._arrow_pieces(messages, num_bytes=num_bytes), media_type=MEDIA_TYPE)
-        payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
-        return in_pieces(self.share, payload, media_type="application/octet-stream")
+        return made, metadata, num_bytes
 
     async def _arrow_pieces(
         self, messages: Iterator[memoryview], *, num_bytes: int
@@ -329,7 +373,8 @@ class SessionRoutes:
             async for piece in self.share.pieces(message[start : start + _SENT_BYTES] for start in starts):
                 yield piece
 
-    def _wishes(self, wire: SamplesRequest) -> SampleWishes:
+    def wishes(self, wire: SamplesRequest | BulkSamplesRequest) -> SampleWishes:
+        """The samples that a request asks for."""
         kinds = TRAINED_KINDS if wire.kinds is None else tuple(map(StrandKind, wire.kinds))
         return SampleWishes(
             kinds=tuple(StrandKind) if wire.include_side else kinds,
@@ -372,6 +417,15 @@ class SessionRoutes:
             )
         return MATCHERS[name]
 
+    def _support(self, *, asked: bool) -> bool:
+        capabilities = self.engine.capabilities
+        if asked and not capabilities.reports_support:
+            raise InvalidRequest(
+                f"support: the engine {capabilities.engine} does not report which ids could be sampled.",
+                param="/support",
+            )
+        return asked
+
     def _canonical(self, choice: str) -> Canonical:
         try:
             return self.rewrite_rules.chosen(choice)
@@ -379,7 +433,7 @@ class SessionRoutes:
             hint = nearest(error.name, error.known)
             raise InvalidRequest(f"canonical: {error}.{hint}", param="/canonical") from error
 
-    async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
+    async def decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """The request's body, decoded on a worker if it is large, because Python checks every value in it."""
         limit = min(MAX_SESSION_BODY_BYTES, self.max_body_bytes)
         body = await read_json(request.scope, request.receive, max_bytes=limit)
@@ -417,6 +471,20 @@ def _number(request: Request, name: str, default: int, *, least: int) -> int:
     if not (given.isascii() and given.isdecimal()) or (len(given) < len(str(MAX_NUMBER)) and int(given) < least):
         raise InvalidRequest(f"{name} must be a number of at least {least}, got {given[:20]!r}.", param=f"/{name}")
     return int(given) if len(given) < len(str(MAX_NUMBER)) else MAX_NUMBER
+
+
+_METADATA = "metadata."
+
+
+def filter_of(request: Request, *others: str, filters: Sequence[str] = ("group", "state", _METADATA)) -> SessionFilter:
+    """The filter in a query, of these `filters`, which may have `others` beside it. Raises InvalidRequest."""
+    query = request.query_params
+    texts = {name.removeprefix(_METADATA): text for name, text in query.items() if name.startswith(_METADATA)}
+    keys = [_METADATA + key for key in texts] if _METADATA in filters else []
+    _check_query(request, *others, *(name for name in filters if name != _METADATA), *keys)
+    state = query.get("state")
+    check_state(state)
+    return SessionFilter(group=query.get("group"), state=None if state is None else SessionState(state), texts=texts)
 
 
 def _check_query(request: Request, *known: str) -> None:

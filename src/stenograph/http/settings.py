@@ -34,6 +34,11 @@ class HttpSettings:
 
     host: str = setting("127.0.0.1", text(), "Address to listen on.")
     port: int = setting(8080, whole_number(0, 65535), "Port to listen on; 0 takes any free one.")
+    workers: int = setting(
+        1,
+        whole_number(1, 64),
+        "Processes that serve on the one port. Each has the sessions that it opened, and passes on others' requests.",
+    )
     max_body_bytes: int = setting(32 * 2**20, whole_number(1024), "Largest request body that is taken.", unit="bytes")
     header_timeout_s: float = setting(
         10.0, seconds(3600), "How long a request's head may take to come; then 408.", unit="seconds"
@@ -56,6 +61,14 @@ class HttpSettings:
         KEYS,
         "A key that clients must send; repeatable as a flag, a list in the file, comma-separated in the environment.",
         shown="none: open",
+        secret=True,
+    )
+    admin_key: tuple[str, ...] = setting(
+        (),
+        KEYS,
+        "A key that the routes for trainers and administrators take: weights, engines, backups; repeatable like"
+        " `--api-key`, of which none is enough for these. Good for everything else, too.",
+        shown="none: open without --api-key, else refused",
         secret=True,
     )
     allow_host: tuple[str, ...] = setting(

@@ -1,7 +1,8 @@
 """The store of a server: opened as the settings say, backed up on request, closed when the server has ended."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Container
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +12,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stenograph.core.clock import SystemClock
-from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
+from stenograph.core.errors import InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import decode_backup
 from stenograph.http.settings import Settings
 from stenograph.http.wire import json_response, read_json
+from stenograph.http.workers.place import WorkerPlace
+from stenograph.model.files import ModelFiles
 from stenograph.session.shelf import Shelf
 from stenograph.store.base import SessionStore
-from stenograph.store.folder import DataFolder, file_of
+from stenograph.store.files import open_files
+from stenograph.store.folder import NUM_FILES, DataFolder, file_of
 from stenograph.store.postgres.schema import prepare
 from stenograph.store.postgres.server import PostgresRows
 from stenograph.store.postgres.store import PostgresStore
-from stenograph.store.sqlite import SqliteStore
+from stenograph.trajectory.commits import ModelMark
+
+
+@asynccontextmanager
+async def held_folder(settings: Settings, *, address: str) -> AsyncGenerator[DataFolder | None]:
+    """The folder of `--data-dir`, None without one. Raises StartupError. `address` is where the server listens."""
+    folder = None if settings.data_dir is None else DataFolder(settings.data_dir, address=address)
+    try:
+        yield folder
+    finally:
+        if folder is not None:
+            folder.close()
+
 
 MIN_TIMEOUT_S = 5.0
 """Longest time that a statement may take, where the lease is shorter."""
@@ -30,28 +46,30 @@ MIN_TIMEOUT_S = 5.0
 
 @asynccontextmanager
 async def opened_store(
-    settings: Settings, *, address: str, on_failed: Callable[[StorageUnavailable], None]
+    settings: Settings,
+    folder: DataFolder | None,
+    place: WorkerPlace | None,
+    *,
+    address: str,
+    on_failed: Callable[[StorageUnavailable], None],
 ) -> AsyncGenerator[SessionStore | None]:
-    """The store of `--data-dir` or `--store`, None without one. Raises StartupError.
+    """The store in a folder, of a worker the files that are its own, or that of `--store`; None without either.
 
-    `address` is where the server listens; `on_failed` is called when the store has failed for good.
+    Raises StartupError. The server listens at `address`; `on_failed` is called when the store has failed for good.
     """
     if settings.store is not None:
         async with _shared_store(settings, settings.store, address) as shared:
             yield shared
         return
-    if settings.data_dir is None:
+    if folder is None:
         yield None
         return
-    folder = DataFolder(settings.data_dir, address=address)
+    numbers = sorted({0, *folder.numbers()}) if place is None else place.files(folder.numbers())
+    store = await open_files(folder, numbers, durability=settings.kept, on_failed=on_failed)
     try:
-        store = await SqliteStore.open(folder, durability=settings.kept, on_failed=on_failed)
-        try:
-            yield store
-        finally:
-            await store.aclose()
+        yield store
     finally:
-        folder.close()
+        await store.aclose()
 
 
 @asynccontextmanager
@@ -72,7 +90,7 @@ async def _shared_store(settings: Settings, url: str, address: str) -> AsyncGene
 
 
 class BackedUp(TypedDict):
-    """A backup: its file, and how large it is."""
+    """A backup: its file, of several the first, and how large they are."""
 
     file: str
     bytes: Count
@@ -80,32 +98,41 @@ class BackedUp(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupRoute:
-    """`POST /backup`. Whoever may chat may not make the server write files, so with keys it is refused."""
+    """`POST /backup`, an administrator's: whoever may chat may not make the server write files."""
 
     shelf: Shelf | None
-    has_keys: bool
     max_body_bytes: int
+    place: WorkerPlace | None = None
 
     async def backup(self, request: Request) -> Response:
         """Copy all that is durable into a folder, by the connection that writes it, while turns go on."""
-        if self.has_keys:
-            raise Forbidden("A backup writes files on the server's machine: a server with --api-key makes none.")
         wire = decode_backup(await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes))
         if self.shelf is None:
             raise RouteNotFound("This server keeps no sessions on disk: start it with --data-dir.")
         folder = Path(wire.path)
         try:
-            await asyncio.to_thread(_make_empty, folder)
-            num_bytes = await self.shelf.backup(file_of(folder))
+            number, others = (0, ()) if self.place is None else (self.place.number, self.place.files_before)
+            await asyncio.to_thread(_make_empty, folder, others)
+            num_bytes = await self.shelf.backup(file_of(folder, number))
         except OSError as error:
             problem = error.strerror or str(error)
             raise InvalidRequest(f"No backup can be written to {wire.path!r}: {problem}.", param="/path") from error
-        made: BackedUp = {"file": str(file_of(folder)), "bytes": num_bytes}
+        made: BackedUp = {"file": str(file_of(folder, number)), "bytes": num_bytes}
         return json_response(made)
 
 
-def _make_empty(folder: Path) -> None:
-    """Make a folder, or take one that is empty. Raises OSError."""
+def _make_empty(folder: Path, others: Container[int]) -> None:
+    """Make a folder, or take one that is empty, but for the files of these numbers. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    theirs = {file_of(folder, number) for number in range(NUM_FILES) if number in others}
+    if any(path not in theirs for path in folder.iterdir()):
         raise FileExistsError(17, "the folder is not empty")
+
+
+def model_mark(files: ModelFiles) -> ModelMark:
+    """The mark of a model's tokenizer and chat template, by which a session knows whether it was made with them."""
+    digest = hashlib.sha256()
+    for text in (files.tokenizer_json, files.chat_template or "", files.encoder_source or "", files.bos_token or ""):
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:" % len(encoded) + encoded)
+    return ModelMark(name=files.name, digest=digest.digest())

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
+from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from stenograph.core.chat import Remaining, Spelling, StreamPiece
@@ -18,7 +19,14 @@ from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.http.auth import Doorman
 from stenograph.http.keep_alive import Pulse
 from stenograph.http.metrics import Metrics
-from stenograph.http.wire import Client, ClientGone, count_error, header_value, read_json, send_refusal, send_whole
+from stenograph.http.wire import (
+    ClientGone,
+    WaitingClient,
+    count_error,
+    header_value,
+    read_json,
+    send_refusal,
+)
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
@@ -46,8 +54,7 @@ OUR_HEADERS = frozenset({"x-request-id", "server-timing", REMAINING, SESSION_REM
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPath:
+class RequestPath(Struct, frozen=True, kw_only=True, gc=False):
     """The parts of a request's path: its session, if it names one, the rest as `route`, and that one's named groups."""
 
     session_id: str | None
@@ -89,7 +96,7 @@ class TurnRoute:
             reading.note.close()
             raise
         try:
-            with Client(scope, on_gone=watch.leave) as client:
+            with WaitingClient(scope, on_gone=watch.leave) as client:
                 await (self._stream if watch.options.stream else self._whole)(watch, client, send, reading.note)
         finally:
             watch.leave()
@@ -122,7 +129,9 @@ class TurnRoute:
                 query=scope["query_string"].decode("latin-1"),
                 headers=scope["headers"],
             )
-            num_unread = len(body) - max([one.text_print.length for one in known], default=0)
+            num_unread = len(body)
+            for one in known:
+                num_unread = min(num_unread, len(body) - one.text_print.length)
             if num_unread < DECODED_OFF_LOOP_BYTES:
                 decoded = self.dialect.decode(incoming)
             else:
@@ -145,7 +154,7 @@ class TurnRoute:
         assert decoded is not None, "the last step gives the request"
         return decoded
 
-    async def _whole(self, watch: Watch, client: Client, send: Send, note: LedgerNote) -> None:
+    async def _whole(self, watch: Watch, client: WaitingClient, send: Send, note: LedgerNote) -> None:
         try:
             outcome = await _result(watch, note)
         except TurnAbandoned:
@@ -157,10 +166,10 @@ class TurnRoute:
         theirs = [pair for pair in body.headers if pair[0] not in OUR_HEADERS]
         headers = [*_headers(watch, outcome.reply.stages_s, outcome.remaining), *theirs]
         content = await self._made(body.content)
-        if await client.finish(send_whole(send, 200, content, headers)):
+        if await client.finish(client.answer(send, content, headers)):
             watch.delivered()
 
-    async def _stream(self, watch: Watch, client: Client, send: Send, note: LedgerNote) -> None:
+    async def _stream(self, watch: Watch, client: WaitingClient, send: Send, note: LedgerNote) -> None:
         with Pulse(self.clock, watch.call) as pulse:
             pieces = await watch.take()
             if pieces is None:
@@ -205,7 +214,7 @@ class TurnRoute:
         return pieces
 
     async def _end_stream(
-        self, watch: Watch, client: Client, writer: StreamWriter, send: Send, note: LedgerNote
+        self, watch: Watch, client: WaitingClient, writer: StreamWriter, send: Send, note: LedgerNote
     ) -> None:
         """Send the end of a stream: the finish after the commit, or the error."""
         try:
@@ -255,12 +264,13 @@ class _Reading:
 
 
 def _identity(scope: Scope, path: RequestPath, body: bytes) -> RequestIdentity:
-    count = header_value(scope, b"x-stainless-retry-count") or "0"
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    count = headers.get(b"x-stainless-retry-count", b"0")
     return RequestIdentity(
         route=path.route,
         body=body,
-        key=header_value(scope, b"idempotency-key") or None,
-        is_retry=count.isascii() and count.isdigit() and count.strip("0") != "",
+        key=headers.get(b"idempotency-key", b"").decode("latin-1") or None,
+        is_retry=count.isdigit() and count.strip(b"0") != b"",
     )
 
 

@@ -32,10 +32,11 @@ class TokenFinder:
         self._num_ahead = max(map(len, distinct), default=1) - 1
         self._automaton = AhoCorasick(distinct, matchkind=MatchKind.LeftmostLongest)
 
-    def find(self, text: str, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+    def find(self, text: str, start: int = 0, end: int | None = None) -> Iterable[tuple[int, int]]:
         """The matches that lie within text[start:end], as spans [start, end) of `text`, in order."""
-        if end is None and not start and len(text) <= self._piece_chars:
-            return iter([(at, match_end) for _, at, match_end in self._matches(text)])
+        if not start and len(text) <= self._piece_chars and (end is None or end >= len(text)):
+            found = self._automaton.find_matches_as_indexes(text) if text.isascii() else self._matches(text)
+            return [(at, match_end) for _, at, match_end in found] if found else []
         return self._find_in_pieces(text, start, len(text) if end is None else min(end, len(text)))
 
     def _find_in_pieces(self, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:

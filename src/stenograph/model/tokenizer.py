@@ -9,10 +9,12 @@ import codecs
 import heapq
 import re
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from stenograph.core.errors import StartupError, TokenizationFailed, UnrenderableMessage
 from stenograph.core.types import token_ids
@@ -27,11 +29,14 @@ _SPACE_AFTER = re.compile(f"[{_SPACE}]*")
 _JOINED_AT_ONCE = 8192
 """Tokens whose bytes are joined in one call, which holds the GIL."""
 
+_SHORT_CHARS = 16
+_MAX_SHORT = 4096
+"""Ids of texts of few characters are kept, for so many texts: a role's name and line breaks come in every message."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(Struct, frozen=True, kw_only=True, gc=False):
     """A piece of a text. Only in trusted text is the spelling of an added token that token."""
 
     text: str
@@ -57,6 +62,7 @@ class Tokenizer:
         spelled = (spelling for token in document.added for spelling in _spellings(token.content))
         chosen = choose_encoder(plain_tokenizer_json(document), (*spelled, *sample_texts), prefer=prefer)
         self._encoder = chosen.encoder
+        self._short_ids = lru_cache(maxsize=_MAX_SHORT)(self._encoder.encode)
         self.encoder = chosen.encoder.kind
         self.why_not_preferred = chosen.why_not_preferred
         self._added_by_id: dict[int, AddedToken] = {token.id: token for token in document.added}
@@ -64,7 +70,8 @@ class Tokenizer:
         # The reference looks for tokens that are not normalized first, then for the others in what is left.
         groups = [[t.content for t in document.added if t.normalized is normalized] for normalized in (False, True)]
         self._finders = [TokenFinder(contents) for contents in groups if contents]
-        self._any_added = TokenFinder(self._added_by_text)
+        self.find_added = TokenFinder(self._added_by_text).find
+        """Finds added tokens in a text: spans [start, end), from the left, the longest at each."""
         self._bytes = token_bytes(document)
         self.added_tokens: Mapping[str, int] = MappingProxyType({t.content: t.id for t in document.added})
         self.added_spellings = tuple(self.added_tokens)
@@ -91,7 +98,7 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> "array[int]":
         """Ids [T] of untrusted text: never an added token's. Raises UnrenderableMessage: a lone surrogate."""
-        return self._encode(text)
+        return self._encoded(text)[:]
 
     def encode_spans(self, spans: Sequence[Span]) -> "array[int]":
         """Ids [T] of the spans' joined text; added tokens only where they lie wholly within trusted text.
@@ -99,33 +106,27 @@ class Tokenizer:
         Text between two added tokens is encoded as one, across span borders, as if it were all of one kind.
         Raises UnrenderableMessage: the text has a lone surrogate.
         """
-        text = "".join(span.text for span in spans)
+        text = "".join([span.text for span in spans])
         ids: array[int] = token_ids()
         end = 0
         for token, start, stop in self._find(text, _trusted_runs(spans)):
-            ids.extend(self._encode(text[end:start]))
+            if start > end:
+                ids.extend(self._encoded(text[end:start]))
             ids.append(token.id)
             end = stop
-        rest = self._encode(text[end:])
-        if not ids:
-            return rest
-        ids.extend(rest)
+        if end < len(text):
+            ids.extend(self._encoded(text[end:]))
         return ids
-
-    def find_added(self, text: str) -> Iterator[tuple[int, int]]:
-        """Find added tokens in `text`: spans [start, end), from the left, the longest at each."""
-        return self._any_added.find(text)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
-        rest, table, num = iter(ids), self._bytes, len(self._bytes)
+        table, num = self._bytes, len(self._bytes)
+        rest = iter(ids)
         skipped: Collection[int] = self.special_ids if skip_special else ()
-
-        def next_pieces() -> list[bytes]:
-            return [table[i] if 0 <= i < num and i not in skipped else b"" for i in islice(rest, _JOINED_AT_ONCE)]
-
-        pieces = iter(next_pieces, [])
-        return b"".join(map(b"".join, pieces)).decode("utf-8", "replace")
+        texts: list[bytes] = []
+        while some := list(islice(rest, _JOINED_AT_ONCE)):
+            texts.append(b"".join([table[i] if 0 <= i < num and i not in skipped else b"" for i in some]))
+        return b"".join(texts).decode("utf-8", "replace")
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of one token; none for an id outside the vocabulary."""
@@ -139,35 +140,39 @@ class Tokenizer:
         """A new incremental decoder; it belongs to one reader. Of the special ids those in `keep` are not skipped."""
         return TextStream(self, skip=self.special_ids.difference(keep) if skip_special else frozenset())
 
-    def _encode(self, text: str) -> "array[int]":
-        if not text:
-            return token_ids()
+    def _encoded(self, text: str) -> "array[int]":
+        """Ids of a text without added tokens; not the caller's to change."""
         try:
-            return self._encoder.encode(text)
+            return self._short_ids(text) if len(text) <= _SHORT_CHARS else self._encoder.encode(text)
         except (TypeError, UnicodeEncodeError) as error:  # which of them, depends on the library's version
             raise why_not_encoded(text) from error
 
-    def _find(self, text: str, runs: list[tuple[int, int]]) -> Iterator[tuple[AddedToken, int, int]]:
+    def _find(self, text: str, runs: list[tuple[int, int]]) -> list[tuple[AddedToken, int, int]]:
         """Added tokens inside `runs` in order, with the white space that they swallow: [start, end) each."""
         found: list[list[tuple[int, int]]] = []
         for finder in self._finders:
-            new = [span for start, end in runs for span in finder.find(text, start, end)]
-            runs = _without(runs, new)
+            new: list[tuple[int, int]] = []
+            for start, end in runs:
+                new += finder.find(text, start, end)
             found.append(new)
+            if len(found) < len(self._finders):
+                runs = _without(runs, new)
+        tokens: list[tuple[AddedToken, int, int]] = []
         before = 0
-        for start, end in heapq.merge(*found):
+        for start, end in heapq.merge(*found) if len(found) > 1 else found[0] if found else ():
             token = self._added_by_text[text[start:end]]
             if token.lstrip:
                 start = before + len(text[before:start].rstrip(_SPACE))  # noqa: PLW2901 -- the token swallows it
             if token.rstrip and (space := _SPACE_AFTER.match(text, end)):
                 end = space.end()  # noqa: PLW2901 -- the token swallows it
-            yield token, start, end
+            tokens.append((token, start, end))
             before = end
+        return tokens
 
     def _check_plain_is_plain(self) -> None:
         for content in self.added_tokens:
             for text in _spellings(content):
-                if not self._added_by_id.keys().isdisjoint(self._encode(text)):
+                if not self._added_by_id.keys().isdisjoint(self._encoded(text)):
                     raise StartupError(f"tokenizer.json: the plain spelling of {content!r} encodes to an added token")
 
 

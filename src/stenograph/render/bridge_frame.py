@@ -37,7 +37,10 @@ class FrameKey:
     @property
     def num_chars(self) -> int:
         """About how long it is."""
-        return len(self.kwargs_text) + sum(len(tool.json) + len(tool.parameters_json) for tool in self.tools)
+        num = len(self.kwargs_text)
+        for tool in self.tools:
+            num += len(tool.json) + len(tool.parameters_json)
+        return num
 
 
 class Frame:
@@ -48,32 +51,32 @@ class Frame:
 
     def __init__(self, tokenizer: Tokenizer, writer: Writer, key: FrameKey, avoid: Iterable[str] = ()) -> None:
         self._writer = writer
-        self._key = key
         self.sealer = writer.sealer((), key.tools, key.kwargs, avoid=avoid)
+        self._around = writer.around(self.sealer, key.tools, key.kwargs)
         reply = Message(role=Role.ASSISTANT, content=self.sealer.mark)
-        _, mark, self.closing = self._text([_OPENING, reply], prompt=False).rpartition(self.sealer.mark)
+        shown = writer.shown(self.sealer, (_OPENING, reply))
+        _, mark, self.closing = writer.within(self._around, shown, prompt=False).rpartition(self.sealer.mark)
         if not mark:
             raise UnrenderableMessage("The model's chat template does not show an assistant's text.")
         self.closing_ids: array[int] = tokenizer.encode(self.closing)
-        self._before_without_calls = self._before(())
+        self._past_without_calls = self._past(())
+        self._before_without_calls = writer.within(self._around, self._past_without_calls, prompt=False)
 
     def new_text(self, calls: Sequence[ToolCall], new: Sequence[Message]) -> str | None:
         """The text that the template appends for `new` and the prompt, after a reply with `calls`; sealed.
 
         None where it rewrites what came before. Raises UnrenderableMessage: it refuses.
         """
-        before = self._before(calls) if calls else self._before_without_calls
-        after = self._text([*self._past(calls), *new], prompt=True)
+        past, before = self._past_without_calls, self._before_without_calls
+        if calls:
+            past = self._past(calls)
+            before = self._writer.within(self._around, past, prompt=False)
+        after = self._writer.within(self._around, [*past, *self._writer.shown(self.sealer, new)], prompt=True)
         return after[len(before) :] if after.startswith(before) else None
 
-    def _before(self, calls: Sequence[ToolCall]) -> str:
-        return self._text(self._past(calls), prompt=False)
-
-    def _past(self, calls: Sequence[ToolCall]) -> list[Message]:
-        return [_OPENING, Message(role=Role.ASSISTANT, content="a", tool_calls=tuple(calls))]
-
-    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
-        return self._writer.text(self.sealer, messages, self._key.tools, self._key.kwargs, prompt=prompt)
+    def _past(self, calls: Sequence[ToolCall]) -> list[dict[str, object]]:
+        reply = Message(role=Role.ASSISTANT, content="a", tool_calls=tuple(calls))
+        return self._writer.shown(self.sealer, (_OPENING, reply))
 
 
 class FrameCache:

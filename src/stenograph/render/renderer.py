@@ -7,7 +7,8 @@ called from any thread.
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, ParsedReply, TextView, ToolChoice
@@ -18,7 +19,7 @@ from stenograph.model.tokenizer import Span, Tokenizer
 from stenograph.render.append_proof import Proof, ProofCache
 from stenograph.render.bridge_frame import Frame, FrameCache, FrameKey
 from stenograph.render.family import Family
-from stenograph.render.template.input import client_strings
+from stenograph.render.template.input import client_strings, occurs
 from stenograph.render.template.shown import as_shown
 from stenograph.render.template.template import Template
 from stenograph.render.writer import Writer
@@ -39,8 +40,7 @@ PROMPT_END_TOKENS = 16
 """Ids of a prompt's end that are looked at: more than any family's generation prompt has after its last turn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bridge:
+class Bridge(Struct, frozen=True, kw_only=True, gc=False):
     """The opening of a turn: `ids` to append after the line's ids, of which the last `num_trimmed` are left out.
 
     A trimmed id is a stop token that is another message's opener in this family: the template writes the opener of the
@@ -68,6 +68,8 @@ class Renderer:
         self._early_roles = self.family.early_roles or frozenset()
         self.unshown_late = frozenset({Role.SYSTEM, Role.DEVELOPER}) - (self.family.late_roles or frozenset())
         """Roles whose messages the template does not write where they stand, once the conversation has begun."""
+        self._reply_stops = frozenset(tokenizer.added_tokens[token] for token in self.family.reply_stops)
+        self._opening_stops = frozenset(tokenizer.added_tokens[token] for token in self.family.opening_stops)
         self._proofs = ProofCache(self.writer, self.family)
 
     def __repr__(self) -> str:
@@ -86,9 +88,7 @@ class Renderer:
         `first` messages come before them in the request. `follows_call`: there is a tool call in what comes before.
         """
         if tools and not self.family.shows_tools:
-            raise UnrenderableMessage(
-                "The model's chat template cannot show a tool list.", blame=Blame(RequestPart.TOOLS)
-            )
+            raise _no_tool_list()
         was_call = follows_call
         for i, message in enumerate(messages, first):
             if message.role not in self._roles:
@@ -160,7 +160,8 @@ class Renderer:
         is kept (`bridge_frame`), save that a reply with calls is rendered beside them.
         """
         self._check_tools(tools)
-        self._check_late(new)
+        if self._early_roles:
+            self._check_late(new)
         key = FrameKey(tools=() if self.family.tools_before_turns else tuple(tools), kwargs=kwargs)
         frame, text = self._new_text(key, reply.tool_calls, new)
         closing = self._closing(frame, has_calls=bool(reply.tool_calls))
@@ -272,7 +273,8 @@ class Renderer:
         return self.family.call_closing or frame.closing if has_calls else frame.closing
 
     def _check_tools(self, tools: Sequence[Tool]) -> None:
-        self.check_messages((), tools)
+        if tools and not self.family.shows_tools:
+            raise _no_tool_list()
 
     @property
     def max_trim_tokens(self) -> int:
@@ -281,13 +283,13 @@ class Renderer:
 
     def _is_exchanged(self, tail_ids: Sequence[int], closing_ids: Sequence[int]) -> bool:
         """Whether the reply ended with a stop token in whose place the template writes another."""
-        stops = {self.tokenizer.added_tokens[token] for token in self.family.reply_stops}
-        return not stops.isdisjoint(tail_ids[-1:]) and list(tail_ids[-1:]) != list(closing_ids[:1])
+        if not tail_ids or tail_ids[-1] not in self._reply_stops:
+            return False
+        return not closing_ids or tail_ids[-1] != closing_ids[0]
 
     def _joined(self, tail_ids: Sequence[int], ids: "array[int]") -> Bridge:
         """The bridge without the token that it would write twice, or with one to trim that it writes otherwise."""
-        stops = {self.tokenizer.added_tokens[token] for token in self.family.opening_stops}
-        if not tail_ids or tail_ids[-1] not in stops:
+        if not tail_ids or tail_ids[-1] not in self._opening_stops:
             return Bridge(ids=ids)
         return Bridge(ids=ids[1:]) if list(ids[:1]) == [tail_ids[-1]] else Bridge(ids=ids, num_trimmed=1)
 
@@ -296,11 +298,11 @@ class Renderer:
 
         A frame that is kept may not do: the new messages may have its mark, or it has the date of another day.
         """
-        avoid = tuple(client_strings((Message(role=Role.ASSISTANT, tool_calls=tuple(calls)), *new), (), {}))
         frame = self._frames.get(key)
-        may_seal = frame.sealer.may_seal(avoid)
+        may_seal = not occurs(frame.sealer.mark, calls, new)
         if may_seal and (text := frame.new_text(calls, new)) is not None:
             return frame, text
+        avoid = tuple(client_strings((Message(role=Role.ASSISTANT, tool_calls=tuple(calls)), *new), (), {}))
         frame = self._frames.make(key, avoid)
         text = frame.new_text(calls, new)
         if text is None:
@@ -314,6 +316,17 @@ class Renderer:
 
 def _overlap(tail_ids: Sequence[int], ids: Sequence[int], closing_ids: Sequence[int]) -> int:
     """Number of first ids that the tail ends with already; no more than the closing ids that they begin with."""
-    same = next((i for i, (a, b) in enumerate(zip(ids, closing_ids, strict=False)) if a != b), len(closing_ids))
-    tail = list(tail_ids[-same:]) if same else []
-    return next((k for k in range(min(same, len(tail)), 0, -1) if tail[-k:] == list(ids[:k])), 0)
+    same = 0
+    for one, other in zip(ids, closing_ids, strict=False):
+        if one != other:
+            break
+        same += 1
+    tail, first = list(tail_ids[-same:]) if same else [], list(ids[:same])
+    for num in range(len(tail), 0, -1):
+        if tail[-num:] == first[:num]:
+            return num
+    return 0
+
+
+def _no_tool_list() -> UnrenderableMessage:
+    return UnrenderableMessage("The model's chat template cannot show a tool list.", blame=Blame(RequestPart.TOOLS))

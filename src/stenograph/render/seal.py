@@ -33,10 +33,6 @@ class Sealer:
         self._tokenizer = tokenizer
         self._is_open = is_open
 
-    def may_seal(self, texts: Iterable[str]) -> bool:
-        """Whether the mark occurs in none of `texts` either."""
-        return not any(self.mark in text for text in texts)
-
     def seal(self, text: str) -> str:
         """`text` with every spelling of an added token sealed."""
         if self._is_open:

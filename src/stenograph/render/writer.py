@@ -5,6 +5,7 @@ Knows nothing of ids.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.day import STRFTIME_NOW
@@ -15,6 +16,14 @@ from stenograph.render.family import Family
 from stenograph.render.seal import Sealer
 from stenograph.render.template.input import client_strings, message_dict, tool_values
 from stenograph.render.template.template import Template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """A template's input beside the messages: the same for all turns with the same tools and arguments."""
+
+    tools: Sequence[object] | None
+    arguments: Mapping[str, object]
 
 
 class Writer:
@@ -67,7 +76,18 @@ class Writer:
 
         Raises UnrenderableMessage: the template refuses, or an argument is one that the family fixes.
         """
-        arguments = {name: sealer.seal_value(value) for name, value in (kwargs or {}).items()}
+        frame = self.around(sealer, tools, kwargs)
+        return self.within(frame, self.shown(sealer, messages), prompt=prompt)
+
+    def shown(self, sealer: Sealer, messages: Iterable[Message]) -> list[dict[str, object]]:
+        """Messages as the template takes them, sealed."""
+        return [message_dict(message, sealer, self._form) for message in messages]
+
+    def around(
+        self, sealer: Sealer, tools: Sequence[Tool] = (), kwargs: Mapping[str, object] | None = None
+    ) -> "Surroundings":
+        """The template's input beside the messages, sealed. Raises UnrenderableMessage as `text`."""
+        arguments = {name: sealer.seal_value(value) for name, value in kwargs.items()} if kwargs else {}
         for name, value in self._fixed.items():
             if name in arguments and arguments[name] != value:
                 raise UnrenderableMessage(
@@ -76,5 +96,8 @@ class Writer:
                     blame=Blame(RequestPart.TEMPLATE_KWARGS, path=(name,)),
                 )
             arguments[name] = value
-        dicts = [message_dict(message, sealer, self._form) for message in messages]
-        return self._template.render(dicts, tool_values(tools, sealer), prompt, arguments)
+        return Surroundings(tools=tool_values(tools, sealer), arguments=arguments)
+
+    def within(self, around: "Surroundings", shown: Sequence[Mapping[str, object]], *, prompt: bool) -> str:
+        """The text of messages as `shown` gives them. Raises UnrenderableMessage: the template refuses."""
+        return self._template.render(shown, around.tools, prompt, around.arguments)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from stenograph.core.chat import ParsedReply, ReplyDelta, TextView
 from stenograph.core.messages import Tool
 from stenograph.core.types import Finish, PromptEnd
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """One reply to be read. Without `tools` calls are text; calls get the ids `call_{id_prefix}{n}`.
 
     `prompt_end` says whether the prompt opened the reasoning. `text` is how the reply is shown; no stop string ends it

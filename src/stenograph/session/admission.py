@@ -6,9 +6,12 @@ is synchronous.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+import msgspec
+from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, TurnRequest
@@ -30,8 +33,7 @@ class Limits:
     max_held_tokens: int = 10**9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class Caller(Struct, frozen=True, kw_only=True, gc=False):
     """The sender of a request: the name that it calls itself, the path, and the headers that rules look at.
 
     It labels and is logged; it decides about nothing but the agent id. `note` is the request's row in its session's
@@ -40,23 +42,53 @@ class Caller:
 
     name: str = ""
     path: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     note: LedgerNote = NO_NOTE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Uses of the server's limits in its other processes, where it has any."""
+
+    num_sessions: int = 0
+    num_in_flight: int = 0
+    num_held_tokens: int = 0
+
+
+NOWHERE = Elsewhere()
+
+
 class Capacity:
-    """The used part of the server's limits: `num_in_flight` turns, `num_held_tokens` of all sessions."""
+    """The used part of the server's limits: `num_sessions` in memory, `num_in_flight` turns, `num_held_tokens` of all
+    sessions in this process, and those `elsewhere`."""
+
+    num_sessions: int
+    num_in_flight: int
+    num_held_tokens: int
+    elsewhere: Elsewhere
 
     def __init__(self, limits: Limits, *, evicts: bool = False) -> None:
         self.limits = limits
         self.evicts = evicts
         """Whether sessions leave memory when they hold too many tokens; else turns are refused."""
+        self.num_sessions = 0
         self.num_in_flight = 0
         self.num_held_tokens = 0
+        self.elsewhere = NOWHERE
         self.is_draining = False
 
     def __repr__(self) -> str:
         return f"<Capacity {self.num_in_flight} turns, {self.num_held_tokens} tokens, draining={self.is_draining}>"
+
+    @property
+    def num_sessions_lent(self) -> int:
+        """Sessions in memory that another process has the first claim to the room of."""
+        return 0
+
+    @property
+    def num_tokens_lent(self) -> int:
+        """Tokens in memory that another process has the first claim to the room of."""
+        return 0
 
     def check_open(self) -> None:
         """Raise Draining if no turn may begin any more."""
@@ -66,17 +98,19 @@ class Capacity:
     def check(self, num_turns: int) -> None:
         """Raise Draining, or LimitExceeded if that many more turns cannot run."""
         self.check_open()
-        limits = self.limits
-        if self.num_in_flight + num_turns > limits.max_in_flight:
+        limits, elsewhere = self.limits, self.elsewhere
+        num_in_flight = self.num_in_flight + elsewhere.num_in_flight
+        if num_in_flight + num_turns > limits.max_in_flight:
             raise LimitExceeded(
                 Limit.IN_FLIGHT,
-                f"the server runs {self.num_in_flight} of at most {limits.max_in_flight} turns (--max-in-flight)",
+                f"the server runs {num_in_flight} of at most {limits.max_in_flight} turns (--max-in-flight)",
                 retry_after_s=1.0,
             )
-        if self.num_held_tokens >= limits.max_held_tokens and not self.evicts:
+        num_held_tokens = self.num_held_tokens + elsewhere.num_held_tokens
+        if num_held_tokens >= limits.max_held_tokens and not self.evicts:
             raise LimitExceeded(
                 Limit.HELD_TOKENS,
-                f"the sessions hold {self.num_held_tokens} tokens of at most {limits.max_held_tokens}"
+                f"the sessions hold {num_held_tokens} tokens of at most {limits.max_held_tokens}"
                 " (--max-held-tokens); delete those that are done",
                 retry_after_s=5.0,
             )

@@ -4,7 +4,7 @@ Owns how much of a chunk is read at once: most engines that are not asked to str
 neither the turn nor who watches it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from stenograph.core.chat import ParsedReply, ReplyDelta, whole_delta
 from stenograph.core.types import Chunk, EngineReply, Finish, SampledTurn
@@ -23,12 +23,16 @@ def parts_of(sampled: Chunk | SampledTurn) -> Iterator[Chunk]:
         yield Chunk(ids=sampled.ids[part], logprobs=sampled.logprobs[part], top_logprobs=top_logprobs)
 
 
+_NOTHING = ReplyDelta()
+
+
 class ChunkReader:
     """Reader of a turn's chunks. Owned by one turn; used once, `finish` last."""
 
-    def __init__(self, parser: Parser) -> None:
+    def __init__(self, make_parser: Callable[[], Parser]) -> None:
         self.written: EngineReply | None = None
-        self._parser = parser
+        self._make_parser = make_parser
+        self._made: Parser | None = None
 
     def feed(self, chunk: Chunk) -> ReplyDelta:
         """Read a chunk; returns what it adds to the message."""
@@ -36,6 +40,17 @@ class ChunkReader:
             return self._parser.feed(chunk.ids)
         self.written = chunk.reply
         return whole_delta(chunk.reply.message)
+
+    @property
+    def _parser(self) -> Parser:
+        """Made when it is needed: a reply that the engine wrote needs none."""
+        if self._made is None:
+            self._made = self._make_parser()
+        return self._made
+
+    def take_whole(self, reply: EngineReply) -> None:
+        """Take the engine's own reply, whose message nobody reads in pieces."""
+        self.written = reply
 
     def feed_parts(self, chunk: Chunk) -> Iterator[tuple[ReplyDelta, Chunk]]:
         """The same in parts for the loop, each with the ids and log-probabilities that it was read from."""
@@ -48,5 +63,5 @@ class ChunkReader:
     def finish(self, finish: Finish) -> tuple[ReplyDelta, ParsedReply]:
         """The rest, and the whole message."""
         if self.written is not None:
-            return ReplyDelta(), ParsedReply(message=self.written.message)
+            return _NOTHING, ParsedReply(message=self.written.message)
         return self._parser.finish(finish)

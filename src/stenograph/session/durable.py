@@ -5,8 +5,8 @@ the callback that says that they are durable, in the order of the store, so that
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from stenograph.core.errors import ModelMismatch, SessionDamaged, StenographError
@@ -25,6 +25,7 @@ from stenograph.store.codec.commits import (
     decode_outcome,
     encode_commit,
     encode_outcome,
+    outcome_idle_since,
 )
 from stenograph.store.codec.rows import OUTCOME, RowDamaged, Totals, row_kind
 from stenograph.trajectory.commits import (
@@ -166,7 +167,8 @@ def keep_outcome(
         else:
             future.set_exception(error)
 
-    store.append(session.tail, encode_outcome(outcome), adds=Totals(), at=at, done=done, kind=OUTCOME)
+    payload = encode_outcome(outcome, idle_since=at)
+    store.append(session.tail, payload, adds=Totals(), at=at, done=done, kind=OUTCOME)
     return future
 
 
@@ -190,7 +192,20 @@ def opening_of(session: Session, model: ModelMark) -> SessionOpened:
         canonical=options.canonical,
         group=options.group,
         request=session.opened_by,
+        support=options.support,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredTurns:
+    """A session as its rows made it, with every turn that was ever committed, those that were replaced included, and
+    the number of the row that each is in, by the ids of their nodes. `times` has, by the number of a row, the time in
+    its payload, in seconds of the epoch."""
+
+    session: Session
+    nodes: Mapping[int, Node]
+    rows: Mapping[int, int]
+    times: Mapping[int, float]
 
 
 def restored_session(
@@ -201,6 +216,13 @@ def restored_session(
     `now` and `wall` are monotonic seconds and those of the epoch. A session that was made with another `model` can only
     be read; None: it is only read anyway. Raises SessionDamaged.
     """
+    return restored_turns(stored, matcher_of=matcher_of, model=model, now=now, wall=wall).session
+
+
+def restored_turns(
+    stored: StoredSession, *, matcher_of: MatcherOf, model: ModelMark | None, now: float, wall: float
+) -> RestoredTurns:
+    """As `restored_session`, with all of its turns."""
     payloads = checked_payloads(stored)
     opened = _opened(stored, payloads[0])
     session = Session(
@@ -222,7 +244,7 @@ def restored_session(
         session.ledger.restore(row)
     session.tail = stored.tail()
     _check_totals(session, replayed.outcome_seq, session.tail.totals)
-    return session
+    return RestoredTurns(session=session, nodes=replayed.nodes, rows=replayed.row_of, times=replayed.times)
 
 
 class _Replayed:
@@ -230,7 +252,9 @@ class _Replayed:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._nodes: dict[int, Node] = {}
+        self.nodes: dict[int, Node] = {}
+        self.row_of: dict[int, int] = {}
+        self.times: dict[int, float] = {}
         self.ledger: list[LedgerRow] = []
         self.outcome_seq = 0
 
@@ -238,11 +262,15 @@ class _Replayed:
         """Make a row's addition. Raises RowDamaged or ValueError."""
         if kind == OUTCOME:
             self._session.outcome, self.outcome_seq = decode_outcome(payload), seq
+            if (idle_since := outcome_idle_since(payload)) is not None:
+                self.times[seq] = idle_since
             return
-        commit = decode_commit(payload, self._nodes.__getitem__)
+        commit = decode_commit(payload, self.nodes.__getitem__)
         made = self._session.replay(commit)
+        self.times[seq] = commit.turns[-1].turn.committed_at
         for _, node in made:
-            self._nodes[node.id] = node
+            self.nodes[node.id] = node
+            self.row_of[node.id] = seq
             untrack(node)
         self.ledger += [_ended(row, commit, made) for row in commit.ledger]
 
@@ -281,6 +309,7 @@ def _options(opened: SessionOpened, matcher_of: MatcherOf) -> SessionOptions:
         sampling=opened.sampling,
         canonical=opened.canonical,
         group=opened.group,
+        support=opened.support,
     )
 
 

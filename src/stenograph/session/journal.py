@@ -83,7 +83,8 @@ def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float) ->
 def session_report(session: Session, end: SessionEnd) -> SessionReport:
     """The report of a session that is gone, for the metrics."""
     verdict = None if session.outcome is None else session.outcome.verdict
-    return SessionReport(end=end, verdict=verdict, num_tokens=session.num_tokens_by_fate())
+    fates = session.num_tokens_by_fate()
+    return SessionReport(end=end, group=session.options.group, verdict=verdict, num_tokens=fates)
 
 
 def _level(error: BaseException | None) -> int:

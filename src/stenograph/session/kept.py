@@ -5,7 +5,10 @@ Owns how such a reply is shown once more, whole or streamed. The session decides
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stenograph.core.chat import (
     ChatReply,
@@ -25,8 +28,7 @@ from stenograph.session.watch import Delivery
 from stenograph.trajectory.turn import Node, line_ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptReply:
+class KeptReply(Struct, frozen=True, kw_only=True):
     """The outcome of a request whose turns are committed, and what it takes to show it again.
 
     `budget` is what was left before anything was sampled, which a streamed reply begins with.

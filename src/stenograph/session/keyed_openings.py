@@ -4,13 +4,16 @@ Owns the keys of sessions that are in memory alone; a store finds its sessions b
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from stenograph.core.errors import IdempotencyMismatch, SessionNotFound
 from stenograph.core.types import SessionId
 from stenograph.session.manager import SessionManager
 from stenograph.session.retries import print_of
-from stenograph.session.session import Session, SessionOptions
+from stenograph.session.session import SessionOptions
 from stenograph.trajectory.commits import RequestMark
+
+OpenedElsewhere = Callable[[str, bytes], Awaitable[SessionId | None]]
 
 MAX_KEYS = 1024
 """Keys that are kept before those of sessions that are gone are looked for."""
@@ -19,8 +22,10 @@ MAX_KEYS = 1024
 class KeyedOpenings:
     """Opens the sessions of a manager, each key once."""
 
-    def __init__(self, manager: SessionManager) -> None:
+    def __init__(self, manager: SessionManager, elsewhere: OpenedElsewhere | None = None) -> None:
+        """`elsewhere` finds what another process of the server opened with a key and body; it raises as `find`."""
         self._manager = manager
+        self._elsewhere = elsewhere
         self._opening: dict[str, asyncio.Future[None]] = {}
         self._ids: dict[str, SessionId] = {}
         self._num_checked = MAX_KEYS
@@ -33,28 +38,31 @@ class KeyedOpenings:
         """Keys of sessions that are in memory alone, those of sessions that are gone among them."""
         return len(self._ids)
 
-    async def open(self, options: SessionOptions, *, key: str | None, body: bytes) -> Session:
+    async def open(self, options: SessionOptions, *, key: str | None, body: bytes) -> SessionId:
         """A new session, or the one that was opened with this key and body before, if there still is one.
 
-        Raises as `SessionManager.open` and `look`, and IdempotencyMismatch if the body was another.
+        Raises as `SessionManager.open` and `find`.
         """
         if key is None:
-            return await self._manager.open(options)
+            return (await self._manager.open(options)).id
         while (before := self._opening.get(key)) is not None:
             await asyncio.wait({before})
         opening = self._opening[key] = asyncio.get_running_loop().create_future()
-        mark = RequestMark(route="/sessions", body_print=print_of(body), num_body_bytes=len(body), key=key)
         try:
-            session = await self._opened_before(mark, key)
-            if session is None:
-                session = await self._manager.open(options, mark)
-                self._note(key, session.id)
-            return session
+            session_id = await self.find(key, body)
+            if session_id is None and self._elsewhere is not None:
+                session_id = await self._elsewhere(key, body)
+            if session_id is None:
+                session_id = (await self._manager.open(options, _mark(key, body))).id
+                self._note(key, session_id)
+            return session_id
         finally:
             del self._opening[key]
             opening.set_result(None)
 
-    async def _opened_before(self, mark: RequestMark, key: str) -> Session | None:
+    async def find(self, key: str, body: bytes) -> SessionId | None:
+        """The session that this process opened with a key. Raises IdempotencyMismatch if the body was another, and as
+        `SessionManager.look`."""
         shelf = self._manager.shelf
         session_id = self._ids.get(key) if shelf is None else await shelf.find(key)
         if session_id is None:
@@ -63,9 +71,9 @@ class KeyedOpenings:
             session = await self._manager.look(session_id)
         except SessionNotFound:
             return None
-        if session.opened_by != mark:
+        if session.opened_by != _mark(key, body):
             raise IdempotencyMismatch
-        return session
+        return session.id
 
     def _note(self, key: str, session_id: SessionId) -> None:
         if self._manager.shelf is not None:
@@ -74,3 +82,7 @@ class KeyedOpenings:
         if len(self._ids) > self._num_checked:
             self._ids = {key: id_ for key, id_ in self._ids.items() if self._manager.has(id_)}
             self._num_checked = MAX_KEYS + 2 * len(self._ids)
+
+
+def _mark(key: str, body: bytes) -> RequestMark:
+    return RequestMark(route="/sessions", body_print=print_of(body), num_body_bytes=len(body), key=key)

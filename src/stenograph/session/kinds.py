@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from stenograph.core.chat import ChatRequest, CompletionRequest
 from stenograph.core.messages import Message, Role
@@ -51,8 +52,7 @@ _TEXTS = ("when.system", "when.first_user", "when.last_user")
 _Fields = TypeVar("_Fields")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class Sighting(Struct, frozen=True, kw_only=True, gc=False):
     """The parts of a request that a rule may look at. `headers` has at least those of `KindRules.headers` that came.
 
     Header names are in lower case. The request is the one that the client sent, before any rewrite.

@@ -9,13 +9,14 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd
 from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
-from stenograph.session.admission import Caller, Limits, Place
+from stenograph.session.admission import Caller, Capacity, Limits, Place
 from stenograph.session.durable import Keeper
 from stenograph.session.journal import log_discarded, log_turn_end
 from stenograph.session.kept import StoredReply
@@ -50,13 +51,21 @@ class SessionManager(Sessions):
         limits: Limits,
         telemetry: Telemetry | None = None,
         shelf: Shelf | None = None,
+        capacity: Capacity | None = None,
+        digits: str | None = None,
     ) -> None:
-        super().__init__(clock=services.clock, limits=limits, telemetry=telemetry, shelf=shelf)
+        super().__init__(
+            clock=services.clock, limits=limits, telemetry=telemetry, shelf=shelf, capacity=capacity, digits=digits
+        )
         self._services = services
         self._turns: set[RequestTask] = set()
 
     def __repr__(self) -> str:
         return f"<SessionManager {len(self._sessions)} sessions, {self.num_in_flight} turns in flight>"
+
+    def _tell_gone(self, session: Session, end: SessionEnd) -> None:
+        self._services.engine.end_session(session.id)
+        super()._tell_gone(session, end)
 
     @property
     def num_in_flight(self) -> int:
@@ -95,8 +104,8 @@ class SessionManager(Sessions):
                 return place
             session.check_open()
         capacity, most = self._capacity, self._capacity.limits.max_held_tokens
-        if capacity.num_held_tokens >= most and capacity.evicts:
-            self._evict(0, 1 + capacity.num_held_tokens - most + most // 10)
+        if capacity.evicts and (num_held := capacity.num_held_tokens + capacity.elsewhere.num_held_tokens) >= most:
+            self._evict(0, 1 + num_held - most)
         capacity.check(1)
         stages.mark(Stage.ADMIT, self._clock.monotonic())
         if session is not None:
@@ -283,12 +292,14 @@ class SessionManager(Sessions):
             place.give_back()
             for one in run.turns:
                 one.buffer.close()
-            reports = turn_reports(run.turns, task)
+            reports = turn_reports(run.turns, task, None if session is None else session.options.group)
             if session is not None:
                 now = self._clock.monotonic()
                 session.ended(turn, now=now, committed=reports[0].end is TurnEnd.COMMITTED)
                 if self._sessions.get(session.id) is session:
                     self._count_tokens(session, session.strands.num_tokens)
+                    if self.shelf is not None:
+                        self._recent.move_to_end(session.id)
             seats.give_back()
             error = None if task.cancelled() else task.exception()
             for one, report in zip(run.turns, reports, strict=True):
@@ -338,6 +349,7 @@ def _request_run(
             affinity_key=session.id if session is not None else None,
             stages=stages if len(ids) == 1 else StageTimes(start=stages.start, ends=dict(stages.ends)),
             services=services,
+            wants_support=session is not None and session.options.support,
         )
         for index, (request_id, opening) in enumerate(zip(ids, opened, strict=True))
     ]

@@ -6,10 +6,10 @@ which is matched by its ids and goes to the engine as it is. Neither knows what 
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked, ChatRequest, CompletionRequest, ToolChoice, ToolMode, Truncation
@@ -417,13 +417,13 @@ def _truncated(ids: "array[int]", truncation: Truncation | None, num_kept: int |
     return ids[-num_kept:] if truncation.keeps_end else ids[:num_kept]
 
 
-async def _ids_json(share: LoopShare, at_hand: bytes | None, kept: "array[int]", new: "array[int]") -> bytes:
+async def _ids_json(share: LoopShare, at_hand: Sequence[bytes] | None, kept: "array[int]", new: "array[int]") -> bytes:
     """`kept` and `new` as JSON without brackets. `at_hand` is the text of `kept`; None if it has to be written too."""
-    written = b"" if at_hand is None else at_hand
+    written = at_hand or ()
     ids = new if at_hand is not None else kept + new
     if len(ids) < PIECE_IDS:
-        return join_ids((written, encode_ids(ids)))
-    return join_ids([written, *[fragment async for fragment in share.pieces(map(encode_ids, pieces_of(ids)))]])
+        return join_ids((*written, encode_ids(ids)))
+    return join_ids([*written, *[fragment async for fragment in share.pieces(map(encode_ids, pieces_of(ids)))]])
 
 
 def _num_bytes(messages: Sequence[Message]) -> int:

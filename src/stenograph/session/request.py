@@ -14,24 +14,25 @@ request ended without it.
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Struct
+
 from stenograph.core.chat import ChatReply, ChatRequest, Remaining, TurnRequest
-from stenograph.core.errors import NothingToAnswer, StenographError, UpstreamInvalid, UpstreamTimeout
+from stenograph.core.errors import NothingToAnswer, Paused, StenographError, UpstreamInvalid, UpstreamTimeout
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
 from stenograph.core.telemetry import TurnEnd, TurnReport
 from stenograph.core.types import FinishReason
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
+from stenograph.session.weights import PAUSED_RETRY_S, Weights
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnOutcome:
+class TurnOutcome(Struct, frozen=True, kw_only=True):
     """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept.
 
     `strand` and `node` number the place of the first turn that is kept, None if none is; `rewrites` are its changes.
@@ -87,6 +88,8 @@ class RequestRun:
         self._abort_error: StenographError | None = None
         self._abort_requested = False
         self._keep = keep
+        self._held: asyncio.Future[None] | None = None
+        self._frozen_s: float | None = None
         self.is_committing = False
         """Whether its turns are on their way to the disk: from then on it cannot be abandoned."""
 
@@ -115,15 +118,21 @@ class RequestRun:
         self._abort_error = unanswered or self._abort_error
         if was_new:
             self._begin_grace()
+            if self._held is not None:
+                self._held.cancel()
         left = [turn.end_early() for turn in self.turns]
         return self._ask_engine_to_end(left)
 
     async def run(self) -> TurnOutcome:
         """All turns. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
+        weights = self._services.weights
         try:
             async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
                 if self._abort_requested:  # before the first step
                     self._begin_grace()
+                if weights.is_held:
+                    await self._wait_for(weights)
+                weights.runs.add(self)
                 if len(self.turns) == 1:
                     await self.turns[0].open()  # position, render
                     self._grant()
@@ -151,8 +160,33 @@ class RequestRun:
             raise
         finally:
             self._deadline = None
+            weights.runs.discard(self)
             for turn in self.turns:
                 turn.buffer.close()
+
+    def freeze(self) -> None:
+        """Stop the clock of the deadline, but for that of an abort."""
+        if self._deadline is None or self._abort_requested or self.is_timed_out:
+            return
+        if (when := self._deadline.when()) is not None:
+            self._frozen_s = when - asyncio.get_running_loop().time()
+            self._deadline.reschedule(None)
+
+    def thaw(self) -> None:
+        """Let the clock go on, with as much as was left."""
+        left_s, self._frozen_s = self._frozen_s, None
+        if left_s is not None and self._deadline is not None and not self._abort_requested:
+            self._deadline.reschedule(asyncio.get_running_loop().time() + left_s)
+
+    async def _wait_for(self, weights: Weights) -> None:
+        """Wait at the gate, until it is open or the request is aborted."""
+        while weights.is_held and not self._abort_requested:
+            self._held = weights.opened()
+            try:
+                await asyncio.wait((self._held,))
+            finally:
+                self._held.cancel()
+        self._held = None
 
     def _grant(self) -> None:
         """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""
@@ -207,9 +241,10 @@ class RequestRun:
 
     def _begin_grace(self) -> None:
         """Bring the deadline forward. One that has passed already ends the request as it is."""
-        if self._deadline is not None and not self.is_timed_out and (when := self._deadline.when()) is not None:
+        if self._deadline is not None and not self.is_timed_out:
             grace_end = asyncio.get_running_loop().time() + self._services.abort_grace_s
-            self._deadline.reschedule(min(when, grace_end))
+            when = self._deadline.when()  # None while it stands still
+            self._deadline.reschedule(grace_end if when is None else min(when, grace_end))
 
     async def _ask_engine_to_end(self, left: list[bool]) -> int:
         with suppress(TimeoutError):
@@ -221,6 +256,12 @@ class RequestRun:
     def _timeout_error(self) -> StenographError:
         if self._abort_error is not None:
             return self._abort_error
+        if self._held is not None:
+            return Paused(
+                f"Generation has been paused for longer than the turn's deadline of {self._services.timeout_s:g} s;"
+                " the turn has not begun.",
+                retry_after_s=PAUSED_RETRY_S,
+            )
         if self._abort_requested:
             return UpstreamTimeout(
                 f"The turn was aborted, but the engine gave no reply within {self._services.abort_grace_s:g} s;"
@@ -248,12 +289,14 @@ async def _side_by_side(turns: Sequence[TurnRun], step: Callable[[TurnRun], Coro
         raise failed[0]
 
 
-def turn_reports(turns: Sequence[TurnRun], task: "asyncio.Task[TurnOutcome]") -> list[TurnReport]:
-    """The report of each turn of a request whose task has ended."""
-    return [_report(turn, index, task) for index, turn in enumerate(turns)]
+def turn_reports(
+    turns: Sequence[TurnRun], task: "asyncio.Task[TurnOutcome]", group: str | None = None
+) -> list[TurnReport]:
+    """The report of each turn of a request whose task has ended. `group` is its session's."""
+    return [_report(turn, index, task, group) for index, turn in enumerate(turns)]
 
 
-def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]") -> TurnReport:
+def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
     meter = turn.meter
     report = partial(
         TurnReport,
@@ -264,6 +307,7 @@ def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]") -> Tur
         itl_s=meter.itl_s,
         unasked_replay=meter.unasked_replay,
         kind=turn.kind,
+        group=group,
     )
     if task.cancelled():
         return report(end=TurnEnd.ABANDONED)

@@ -8,12 +8,12 @@ agent that wants another reply to the same messages.
 from dataclasses import dataclass
 
 import xxhash
+from msgspec import Struct
 
 from stenograph.core.errors import IdempotencyMismatch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestIdentity:
+class RequestIdentity(Struct, frozen=True, kw_only=True, gc=False):
     """Identity of a request: its route and bytes, the key that its client gave it, and whether it is a retry.
 
     Bodies are compared as bytes: they are at hand, and a comparison costs less than a hash.

@@ -1,6 +1,6 @@
 """One rollout: its strands, the requests that run on it, and the replies that may be asked for again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,7 +29,7 @@ class SessionOptions:
     `max_turns` counts the turns of the main strand; on a linear session and a tree all turns, those on their way
     there included. `max_total_tokens` counts the tokens of all turns, each once. `ttl_s`: seconds without a chat after
     which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`. `group` names the
-    rollouts that a trainer compares with each other.
+    rollouts that a trainer compares with each other. `support`: its engine is asked which ids could be sampled.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -45,6 +45,11 @@ class SessionOptions:
     sampling: SamplingRules | None = None
     canonical: Canonical = field(default_factory=Canonical)
     group: str | None = None
+    support: bool = False
+
+
+def _ignore() -> None:
+    return
 
 
 MAX_KEPT = 256
@@ -78,6 +83,8 @@ class Session:
         """The rollout's outcome, once somebody has said it."""
         self.is_closing = False
         """Whether it is being deleted; nothing is committed from then on."""
+        self.on_closed: Callable[[], None] = _ignore
+        """Called when it leaves memory: whoever read it before then has an older state than the store."""
         self._running: dict[RequestId, RequestTask] = {}
         self._kept: dict[RequestId, _Kept] = {}
         self._last_chat = now
@@ -208,6 +215,7 @@ class Session:
 
     def close(self) -> None:
         """Let go of what refers back to the session, so that it is given back at once."""
+        self.on_closed()
         self._kept.clear()
 
     def is_first_look(self, leaf_id: int) -> bool:

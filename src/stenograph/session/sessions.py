@@ -6,6 +6,7 @@ ends, is the manager's. All state changes are synchronous.
 
 import itertools
 import uuid
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -29,7 +30,7 @@ from stenograph.session.shelf import Shelf, ShelvedSession
 from stenograph.trajectory.commits import RequestMark
 
 FILE_DIGITS = "00"
-"""The beginning of the ids of sessions in the store's one file, whose name it is."""
+"""The beginning of the ids of sessions in the store, which names their file, where the server has one process."""
 
 
 class Sessions:
@@ -42,13 +43,20 @@ class Sessions:
         limits: Limits,
         telemetry: Telemetry | None = None,
         shelf: Shelf | None = None,
+        capacity: Capacity | None = None,
+        digits: str | None = None,
     ) -> None:
+        """`digits` begin the ids of new sessions, `capacity` is shared with others; both where there are several
+        processes."""
         self._clock = clock
-        self._capacity = Capacity(limits, evicts=shelf is not None)
+        self._capacity = capacity or Capacity(limits, evicts=shelf is not None)
+        self._digits = digits or ("" if shelf is None else FILE_DIGITS)
         self._telemetry = telemetry or NoTelemetry()
         self.shelf = shelf
         """The sessions on disk; None if there are none but in memory."""
         self._sessions: dict[SessionId, Session] = {}
+        self._recent: OrderedDict[SessionId, None] = OrderedDict()
+        """Where there is a store, the same sessions: the one whose last chat is longest ago first."""
         self.num_forgotten = 0
         """Sessions that have left memory."""
         self.num_evicted = 0
@@ -70,7 +78,7 @@ class Sessions:
     def create(self, options: SessionOptions) -> Session:
         """Open a session in memory. Raises LimitExceeded or Draining."""
         session = self._opened(options)
-        self._sessions[session.id] = session
+        self._hold(session)
         return session
 
     async def open(self, options: SessionOptions, opened_by: RequestMark | None = None) -> Session:
@@ -80,43 +88,61 @@ class Sessions:
         if self.shelf is not None:
             await self.shelf.create(session)
         # Another node may have found it by its key, and a turn have come here, before its creation was answered.
-        return self._sessions.setdefault(session.id, session)
+        if session.id not in self._sessions:
+            self._hold(session)
+        return self._sessions[session.id]
 
     def _opened(self, options: SessionOptions) -> Session:
         if self._capacity.is_draining:
             raise Draining("the server is shutting down and opens no sessions", retry_after_s=5.0)
         self._make_room()
-        id_ = uuid.uuid4().hex if self.shelf is None else FILE_DIGITS + uuid.uuid4().hex[len(FILE_DIGITS) :]
+        id_ = self._digits + uuid.uuid4().hex[len(self._digits) :]
         return Session(SessionId(id_), options, created_at=self._clock.wall(), now=self._clock.monotonic())
+
+    def _hold(self, session: Session) -> None:
+        self._sessions[session.id] = session
+        self._capacity.num_sessions = len(self._sessions)
+        if self.shelf is not None:
+            self._recent[session.id] = None
 
     def _make_room(self) -> None:
         """See that one more session may be in memory. Raises LimitExceeded."""
-        limits = self._capacity.limits
-        if len(self._sessions) >= limits.max_sessions:
+        most = self._capacity.limits.max_sessions
+        room = most - self._capacity.elsewhere.num_sessions
+        if len(self._sessions) >= room:
             self.expire()
-            self._evict(1 + len(self._sessions) - limits.max_sessions, 0)
-        if len(self._sessions) >= limits.max_sessions:
+            self._evict(1 + len(self._sessions) - room, 0)
+        if len(self._sessions) >= room:
             raise LimitExceeded(
                 Limit.SESSIONS,
-                f"the server holds its {limits.max_sessions} sessions (--max-sessions); delete one first",
+                f"the server holds its {most} sessions (--max-sessions); delete one first",
                 retry_after_s=5.0,
             )
+
+    def give_way(self) -> None:
+        """Let go of idle sessions in whose room another process wants to have its own."""
+        self._evict(self._capacity.num_sessions_lent, self._capacity.num_tokens_lent)
 
     def _evict(self, num_sessions: int, num_tokens: int) -> None:
         """Let go of sessions that nobody works on and that the store has, those that were idle longest first, until
         that many are gone, and that many tokens."""
         if self.shelf is None or (num_sessions <= 0 and num_tokens <= 0):
             return
-        for session in sorted(self._sessions.values(), key=lambda session: session.last_chat):
+        chosen: list[Session] = []
+        for session_id in self._recent:
             if num_sessions <= 0 and num_tokens <= 0:
                 break
+            session = self._sessions[session_id]
             if session.is_idle and session.tail is not None:
                 num_sessions, num_tokens = num_sessions - 1, num_tokens - session.num_counted_tokens
-                del self._sessions[session.id]
-                self._count_tokens(session, 0)
-                session.close()
-                self.num_evicted += 1
-                self.num_forgotten += 1
+                chosen.append(session)
+        for session in chosen:
+            del self._sessions[session.id], self._recent[session.id]
+            self._capacity.num_sessions = len(self._sessions)
+            self._count_tokens(session, 0)
+            session.close()
+        self.num_evicted += len(chosen)
+        self.num_forgotten += len(chosen)
 
     async def wake(self, session_id: str) -> Session:
         """The live session of that id, read from the store if it is not in memory.
@@ -130,7 +156,7 @@ class Sessions:
         if session_id in self._sessions:  # another request was quicker
             return self.get(session_id)
         self._make_room()
-        self._sessions[session.id] = session
+        self._hold(session)
         self._count_tokens(session, session.strands.num_tokens)
         return session
 
@@ -237,6 +263,8 @@ class Sessions:
 
     def _forget(self, session: Session, end: SessionEnd) -> None:
         if self._sessions.pop(session.id, None) is not None:
+            self._capacity.num_sessions = len(self._sessions)
+            self._recent.pop(session.id, None)
             self._count_tokens(session, 0)
             self.num_forgotten += 1
             session.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
-from stenograph.core.settings import choice, folder, seconds, setting, text, whole_number
+from stenograph.core.settings import Switch, choice, folder, seconds, setting, text, whole_number
 
 
 class OverBudget(enum.StrEnum):
@@ -70,6 +70,12 @@ class SessionSettings:
         text(),
         "The rules that rewrite requests, for sessions that name none: `default`, `off`, or the names of rules that are"
         " added to the default ones, separated by commas.",
+    )
+    support: Switch = setting(
+        Switch.OFF,
+        choice(Switch),
+        "Whether sessions that do not say so record which ids could be sampled beside each token, where a grammar or"
+        " truncation rules some out; with an engine that reports it.",
     )
     require_logprobs: RequiredLogprobs | None = setting(
         None,

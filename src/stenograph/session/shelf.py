@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stenograph.core.clock import Clock
@@ -53,6 +54,8 @@ class Shelf:
         self._model = model
         self._matchers = {**MATCHERS, **(matchers or {})}
         self._reading: Counter[str] = Counter()
+        self._num_left: Counter[str] = Counter()
+        """Of sessions that are being read, how often they have left memory meanwhile."""
         self._deleting: Counter[str] = Counter()
         self._deleted: set[str] = set()
         self._trained: dict[str, dict[int, int]] = {}
@@ -88,7 +91,25 @@ class Shelf:
         """
         self._reading[session_id] += 1
         try:
-            find = self.store.take if takes else self.store.load
+            session = await self._newest(session_id, takes=takes)
+            session.on_closed = partial(self._note_left, session_id)
+            self.num_read += 1
+            return session
+        except SessionDamaged:
+            self.num_damaged += 1
+            raise
+        finally:
+            self._reading[session_id] -= 1
+            if not self._reading[session_id]:
+                del self._reading[session_id], self._num_left[session_id]
+                self._deleted.discard(session_id)
+
+    async def _newest(self, session_id: str, *, takes: bool) -> Session:
+        """A session as its rows are, also if it was woken, went on and left memory again while it was read here. Raises
+        as `read`."""
+        find = self.store.take if takes else self.store.load
+        while True:
+            num_left = self._num_left[session_id]
             stored = await find(SessionId(session_id))
             if stored is None:
                 raise SessionNotFound(session_id)
@@ -98,16 +119,12 @@ class Shelf:
                 raise SessionNotFound(session_id)
             if takes and session.tail is not None:
                 self.store.check_owned(session.tail)  # whoever goes on with it may be another by now
-            self.num_read += 1
-            return session
-        except SessionDamaged:
-            self.num_damaged += 1
-            raise
-        finally:
-            self._reading[session_id] -= 1
-            if not self._reading[session_id]:
-                del self._reading[session_id]
-                self._deleted.discard(session_id)
+            if self._num_left[session_id] == num_left:
+                return session
+
+    def _note_left(self, session_id: str) -> None:
+        if session_id in self._reading:
+            self._num_left[session_id] += 1
 
     def note_trained(self, session_id: str, num_by_node: Mapping[int, int]) -> None:
         """Samples of a session were given out, which is told of it when it is gone. The end of the process forgets it.

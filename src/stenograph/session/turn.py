@@ -14,8 +14,11 @@ import math
 from array import array
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
@@ -31,6 +34,7 @@ from stenograph.core.types import (
     Finish,
     FinishReason,
     Grammar,
+    MixedWeights,
     Prompt,
     RequestId,
     SampledTurn,
@@ -55,6 +59,7 @@ from stenograph.session.reply_buffer import ReplyBuffer
 from stenograph.session.rewrite_rules import RewriteRules
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand
+from stenograph.session.weights import Weights
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.turn import CommittedTurn, TurnStatus, line_ids
@@ -71,7 +76,7 @@ class TurnServices:
     that does not set them, nor its session. `share` does work that holds the GIL in pieces.
     `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
     `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
-    their session has its own. `weight_version` names the weights of an engine that does not.
+    their session has its own. `weights` names those of an engine that does not, and holds new turns while they change.
     """
 
     engine: Engine
@@ -87,19 +92,17 @@ class TurnServices:
     kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
     rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
     canonical: Canonical = field(default_factory=Canonical)
-    weight_version: str | None = None
+    weights: Weights = field(default_factory=Weights)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OpenTurn:
+class _OpenTurn(Struct, frozen=True, kw_only=True):
     """A turn that has its place and its prompt."""
 
     attachment: Attachment
     prompt: Prompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ReadReply:
+class _ReadReply(Struct, frozen=True, kw_only=True):
     """A generation's reply, checked and parsed."""
 
     sampled: SampledTurn
@@ -125,6 +128,7 @@ class TurnRun:
         affinity_key: str | None,
         stages: StageTimes,
         services: TurnServices,
+        wants_support: bool = False,
     ) -> None:
         self.request_id = request_id
         self.reply_id = reply_id
@@ -139,12 +143,14 @@ class TurnRun:
         self._seats = seats
         self._affinity_key = affinity_key
         self._services = services
+        self._wants_support = wants_support
         self._requested_at = services.clock.wall()
         self._opened: _OpenTurn | None = None
         self._params = request.params
         self._forced: Grammar | None = None
         self._reply: _ReadReply | None = None
         self._made: CommittedTurn | None = None
+        self._policy = ""
         self._ends_early = False
         self._has_sampled = False
         self.node_id: int | None = None
@@ -203,36 +209,40 @@ class TurnRun:
 
     def grant(self, remaining: Remaining) -> None:
         """Settle the parameters: the request's, with the reply's constraints and the tokens that are left."""
-        request, capabilities = self._request, self._services.engine.capabilities
-        num = max_tokens(request, self.prompt, remaining, self._services.over_budget, part=self._opening.prompt_blame)
+        request, prompt, capabilities = self._request, self.prompt, self._services.engine.capabilities
+        num = max_tokens(request, prompt, remaining, self._services.over_budget, part=self._opening.prompt_blame)
         grammar = asked = request.params.grammar
         if asked is not None or self._forced is not None:
             grammar = held_grammar(
                 asked,
                 self._forced,
-                None if asked is None else self._opening.before_answer(self.prompt),
+                None if asked is None else self._opening.before_answer(prompt),
                 Holder(engine=capabilities.engine, kinds=capabilities.grammars, parses=capabilities.parses),
             )
         num_least = request.params.min_tokens if num is None else min(request.params.min_tokens, num)
-        self._params = replace(request.params, grammar=grammar, max_tokens=num, min_tokens=num_least)
+        self._params = replace(
+            request.params, grammar=grammar, max_tokens=num, min_tokens=num_least, support=self._wants_support
+        )
 
     async def sample(self) -> None:
         """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin."""
-        services, params, request = self._services, self._params, self._request
+        services, params, request, prompt = self._services, self._params, self._request, self.prompt
         capabilities = services.engine.capabilities
         tools = self._opening.context.tools if capabilities.parses else ()
+        num_changes = services.weights.num_changes
         is_held = bool(tools) and is_held_by_engine(tools, self._opening.tool_choice)
+        self._policy = capabilities.policy or capabilities.model
         collector = TurnCollector(
             vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,
-            num_prompt=len(self.prompt.ids),
+            num_prompt=len(prompt.ids),
             logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
-            weight_version=services.weight_version,
+            weight_version=services.weights.version,
         )
-        reader = ChunkReader(self._opening.parser(params, self.request_id, self.prompt))
+        reader = ChunkReader(lambda: self._opening.parser(params, self.request_id, prompt))
         generate = GenerateRequest(
             request_id=self.request_id,
-            prompt=self.prompt,
+            prompt=prompt,
             params=params,
             chat=request if isinstance(request, ChatRequest) else None,
             affinity_key=self._affinity_key,
@@ -248,7 +258,10 @@ class TurnRun:
                     taken = collector.add(chunk)
                     if taken.reply is not None and request.spelling.keeps_engine_id:
                         self.reply_id = taken.reply.id
-                    await self._read(reader, taken)
+                    if taken.reply is not None and not request.reply.stream:
+                        reader.take_whole(taken.reply)  # nobody reads it in pieces
+                    else:
+                        await self._read(reader, taken)
         except ContextLengthExceeded as error:
             raise error.of(self._opening.prompt_blame) from error  # an engine does not know which of several it is
         except InvalidRequest as error:
@@ -257,12 +270,21 @@ class TurnRun:
             raise
         finally:
             self._has_sampled = True
-        sampled = collector.result()
+        sampled = self._collected(collector, num_changes)
+        rest, parsed = reader.finish(sampled.finish)
+        if reader.written is None:
+            self.buffer.push(rest)
+        self._reply = _ReadReply(sampled=sampled, parsed=parsed, written=reader.written)
+
+    def _collected(self, collector: TurnCollector, num_changes: int) -> SampledTurn:
+        """The tokens that were sampled since the weights had changed `num_changes` times. Raises UpstreamInvalid."""
+        weights = self._services.weights
+        is_over = num_changes % 2 or num_changes != weights.num_changes
+        sampled = collector.result(MixedWeights(oldest=weights.oldest_since(num_changes)) if is_over else None)
+        weights.num_mixed_turns += sampled.mixed is not None
         self._mark_engine_times(sampled.times)
         self._mark(Stage.VALIDATE)
-        rest, parsed = reader.finish(sampled.finish)
-        self.buffer.push(rest)
-        self._reply = _ReadReply(sampled=sampled, parsed=parsed, written=reader.written)
+        return sampled
 
     def echo(self, node_id: int) -> ChatReply | None:
         """The reply to a request that ends with this turn's, if that is its strand's last and the request takes no
@@ -303,12 +325,12 @@ class TurnRun:
         """The turn's reply; where `is_kept`, add the turn to its session. Raises SessionInvariant."""
         assert self._reply is not None, "a turn is sampled before it is committed"
         self._mark(Stage.COMMIT)
-        sampled, parsed, prompt = self._reply.sampled, self._reply.parsed, self.prompt
+        sampled, parsed, prompt, attachment = self._reply.sampled, self._reply.parsed, self.prompt, self.attachment
         now = self._services.clock.wall() if self._made is None else self._made.committed_at
         capabilities = self._services.engine.capabilities
         if is_kept:
             turn, strand = self._made or self._make(sampled, parsed, now), self._opening.strand
-            node, replaced = self._seats.commit(strand, self.attachment, turn, prompt)
+            node, replaced = self._seats.commit(strand, attachment, turn, prompt)
             self.node_id, self.rewrites = node.id, turn.rewrites
             if replaced:
                 self.discarded = tuple(gone.turn for gone in replaced)
@@ -344,10 +366,10 @@ class TurnRun:
         self._mark(Stage.STORE)
 
     def _make(self, sampled: SampledTurn, parsed: ParsedReply, now: float) -> CommittedTurn:
-        opening, prompt = self._opening, self.prompt
+        opening, prompt, attachment = self._opening, self.prompt, self.attachment
         params, tool_choice, request_json = self._params, opening.tool_choice, self._request_json
-        if self.attachment.parent is not None:
-            before = self.attachment.parent.turn
+        if attachment.parent is not None:
+            before = attachment.parent.turn
             params = _kept_once(params, before.params)
             tool_choice = _kept_once(tool_choice, before.tool_choice)
             request_json = _kept_once(request_json, before.request_json)
@@ -357,7 +379,7 @@ class TurnRun:
             num_trimmed=prompt.num_trimmed,
             sampled=sampled,
             status=TurnStatus.of(sampled.finish.reason),
-            messages=self.attachment.new_messages,
+            messages=attachment.new_messages,
             reply=parsed,
             params=params,
             asked=opening.asked,
@@ -367,6 +389,7 @@ class TurnRun:
             context=opening.context,
             request_json=request_json,
             rewrites=opening.rewrites,
+            policy=self._policy,
             requested_at=self._requested_at,
             committed_at=now,
             stages=self.stages,

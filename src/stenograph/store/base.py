@@ -18,7 +18,7 @@ The contract:
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -190,6 +190,16 @@ class SessionStore(Protocol):
     async def aclose(self) -> None:
         """Write what is waiting, and close."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionColumns:
+    """The columns of a session that no digest covers, which its rows say too. `times` by number of row, 0 the
+    opening's."""
+
+    ttl_s: float | None
+    key: str | None
+    times: Mapping[int, float]
 
 
 def checked_payloads(stored: StoredSession) -> list[memoryview]:

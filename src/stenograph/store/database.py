@@ -5,19 +5,18 @@ survive, and nothing of the log's index is in shared memory. Rows are written by
 by one step: each step lets go of the GIL, and to get it back beside a busy loop takes up to 5 ms.
 """
 
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import FULL_RETRY_S, Durability, StoredRow, StoredSession, StoredSummary
+from stenograph.store.base import FULL_RETRY_S, Durability, SessionColumns, StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES, RowDamaged, Totals
 from stenograph.store.groups import NewRow, NewSession
-
-SCHEMA = 1
-"""The schema that this server writes, in `PRAGMA user_version`."""
 
 APPLICATION_ID = 0x53746E67
 """`Stng`, in `PRAGMA application_id`: the file is ours."""
@@ -28,7 +27,16 @@ MAX_GROUP_ROWS = 256
 MAX_READ_BYTES = 256 * 2**20
 """The longest session that is read in one step. SQLite has values of up to 10^9 bytes."""
 
-_MIGRATIONS = (
+LONG_LOG_BYTES = 4 * 2**20
+"""The length of a log that is moved into the file. As long as SQLite's own default, which moves it within a write, and
+keeps a failure of that to itself."""
+
+_PAGE_BYTES = 4096
+
+Migrations = Sequence[Sequence[str]]
+"""The statements that bring a file from each schema to the next, from an empty one on."""
+
+MIGRATIONS: Migrations = (
     (
         "CREATE TABLE sessions (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, ttl_s REAL, at REAL NOT NULL,"
         " body BLOB NOT NULL, digest BLOB NOT NULL, key TEXT)",
@@ -38,8 +46,6 @@ _MIGRATIONS = (
         "CREATE UNIQUE INDEX rows_of_session ON rows (session, seq)",
     ),
 )
-"""The statements that bring a file from each schema to the next."""
-
 _ROWS = "INSERT INTO rows (session, seq, at, body, digest) VALUES "
 _OPENINGS = "INSERT INTO sessions (number, id, ttl_s, at, body, digest, key) VALUES "
 
@@ -49,6 +55,7 @@ _READ_AT_ONCE = (
     " FROM (SELECT at, seq, body, digest FROM rows WHERE session = ? ORDER BY seq)"
 )
 
+_TABLES = f"SELECT {', '.join(f'CAST({c} AS BLOB)' for c in ('type', 'name', 'tbl_name', 'sql'))} FROM sqlite_schema"
 _LAST = "SELECT {} FROM rows WHERE session = s.number ORDER BY seq DESC LIMIT 1"
 _PAGE = (
     "SELECT s.number, s.id, s.body, s.digest,"
@@ -74,6 +81,10 @@ class SqlConnection(Protocol):
         """Run one statement to its end; its rows."""
         ...
 
+    def is_in_place(self) -> bool:
+        """Whether what is written is found again: the file and its log are still there by their names."""
+        ...
+
     def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
         """Copy all into a new file, a part at a time. `meanwhile` is called between parts, and may run statements."""
         ...
@@ -91,6 +102,8 @@ class FileConnection:
     """A connection to a file, by the standard library."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._file, self._log = str(path), f"{path}-wal"
+        self._inodes: tuple[int, int] | None = None
         uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         self._sqlite = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
@@ -98,7 +111,19 @@ class FileConnection:
         return "<FileConnection>"
 
     def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        return self._sqlite.execute(sql, parameters).fetchall()
+        try:
+            return self._sqlite.execute(sql, parameters).fetchall()
+        except UnicodeDecodeError as error:  # of a damaged text
+            raise sqlite3.DatabaseError(f"a text is not UTF-8: {error}") from error
+
+    def is_in_place(self) -> bool:
+        try:
+            found = (os.stat(self._file).st_ino, os.stat(self._log).st_ino)
+        except FileNotFoundError:
+            return False
+        if self._inodes is None:
+            self._inodes = found
+        return found == self._inodes
 
     def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
         target = sqlite3.connect(path)
@@ -114,20 +139,31 @@ class FileConnection:
 class Database:
     """One open file. Every method raises StorageUnavailable where SQLite fails, but for damage of what is read."""
 
-    def __init__(self, path: Path, *, durability: Durability | None, connect: Connect = FileConnection) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durability: Durability | None,
+        connect: Connect = FileConnection,
+        migrations: Migrations = MIGRATIONS,
+    ) -> None:
         """Open or make the file. Raises StartupError for one that is not ours, is newer, damaged, or locked.
 
-        `durability` None: it is only looked at, and not changed.
+        `durability` None: it is only looked at, and not changed. Its schema, in `PRAGMA user_version`, is the number of
+        `migrations` that were made.
         """
+        self._migrations = migrations
         self._connection: SqlConnection | None = None
+        self._log_bytes = 0
         try:
             self._connection = connect(path)
             if durability is None:
-                self._check_ours(path)
+                self._check_current(path)
             else:
                 self._configure(durability)
                 self._migrate(path)
             self.last_number: int = self._run("SELECT coalesce(max(number), 0) FROM sessions")[0][0]
+            self._connection.is_in_place()  # as it is now
         except sqlite3.Error as error:
             self.close()
             raise StartupError(f"the file {str(path)!r} cannot be opened: {error}") from error
@@ -140,13 +176,14 @@ class Database:
 
     def insert_rows(self, rows: Sequence[NewRow]) -> None:
         """Write rows, all or none, in one statement."""
-        values = [value for row in rows for value in (row.session, row.seq, row.at, row.body, row.digest)]
-        self._write(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), values)
+        self._write(_ROWS + ",".join(["(?,?,?,?,?)"] * len(rows)), list(chain.from_iterable(rows)))
+        self._log_bytes += sum(len(body) for _, _, _, body, _ in rows) + _PAGE_BYTES * (2 + len(rows))
 
     def insert_session(self, new: NewSession) -> None:
         """Write a session."""
         values = (new.number, new.session_id, new.ttl_s, new.at, new.body, new.digest, new.key)
         self._write(_OPENINGS + "(?,?,?,?,?,?,?)", values)
+        self._log_bytes += len(new.body) + 3 * _PAGE_BYTES
 
     def read(self, session_id: SessionId) -> StoredSession | None:
         """A session's rows; None if there is none. Raises SessionDamaged if SQLite cannot find its way to them."""
@@ -205,6 +242,7 @@ class Database:
             found = self._run("SELECT number FROM sessions WHERE id = ?", (session_id,))
             if not found:
                 return False
+            self._log_bytes += 16 * _PAGE_BYTES
             self._in_transaction(
                 ("DELETE FROM rows WHERE session = ?", found[0]), ("DELETE FROM sessions WHERE number = ?", found[0])
             )
@@ -260,10 +298,19 @@ class Database:
         except sqlite3.Error as error:
             raise OSError(str(error)) from error
 
-    def checkpoint(self) -> None:
-        """Move the log into the file, so that the log's room can be used for something else, as far as that works."""
+    @property
+    def is_log_long(self) -> bool:
+        """Whether the log has come to a length at which it is to be moved into the file, by an estimate."""
+        return self._log_bytes >= LONG_LOG_BYTES
+
+    def move_log(self, *, truncates: bool = False) -> None:
+        """Move the log into the file, so that it is written from its start again; `truncates`: and its room given back.
+
+        Raises StorageUnavailable; the log has everything still.
+        """
+        self._log_bytes = 0
         try:
-            self._run("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._run(f"PRAGMA wal_checkpoint({'TRUNCATE' if truncates else 'PASSIVE'})")
         except sqlite3.Error as error:
             raise _unavailable(error) from error
 
@@ -291,15 +338,34 @@ class Database:
             "cell_size_check = ON",
             "cache_size = -16384",
             "journal_size_limit = 67108864",
+            f"wal_autocheckpoint = {8 * LONG_LOG_BYTES // _PAGE_BYTES}",  # should the estimate be far too low
             "temp_store = MEMORY",
         ):
             self._run(f"PRAGMA {pragma}")
+
+    def columns(self, session_id: SessionId) -> SessionColumns:
+        """The columns beside the rows of a session that is there. Raises StorageUnavailable."""
+        found = self._asked("SELECT number, ttl_s, at, key FROM sessions WHERE id = ?", (session_id,))
+        number, ttl_s, at, key = found[0]
+        times = dict(self._asked("SELECT seq, at FROM rows WHERE session = ?", (number,)))
+        return SessionColumns(ttl_s=ttl_s, key=key, times={0: at, **times})
+
+    def other_schema(self) -> list[str]:
+        """Differences between the schema of the file and the one that this server writes. Raises StorageUnavailable."""
+        fresh = sqlite3.connect(":memory:")
+        for sql in chain.from_iterable(self._migrations):
+            fresh.execute(sql)
+        expected, found = fresh.execute(_TABLES).fetchall(), self._asked(_TABLES)
+        fresh.close()
+        problems = [] if found == expected else ["its tables are not those of this schema"]
+        mode = self._asked("PRAGMA journal_mode")[0][0]
+        return problems if mode == "wal" else [*problems, f"its journal mode is {mode!r}, so its log is not read"]
 
     def orphans(self) -> list[tuple[int, int]]:
         """Rows without a session: the session's number, and how many there are."""
         return [
             (number, num)
-            for number, num in self._run(
+            for number, num in self._asked(
                 "SELECT session, count(*) FROM rows WHERE session NOT IN (SELECT number FROM sessions) GROUP BY session"
             )
         ]
@@ -311,18 +377,26 @@ class Database:
         has_tables = bool(self._run("SELECT 1 FROM sqlite_schema LIMIT 1"))
         if has_tables and theirs != APPLICATION_ID:
             raise StartupError(f"the file {str(path)!r} is a database of another program")
-        if version > SCHEMA:
+        if version > (known := len(self._migrations)):
             raise StartupError(
-                f"the file {str(path)!r} has schema {version}, and this server knows {SCHEMA}: a newer"
+                f"the file {str(path)!r} has schema {version}, and this server knows {known}: a newer"
                 " stenograph has written it. Use that one, or another folder"
             )
         return int(version)
 
+    def _check_current(self, path: Path) -> None:
+        """Raise StartupError for a file that is not ours, or is of another schema: it cannot be looked at."""
+        if (version := self._check_ours(path)) != (known := len(self._migrations)):
+            raise StartupError(
+                f"the file {str(path)!r} has schema {version}, and this command knows {known}: start a server on the"
+                " folder, which brings it up to date"
+            )
+
     def _migrate(self, path: Path) -> None:
         version = self._check_ours(path)
-        steps = [(sql, ()) for migration in _MIGRATIONS[version:] for sql in migration]
+        steps = [(sql, ()) for migration in self._migrations[version:] for sql in migration]
         if steps:
-            marks = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {SCHEMA}")
+            marks = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {len(self._migrations)}")
             self._in_transaction(*steps, *((mark, ()) for mark in marks))
         self._run("BEGIN IMMEDIATE")  # a second connection to the file fails here, not later
         self._run("COMMIT")
@@ -344,11 +418,28 @@ class Database:
         except sqlite3.Error:
             return
 
+    def _asked(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """As `_run`. Raises StorageUnavailable."""
+        try:
+            return self._run(sql, parameters)
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+
     def _write(self, sql: str, values: Sequence[object]) -> None:
         try:
             self._run(sql, values)
         except sqlite3.Error as error:
             raise _unavailable(error) from error
+
+    def check_in_place(self) -> None:
+        """Raise StorageUnavailable if the file was deleted or moved: SQLite would write into it to the end."""
+        assert self._connection is not None, "the file is open"
+        if not self._connection.is_in_place():
+            raise StorageUnavailable(
+                "The file of the store, or its log, was deleted or moved while the server used it; the server is about"
+                " to end.",
+                is_full=False,
+            )
 
     def _run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         assert self._connection is not None, "the file is open"

@@ -14,9 +14,14 @@ from stenograph.core.errors import StartupError
 log = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
+FILES = "[0-9a-f][0-9a-f].sqlite3"
+"""The names of the files, whose two digits are the first of their sessions' ids."""
+NUM_FILES = 256
 RESERVE_NAME = "reserve"
 RESERVE_BYTES = 4 * 2**20
 """Room that is given up when the disk is full and a session is deleted: SQLite writes before it frees."""
+
+_MOUNTS = Path("/proc/self/mountinfo")
 
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "9p", "afs", "ncpfs"})
 """Filesystems whose locks and syncs SQLite cannot rely on. Source: sqlite.org/wal.html, sqlite.org/faq.html#q5."""
@@ -25,12 +30,12 @@ _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "9p", "afs
 class DataFolder:
     """A folder that this process holds. `address` is where its server can be reached, for whoever finds it held."""
 
-    def __init__(self, path: Path, *, address: str) -> None:
-        """Make the folder if it is not there, and lock it. Raises StartupError."""
+    def __init__(self, path: Path, *, address: str, mounts: Path = _MOUNTS) -> None:
+        """Make the folder if it is not there, and lock it. Raises StartupError. `mounts` has what lies where."""
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            _check_filesystem(path)
+            _make(path)
+            _check_filesystem(path, mounts)
             lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StartupError(f"--data-dir: cannot use the folder {str(path)!r}: {error.strerror}") from error
@@ -50,6 +55,10 @@ class DataFolder:
     def file(self, number: int = 0) -> Path:
         """The file of a worker's sessions: their ids begin with its name's two digits."""
         return file_of(self.path, number)
+
+    def numbers(self) -> list[int]:
+        """The numbers of the files that are there, in order."""
+        return [int(path.name[:2], 16) for path in sorted(self.path.glob(FILES))]
 
     def reserve(self) -> None:
         """Keep room for a full disk, if there is room for that."""
@@ -74,6 +83,20 @@ class DataFolder:
             os.close(lock)
 
 
+def _make(path: Path) -> None:
+    """Make a folder, and those above it, so that a loss of power does not take it: a name is kept once the folder that
+    it stands in is synced. Source: fsync(2)."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(new):
+        with suppress(PermissionError):  # one that may be written, and not read
+            above = os.open(folder.parent, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+            try:
+                os.fsync(above)
+            finally:
+                os.close(above)
+
+
 def file_of(folder: Path, number: int = 0) -> Path:
     """The file of a worker's sessions in a folder."""
     return folder / f"{number:02x}.sqlite3"
@@ -82,7 +105,7 @@ def file_of(folder: Path, number: int = 0) -> Path:
 @contextmanager
 def looked_at(folder: Path) -> Generator[list[Path]]:
     """Hold a folder for looking at it, without changing it; its files. Raises StartupError if it is held or is none."""
-    files = sorted(folder.glob("[0-9a-f][0-9a-f].sqlite3"))
+    files = sorted(folder.glob(FILES))
     if not files:
         raise StartupError(f"there are no sessions in the folder {str(folder)!r}: it has no file like 00.sqlite3")
     try:
@@ -123,10 +146,10 @@ def filesystem_of(device: int, mountinfo: str) -> str:
     return ""
 
 
-def _check_filesystem(path: Path) -> None:
+def _check_filesystem(path: Path, mounts: Path) -> None:
     """Raise StartupError for a filesystem of the network. Where none can be asked for, nothing is checked."""
     try:
-        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        mountinfo = mounts.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return
     found = filesystem_of(path.stat().st_dev, mountinfo)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stenograph.core.errors import StenographError
 from stenograph.core.types import SessionId
@@ -9,9 +10,8 @@ from stenograph.store.base import Done, Tail
 from stenograph.store.codec.rows import Totals, row_body, row_digest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRow:
-    """A row that is to be written."""
+class NewRow(NamedTuple):
+    """A row that is to be written, in the order of the file's columns."""
 
     session: int
     seq: int

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stenograph.core.errors import StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import StoredSession, StoredSummary
+from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.database import Database, FileConnection
 from stenograph.store.folder import looked_at
 
@@ -46,22 +46,34 @@ class StoreLook:
     def summaries(self) -> Iterator[StoredSummary]:
         """All sessions in the order of their creation. Raises StorageUnavailable."""
         after: SessionId | None = None
+        last = 0
         while page := self._database.page(limit=_PAGE, after=after):
-            yield from page
+            for one in page:
+                if one.number <= last:
+                    raise StorageUnavailable(
+                        "its list of sessions goes in a circle: an index is damaged", is_full=False
+                    )
+                last = one.number
+                yield one
             after = page[-1].session_id
 
     def read(self, session_id: SessionId) -> StoredSession | None:
         """A session's rows. Raises SessionDamaged or StorageUnavailable."""
         return self._database.read(session_id)
 
+    def columns(self, session_id: SessionId) -> SessionColumns:
+        """The columns beside a session's rows. Raises StorageUnavailable."""
+        return self._database.columns(session_id)
+
     def faults(self) -> list[str]:
         """Faults of the file's own structure: of its pages, its index and its log, and rows that have no session."""
         found = [f"structure: {problem}" for problem in self._database.problems()]
         try:
+            found += [f"structure: {problem}" for problem in self._database.other_schema()]
             for number, num in self._database.orphans():
                 found.append(f"session number {number} is gone, but {num} rows of it are there")
         except StorageUnavailable as error:
-            found.append(f"structure: {error}")
+            found.append(f"structure: rows without a session cannot be looked for: {error.__cause__}")
         return [*found, *log_faults(Path(f"{self.path}-wal"))]
 
     def close(self) -> None:
@@ -78,7 +90,7 @@ def looks(folder: Path) -> Generator[list[StoreLook]]:
         try:
             yield [cleanup.enter_context(closing(StoreLook(path))) for path in paths]
         except StorageUnavailable as error:
-            raise StartupError(f"the folder {str(folder)!r} cannot be read: {error.__cause__}") from error
+            raise StartupError(f"the folder {str(folder)!r} cannot be read: {error.__cause__ or error}") from error
 
 
 def log_faults(path: Path) -> list[str]:
@@ -96,12 +108,13 @@ def log_faults(path: Path) -> list[str]:
     sums, is_whole, num_lost = (first, second), True, 0
     for start in range(_LOG_HEAD.size, len(content) - _FRAME_HEAD.size - page_size + 1, _FRAME_HEAD.size + page_size):
         _, num_pages, *rest = _FRAME_HEAD.unpack_from(content, start)
-        if rest[:2] != salts:
-            break  # of an earlier log, which this one is written over
+        if rest[0] != salts[0] and rest[1] != salts[1]:
+            is_whole = False  # of an earlier log, which this one is written over: the end, or a damaged frame
+            continue
         page = content[start + _FRAME_HEAD.size : start + _FRAME_HEAD.size + page_size]
         if is_whole:
             sums = _checksum(page, _checksum(content[start : start + 8], sums, order), order)
-            is_whole = list(sums) == rest[2:]
+            is_whole = list(sums) == rest[2:] and rest[:2] == salts
         num_lost += not is_whole and num_pages > 0
     return [f"log: {path.name} is damaged, and {num_lost} transactions stand behind the damage"] if num_lost else []
 

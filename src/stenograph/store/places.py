@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stenograph.core.types import SessionId
-from stenograph.store.base import StoredSession, StoredSummary
+from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.look import looks
 from stenograph.store.postgres.look import looked_at_database
 from stenograph.store.settings import POSTGRES
@@ -27,6 +27,10 @@ class Look(Protocol):
 
     def read(self, session_id: SessionId) -> StoredSession | None:
         """A session's rows. Raises SessionDamaged or StorageUnavailable."""
+        ...
+
+    def columns(self, session_id: SessionId) -> SessionColumns:
+        """The columns beside a session's rows. Raises StorageUnavailable."""
         ...
 
     def faults(self) -> list[str]:

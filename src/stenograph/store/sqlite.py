@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -35,6 +34,14 @@ T = TypeVar("T")
 
 MAX_GROUP_BYTES = 8 * 2**20
 """Bytes of one statement; a single row may be larger."""
+
+LOOK_PERIOD_S = 1.0
+"""Time after which the thread looks whether the file is still where it was. Not at each write: a look lets go of the
+GIL, and to get it back beside a busy loop takes up to 5 ms."""
+
+GATHER_S = 0.005
+"""The least time from the end of a group to the next, where several sessions write: a sync costs as much CPU for one
+row as for many. One client's turns, which follow one another, do not wait for it."""
 
 SYNC_PERIOD_S = 1.0
 """With `interval`, the time after which what was written is synced."""
@@ -70,6 +77,7 @@ class SqliteStore:
         *,
         durability: Durability,
         on_failed: Callable[[StorageUnavailable], None],
+        number: int = 0,
     ) -> None:
         self._database = database
         self._folder = folder
@@ -77,10 +85,16 @@ class SqliteStore:
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._failure: StorageUnavailable | None = None
-        self._stats: StoreStats = StoreStats()
-        self._log = None if durability is Durability.COMMIT else Path(f"{folder.file()}-wal")
+        self._num_rows = self._num_groups = self._num_bytes = self._num_full = self._num_failed = 0
+        self._write_s = 0.0
+        self._last_tail: Tail | None = None
+        self._last_end_s = 0.0
+        self._log = None if durability is Durability.COMMIT else Path(f"{folder.file(number)}-wal")
         self._unsynced_since: float | None = None
+        self._looked_at = time.monotonic()
         self._is_closed = False
+        self._urgent = threading.Event()
+        """Set when a job comes that rows in a group are not to wait before."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
@@ -93,14 +107,15 @@ class SqliteStore:
         durability: Durability = Durability.COMMIT,
         connect: Connect = FileConnection,
         on_failed: Callable[[StorageUnavailable], None] = lambda failure: None,
+        number: int = 0,
     ) -> "SqliteStore":
-        """Open or make the file of a folder that this process holds. Raises StartupError.
+        """Open or make a file, by its number, of a folder that this process holds. Raises StartupError.
 
         `on_failed` is called on the loop when the store has failed for good.
         """
         folder.reserve()
-        database = await asyncio.to_thread(Database, folder.file(), durability=durability, connect=connect)
-        return cls(database, folder, durability=durability, on_failed=on_failed)
+        database = await asyncio.to_thread(Database, folder.file(number), durability=durability, connect=connect)
+        return cls(database, folder, durability=durability, on_failed=on_failed, number=number)
 
     def __repr__(self) -> str:
         return f"<SqliteStore in {self._folder!r}, failed={self._failure is not None}>"
@@ -111,9 +126,19 @@ class SqliteStore:
 
     @property
     def stats(self) -> StoreStats:
-        return self._stats
+        return StoreStats(
+            num_rows=self._num_rows,
+            num_groups=self._num_groups,
+            num_bytes=self._num_bytes,
+            num_full=self._num_full,
+            num_failed=self._num_failed,
+            write_s=self._write_s,
+        )
 
     def append(self, tail: Tail, payload: bytes, *, adds: Totals, at: float, done: Done, kind: int = COMMIT) -> None:
+        if self._is_closed:
+            self._loop.call_soon(done, _closed())
+            return
         self._jobs.put(RowAppend(tail, kind, payload, adds, at, done))
 
     async def create(
@@ -170,14 +195,16 @@ class SqliteStore:
         if not self._is_closed:
             self._is_closed = True
             self._jobs.put(None)
+            self._urgent.set()
         await asyncio.wait({self._ended})
         self._thread.join()
 
     async def _call(self, work: Callable[[Database], T]) -> T:
         if self._is_closed:
-            raise StorageUnavailable("The store is closed: the server is shutting down.", is_full=False)
+            raise _closed()
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put(_FileJob(work, future))  # type: ignore[arg-type]  # its answer goes to its own future
+        self._urgent.set()
         return await future
 
     # --- on the thread -----------------------------------------------------------------------------------------------
@@ -189,18 +216,22 @@ class SqliteStore:
                 is_open = self._run_waiting(waits=True)
             self._sync()
         finally:
-            self._database.close()
-            self._tell(self._ended.set_result, None)
+            try:
+                self._database.close()
+            finally:
+                self._tell(self._ended.set_result, None)
 
     def _run_waiting(self, *, waits: bool) -> bool:
         """Do the jobs that are there, and tell the loop of them; False at the end. `waits`: for the first one."""
         jobs, is_end = self._taken(waits=waits)
         if jobs:
             began = time.perf_counter()
+            self._look()
             for group in _groups(jobs):
                 self._do(group)
-            self._stats = replace(self._stats, write_s=self._stats.write_s + time.perf_counter() - began)
+            self._write_s += time.perf_counter() - began
             self._tell(_tell_all, jobs)
+            self._move_log()
         if self._unsynced_since is not None and time.monotonic() - self._unsynced_since >= SYNC_PERIOD_S:
             self._sync()
         return not is_end
@@ -222,9 +253,18 @@ class SqliteStore:
                     return jobs, True
                 self._jobs.put(None)  # a backup is on its way: the end comes after it
                 break
+            if waits and not jobs and isinstance(job, RowAppend):
+                self._gather(job.tail)
             jobs.append(job)
             num_bytes += len(job.payload) if isinstance(job, RowAppend) else 0
         return jobs, False
+
+    def _gather(self, tail: Tail) -> None:
+        """Let more rows come, if another session has just written one."""
+        left_s = self._last_end_s + GATHER_S - time.monotonic()
+        if left_s > 0 and tail is not self._last_tail:
+            self._urgent.wait(left_s)
+            self._urgent.clear()
 
     def _patience_s(self) -> float | None:
         """Time to wait for a job: until what was written has to be synced."""
@@ -242,7 +282,7 @@ class SqliteStore:
         try:
             group.answer = group.work(self._database)
             self._changed()
-        except (StenographError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 -- raised where it was asked for: the thread serves others
             group.answer = error
             self._note(error)
 
@@ -253,24 +293,22 @@ class SqliteStore:
             pending = RowGroup.of(jobs)
             try:
                 self._database.insert_rows(pending.rows)
-            except StorageUnavailable as failed:
-                error = failed
-                self._note(failed)
+            except Exception as failed:  # noqa: BLE001 -- whoever waits is told, whatever it is
+                error = failed if isinstance(failed, StorageUnavailable) else _unexpected(failed)
+                self._note(error)
             else:
                 self._written(pending)
         if error is not None:
             for job in jobs:
                 job.error = error
 
-    def _written(self, pending: RowGroup) -> None:
-        pending.move_ends()
-        stats, num_bytes = self._stats, sum(len(row.body) for row in pending.rows)
-        self._stats = replace(
-            stats,
-            num_rows=stats.num_rows + len(pending.rows),
-            num_groups=stats.num_groups + 1,
-            num_bytes=stats.num_bytes + num_bytes,
-        )
+    def _written(self, group: RowGroup) -> None:
+        group.move_ends()
+        self._num_rows += len(group.rows)
+        self._num_groups += 1
+        self._num_bytes += sum(len(row.body) for row in group.rows)
+        self._last_tail = next(iter(group.ends.values())).tail if len(group.ends) == 1 else None
+        self._last_end_s = time.monotonic()
         self._changed()
 
     def _changed(self) -> None:
@@ -287,9 +325,26 @@ class SqliteStore:
                 raise
         self._folder.give_up_reserve()
         was_there = database.delete(session_id)
-        database.checkpoint()
+        database.move_log(truncates=True)
         self._folder.reserve()
         return was_there
+
+    def _look(self) -> None:
+        """See now and then that what is written can be found again."""
+        if self._failure is None and time.monotonic() - self._looked_at >= LOOK_PERIOD_S:
+            self._looked_at = time.monotonic()
+            try:
+                self._database.check_in_place()
+            except StorageUnavailable as error:
+                self._note(error)
+
+    def _move_log(self) -> None:
+        """Move a long log into the file, once those who waited have been told; a failure is one of the disk."""
+        if self._failure is None and self._database.is_log_long:
+            try:
+                self._database.move_log()
+            except StorageUnavailable as error:
+                self._note(error)
 
     def _sync(self) -> None:
         """Sync the log of `interval`: SQLite itself does so only when it moves the log into the file."""
@@ -311,11 +366,10 @@ class SqliteStore:
         """Count a failure; the first that is for good is kept, and the loop is told."""
         if not isinstance(error, StorageUnavailable):
             return
-        stats = self._stats
         if error.is_full:
-            self._stats = replace(stats, num_full=stats.num_full + 1)
+            self._num_full += 1
             return
-        self._stats = replace(stats, num_failed=stats.num_failed + 1)
+        self._num_failed += 1
         if self._failure is None:
             self._failure = error
             self._tell(self._on_failed, error)
@@ -323,6 +377,17 @@ class SqliteStore:
     def _tell(self, what: Callable[[T], object], about: T) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(what, about)
+
+
+def _closed() -> StorageUnavailable:
+    return StorageUnavailable("The store is closed: the server is shutting down.", is_full=False)
+
+
+def _unexpected(error: Exception) -> StorageUnavailable:
+    problem = f"The store cannot write any more ({error!r}); the server is about to end."
+    made = StorageUnavailable(problem, is_full=False)
+    made.__cause__ = error
+    return made
 
 
 def _groups(jobs: Sequence[_Job]) -> "Iterator[list[RowAppend] | _FileJob[object]]":

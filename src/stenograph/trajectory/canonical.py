@@ -8,7 +8,9 @@ session.
 import enum
 import re
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, SystemBlocks

@@ -69,6 +69,7 @@ class SessionOpened:
     canonical: Canonical = field(default_factory=Canonical)
     group: str | None = None
     request: RequestMark | None = None
+    support: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

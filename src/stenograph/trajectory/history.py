@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked
@@ -20,8 +21,7 @@ from stenograph.trajectory.matching import Matcher
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attachment:
+class Attachment(Struct, frozen=True, kw_only=True):
     """Place where a request attaches: after `parent` (None: as a root), with messages not yet in its line.
 
     `revision` is the history's when the position was taken; where only one turn may run, a commit checks that it holds.

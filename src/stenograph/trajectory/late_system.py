@@ -6,8 +6,9 @@ that reply. So a message goes back to what it follows, or forward as far as the 
 """
 
 from collections.abc import Set
-from dataclasses import replace
 from operator import attrgetter
+
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest

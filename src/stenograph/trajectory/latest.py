@@ -7,26 +7,26 @@ last is kept: it is the one that the next turn extends, as a rule.
 """
 
 from stenograph.core.chat import ChatRequest, KnownMessages
-from stenograph.core.ids_json import encode_ids, join_ids
+from stenograph.core.ids_json import encode_ids
 from stenograph.core.types import Prompt, SampledTurn
 from stenograph.trajectory.turn import Node, line_messages
 
 
 class LineJson:
-    """At most one line's ids, as JSON without brackets."""
+    """At most one line's ids, as fragments of JSON without brackets: whoever sends them joins them, once a turn."""
 
     def __init__(self) -> None:
         self._node: Node | None = None
-        self._text = b""
+        self._fragments: tuple[bytes, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<LineJson of {self._node!r}, {len(self._text)} bytes>"
+        return f"<LineJson of {self._node!r}, {sum(map(len, self._fragments))} bytes>"
 
-    def of(self, node: Node | None) -> bytes | None:
+    def of(self, node: Node | None) -> tuple[bytes, ...] | None:
         """The ids of the line down to `node`; None if they are not at hand. None's line is empty."""
         if node is None:
-            return b""
-        return self._text if node is self._node else None
+            return ()
+        return self._fragments if node is self._node else None
 
     def extend(self, prompt: Prompt, sampled: SampledTurn, node: Node) -> None:
         """Keep the line of the turn that has just been committed as `node`, in place of the one before it.
@@ -34,7 +34,7 @@ class LineJson:
         Does nothing if the prompt came without its text: then no engine has asked for it.
         """
         if prompt.ids_json is not None:
-            self._node, self._text = node, join_ids((prompt.ids_json, encode_ids(sampled.ids)))
+            self._node, self._fragments = node, (prompt.ids_json, encode_ids(sampled.ids))
 
 
 class RecentRequest:

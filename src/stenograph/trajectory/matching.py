@@ -10,10 +10,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Protocol, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from stenograph.core.errors import StartupError
 from stenograph.core.messages import Message, Role, ToolCall

@@ -5,12 +5,12 @@ place was sent by the client before, and was rendered. A request whose opening n
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from typing import cast
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct
 
 from stenograph.core.chat import Asked, ParsedReply, ToolChoice
 from stenograph.core.day import STRFTIME_NOW, Day
@@ -70,8 +71,7 @@ class PromptContext:
         return self is other or (self.kwargs_json == other.kwargs_json and self.tools == other.tools)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedTurn:
+class CommittedTurn(Struct, frozen=True, kw_only=True):
     """One turn, as it is kept: only what it added to the turn before it.
 
     `new_prompt_ids` are the ids of this turn's prompt after the ids of its parent (the whole prompt for a root), of
@@ -80,7 +80,8 @@ class CommittedTurn:
     `params` are those that the engine was given, `request_json` the rest of what the client sent (the model's name,
     recorded fields) as a JSON object.
     `stages` is the turn's own clock, which the reply still marks after the commit. `reply_id` is what the client
-    knows the reply by. `rewrites` are the changes to what the client sent.
+    knows the reply by. `rewrites` are the changes to what the client sent. `policy` is the model or LoRA
+    that sampled, as its engine calls it; "" where it is not known.
     """
 
     request_id: RequestId
@@ -98,9 +99,10 @@ class CommittedTurn:
     reply_id: str = ""
     request_json: bytes = b"{}"
     rewrites: tuple[AppliedRewrite, ...] = ()
+    policy: str = ""
     requested_at: float = 0.0
     committed_at: float = 0.0
-    stages: StageTimes = field(default_factory=lambda: StageTimes(start=0.0))
+    stages: StageTimes = msgspec.field(default_factory=lambda: StageTimes(start=0.0))
 
     @property
     def num_tokens(self) -> int:

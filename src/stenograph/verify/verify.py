@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import msgspec
+from msgspec import structs
 
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Tool, ToolCall
@@ -148,7 +149,7 @@ class _Run:
         end = renderer.prompt_end(prompt)
         parsed, parts = renderer.parse_tokens(sampled, finish, _NO_PARAMS, exchange.tools, prompt_end=end)
         is_shown = (exchange.reply.reasoning or "") in renderer.tokenizer.decode(sampled)
-        reply = exchange.reply if is_shown else replace(exchange.reply, reasoning=None)
+        reply = exchange.reply if is_shown else structs.replace(exchange.reply, reasoning=None)
         expected, actual = _comparable(reply), _comparable(parsed.message)
         parser = renderer.parser(_NO_PARAMS, exchange.tools, prompt_end=end)
         for token_id in sampled:
@@ -275,7 +276,7 @@ class _Run:
 def _comparable(message: Message) -> Message:
     """A message without what a reply does not say: ids of calls, the spelling of their arguments, null or empty."""
     calls = tuple(ToolCall(id="", name=one.name, arguments=_canonical(one.arguments)) for one in message.tool_calls)
-    return replace(message, content=message.content or "", tool_calls=calls)
+    return structs.replace(message, content=message.content or "", tool_calls=calls)
 
 
 def _canonical(arguments: str) -> str:

@@ -100,6 +100,14 @@ def roomy_renderer() -> Renderer:
     return make_renderer(files, "smollm2")
 
 
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a folder to work in, and a note in it."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "notes.txt").write_text("a note\n")
+    return tmp_path
+
+
 Talking = Callable[..., AbstractAsyncContextManager[Talk]]
 
 

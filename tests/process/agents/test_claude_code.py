@@ -5,23 +5,20 @@ scripts/test-agents installs it into the cache folder. It runs in a home of its 
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stenograph.http.keep_alive import BEGIN_S, SILENCE_S
-from stenograph.model.settings import default_cache_dir
 from stenograph.testing.standins.clock import ManualClock
 
 from .conftest import Reply, Talk, Talking, call
+from .installed import Program, Ran, ledger, session_json, strands
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(240)]
 
-FOLDER = Path(os.environ.get("STENOGRAPH_CACHE") or default_cache_dir(os.environ)) / "claude-code-2.1.330"
+CLAUDE = Program(title="Claude Code", folder="claude-code-2.1.330", name="claude")
 LOOK = "<think>\nLook first.\n</think>\n\nI look.\n" + call("Bash", '{"command":  "ls", "description": "list"}')
 LOOK_TWICE = "\n".join(
     [
@@ -30,83 +27,24 @@ LOOK_TWICE = "\n".join(
     ]
 )
 DONE = "There is a note."
+PERMITTED = ("--permission-mode", "bypassPermissions")
 TITLE = {"Generate a concise, sentence-case title": '{"title": "A folder"}'}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """A run of the program: what it printed, and how it ended."""
-
-    code: int | None
-    printed: str
-
-
-@pytest.fixture
-def claude() -> Path:
-    program = FOLDER / "node_modules" / ".bin" / "claude"
-    if not program.exists():
-        pytest.skip("Claude Code is not installed: scripts/test-agents installs it where there is npm")
-    return program
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "notes.txt").write_text("a note\n")
-    return tmp_path
-
-
-async def start(claude: Path, home: Path, base_url: str, *arguments: str, **more: str) -> asyncio.subprocess.Process:
-    nowhere = "http://127.0.0.1:9"
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
+def environment(base_url: str, **more: str) -> dict[str, str]:
+    """The variables of a run on this session; as `run` and `start` take them."""
+    return {
         "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": "sk-x",
         "ANTHROPIC_MODEL": "mock-model",
         "IS_SANDBOX": "1",
         "DISABLE_AUTOUPDATER": "1",
-        "HTTP_PROXY": nowhere,
-        "HTTPS_PROXY": nowhere,
-        "NO_PROXY": "127.0.0.1,localhost",
         **more,
     }
-    return await asyncio.create_subprocess_exec(
-        claude,
-        *arguments,
-        "--permission-mode",
-        "bypassPermissions",
-        cwd=home / "work",
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
 
 
-async def run(claude: Path, home: Path, base_url: str, *arguments: str, **more: str) -> Ran:
-    """One run of the program in the folder, to its end."""
-    process = await start(claude, home, base_url, *arguments, **more)
-    try:
-        printed = (await process.communicate())[0].decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return Ran(code=process.returncode, printed=printed)
-
-
-async def get(talk: Talk, base_url: str, path: str) -> Any:
-    async with talk.client.get(base_url.removesuffix("/v1") + path) as response:
-        return await response.json()
-
-
-async def ledger(talk: Talk, base_url: str) -> list[dict[str, Any]]:
-    return list((await get(talk, base_url, "/ledger"))["requests"])
-
-
-async def strands(talk: Talk, base_url: str) -> list[dict[str, Any]]:
-    return list((await get(talk, base_url, ""))["metadata"]["strands"])
+async def run(home: Path, base_url: str, *arguments: str, **more: str) -> Ran:
+    return await CLAUDE.run(home, *arguments, *PERMITTED, environment=environment(base_url, **more))
 
 
 def check_extends(talk: Talk, indices: Sequence[int]) -> None:
@@ -119,10 +57,10 @@ def check_extends(talk: Talk, indices: Sequence[int]) -> None:
         before = ids + talk.engine.drawn[request.request_id]
 
 
-async def test_three_turns_with_parallel_calls_are_one_strand(claude: Path, home: Path, talking: Talking) -> None:
+async def test_three_turns_with_parallel_calls_are_one_strand(home: Path, talking: Talking) -> None:
     async with talking(LOOK, LOOK_TWICE, DONE, side=TITLE) as talk:
         base_url = await talk.open_session()
-        ran = await run(claude, home, base_url, "-p", "What is here?", "--output-format", "json")
+        ran = await run(home, base_url, "-p", "What is here?", "--output-format", "json")
         assert (ran.code, json.loads(ran.printed)["result"]) == (0, DONE)
         rows = await ledger(talk, base_url)
         assert [row["status"] for row in rows] == [200] * len(rows)
@@ -143,11 +81,11 @@ AGENTS = "\n".join(
 
 @pytest.mark.parametrize("hints", [{}, {"CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1"}], ids=["plain", "hints"])
 async def test_two_agents_are_strands_of_their_own_beside_the_main_line(
-    claude: Path, home: Path, talking: Talking, hints: dict[str, str]
+    home: Path, talking: Talking, hints: dict[str, str]
 ) -> None:
     async with talking(AGENTS, rest=DONE) as talk:
         base_url = await talk.open_session()
-        ran = await run(claude, home, base_url, "-p", "Look twice.", **hints)
+        ran = await run(home, base_url, "-p", "Look twice.", **hints)
         rows = await ledger(talk, base_url)
         assert (ran.code, [row["status"] for row in rows]) == (0, [200] * len(rows))
         assert sorted(strand["kind"] for strand in await strands(talk, base_url)) == ["agent", "agent", "main"]
@@ -157,15 +95,13 @@ async def test_two_agents_are_strands_of_their_own_beside_the_main_line(
         assert len(samples) == 3
 
 
-async def test_a_compaction_replaces_no_turn_and_what_follows_it_is_a_chapter(
-    claude: Path, home: Path, talking: Talking
-) -> None:
+async def test_a_compaction_replaces_no_turn_and_what_follows_it_is_a_chapter(home: Path, talking: Talking) -> None:
     """It asks for the summary without its last reply, which it keeps as it is: that one stands in the next prompt."""
     summary = "<analysis>\nThought.\n</analysis>\n<summary>\nThere is a note in the folder.\n</summary>"
     async with talking(LOOK, f"<think>\nSo.\n</think>\n\n{DONE}", summary, "Going on.") as talk:
         base_url = await talk.open_session()
         for words in (("-p", "What is here?"), ("--continue", "-p", "/compact"), ("--continue", "-p", "Go on.")):
-            ran = await run(claude, home, base_url, *words)
+            ran = await run(home, base_url, *words)
             assert ran.code == 0, ran.printed
         rows = await ledger(talk, base_url)
         assert [row["status"] for row in rows] == [200] * 4
@@ -174,31 +110,27 @@ async def test_a_compaction_replaces_no_turn_and_what_follows_it_is_a_chapter(
         following = talk.engine.requests[3].chat
         assert following is not None
         assert DONE in [message.content for message in following.messages]
-        assert (await get(talk, base_url, ""))["metadata"]["discarded"]["turns"] == 0
+        assert (await session_json(talk, base_url))["metadata"]["discarded"]["turns"] == 0
         talk.check_all_trained_once(await talk.samples(base_url))
 
 
 @pytest.mark.parametrize("canonical", [None, "off"])
-async def test_its_billing_line_is_in_no_prompt(
-    claude: Path, home: Path, talking: Talking, canonical: str | None
-) -> None:
+async def test_its_billing_line_is_in_no_prompt(home: Path, talking: Talking, canonical: str | None) -> None:
     async with talking(DONE) as talk:
         base_url = await talk.open_session(**({} if canonical is None else {"canonical": canonical}))
-        await run(claude, home, base_url, "-p", "What is here?")
+        await run(home, base_url, "-p", "What is here?")
         (row,) = await ledger(talk, base_url)
-        (record,) = (await get(talk, base_url, ""))["records"]
+        (record,) = (await session_json(talk, base_url))["records"]
         is_shown = "x-anthropic-billing-header" in json.dumps(record["request"]["messages"])
         assert (is_shown, "cc-billing" in row["rewrites"]) == (canonical == "off", canonical is None)
 
 
-async def test_a_tool_that_is_searched_for_is_shown_and_can_be_called(
-    claude: Path, home: Path, talking: Talking
-) -> None:
+async def test_a_tool_that_is_searched_for_is_shown_and_can_be_called(home: Path, talking: Talking) -> None:
     search = call("ToolSearch", '{"query": "select:WebFetch", "max_results": 1}')
     fetch = call("WebFetch", '{"url": "http://127.0.0.1:9/", "prompt": "read"}')
     async with talking(search, fetch, DONE) as talk:
         base_url = await talk.open_session()
-        ran = await run(claude, home, base_url, "-p", "Fetch it.")
+        ran = await run(home, base_url, "-p", "Fetch it.")
         assert (ran.code, ran.printed.strip()) == (0, DONE)
         (strand,) = await strands(talk, base_url)
         assert strand["num_turns"] == 3
@@ -213,30 +145,28 @@ async def test_a_tool_that_is_searched_for_is_shown_and_can_be_called(
             ["deferred-tool", "tool-reference", "cc-billing"],
             ["deferred-tool", "cc-billing"],
         ]
-        record = (await get(talk, base_url, ""))["records"][1]
+        record = (await session_json(talk, base_url))["records"][1]
         assert record["response"]["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "WebFetch"
 
 
-async def test_it_goes_on_after_its_token_limit(claude: Path, home: Path, talking: Talking) -> None:
+async def test_it_goes_on_after_its_token_limit(home: Path, talking: Talking) -> None:
     async with talking(Reply(text="I be", cut=True), Reply(text="gin to", cut=True), DONE) as talk:
         base_url = await talk.open_session()
-        ran = await run(claude, home, base_url, "-p", "What is here?")
+        ran = await run(home, base_url, "-p", "What is here?")
         assert (ran.code, ran.printed.strip().endswith(DONE)) == (0, True)
         check_extends(talk, range(3))
-        records = (await get(talk, base_url, ""))["records"]
+        records = (await session_json(talk, base_url))["records"]
         assert [record["status"] for record in records] == ["truncated", "truncated", "completed"]
         assert [request.params.max_tokens for request in talk.engine.requests] == [32_000, 128_000, 128_000]
-        (line,) = (await get(talk, base_url, "/drift"))["lines"]
+        (line,) = (await session_json(talk, base_url, "/drift"))["lines"]
         assert set(line["counts"].values()) == {0}
 
 
-async def test_a_reply_cut_inside_its_reasoning_is_one_that_shows_nothing(
-    claude: Path, home: Path, talking: Talking
-) -> None:
+async def test_a_reply_cut_inside_its_reasoning_is_one_that_shows_nothing(home: Path, talking: Talking) -> None:
     """Not gone on after, which would be 409: it is asked for again."""
     async with talking(Reply(text="<think>\nI be", cut=True), DONE) as talk:
         base_url = await talk.open_session()
-        ran = await run(claude, home, base_url, "-p", "What is here?")
+        ran = await run(home, base_url, "-p", "What is here?")
         assert (ran.code, ran.printed.strip()) == (0, DONE)
         assert [row["status"] for row in await ledger(talk, base_url)] == [200, 200]
 
@@ -249,31 +179,29 @@ SHOWN = [
 
 
 @pytest.mark.parametrize("text", NUDGED, ids=["empty", "thinking"])
-async def test_a_reply_that_shows_nothing_is_asked_for_again_and_stays(
-    claude: Path, home: Path, talking: Talking, text: str
-) -> None:
+async def test_a_reply_that_shows_nothing_is_asked_for_again_and_stays(home: Path, talking: Talking, text: str) -> None:
     """It appends to its first message: a strand of its own, and the empty turn stays where it is."""
     async with talking(text, DONE) as talk:
         base_url = await talk.open_session()
-        ran = await run(claude, home, base_url, "-p", "What is here?")
+        ran = await run(home, base_url, "-p", "What is here?")
         assert (ran.code, ran.printed.strip()) == (0, DONE)
         assert [strand["num_turns"] for strand in await strands(talk, base_url)] == [1, 1]
         talk.check_all_trained_once(await talk.samples(base_url))
 
 
 @pytest.mark.parametrize("text", SHOWN, ids=["broken", "no-object"])
-async def test_a_call_that_is_none_is_shown_as_text(claude: Path, home: Path, talking: Talking, text: str) -> None:
+async def test_a_call_that_is_none_is_shown_as_text(home: Path, talking: Talking, text: str) -> None:
     async with talking(text) as talk:
         base_url = await talk.open_session()
-        ran = await run(claude, home, base_url, "-p", "What is here?")
+        ran = await run(home, base_url, "-p", "What is here?")
         assert (ran.code, ran.printed.strip()) == (0, text)
         talk.check_all_trained_once(await talk.samples(base_url))
 
 
-async def test_it_lowers_its_max_tokens_by_itself(claude: Path, home: Path, talking: Talking) -> None:
+async def test_it_lowers_its_max_tokens_by_itself(home: Path, talking: Talking) -> None:
     async with talking(DONE, max_context_tokens=60_000) as talk:
         base_url = await talk.open_session()
-        ran = await run(claude, home, base_url, "-p", "What is here?")
+        ran = await run(home, base_url, "-p", "What is here?")
         assert (ran.code, ran.printed.strip()) == (0, DONE)
         rows = await ledger(talk, base_url)
         assert [(row["status"], row["error"]) for row in rows] == [(400, "context_length_exceeded"), (200, None)]
@@ -282,19 +210,19 @@ async def test_it_lowers_its_max_tokens_by_itself(claude: Path, home: Path, talk
         assert request.params.max_tokens + len(request.prompt.ids) <= 60_000
 
 
-async def test_it_stops_at_a_prompt_that_is_too_long(claude: Path, home: Path, talking: Talking) -> None:
+async def test_it_stops_at_a_prompt_that_is_too_long(home: Path, talking: Talking) -> None:
     async with talking(max_context_tokens=20_000) as talk:
         base_url = await talk.open_session()
-        ran = await run(claude, home, base_url, "-p", "What is here?")
+        ran = await run(home, base_url, "-p", "What is here?")
         assert (ran.code, "Prompt is too long" in ran.printed) == (1, True)
         assert [row["error"] for row in await ledger(talk, base_url)] == ["context_length_exceeded"]
 
 
-async def test_it_waits_through_a_silent_prefill_and_asks_once(claude: Path, home: Path, talking: Talking) -> None:
+async def test_it_waits_through_a_silent_prefill_and_asks_once(home: Path, talking: Talking) -> None:
     clock = ManualClock()
     async with talking(Reply(text=DONE, paused=True), clock=clock) as talk:
         base_url = await talk.open_session()
-        running = asyncio.create_task(run(claude, home, base_url, "-p", "What is here?"))
+        running = asyncio.create_task(run(home, base_url, "-p", "What is here?"))
         await talk.engine.begun(1)
         for silent_s in (BEGIN_S, SILENCE_S, SILENCE_S):
             clock.advance(silent_s)
@@ -304,12 +232,10 @@ async def test_it_waits_through_a_silent_prefill_and_asks_once(claude: Path, hom
         assert [row["status"] for row in await ledger(talk, base_url)] == [200]
 
 
-async def test_killed_in_mid_stream_it_leaves_no_turn_and_no_generation(
-    claude: Path, home: Path, talking: Talking
-) -> None:
+async def test_killed_in_mid_stream_it_leaves_no_turn_and_no_generation(home: Path, talking: Talking) -> None:
     async with talking(Reply(text=DONE, paused=True)) as talk:
         base_url = await talk.open_session()
-        process = await start(claude, home, base_url, "-p", "What is here?")
+        process = await CLAUDE.start(home, "-p", "What is here?", *PERMITTED, environment=environment(base_url))
         await talk.engine.begun(1)
         talk.engine.step(5)
         process.kill()

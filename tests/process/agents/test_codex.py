@@ -5,21 +5,18 @@ scripts/test-agents installs it into the cache folder. It runs in a home of its 
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stenograph.model.settings import default_cache_dir
-
 from .conftest import Reply, Talk, Talking, call
+from .installed import Program, ledger, strands
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
 
-FOLDER = Path(os.environ.get("STENOGRAPH_CACHE") or default_cache_dir(os.environ)) / "codex-0.169.0"
+CODEX = Program(title="Codex", folder="codex-0.169.0", name="codex")
 LOOK = "<think>\nLook first.\n</think>\n\nI look.\n" + call("exec_command", '{"cmd":  "ls"}')
 LOOK_TWICE = (
     "<think>\nAnd read.\n</think>\n\n"
@@ -67,69 +64,15 @@ FREEFORM = {
 """A model in the form of Codex's catalog."""
 
 
-@pytest.fixture
-def codex() -> Path:
-    program = FOLDER / "node_modules" / ".bin" / "codex"
-    if not program.exists():
-        pytest.skip("Codex is not installed: scripts/test-agents installs it where there is npm")
-    return program
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "notes.txt").write_text("a note\n")
-    (tmp_path / "codex").mkdir()
-    return tmp_path
-
-
-async def run(codex: Path, home: Path, base_url: str, *arguments: str, top: str = "", provider: str = "") -> str:
-    """One run of the program in the folder, to its end; what it prints."""
-    settings = SETTINGS.format(base_url=base_url, top=top, provider=provider)
-    (home / "codex" / "config.toml").write_text(settings)
-    nowhere = "http://127.0.0.1:9"
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "CODEX_HOME": str(home / "codex"),
-        "STENO_KEY": "none",
-        "HTTP_PROXY": nowhere,
-        "HTTPS_PROXY": nowhere,
-        "NO_PROXY": "127.0.0.1,localhost",
-    }
-    process = await asyncio.create_subprocess_exec(
-        codex,
-        "exec",
-        "--skip-git-repo-check",
-        *arguments,
-        cwd=home / "work",
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        printed = (await process.communicate())[0].decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, printed
-    return printed
-
-
-async def read(talk: Talk, base_url: str, path: str) -> Any:
-    async with talk.client.get(base_url.removesuffix("/v1") + path) as response:
-        assert response.status == 200, await response.text()
-        return await response.json()
-
-
-async def rows(talk: Talk, base_url: str) -> list[dict[str, Any]]:
-    return list((await read(talk, base_url, "/ledger"))["requests"])
-
-
-async def strands(talk: Talk, base_url: str) -> list[dict[str, Any]]:
-    return list((await read(talk, base_url, ""))["metadata"]["strands"])
+async def run(home: Path, base_url: str, *arguments: str, top: str = "", provider: str = "") -> str:
+    """One run of the program with these settings, to its end; what it prints."""
+    folder = home / "codex"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text(SETTINGS.format(base_url=base_url, top=top, provider=provider))
+    environment = {"CODEX_HOME": str(folder), "STENO_KEY": "none"}
+    ran = await CODEX.run(home, "exec", "--skip-git-repo-check", *arguments, environment=environment)
+    assert ran.code == 0, ran.said
+    return ran.said
 
 
 async def check_one_line(talk: Talk, base_url: str) -> None:
@@ -166,53 +109,51 @@ async def cutting(url: str, mark: bytes) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_a_run_with_reasoning_and_parallel_calls_is_one_line(codex: Path, home: Path, talking: Talking) -> None:
+async def test_a_run_with_reasoning_and_parallel_calls_is_one_line(home: Path, talking: Talking) -> None:
     async with talking(LOOK, LOOK_TWICE, "There is a note.", LOOK, "Still a note.") as talk:
         base_url = await talk.open_session()
-        assert "There is a note." in await run(codex, home, base_url, "What is here?")
-        assert "Still a note." in await run(codex, home, base_url, "resume", "--last", "And now?")
+        assert "There is a note." in await run(home, base_url, "What is here?")
+        assert "Still a note." in await run(home, base_url, "resume", "--last", "And now?")
         await check_one_line(talk, base_url)
-        assert [(row["kind"], row["status"]) for row in await rows(talk, base_url)] == [("main", 200)] * 5
+        assert [(row["kind"], row["status"]) for row in await ledger(talk, base_url)] == [("main", 200)] * 5
 
 
-async def test_a_retry_after_an_engine_that_broke_attaches(codex: Path, home: Path, talking: Talking) -> None:
+async def test_a_retry_after_an_engine_that_broke_attaches(home: Path, talking: Talking) -> None:
     broken = Reply(text="<think>\nHm.\n</think>\n\nI wi", breaks=True)
     async with talking(LOOK, broken, LOOK_TWICE, "There is a note.") as talk:
         base_url = await talk.open_session()
-        assert "There is a note." in await run(codex, home, base_url, "What is here?")
+        assert "There is a note." in await run(home, base_url, "What is here?")
         (sample,) = await talk.samples(base_url)
         assert (sum(sample["loss_mask"]), talk.replies) == (await num_kept(talk, base_url), [])
-        assert [row["error"] for row in await rows(talk, base_url)] == [None, "upstream_unreachable", None, None]
+        assert [row["error"] for row in await ledger(talk, base_url)] == [None, "upstream_unreachable", None, None]
 
 
 async def num_kept(talk: Talk, base_url: str) -> int:
     """The sampled tokens of the turns that were kept."""
-    return sum(row["sampled_tokens"] for row in await rows(talk, base_url) if row["turn"] is not None)
+    return sum(row["sampled_tokens"] for row in await ledger(talk, base_url) if row["turn"] is not None)
 
 
-async def test_a_lost_end_of_the_last_reply_is_echoed_and_one_of_a_call_goes_on(
-    codex: Path, home: Path, talking: Talking
-) -> None:
+async def test_a_lost_end_of_the_last_reply_is_echoed_and_one_of_a_call_goes_on(home: Path, talking: Talking) -> None:
     async with talking("There is a note.") as talk:
         base_url = await talk.open_session()
         async with cutting(talk.url, b"event: response.completed") as url:
-            assert "There is a note." in await run(codex, home, base_url.replace(talk.url, url), "What is here?")
+            assert "There is a note." in await run(home, base_url.replace(talk.url, url), "What is here?")
         await check_one_line(talk, base_url)
-        assert [row["kind"] for row in await rows(talk, base_url)] == ["main", "echo"]
+        assert [row["kind"] for row in await ledger(talk, base_url)] == ["main", "echo"]
     async with talking(LOOK, "There is a note.") as talk:
         base_url = await talk.open_session()
         async with cutting(talk.url, b"event: response.completed") as url:
-            assert "There is a note." in await run(codex, home, base_url.replace(talk.url, url), "What is here?")
+            assert "There is a note." in await run(home, base_url.replace(talk.url, url), "What is here?")
         await check_one_line(talk, base_url)
-        assert [row["kind"] for row in await rows(talk, base_url)] == ["main", "main"]
+        assert [row["kind"] for row in await ledger(talk, base_url)] == ["main", "main"]
 
 
-async def test_a_sub_agent_is_a_strand_of_its_own(codex: Path, home: Path, talking: Talking) -> None:
+async def test_a_sub_agent_is_a_strand_of_its_own(home: Path, talking: Talking) -> None:
     task = "Read notes.txt for me."
     spawn = "<think>\nDelegate.\n</think>\n\n" + call("multi_agent_v1__spawn_agent", json.dumps({"message": task}))
     async with talking(spawn, LOOK, "It is done.", side={f"{task}<|im_end|>": "I read it."}) as talk:
         base_url = await talk.open_session()
-        assert "It is done." in await run(codex, home, base_url, "What is here?")
+        assert "It is done." in await run(home, base_url, "What is here?")
         samples = await talk.samples(base_url)
         talk.check_all_trained_once(samples)
         kinds = [(one["kind"], one["rule"], one["num_turns"]) for one in await strands(talk, base_url)]
@@ -220,14 +161,14 @@ async def test_a_sub_agent_is_a_strand_of_its_own(codex: Path, home: Path, talki
 
 
 async def test_a_compaction_is_labelled_and_what_follows_is_the_main_lines_next_chapter(
-    codex: Path, home: Path, talking: Talking
+    home: Path, talking: Talking
 ) -> None:
     (home / "work" / "notes.txt").write_text("a note\n" * 600)
     cat = call("exec_command", '{"cmd": "cat notes.txt"}')
     async with talking(LOOK, cat, LOOK, "A summary: there is a note.", "There is a note.") as talk:
         base_url = await talk.open_session()
         limit = "model_auto_compact_token_limit = 34000"
-        printed = await run(codex, home, base_url, "What is here?", top=limit)
+        printed = await run(home, base_url, "What is here?", top=limit)
         assert "context compacted" in printed
         found = await strands(talk, base_url)
         assert [(one["kind"], one["num_turns"]) for one in found] == [("main", 3), ("compaction", 1), ("main", 1)]
@@ -235,20 +176,20 @@ async def test_a_compaction_is_labelled_and_what_follows_is_the_main_lines_next_
         talk.check_all_trained_once(await talk.samples(base_url))
 
 
-async def test_where_a_websocket_is_refused_the_request_is_sent(codex: Path, home: Path, talking: Talking) -> None:
+async def test_where_a_websocket_is_refused_the_request_is_sent(home: Path, talking: Talking) -> None:
     async with talking(LOOK, "There is a note.") as talk:
         base_url = await talk.open_session()
-        printed = await run(codex, home, base_url, "What is here?", provider="supports_websockets = true")
+        printed = await run(home, base_url, "What is here?", provider="supports_websockets = true")
         assert "There is a note." in printed
         await check_one_line(talk, base_url)
 
 
-async def test_a_custom_tool_is_called_and_its_call_is_known_again(codex: Path, home: Path, talking: Talking) -> None:
+async def test_a_custom_tool_is_called_and_its_call_is_known_again(home: Path, talking: Talking) -> None:
     patch = "*** Begin Patch\n*** Add File: made.txt\n+made\n*** End Patch\n"
     catalog = home / "catalog.json"
     catalog.write_text(json.dumps({"models": [FREEFORM]}))
     async with talking(call("apply_patch", json.dumps({"input": patch})), "Made.") as talk:
         base_url = await talk.open_session()
-        assert "Made." in await run(codex, home, base_url, "Make it.", top=f'model_catalog_json = "{catalog}"')
+        assert "Made." in await run(home, base_url, "Make it.", top=f'model_catalog_json = "{catalog}"')
         assert (home / "work" / "made.txt").read_text() == "made\n"
         await check_one_line(talk, base_url)

@@ -8,17 +8,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stenograph.model.settings import default_cache_dir
-
-from .conftest import Talk, Talking, call
+from .conftest import Talking, call
+from .installed import Program, ledger
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
 
-FOLDER = Path(os.environ.get("STENOGRAPH_CACHE") or default_cache_dir(os.environ)) / "gemini-cli-0.61.0"
+GEMINI = Program(title="Gemini CLI", folder="gemini-cli-0.61.0", name="gemini")
 LOOK = "<think>\nLook first.\n</think>\n\nI look.\n" + call("list_directory", '{"dir_path":  "."}')
 LOOK_TWICE = (
     call("read_file", '{"file_path": "notes.txt"}')
@@ -29,63 +27,29 @@ ROUTER = {"Task Routing AI": '{"complexity_reasoning": "easy", "complexity_score
 
 
 @pytest.fixture
-def gemini() -> Path:
-    program = FOLDER / "node_modules" / ".bin" / "gemini"
-    if not program.exists():
-        pytest.skip("Gemini CLI is not installed: scripts/test-agents installs it where there is npm")
-    return program
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "notes.txt").write_text("a note\n")
-    (tmp_path / ".gemini").mkdir()
+def home(home: Path) -> Path:
+    """A home with Gemini CLI's settings in it."""
     settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}, "general": {"enableAutoUpdate": False}}
-    (tmp_path / ".gemini" / "settings.json").write_text(json.dumps(settings))
-    return tmp_path
+    (home / ".gemini").mkdir()
+    (home / ".gemini" / "settings.json").write_text(json.dumps(settings))
+    return home
 
 
-async def run(gemini: Path, home: Path, root_url: str, *arguments: str) -> tuple[int | None, str]:
-    """One run of the program in the folder, to its end; its exit code and what it prints."""
-    nowhere = "http://127.0.0.1:9"
+async def run(home: Path, root_url: str, *arguments: str) -> tuple[int | None, str]:
+    """One run of the program, to its end; its exit code and what it prints."""
     environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
         "GEMINI_API_KEY": "none",
         "GOOGLE_GEMINI_BASE_URL": root_url,
         "GEMINI_CLI_TRUST_WORKSPACE": "true",
-        "HTTP_PROXY": nowhere,
-        "HTTPS_PROXY": nowhere,
-        "NO_PROXY": "127.0.0.1,localhost",
     }
-    process = await asyncio.create_subprocess_exec(
-        gemini,
-        *arguments,
-        cwd=home / "work",
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        printed = (await process.communicate())[0].decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return process.returncode, printed
+    ran = await GEMINI.run(home, *arguments, environment=environment)
+    return ran.code, ran.said
 
 
-async def ledger(talk: Talk, base_url: str) -> list[dict[str, Any]]:
-    async with talk.client.get(base_url.removesuffix("/v1") + "/ledger") as response:
-        return list((await response.json())["requests"])
-
-
-async def test_a_run_with_calls_is_one_strand_beside_the_router_s(gemini: Path, home: Path, talking: Talking) -> None:
+async def test_a_run_with_calls_is_one_strand_beside_the_router_s(home: Path, talking: Talking) -> None:
     async with talking(LOOK, LOOK_TWICE, "There is a note.", side=ROUTER) as talk:
         base_url = await talk.open_session()
-        code, printed = await run(gemini, home, base_url.removesuffix("/v1"), "-p", "What is here?", "--yolo")
+        code, printed = await run(home, base_url.removesuffix("/v1"), "-p", "What is here?", "--yolo")
         rows = await ledger(talk, base_url)
         assert code == 0, printed
         assert "There is a note." in printed
@@ -95,13 +59,13 @@ async def test_a_run_with_calls_is_one_strand_beside_the_router_s(gemini: Path, 
         assert found == [("router", 0), ("main", 1), ("main", 1), ("main", 1)]
 
 
-async def test_a_resumed_run_goes_on_with_its_strand(gemini: Path, home: Path, talking: Talking) -> None:
+async def test_a_resumed_run_goes_on_with_its_strand(home: Path, talking: Talking) -> None:
     """Resumed, it sends each result of a call twice."""
     async with talking(LOOK, "There is a note.", "Still a note.", side=ROUTER) as talk:
         base_url = await talk.open_session()
         root_url = base_url.removesuffix("/v1")
-        await run(gemini, home, root_url, "-p", "What is here?", "--yolo")
-        code, printed = await run(gemini, home, root_url, "--resume", "latest", "-p", "And now?", "--yolo")
+        await run(home, root_url, "-p", "What is here?", "--yolo")
+        code, printed = await run(home, root_url, "--resume", "latest", "-p", "And now?", "--yolo")
         assert (code, "Still a note." in printed) == (0, True), printed
         talk.check_all_trained_once(await talk.samples(base_url))
         rows = [row for row in await ledger(talk, base_url) if row["kind"] == "main"]
@@ -110,20 +74,20 @@ async def test_a_resumed_run_goes_on_with_its_strand(gemini: Path, home: Path, t
             assert (await response.json())["metadata"]["discarded"]["turns"] == 0
 
 
-async def test_an_empty_reply_is_asked_for_again_and_loses_nothing(gemini: Path, home: Path, talking: Talking) -> None:
+async def test_an_empty_reply_is_asked_for_again_and_loses_nothing(home: Path, talking: Talking) -> None:
     async with talking("", "There is a note.", side=ROUTER) as talk:
         base_url = await talk.open_session()
-        code, printed = await run(gemini, home, base_url.removesuffix("/v1"), "-p", "What is here?", "--yolo")
+        code, printed = await run(home, base_url.removesuffix("/v1"), "-p", "What is here?", "--yolo")
         assert (code, "There is a note." in printed) == (0, True), printed
         talk.check_all_trained_once(await talk.samples(base_url))
 
 
-async def test_it_finds_a_session_by_stenograph_run(gemini: Path, home: Path, talking: Talking) -> None:
+async def test_it_finds_a_session_by_stenograph_run(home: Path, talking: Talking) -> None:
     async with talking(LOOK, "There is a note.", side=ROUTER) as talk:
         samples = home / "samples.json"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "stenograph.cli.main", "run", "--url", talk.url, "--samples", samples, "--"),
-            *(gemini, "-p", "What is here?", "--yolo"),
+            *(GEMINI.path(), "-p", "What is here?", "--yolo"),
             cwd=home / "work",
             env={**os.environ, "HOME": str(home), "GEMINI_CLI_TRUST_WORKSPACE": "true"},
             stdin=asyncio.subprocess.DEVNULL,

@@ -5,18 +5,16 @@ scripts/test-agents installs it into the cache folder. It runs in a home of its 
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from stenograph.model.settings import default_cache_dir
-
 from .conftest import Talk, Talking, call
+from .installed import Program
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
 
-FOLDER = Path(os.environ.get("STENOGRAPH_CACHE") or default_cache_dir(os.environ)) / "opencode-1.18.33"
+OPENCODE = Program(title="opencode", folder="opencode-1.18.33", name="opencode")
 LOOK = "<think>\nLook first.\n</think>\n\nI look.\n" + call("bash", '{"command":  "ls", "description": "list"}')
 LOOK_TWICE = (
     call("bash", '{"command": "cat notes.txt", "description": "read"}')
@@ -27,23 +25,8 @@ CHAT, MESSAGES, RESPONSES = "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "@
 TITLE = {"You are a title generator": "A folder's files"}
 
 
-@pytest.fixture
-def opencode() -> Path:
-    program = FOLDER / "node_modules" / ".bin" / "opencode"
-    if not program.exists():
-        pytest.skip("opencode is not installed: scripts/test-agents installs it where there is npm")
-    return program
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "notes.txt").write_text("a note\n")
-    return tmp_path
-
-
-async def run(opencode: Path, home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -> str:
-    """One run of the program in the folder, to its end; what it prints. `sdk` is the package by which it speaks."""
+async def run(home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -> str:
+    """One run of the program, to its end; what it prints. `sdk` is the package by which it speaks."""
     provider = {
         "npm": sdk,
         "options": {"baseURL": base_url, "apiKey": "none"},
@@ -51,36 +34,10 @@ async def run(opencode: Path, home: Path, base_url: str, *arguments: str, sdk: s
     }
     config = {"permission": "allow", "share": "disabled", "autoupdate": False, "provider": {"steno": provider}}
     (home / "work" / "opencode.json").write_text(json.dumps(config))
-    nowhere = "http://127.0.0.1:9"
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "OPENCODE_DISABLE_AUTOUPDATE": "1",
-        "OPENCODE_DISABLE_MODELS_FETCH": "1",
-        "HTTP_PROXY": nowhere,
-        "HTTPS_PROXY": nowhere,
-        "NO_PROXY": "127.0.0.1,localhost",
-    }
-    process = await asyncio.create_subprocess_exec(
-        opencode,
-        "run",
-        "-m",
-        "steno/tiny",
-        *arguments,
-        cwd=home / "work",
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        printed = (await process.communicate())[0].decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, printed
-    return printed
+    environment = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
+    ran = await OPENCODE.run(home, "run", "-m", "steno/tiny", *arguments, environment=environment)
+    assert ran.code == 0, ran.said
+    return ran.said
 
 
 async def check_two_samples(talk: Talk, base_url: str) -> None:
@@ -92,22 +49,20 @@ async def check_two_samples(talk: Talk, base_url: str) -> None:
 
 @pytest.mark.parametrize("sdk", [CHAT, MESSAGES, RESPONSES])
 async def test_a_run_with_a_title_beside_it_and_a_second_one_is_two_samples(
-    opencode: Path, home: Path, talking: Talking, sdk: str
+    home: Path, talking: Talking, sdk: str
 ) -> None:
     async with talking(LOOK, LOOK_TWICE, "There is a note.", LOOK, "Still a note.", side=TITLE) as talk:
         base_url = await talk.open_session()
-        assert "There is a note." in await run(opencode, home, base_url, "What is here?", sdk=sdk)
-        assert "Still a note." in await run(opencode, home, base_url, "--continue", "And now?", sdk=sdk)
+        assert "There is a note." in await run(home, base_url, "What is here?", sdk=sdk)
+        assert "Still a note." in await run(home, base_url, "--continue", "And now?", sdk=sdk)
         await check_two_samples(talk, base_url)
 
 
-async def test_a_title_request_that_the_first_turn_overtakes_loses_nothing(
-    opencode: Path, home: Path, talking: Talking
-) -> None:
+async def test_a_title_request_that_the_first_turn_overtakes_loses_nothing(home: Path, talking: Talking) -> None:
     async with talking(LOOK, "There is a note.", side=TITLE, holds_side=True) as talk:
         base_url = await talk.open_session()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(run(opencode, home, base_url, "What is here?"))
+            tasks.create_task(run(home, base_url, "What is here?"))
             await talk.engine.begun(3)
             talk.engine.step(100)
         await check_two_samples(talk, base_url)

@@ -119,6 +119,9 @@ COMMAND_VALUES: dict[type, st.SearchStrategy[Command]] = {
     wire.Generate: st.builds(wire.Generate, request_id=NAME, ids=IDS.map(lambda ids: ids.tobytes()), params=PARAMS),
     wire.Abort: st.builds(wire.Abort, request_id=NAME),
     wire.TokenizeText: st.builds(wire.TokenizeText, request_id=NAME, pieces=PIECES),
+    wire.Control: st.builds(
+        wire.Control, request_id=NAME, kind=st.sampled_from(wire.ControlKind), path=TEXT, version=TEXT
+    ),
 }
 EVENT_VALUES: dict[type, st.SearchStrategy[Event]] = {
     wire.Ready: st.builds(
@@ -139,6 +142,7 @@ EVENT_VALUES: dict[type, st.SearchStrategy[Event]] = {
         retry_after_s=st.none() | FINITE,
     ),
     wire.TokenizedText: st.builds(wire.TokenizedText, request_id=NAME, ids=IDS.map(lambda ids: ids.tobytes())),
+    wire.Controlled: st.builds(wire.Controlled, request_id=NAME, problem=TEXT, num_paused=ID),
     wire.GrammarTook: st.builds(wire.GrammarTook, durations_s=st.dictionaries(st.sampled_from(GrammarStep), DURATIONS)),
 }
 

@@ -21,7 +21,7 @@ from stenograph.testing.suite.engine_laws import LAST_LAWS, LAWS
 from stenograph.testing.tiny.llama import CONTEXT
 from stenograph.testing.tiny.model import TinyModel
 
-NOT_OFFERED = {"two_weight_versions", "stops_after_the_least_number"}
+NOT_OFFERED = {"two_weight_versions", "stops_after_the_least_number", "supports_of_tokens"}
 NEVER_WHOLE = {"grammar_json_object"}
 """Once it has opened a string, the tiny model, which knows nothing, does not close it."""
 Make = Callable[[], AbstractAsyncContextManager[EngineUnderTest]]

@@ -46,7 +46,7 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "cpu_workers": "5", "body_slots": "3", "loop_watchdog": "on", "history": "tree",
         "compat": "miles", "after_length": "refuse",
         "matcher": "strict", "sampling": "rules.json", "side_rules": "side.toml",
-        "canonical": "cc-date",
+        "canonical": "cc-date", "support": "on",
         "require_logprobs": "tempered",
         "data_dir": "data", "durability": "interval", "store": "", "advertise_url": "", "lease": "",
         "max_sessions": "6", "max_in_flight": "7", "max_held_tokens": "9", "max_nodes": "8", "session_ttl": "60",
@@ -250,6 +250,14 @@ def test_the_environment_reads_text_as_the_command_line_does(name: str, value: o
         ({"torch_dtype": "bfloat16"}, "--torch-dtype is bfloat16, but --forward is numpy: set --forward torch"),
         ({"engine": "llamacpp", "engine_url": "http://a", "replay": "all"}, "llama.cpp does not report its experts"),
         ({"engine": "llamacpp", "engine_url": "http://a", "reply": "lean"}, "llama.cpp writes no replies here"),
+        (
+            {"engine": "llamacpp", "engine_url": "http://a", "support": "on"},
+            "but llamacpp does not report",
+        ),
+        (
+            {"engine": "lmdeploy", "engine_url": "http://a", "support": "on"},
+            "but lmdeploy does not report",
+        ),
         ({"engine": "sglang-generate", "engine_url": "http://x", "reply": "lean"}, "own route writes no replies"),
         ({"engine": "lmdeploy", "engine_url": "http://x", "reply": "lean"}, "LMDeploy writes no replies"),
         ({"engine": "lmdeploy", "engine_url": "http://x", "replay": "all"}, "LMDeploy reports routed_experts alone"),

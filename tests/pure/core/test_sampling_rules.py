@@ -1,6 +1,5 @@
 """A forced value always stands, a default only where the request is silent, and all else is the client's."""
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -51,18 +50,18 @@ def test_a_forced_value_stands_a_default_where_nothing_is_said_and_the_rest_is_t
 ) -> None:
     request = request_of(said, is_chat=is_chat, ignore_eos=ignores)
     ruled = rules.ruled(request)
-    for one in fields(SamplingParams):
-        applied = getattr(ruled.params, one.name)
-        if one.name in rules.force:
-            assert applied == rules.force[one.name]
-        elif one.name in rules.default and one.name not in said:
-            assert applied == rules.default[one.name]
+    for name in SamplingParams.__struct_fields__:
+        applied = getattr(ruled.params, name)
+        if name in rules.force:
+            assert applied == rules.force[name]
+        elif name in rules.default and name not in said:
+            assert applied == rules.default[name]
         else:
-            assert applied == getattr(request.params, one.name)
+            assert applied == getattr(request.params, name)
     assert ruled.imposed == {*rules.force, *(rules.default.keys() - said.keys())}
-    for field in fields(request):
-        if field.name not in ("params", "imposed"):
-            assert getattr(ruled, field.name) is getattr(request, field.name)
+    for name in request.__struct_fields__:
+        if name not in ("params", "imposed"):
+            assert getattr(ruled, name) is getattr(request, name)
 
 
 @given(rules, rules, some)

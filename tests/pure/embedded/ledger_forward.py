@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stenograph.embedded.forward.base import LogitsFor, Segment
-from stenograph.embedded.forward.weights import F32Array, LlamaConfig
+from stenograph.embedded.forward.base import LogitsFor, PreparedWeights, Segment
+from stenograph.embedded.forward.weights import F32Array, LlamaConfig, LlamaWeights
 
 VOCAB, CONTEXT = 320, 96
 _CONFIG = LlamaConfig(
@@ -28,12 +28,27 @@ def entry_of(before: Sequence[Entry], id_: int) -> Entry:
     return hash((*before, id_))
 
 
-def logits_of(ids: Sequence[int]) -> F32Array:
-    """Logits [V] after a line, of which nothing was computed before."""
-    entries: list[Entry] = []
+def logits_of(ids: Sequence[int], weights: int = 0) -> F32Array:
+    """Logits [V] after a line, of which nothing was computed before, by the weights of this number."""
+    entries: list[Entry] = [weights] if weights else []
     for id_ in ids:
         entries.append(entry_of(entries, id_))
     return logits_after(entries)
+
+
+class LedgerWeights:
+    """Weights that are a number: it stands before the entries of every line."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_freed = False
+
+    @property
+    def config(self) -> LlamaConfig:
+        return _CONFIG
+
+    def free(self) -> None:
+        self.is_freed = True
 
 
 class LedgerForward:
@@ -41,6 +56,7 @@ class LedgerForward:
 
     def __init__(self, num_kv_tokens: int) -> None:
         self._entries: list[Entry] = [0] * num_kv_tokens
+        self._weights = LedgerWeights(0)
 
     @property
     def config(self) -> LlamaConfig:
@@ -54,7 +70,8 @@ class LedgerForward:
         logits: list[F32Array] = []
         for segment in segments:
             rows = [row for span in segment.spans for row in range(span.begin, span.end)]
-            entries = [self._entries[row] for row in rows[: segment.start]]
+            number = self._weights.number
+            entries = [*([number] if number else []), *(self._entries[row] for row in rows[: segment.start])]
             for row, id_ in zip(rows[segment.start :], segment.ids.tolist(), strict=True):
                 self._entries[row] = entry_of(entries, id_)
                 entries.append(self._entries[row])
@@ -66,3 +83,11 @@ class LedgerForward:
 
     def copy_kv(self, source: int, target: int, num_tokens: int) -> None:
         self._entries[target : target + num_tokens] = self._entries[source : source + num_tokens]
+
+    def prepare(self, config: LlamaConfig, weights: LlamaWeights) -> LedgerWeights:
+        raise AssertionError("these weights are made by their number")
+
+    def swap(self, prepared: PreparedWeights) -> LedgerWeights:
+        assert isinstance(prepared, LedgerWeights)
+        before, self._weights = self._weights, prepared
+        return before

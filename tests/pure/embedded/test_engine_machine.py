@@ -1,7 +1,8 @@
 """The whole engine, driven anyhow in rooms that are too small: each request gets, to the bit, what it gets alone.
 
-Requests come, are aborted, compile, are preempted and find each other's blocks, in any order. The forward is one whose
-logits tell every wrong row, so a block that was shared, copied, taken over or evicted wrongly is a wrong logprob.
+Requests come, are aborted, compile, are preempted and find each other's blocks, weights are swapped and steps paused,
+in any order. The forward is one whose logits tell every wrong row, so a block that was shared, copied, taken over,
+evicted, or kept from other weights wrongly is a wrong logprob.
 """
 
 import functools
@@ -25,7 +26,7 @@ from stenograph.embedded.wire import Failed, FailureKind, Sampled
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
-from .ledger_forward import CONTEXT, VOCAB, LedgerForward, logits_of
+from .ledger_forward import CONTEXT, VOCAB, LedgerForward, LedgerWeights, logits_of
 
 EOS = 2
 
@@ -70,7 +71,7 @@ def core_of(limits: EngineLimits) -> EngineCore:
         limits=limits,
         clock=SystemClock(),
         wake=lambda: None,
-        weight_version="v",
+        weight_version="0",
     )
 
 
@@ -82,6 +83,8 @@ class Asked:
     params: SamplingParams
     drawn: list[int] = field(default_factory=list[int])
     sampling_logprobs: list[float] = field(default_factory=list[float])
+    weights: list[int] = field(default_factory=list[int])
+    """The number of the weights that drew each token."""
     end: Chunk | Failed | None = None
 
     def take(self, event: Sampled | Failed) -> None:
@@ -91,7 +94,9 @@ class Asked:
             return
         chunk = event.chunk
         for id_, logprob in zip(chunk.ids, chunk.logprobs, strict=True):
-            row = logits_of([*self.prompt, *self.drawn]).astype(float)
+            assert chunk.weight_version is not None
+            self.weights.append(int(chunk.weight_version))
+            row = logits_of([*self.prompt, *self.drawn], self.weights[-1]).astype(float)
             assert abs(logprob - log_softmax(row)[id_]) < 1e-9, "the logprob is not that of the line"
             self.drawn.append(id_)
         self.sampling_logprobs += chunk.sampling_logprobs or ()
@@ -106,8 +111,8 @@ class Asked:
         return self.end.message if isinstance(self.end, Failed) else self.end and self.end.finish
 
 
-def alone(prompt: list[int], params: SamplingParams, kv_tokens: int) -> Asked:
-    """What the request gets with all blocks, nobody beside it, and nothing to be found."""
+def alone(prompt: list[int], params: SamplingParams, kv_tokens: int, weights: list[int]) -> Asked:
+    """What the request gets with all blocks, nobody beside it, and nothing to be found; `weights` draw each token."""
     core = core_of(EngineLimits(max_batch=1, kv_tokens=kv_tokens, step_tokens=CONTEXT, reuses_prefixes=False))
     held = grammars().held
     num_held = len(held)
@@ -116,6 +121,9 @@ def alone(prompt: list[int], params: SamplingParams, kv_tokens: int) -> Asked:
     while len(held) > num_held:
         grammars().open(num_held)
     while core.has_requests:
+        number = str(weights[min(len(asked.drawn), len(weights) - 1)]) if weights else "0"
+        if core.weight_version != number:
+            core.swap(LedgerWeights(int(number)), number)
         for event in core.step():
             asked.take(event)
     return asked
@@ -176,7 +184,28 @@ class EngineMachine(RuleBasedStateMachine):
         self.core = core_of(self.limits)
         self.live: dict[RequestId, Asked] = {}
         self.lines: list[list[int]] = [[]]
-        self.num_submitted = 0
+        self.num_submitted = self.num_swaps = 0
+
+    @rule()
+    def swap(self) -> None:
+        self.num_swaps += 1
+        before, num_running = self.core.swap(LedgerWeights(self.num_swaps), str(self.num_swaps))
+        assert isinstance(before, LedgerWeights)
+        assert before.number == self.num_swaps - 1
+        assert num_running <= self.limits.max_batch
+        assert self.core.pool.stats().num_free == self.limits.num_blocks, "something of the old weights is found"
+
+    @rule(retracts=st.booleans(), flushes=st.booleans(), swaps=st.booleans())
+    def pause_and_resume(self, *, retracts: bool, flushes: bool, swaps: bool) -> None:
+        self.core.pause(retracts=retracts)
+        assert not self.core.has_work
+        assert not retracts or not self.core.pool.stats().num_held
+        if flushes:
+            self.core.flush()
+            assert not self.core.pool.stats().num_idle
+        if swaps:
+            self.swap()
+        self.core.resume()
 
     @rule(data=st.data(), cut=st.integers(0, 20), new=NEW_IDS, params=PARAMS, num=st.sampled_from([1, 1, 1, 3]))
     def submit(self, data: st.DataObject, cut: int, new: list[int], params: SamplingParams, num: int) -> None:
@@ -238,7 +267,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert len(asked.prompt) + len(asked.drawn) <= self.limits.kv_tokens
         del self.live[event.request_id]
         self.lines.append([*asked.prompt, *asked.drawn])
-        whole = alone(asked.prompt, asked.params, self.limits.kv_tokens)
+        whole = alone(asked.prompt, asked.params, self.limits.kv_tokens, asked.weights)
         num_drawn = len(asked.drawn)
         assert asked.drawn == whole.drawn[:num_drawn]
         assert asked.sampling_logprobs == whole.sampling_logprobs[:num_drawn]

@@ -269,3 +269,28 @@ def test_a_line_is_scored_as_its_whole_logits_say(forward: NumpyForward, num_tok
         assert line_logprobs(forward, ids, num_given) == pytest.approx(forced, abs=1e-5)
     with pytest.raises(ValueError, match="first token"):
         line_logprobs(forward, ids, 0)
+
+
+def test_swapped_weights_compute_as_a_forward_of_their_own(tmp_path: Path) -> None:
+    old, new = (load_weights(tiny.write_tiny_folder(tmp_path / str(seed), seed=seed)) for seed in range(2))
+    forward = NumpyForward(*old, num_kv_tokens=tiny.CONTEXT)
+    ids = np.array([1, 17, 240, 3, 99], np.intc)
+    line = Segment(ids=ids, start=0, spans=(RowSpan(0, len(ids)),), logits_for=LogitsFor.ALL)
+    before = forward.forward([line])
+    replaced = forward.swap(forward.prepare(*new))
+    np.testing.assert_array_equal(
+        forward.forward([line]), NumpyForward(*new, num_kv_tokens=tiny.CONTEXT).forward([line])
+    )
+    forward.swap(replaced).free()
+    np.testing.assert_array_equal(forward.forward([line]), before)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [({"ffn": 47}, "ffn is 47"), ({"hidden": 64}, "hidden is 64"), ({"max_context": 9}, "shorter")],
+)
+def test_weights_of_another_shape_are_not_prepared(tmp_path: Path, sizes: dict[str, int], problem: str) -> None:
+    config, weights = load_weights(tiny.write_tiny_folder(tmp_path / "tiny"))
+    forward = NumpyForward(config, weights, num_kv_tokens=16)
+    with pytest.raises(ValueError, match=problem):
+        forward.prepare(replace(config, **sizes), weights)

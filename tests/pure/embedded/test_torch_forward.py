@@ -20,7 +20,7 @@ from stenograph.embedded.sampler import log_softmax
 from stenograph.embedded.settings import ForwardKind, TorchDtype
 from stenograph.model.files import load_model_files
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.testing.tiny.llama import CONTEXT, VOCAB
+from stenograph.testing.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
 
 torch = pytest.importorskip("torch", reason="torch is an extra; scripts/test-torch runs these")
 
@@ -247,3 +247,16 @@ def test_smollm2_samples_the_same_64_tokens_with_the_same_logprobs(device: str, 
     (ids, logprobs), (wanted_ids, wanted) = greedy(ForwardKind.TORCH), greedy(ForwardKind.NUMPY)
     assert ids == wanted_ids
     np.testing.assert_allclose(logprobs, wanted, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_swapped_weights_compute_as_a_forward_of_their_own(folder: Path, tmp_path: Path, device: str) -> None:
+    other = load_weights(write_tiny_folder(tmp_path / "other", seed=1))
+    forward = TorchForward(*load_weights(folder), num_kv_tokens=CONTEXT, device=device)
+    line = Segment(ids=np.array(IDS, np.intc), start=0, spans=(RowSpan(0, len(IDS)),), logits_for=LogitsFor.ALL)
+    before = forward.forward([line])
+    old = forward.swap(forward.prepare(*other))
+    expected = NumpyForward(*other, num_kv_tokens=CONTEXT).forward([line])
+    np.testing.assert_allclose(forward.forward([line]), expected, rtol=0, atol=ATOL)
+    forward.swap(old).free()
+    np.testing.assert_allclose(forward.forward([line]), before, rtol=0, atol=ATOL)

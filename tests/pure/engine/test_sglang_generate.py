@@ -4,12 +4,12 @@ import base64
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import (

@@ -5,12 +5,12 @@ import copy
 import json
 import math
 from array import array
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stenograph.core.chat import ChatRequest, ReplyOptions, TextView, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, StenographError, UpstreamInvalid
@@ -470,11 +470,11 @@ def test_how_the_text_is_shown_is_asked_for_where_the_engine_writes_it() -> None
     view = TextView(skips_special=False, separates_reasoning=False)
     fields = ("skip_special_tokens", "spaces_between_special_tokens", "separate_reasoning")
     asked = {**ALWAYS, "messages": NO_MESSAGES, **dict.fromkeys(fields, False)}
-    assert sent(request(replace(CHAT, text=view))) == asked
+    assert sent(request(structs.replace(CHAT, text=view))) == asked
 
 
 def test_a_least_number_of_tokens_and_a_priority_are_sent() -> None:
-    of = replace(request(CHAT, min_tokens=4), priority=-2)
+    of = structs.replace(request(CHAT, min_tokens=4), priority=-2)
     assert sent(of) == {**ALWAYS, "messages": NO_MESSAGES, "min_tokens": 4, "priority": -2}
 
 
@@ -490,14 +490,14 @@ def test_what_a_reply_that_goes_out_unchanged_cannot_show_is_refused(
     change: dict[str, Any], params: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(InvalidRequest, match="SGLang") as caught:
-        sent(request(replace(CHAT, **change), **params))
+        sent(request(structs.replace(CHAT, **change), **params))
     assert pointer_of(caught.value) == param
     streamed = ReplyOptions(logprobs=True, tokens_as_ids=True, stream=True)  # which we write
-    assert sent(request(replace(CHAT, reply=streamed))) == {**ALWAYS, "messages": NO_MESSAGES}
+    assert sent(request(structs.replace(CHAT, reply=streamed))) == {**ALWAYS, "messages": NO_MESSAGES}
 
 
 def test_messages_go_along_with_tools_alone_and_as_they_were_spelled() -> None:
-    with_tools = replace(CHAT, tools=(Tool(name="f", json="{}"),))
+    with_tools = structs.replace(CHAT, tools=(Tool(name="f", json="{}"),))
     assert bytes(CHAT.messages_json) in encode_request(request(with_tools), model="m", replay=ReplayKind.NONE)
     for chat in (None, CHAT):
         assert sent(request(chat))["messages"] == NO_MESSAGES

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import (
@@ -526,7 +527,7 @@ def test_every_parameter_is_sent_by_name_on_both_routes() -> None:
 
 @pytest.mark.parametrize("route", VLLMRoute)
 def test_a_priority_is_sent(route: VLLMRoute) -> None:
-    assert encoded(replace(request(), priority=-3), route)["priority"] == -3
+    assert encoded(structs.replace(request(), priority=-3), route)["priority"] == -3
     assert "priority" not in encoded(request(), route)
 
 

@@ -3,7 +3,6 @@
 import datetime
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from msgspec.structs import replace
 
 from stenograph.core.chat import ParseProblem, ToolChoice, ToolMode
 from stenograph.core.day import STRFTIME_NOW, Day

@@ -391,7 +391,7 @@ def num_python_calls(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize("tools", [(), ("bash",)])
 def test_a_plain_chat_costs_few_calls(tools: tuple[str, ...]) -> None:
     request = chat((Role.SYSTEM, "Be brief."), (Role.USER, "Hello"), tools=tools).request
-    assert num_python_calls(lambda: SHIPPED.label(Sighting(headers={}, path=CHAT, request=request))) == 3
+    assert num_python_calls(lambda: SHIPPED.label(Sighting(headers={}, path=CHAT, request=request))) == 2
     assert num_python_calls(lambda: SHIPPED.agent_id({})) == 1
 
 

@@ -9,9 +9,11 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, Remaining, ToolChoice, ToolMode
 from stenograph.core.day import Day
@@ -29,6 +31,7 @@ from stenograph.core.types import (
     Grammar,
     GrammarKind,
     LogprobsKind,
+    MixedWeights,
     Replay,
     RequestId,
     SampledTurn,
@@ -128,6 +131,7 @@ params = st.builds(
     logit_bias=st.lists(st.tuples(counts, st.floats(-100, 100)), max_size=3).map(tuple),
     grammar=maybe(st.builds(Grammar, kind=st.sampled_from(GrammarKind), source=texts)),
     num_top_logprobs=st.integers(0, 20),
+    support=st.booleans(),
 )
 contexts = st.builds(
     PromptContext,
@@ -149,13 +153,14 @@ def sampled_turns(draw: Any) -> SampledTurn:
     spans: list[WeightSpan] = []
     if num >= 2:
         spans = [WeightSpan(version=draw(texts), start=0, end=1), WeightSpan(version="2", start=1, end=num)]
+    mixed = draw(maybe(st.builds(MixedWeights, oldest=maybe(texts))))
     return SampledTurn(
         ids=draw(ids(num)),
         logprobs=draw(floats(num)),
         sampling_logprobs=draw(maybe(floats(num, any_bits=True))),
         top_logprobs=draw(maybe(rows)),
         finish=Finish(reason=draw(st.sampled_from(FinishReason)), matched=draw(maybe(counts | texts))),
-        weights=tuple(spans),
+        weights=tuple(spans) if mixed is None else (),
         num_cached_tokens=draw(counts),
         times=draw(
             maybe(st.builds(EngineTimes, submitted=finite, admitted=finite, first_token=finite, finished=finite))
@@ -164,6 +169,8 @@ def sampled_turns(draw: Any) -> SampledTurn:
         logprobs_kind=draw(st.sampled_from(LogprobsKind)),
         tempered_logprobs=draw(maybe(floats(num, any_bits=True))),
         forced=draw(maybe(st.binary(min_size=num, max_size=num))),
+        mixed=mixed,
+        support=draw(maybe(st.binary(max_size=9))),
     )
 
 
@@ -195,6 +202,7 @@ turns = st.builds(
     rewrites=st.lists(
         st.builds(AppliedRewrite, rule=texts, where=texts, before=texts, after=texts, message=maybe(counts)), max_size=2
     ).map(tuple),
+    policy=texts,
     requested_at=finite,
     committed_at=finite,
     stages=stages,
@@ -248,6 +256,7 @@ openings = st.builds(
     max_nodes=maybe(counts),
     template_kwargs=json_objects,
     group=maybe(texts),
+    support=st.booleans(),
     request=maybe(marks),
     canonical=st.builds(
         Canonical,
@@ -289,7 +298,7 @@ def commits(draw: Any) -> tuple[SessionCommit, dict[int, Node]]:
         turn, parent = draw(turns), draw(st.sampled_from([None, nodes[7]]))
         if parent is not None:
             shared = draw(st.sets(st.sampled_from(["context", "params", "tool_choice", "request_json"])))
-            turn = dataclasses.replace(turn, **{name: getattr(parent.turn, name) for name in shared})
+            turn = structs.replace(turn, **{name: getattr(parent.turn, name) for name in shared})
         opened = st.builds(
             StrandOpened,
             key=maybe(st.binary(min_size=16, max_size=16)),
@@ -334,8 +343,13 @@ def bits(value: Any) -> Any:  # noqa: PLR0911
         case datetime.date():
             return value.isoformat()
         case _:
-            fields = [field.name for field in dataclasses.fields(value)]
-            return (type(value).__name__, [(name, bits(getattr(value, name))) for name in fields])
+            return (type(value).__name__, [(name, bits(getattr(value, name))) for name in fields_of(value)])
+
+
+def fields_of(value: Any) -> list[str]:
+    """The names of the fields of a dataclass or struct, or of one's value."""
+    names = getattr(value, "__struct_fields__", None)
+    return [field.name for field in dataclasses.fields(value)] if names is None else list(names)
 
 
 slow = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
@@ -359,6 +373,29 @@ def test_an_opening_comes_back_bit_for_bit(opened: SessionOpened) -> None:
     assert bits(decode_opened(memoryview(encode_opened(opened)))) == bits(opened)
 
 
+@slow
+@given(commits(), openings)
+def test_rows_that_were_written_before_there_were_supports_are_read(
+    made: tuple[SessionCommit, dict[int, Node]], opened: SessionOpened
+) -> None:
+    commit, nodes = made
+    written = msgspec.msgpack.decode(encode_commit(commit))
+    for turn in written[0]:
+        assert len(turn[6]) == 16
+        del turn[6][15:]
+    back = decode_commit(memoryview(msgspec.msgpack.encode(written)), nodes.__getitem__)
+    without = [
+        dataclasses.replace(
+            one, turn=dataclasses.replace(one.turn, sampled=dataclasses.replace(one.turn.sampled, support=None))
+        )
+        for one in commit.turns
+    ]
+    assert bits(back) == bits(dataclasses.replace(commit, turns=tuple(without)))
+    row = msgspec.msgpack.decode(encode_opened(opened))
+    old = decode_opened(memoryview(msgspec.msgpack.encode(row[:15])))
+    assert bits(old) == bits(dataclasses.replace(opened, support=False))
+
+
 outcomes = st.builds(
     SessionOutcome,
     verdict=st.sampled_from(RolloutVerdict),
@@ -375,14 +412,14 @@ def test_an_outcome_comes_back_bit_for_bit(outcome: SessionOutcome) -> None:
 def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
-        CommittedTurn: 18, SampledTurn: 12, SessionOpened: 16, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
-        LedgerRow: 16, SamplingParams: 16, Message: 6, Tool: 3, ToolCall: 3, Replay: 2, PromptContext: 4,
+        CommittedTurn: 19, SampledTurn: 14, SessionOpened: 17, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
+        LedgerRow: 16, SamplingParams: 17, Message: 6, Tool: 3, ToolCall: 3, Replay: 2, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 2,
         SessionOutcome: 3, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
         ModelMark: 2, Grammar: 2, Day: 1,
     }  # fmt: skip
-    assert {kind: len(dataclasses.fields(kind)) for kind in known} == known
+    assert {kind: len(fields_of(kind)) for kind in known} == known
 
 
 @slow

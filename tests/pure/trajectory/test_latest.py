@@ -48,16 +48,16 @@ def test_what_is_at_hand_is_the_line(turns: list[tuple[int, list[int], list[int]
         kept = line_ids(parent)
         at_hand = lines.of(parent)
         if at_hand is not None:
-            assert json.loads(b"[" + at_hand + b"]") == list(kept)
+            assert json.loads(b"[" + join_ids(at_hand) + b"]") == list(kept)
         prompt = Prompt(
             ids=kept + token_ids(new),
             num_kept=len(kept),
-            ids_json=join_ids((encode_ids(kept) if at_hand is None else at_hand, encode_ids(token_ids(new)))),
+            ids_json=join_ids((*([encode_ids(kept)] if at_hand is None else at_hand), encode_ids(token_ids(new)))),
         )
         node = node_of(parent, new, drawn, len(nodes))
         lines.extend(prompt, node.turn.sampled, node)
         nodes.append(node)
-        text = lines.of(node)
-        assert text is not None
-        assert json.loads(b"[" + text + b"]") == list(line_ids(node))
+        fragments = lines.of(node)
+        assert fragments is not None
+        assert json.loads(b"[" + join_ids(fragments) + b"]") == list(line_ids(node))
         assert all(lines.of(other) is None for other in nodes[:-1])

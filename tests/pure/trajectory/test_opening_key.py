@@ -1,10 +1,10 @@
 """The key of an opening: the same for the same opening, another for any other."""
 
-from dataclasses import replace
 from itertools import takewhile
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.trajectory.opening_key import opening_key

@@ -3,12 +3,12 @@
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stenograph.core.chat import ChatRequest, ParsedReply
 from stenograph.core.messages import Message, Role, Tool
@@ -125,7 +125,7 @@ def test_the_stored_spelling_stands_and_each_difference_is_recorded() -> None:
             id="one match more",
         ),
         pytest.param(request_of(*FIRST.messages[:2], tools=FIRST.tools), id="a message less"),
-        pytest.param(replace(FIRST, template_kwargs={"k": 1}), id="template arguments"),
+        pytest.param(structs.replace(FIRST, template_kwargs={"k": 1}), id="template arguments"),
     ],
 )
 def test_an_opening_that_differs_in_more_is_left_as_it_is(request_: ChatRequest) -> None:
@@ -133,7 +133,7 @@ def test_an_opening_that_differs_in_more_is_left_as_it_is(request_: ChatRequest)
 
 
 def test_a_first_turn_the_stored_spelling_and_another_agent_are_left_as_they_are() -> None:
-    other = replace(FIRST, messages=(system("Be brief. It is day 2."), *FIRST.messages[1:]))
+    other = structs.replace(FIRST, messages=(system("Be brief. It is day 2."), *FIRST.messages[1:]))
     assert kept().pinned(FIRST, "") is FIRST
     assert kept(FIRST).pinned(FIRST, "") is FIRST
     assert kept(FIRST, other).pinned(other, "") is other
@@ -142,7 +142,7 @@ def test_a_first_turn_the_stored_spelling_and_another_agent_are_left_as_they_are
 
 
 def test_the_opening_of_a_turn_that_is_gone_stands_for_nothing() -> None:
-    other = replace(FIRST, messages=(system("Be brief. It is day 2."), *FIRST.messages[1:]))
+    other = structs.replace(FIRST, messages=(system("Be brief. It is day 2."), *FIRST.messages[1:]))
     openings, node = PinnedOpenings(ALL, strips=True), node_of(FIRST)
     openings.keep(node, "")
     openings.keep(node_of(other, 1, parent=node), "")
@@ -153,7 +153,7 @@ def test_the_opening_of_a_turn_that_is_gone_stands_for_nothing() -> None:
 
 
 def test_a_tool_without_a_description_may_get_one() -> None:
-    bare, told = (replace(FIRST, tools=(tool(text),)) for text in (None, "new"))
+    bare, told = (structs.replace(FIRST, tools=(tool(text),)) for text in (None, "new"))
     (one,) = kept(bare).pinned(told, "").rewrites
     assert (one.before, one.after) == ("new", "")
 

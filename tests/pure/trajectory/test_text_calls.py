@@ -1,12 +1,12 @@
 """Replies that come back as smolagents writes them are known again, and nothing else is."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.trajectory.matching import MATCHERS, MatcherName, num_compared

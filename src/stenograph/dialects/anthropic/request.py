@@ -5,10 +5,10 @@ by a JSON pointer. Blocks are blocks.py's, replies reply.py's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from stenograph.core.chat import ChatRequest, ReplyOptions, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest

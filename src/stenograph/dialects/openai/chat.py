@@ -5,19 +5,30 @@ named by a JSON pointer. Replies are chat_reply.py's.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
 from msgspec import Raw
 
-from stenograph.core.chat import ChatRequest, KnownMessages, SystemBlocks, ToolChoice, ToolMode
+from stenograph.core.chat import (
+    ChatRequest,
+    KnownMessages,
+    ReplyOptions,
+    SystemBlocks,
+    TextView,
+    ToolChoice,
+    ToolMode,
+    Truncation,
+)
 from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.text_print import TextPrint
+from stenograph.core.types import SamplingParams
 from stenograph.dialects.function_tool import function_tool
-from stenograph.dialects.json_errors import nearest, shown, type_at
+from stenograph.dialects.json_errors import check_utf8, nearest, shown, type_at
 from stenograph.dialects.message_list import (
     MAX_ARGUMENTS_CHARS,
     MAX_MESSAGES,
@@ -49,6 +60,11 @@ from stenograph.dialects.openai.sampling import (
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.dialects.settings import UnknownFields
 from stenograph.dialects.template_kwargs import check_template_kwargs
+
+MAX_KNOWN = 64
+MAX_KNOWN_BYTES = 64 * 1024
+"""Of so many requests that differ beside their messages what was read of them is kept, if it is no longer: tools are
+most of it, and an agent sends the same ones with each turn."""
 
 _REQUEST = msgspec.json.Decoder(WireChatRequest)
 _MESSAGES = msgspec.json.Decoder(list[WireMessage])
@@ -91,56 +107,102 @@ def _after_known(body: bytes, known: KnownMessages) -> int | None:
     return end + 1 if body[end : end + 1] == b"," and known.text_print.begins(body) else None
 
 
+class _Beside(NamedTuple):
+    """The fields of a body beside its messages: the same in most requests of a session."""
+
+    model: str | None
+    tools: tuple[Tool, ...]
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    params: SamplingParams
+    said: frozenset[str]
+    spelling: OpenAISpelling
+    template_kwargs: Mapping[str, object]
+    truncation: Truncation | None
+    priority: int | None
+    text: TextView
+    reply: ReplyOptions
+    recorded: Mapping[str, str]
+    sent: Mapping[str, str]
+
+
 class _Read(NamedTuple):
     """A body that was read. `list_start` and `list_end` are where the brackets around its messages are.
 
     `blocks` are the texts of its first message, if that is a system's of several.
     """
 
-    wire: WireChatRequest
+    beside: _Beside
     messages: tuple[Message, ...]
     list_start: int
     list_end: int
-    recorded: dict[str, str]
     blocks: SystemBlocks | None
 
 
 def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
     check_rest(body)
+    known = _known_beside(body, unknown_fields)
     try:
-        wire, recorded = decode_fields(body, _REQUEST, CHAT_FIELDS, unknown_fields)
-        found = wire_messages(wire.messages, _MESSAGES, known=names_in_messages, check_parts=_check_parts)
+        wire, recorded = (None, {}) if known else decode_fields(body, _REQUEST, CHAT_FIELDS, unknown_fields)
+        raw = known[0] if known else cast("WireChatRequest", wire).messages
+        found = wire_messages(raw, _MESSAGES, known=names_in_messages, check_parts=_check_parts)
         first = list(islice(found, 1))
         numbered = enumerate(chain(first, found))
-        messages = tuple(_message(message, f"/messages/{index}") for index, message in numbered)
+        messages = tuple([_message(message, f"/messages/{index}") for index, message in numbered])
     except InvalidRequest as error:
         _blame_type(body, error)
         raise
-    raw = wire.messages
-    start = _address(raw) - _address(body)
-    if not 0 <= start < len(body):  # it was read from a copy without fields that we do not know
+    beside = known[1] if known else _beside(cast("WireChatRequest", wire), recorded)
+    start = known[2] if known else _start(raw, body)
+    if start is None:  # it was read from a copy without fields that we do not know
         raw = ONLY_MESSAGES.decode(body).messages
-        start = _address(raw) - _address(body)
+        start = _start(raw, body) or 0
     end = start + len(memoryview(raw)) - 1
     parts = first[0].content if first and messages[0].role in _INSTRUCTING else None
     blocks = None
     if isinstance(parts, list) and len(parts) > 1:
         blocks = SystemBlocks(texts=tuple(part.text or "" for part in parts))
-    return _Read(wire=wire, messages=messages, list_start=start, list_end=end, recorded=recorded, blocks=blocks)
+    return _Read(beside=beside, messages=messages, list_start=start, list_end=end, blocks=blocks)
+
+
+def _known_beside(body: bytes, unknown_fields: UnknownFields) -> tuple[Raw, _Beside, int] | None:
+    """The body's messages, undecoded, what is beside them, and where they start; None: the body has to be read whole.
+
+    A body that is wrong in anything is read too, which says what is wrong first.
+    """
+    if unknown_fields is UnknownFields.RECORD:
+        return None
+    try:
+        check_utf8(body)
+        raw = ONLY_MESSAGES.decode(body).messages
+        start = _start(raw, body)
+        if start is None or len(body) - len(memoryview(raw)) > MAX_KNOWN_BYTES:
+            return None
+        return raw, _beside_of(body[:start], body[start + len(memoryview(raw)) :]), start
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, CallerError):
+        return None
+
+
+@lru_cache(maxsize=MAX_KNOWN)
+def _beside_of(before: bytes, after: bytes) -> _Beside:
+    """The fields of a body with these bytes before and after its messages. Raises as `decode_chat`."""
+    wire, recorded = decode_fields(b"%b[]%b" % (before, after), _REQUEST, CHAT_FIELDS, UnknownFields.REFUSE)
+    return _beside(wire, recorded)
+
+
+def _start(raw: Raw, body: bytes) -> int | None:
+    """Where this part of a body begins, which lies within what it was decoded from; None if that was a copy of it."""
+    start = _address(raw) - _address(body)
+    return start if 0 <= start < len(body) else None
 
 
 def _address(buffer: "bytes | Raw") -> int:
-    """Address of its bytes in memory: a part that is left undecoded lies within what it was decoded from."""
+    """Address of its bytes in memory."""
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address
 
 
-def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None) -> ChatRequest:
-    """The request; the closing bracket of its list of messages is at `end` of the body."""
-    wire, view = read.wire, memoryview(body)
-    messages_json = view[read.list_start : end + 1]
-    while body[end - 1 : end] in _JSON_SPACES:
-        end -= 1
+def _beside(wire: WireChatRequest, recorded: dict[str, str]) -> _Beside:
     tools = tuple(_tool(tool, index) for index, tool in enumerate(wire.tools or ()))
     max_tokens_name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
     params, said, constraint = sampling_params(
@@ -150,6 +212,30 @@ def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None)
         num_top_logprobs=_num_top_logprobs(wire),
         top_logprobs_name="top_logprobs",
     )
+    return _Beside(
+        model=wire.model,
+        tools=tools,
+        tool_choice=_tool_choice(wire.tool_choice, tools),
+        parallel_tool_calls=wire.parallel_tool_calls is not False,
+        params=params,
+        said=said,
+        spelling=OpenAISpelling(max_tokens=max_tokens_name, grammar=constraint.param, other_names=other_names(wire)),
+        template_kwargs=_template_kwargs(wire),
+        truncation=truncation(wire),
+        priority=wire.priority,
+        text=text_view(wire, separates_reasoning=wire.separate_reasoning is not False),
+        reply=reply_options(wire, logprobs=bool(wire.logprobs)),
+        recorded=recorded,
+        sent=sent_sampling(wire),
+    )
+
+
+def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None) -> ChatRequest:
+    """The request; the closing bracket of its list of messages is at `end` of the body."""
+    beside, view = read.beside, memoryview(body)
+    messages_json = view[read.list_start : end + 1]
+    while body[end - 1 : end] in _JSON_SPACES:
+        end -= 1
     before = TextPrint() if known is None else known.text_print
     return ChatRequest(
         messages=read.messages,
@@ -157,20 +243,20 @@ def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None)
         text_print=before.then(view[before.length : end]),
         list_start=read.list_start,
         known=known,
-        model=wire.model,
-        tools=tools,
-        tool_choice=_tool_choice(wire.tool_choice, tools),
-        parallel_tool_calls=wire.parallel_tool_calls is not False,
-        params=params,
-        spelling=OpenAISpelling(max_tokens=max_tokens_name, grammar=constraint.param, other_names=other_names(wire)),
-        template_kwargs=_template_kwargs(wire),
-        truncation=truncation(wire),
-        priority=wire.priority,
-        text=text_view(wire, separates_reasoning=wire.separate_reasoning is not False),
-        reply=reply_options(wire, logprobs=bool(wire.logprobs)),
-        recorded=read.recorded,
-        sent=sent_sampling(wire),
-        said=said,
+        model=beside.model,
+        tools=beside.tools,
+        tool_choice=beside.tool_choice,
+        parallel_tool_calls=beside.parallel_tool_calls,
+        params=beside.params,
+        spelling=beside.spelling,
+        template_kwargs=beside.template_kwargs,
+        truncation=beside.truncation,
+        priority=beside.priority,
+        text=beside.text,
+        reply=beside.reply,
+        recorded=beside.recorded,
+        sent=beside.sent,
+        said=beside.said,
         system_blocks=read.blocks if known is None else known.system_blocks,
     )
 
@@ -243,7 +329,7 @@ def _message(wire: WireMessage, at: str) -> Message:
         raise UnrenderableMessage("Images cannot be shown to the model; only text can.", param=f"{at}/images")
     if wire.reasoning and wire.reasoning_content and wire.reasoning != wire.reasoning_content:
         raise InvalidRequest("reasoning and reasoning_content disagree; send one.", param=f"{at}/reasoning")
-    content = _content(wire.content, f"{at}/content")
+    content = _text_of(wire.content, f"{at}/content") if isinstance(wire.content, list) else wire.content
     if content is None and role is not Role.ASSISTANT:
         raise InvalidRequest(f"A {role} message needs content.", param=f"{at}/content")
     for index, call in enumerate(wire.tool_calls or ()):
@@ -263,17 +349,19 @@ def _message(wire: WireMessage, at: str) -> Message:
         content=content,
         reasoning=(wire.reasoning_content or wire.reasoning or None) if role is Role.ASSISTANT else None,
         tool_calls=tuple(
-            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-            for call in wire.tool_calls or ()
-        ),
+            [
+                ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+                for call in wire.tool_calls
+            ]
+        )
+        if wire.tool_calls
+        else (),
         tool_call_id=wire.tool_call_id or None,
         name=wire.name,
     )
 
 
-def _content(content: str | list[TextPart] | None, at: str) -> str | None:
-    if not isinstance(content, list):
-        return content
+def _text_of(content: list[TextPart], at: str) -> str:
     texts: list[str] = []
     for index, part in enumerate(content):
         if part.type != "text":

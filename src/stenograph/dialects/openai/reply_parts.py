@@ -1,9 +1,10 @@
 """Common parts of the replies of OpenAI's chat and completions routes. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, repeat
 from typing import Literal, Protocol, TypedDict
+
+from msgspec.structs import replace
 
 from stenograph.core.chat import ReplyDelta, StreamPiece
 from stenograph.core.json_pieces import PIECE_VALUES, joined, json_pieces, json_whole

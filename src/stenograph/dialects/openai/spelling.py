@@ -4,7 +4,9 @@ A reply that the engine wrote goes out as it came, under the engine's id.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.dialects.json_errors import escaped
@@ -28,8 +30,7 @@ _NAMES = {
 """OpenAI's names, and vLLM's, of fields that have another one here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAISpelling:
+class OpenAISpelling(Struct, frozen=True, kw_only=True):
     """The spelling of one request.
 
     `prompt` is the field that its prompts are in, a list of them with `has_prompts`. `max_tokens` is the field that
@@ -44,7 +45,7 @@ class OpenAISpelling:
     has_prompts: bool = False
     max_tokens: str = "max_tokens"
     grammar: str = "/response_format"
-    other_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    other_names: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
 
     def pointer(self, blame: Blame) -> str | None:
         """The JSON pointer of a part of the request."""

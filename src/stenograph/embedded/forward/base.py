@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.embedded.forward.weights import F32Array, LlamaConfig
+from stenograph.embedded.forward.weights import F32Array, LlamaConfig, LlamaWeights
 
 
 class LogitsFor(enum.Enum):
@@ -65,6 +65,19 @@ def logit_rows(segments: Sequence[Segment]) -> NDArray[np.int64]:
     return np.asarray(rows, np.int64)
 
 
+class PreparedWeights(Protocol):
+    """Weights as a forward computes with them, ready to be swapped in. What is in them is the forward's own."""
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The model's sizes, rope and norm."""
+        ...
+
+    def free(self) -> None:
+        """Give their memory back, in pieces between which other threads run. They are not used again."""
+        ...
+
+
 class Forward(Protocol):
     """A model with its keys and values."""
 
@@ -89,3 +102,25 @@ class Forward(Protocol):
     def copy_kv(self, source: int, target: int, num_tokens: int) -> None:
         """Copy rows [source, source + num_tokens) of the store to [target, …); they do not overlap."""
         ...
+
+    def prepare(self, config: LlamaConfig, weights: LlamaWeights) -> PreparedWeights:
+        """Make other weights ready for `swap`. May run on another thread than `forward`, at the same time.
+
+        Raises ValueError for a model of another shape, and StartupError where memory is short.
+        """
+        ...
+
+    def swap(self, prepared: PreparedWeights) -> PreparedWeights:
+        """Compute with other weights from now on; returns those before. Keys and values in the store are of the old
+        ones: none of them may be read again. Takes no time; on the thread of `forward`."""
+        ...
+
+
+def check_same_shape(old: LlamaConfig, new: LlamaConfig) -> None:
+    """Raise ValueError, naming the first size that differs, for a model that cannot take the other's place."""
+    for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab_size"):
+        ours, theirs = getattr(old, name), getattr(new, name)
+        if ours != theirs:
+            raise ValueError(f"it has another shape: {name} is {theirs}, the model that runs has {ours}")
+    if new.max_context < old.max_context:
+        raise ValueError(f"its context is shorter: {new.max_context} tokens, the model that runs has {old.max_context}")

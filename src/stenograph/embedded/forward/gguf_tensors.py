@@ -42,15 +42,20 @@ class GgufTensors:
             raise StartupError(f"{self._path}: tensor {name} is missing")
         return tuple(int(size) for size in reversed(self._tensors[name].shape))
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """A tensor dequantized to float32. Raises StartupError for a type that cannot be; KeyError if unknown."""
+    def tensor(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """A tensor dequantized to float32, written to `out` where there is one. Raises StartupError for a type that
+        cannot be; KeyError if unknown."""
         tensor = self._tensors[name]
         try:
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         except Exception as error:
             kind = tensor.tensor_type.name
             raise StartupError(f"{self._path}: tensor {name} ({kind}) cannot be read: {_one_line(error)}") from error
-        return values.astype(np.float32, copy=False).reshape(self.shape(name))
+        found = values.astype(np.float32, copy=False).reshape(self.shape(name))
+        if out is None:
+            return found
+        out[...] = found
+        return out
 
 
 def _one_line(error: Exception) -> str:

@@ -7,12 +7,28 @@ Knows no requests, no blocks, no sampling, no time.
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stenograph.embedded.forward.base import Segment, logit_rows
-from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights
+from stenograph.embedded.forward.base import PreparedWeights, Segment, check_same_shape, logit_rows
+from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights, freed
+
+
+class NumpyWeights:
+    """Weights, and the angles of rope [positions, 1, D / 2] for the first `num_positions`."""
+
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights, num_positions: int) -> None:
+        self.config = config
+        self.weights = weights
+        angles = np.arange(num_positions, dtype=np.float64)[:, None] * weights.inv_freq
+        self.cos: F32Array = np.cos(angles).astype(np.float32)[:, None, :]
+        self.sin: F32Array = np.sin(angles).astype(np.float32)[:, None, :]
+
+    def free(self) -> None:
+        weights = self.weights
+        del self.weights
+        freed(weights)
 
 
 class NumpyForward:
@@ -20,17 +36,13 @@ class NumpyForward:
 
     def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, num_kv_tokens: int) -> None:
         """Raises ValueError for more tokens than fit into memory. Rows that no token was written to take no memory."""
-        self._config = config
-        self._weights = weights
         self._num_kv_tokens = num_kv_tokens
         self._kv = _zeroed_pages((config.num_layers, 2, config.num_kv_heads, num_kv_tokens, config.head_dim))
         self._max_positions = min(config.max_context, num_kv_tokens)  # each has a row: of no more are angles kept
-        angles = np.arange(self._max_positions, dtype=np.float64)[:, None] * weights.inv_freq
-        self._cos = np.cos(angles).astype(np.float32)[:, None, :]  # [context, 1, D/2]
-        self._sin = np.sin(angles).astype(np.float32)[:, None, :]
+        self._model = NumpyWeights(config, weights, self._max_positions)
 
     def __repr__(self) -> str:
-        config = self._config
+        config = self.config
         return (
             f"<NumpyForward {config.num_layers} layers, hidden {config.hidden}, vocab {config.vocab_size}, "
             f"{self.num_kv_tokens} KV tokens>"
@@ -39,7 +51,7 @@ class NumpyForward:
     @property
     def config(self) -> LlamaConfig:
         """The model's sizes."""
-        return self._config
+        return self._model.config
 
     @property
     def num_kv_tokens(self) -> int:
@@ -57,17 +69,28 @@ class NumpyForward:
 
         Raises ValueError as every `Forward` does. An id below 0 above all: NumPy would read it from the end.
         """
-        places = self._places(segments)
+        places, model = self._places(segments), self._model
         ids = np.concatenate([segment.ids for segment in segments])
-        if not 0 <= ids.min() <= ids.max() < self._config.vocab_size:
-            raise ValueError(f"ids must be from 0 to {self._config.vocab_size - 1}")
+        if not 0 <= ids.min() <= ids.max() < model.config.vocab_size:
+            raise ValueError(f"ids must be from 0 to {model.config.vocab_size - 1}")
         positions = np.concatenate([np.arange(s.start, s.start + len(s.ids)) for s in segments])
-        cos, sin = self._cos[positions], self._sin[positions]
-        hidden = self._weights.embed[ids]
-        for layer, kv in zip(self._weights.layers, self._kv, strict=True):
+        cos, sin = model.cos[positions], model.sin[positions]
+        hidden = model.weights.embed[ids]
+        for layer, kv in zip(model.weights.layers, self._kv, strict=True):
             hidden += self._attention(layer, kv, self._norm(hidden, layer.attn_norm), places, cos, sin)
             hidden += self._mlp(layer, self._norm(hidden, layer.ffn_norm))
-        return _linear(self._norm(hidden[logit_rows(segments)], self._weights.final_norm), self._weights.head)
+        return _linear(self._norm(hidden[logit_rows(segments)], model.weights.final_norm), model.weights.head)
+
+    def prepare(self, config: LlamaConfig, weights: LlamaWeights) -> NumpyWeights:
+        """See `Forward.prepare`."""
+        check_same_shape(self.config, config)
+        return NumpyWeights(replace(config, max_context=self.config.max_context), weights, self._max_positions)
+
+    def swap(self, prepared: PreparedWeights) -> NumpyWeights:
+        """See `Forward.swap`."""
+        assert isinstance(prepared, NumpyWeights), "prepared by this forward"
+        before, self._model = self._model, prepared
+        return before
 
     def _places(self, segments: Sequence[Segment]) -> list["_SegmentPlace"]:
         if not segments:
@@ -80,7 +103,7 @@ class NumpyForward:
             are_rows = min(span.begin for span in spans) >= 0 and max(span.end for span in spans) <= self.num_kv_tokens
             if total > self._max_positions or not are_rows:
                 raise ValueError(
-                    f"{total} positions in {spans}: the context has {self._config.max_context}, "
+                    f"{total} positions in {spans}: the context has {self.config.max_context}, "
                     f"the store {self.num_kv_tokens}"
                 )
             places.append(_place(segment, num_rows))
@@ -89,7 +112,7 @@ class NumpyForward:
 
     def _norm(self, hidden: F32Array, weight: F32Array) -> F32Array:
         mean_square = np.vecdot(hidden, hidden) / np.float32(hidden.shape[1])
-        scaled: F32Array = hidden / np.sqrt(mean_square + np.float32(self._config.rms_eps))[:, None]
+        scaled: F32Array = hidden / np.sqrt(mean_square + np.float32(self.config.rms_eps))[:, None]
         scaled *= weight
         return scaled
 
@@ -102,7 +125,7 @@ class NumpyForward:
         cos: F32Array,
         sin: F32Array,
     ) -> F32Array:
-        num_q, num_kv, dim = self._config.num_heads, self._config.num_kv_heads, self._config.head_dim
+        num_q, num_kv, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         qkv = _linear(hidden, layer.qkv).reshape(len(hidden), num_q + 2 * num_kv, dim)
         _rotate(qkv[:, : num_q + num_kv], cos, sin)
         qkv[:, :num_q] *= np.float32(dim**-0.5)
@@ -113,7 +136,7 @@ class NumpyForward:
 
     def _mlp(self, layer: LayerWeights, hidden: F32Array) -> F32Array:
         gate_up = _linear(hidden, layer.gate_up)
-        gate, up = gate_up[:, : self._config.ffn], gate_up[:, self._config.ffn :]
+        gate, up = gate_up[:, : self.config.ffn], gate_up[:, self.config.ffn :]
         with np.errstate(over="ignore"):  # exp of a large number is inf, and x / inf is the 0 that silu wants
             denominator = -gate
             np.exp(denominator, out=denominator)

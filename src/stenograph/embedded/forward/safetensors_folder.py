@@ -4,6 +4,7 @@ Owns the safetensors layout (8 bytes little-endian header length, JSON header, d
 published weights have, has no numpy type and is widened here. Knows no architecture.
 """
 
+from io import RawIOBase
 from pathlib import Path
 
 import msgspec
@@ -39,8 +40,16 @@ class SafetensorsFolder:
         """The names of all tensors."""
         return frozenset(self._entries)
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """A tensor, widened to float32, in its stored shape. Raises StartupError; KeyError for an unknown name."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's stored shape. Raises KeyError for an unknown name."""
+        return self._entries[name][2].shape
+
+    def tensor(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """A tensor, widened to float32, in its stored shape; written to `out`, contiguous and of that shape, where
+        there is one. What is float32 already is read to its place, and copied nowhere.
+
+        Raises StartupError; KeyError for an unknown name.
+        """
         path, base, entry = self._entries[name]
         if entry.dtype not in _ITEM_BYTES:
             known = ", ".join(_ITEM_BYTES)
@@ -48,12 +57,16 @@ class SafetensorsFolder:
         start, end = entry.data_offsets
         if min(entry.shape, default=0) < 0 or end - start != int(np.prod(entry.shape)) * _ITEM_BYTES[entry.dtype]:
             raise StartupError(f"{path}: tensor {name} has {end - start} bytes, which is not its shape {entry.shape}")
-        with path.open("rb") as file:
+        found = np.empty(entry.shape, np.float32) if out is None else out
+        narrow = None if entry.dtype == "F32" else np.empty(entry.shape, np.uint16)
+        place = (found if narrow is None else narrow).reshape(-1).view(np.uint8)
+        with path.open("rb", buffering=0) as file:
             file.seek(base + start)
-            data = file.read(end - start)
-        if len(data) != end - start:
-            raise StartupError(f"{path}: is cut short inside tensor {name}")
-        return _widen(data, entry.dtype).reshape(entry.shape)
+            if _read_into(file, memoryview(place.data)) != end - start:
+                raise StartupError(f"{path}: is cut short inside tensor {name}")
+        if narrow is not None:
+            _widen(narrow, entry.dtype, found)
+        return found
 
     def _read_header(self, path: Path) -> None:
         try:
@@ -87,7 +100,17 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _widen(data: bytes, dtype: str) -> NDArray[np.float32]:
+def _read_into(file: RawIOBase, place: memoryview) -> int:
+    """Fill `place` from a file; returns how many bytes there were."""
+    num_read = 0
+    while num_read < len(place) and (num := file.readinto(place[num_read:])):
+        num_read += num
+    return num_read
+
+
+def _widen(stored: NDArray[np.uint16], dtype: str, out: NDArray[np.float32]) -> None:
+    """Numbers of 16 bits as float32."""
     if dtype == "BF16":
-        return (np.frombuffer(data, np.dtype("<u2")).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.frombuffer(data, np.dtype("<f4" if dtype == "F32" else "<f2")).astype(np.float32)
+        np.left_shift(stored, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
+    else:
+        out[...] = stored.view(np.dtype("<f2"))

@@ -7,14 +7,14 @@ sampling, no time.
 
 import importlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.errors import StartupError
-from stenograph.embedded.forward.base import RowSpan, Segment, logit_rows
+from stenograph.embedded.forward.base import PreparedWeights, RowSpan, Segment, check_same_shape, logit_rows
 from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights
 from stenograph.embedded.settings import TorchDtype
 
@@ -32,6 +32,25 @@ class _Layer:
     ffn_norm: Tensor
     gate_up: Tensor
     down: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchWeights:
+    """LlamaWeights on the device, with the angles of rope [context, 1, D / 2]."""
+
+    config: LlamaConfig
+    embed: Tensor
+    head: Tensor
+    final_norm: Tensor
+    layers: tuple[_Layer, ...]
+    cos: Tensor
+    sin: Tensor
+
+    def free(self) -> None:
+        """See `PreparedWeights.free`."""
+        self.embed = self.head = self.final_norm = self.cos = self.sin = None
+        while self.layers:
+            self.layers = self.layers[1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +103,6 @@ class TorchForward:
     ) -> None:
         if num_kv_tokens < 1:
             raise ValueError(f"a KV store needs at least one token, got {num_kv_tokens}")
-        self.config = config
         self.num_kv_tokens = num_kv_tokens
         self._torch = import_torch()
         self._functional = self._torch.nn.functional
@@ -92,12 +110,19 @@ class TorchForward:
         self._dtype = getattr(self._torch, dtype)
         self._pads_decodes = self._device.type == "cuda" if pads_decodes is None else pads_decodes
         try:
-            self._place(weights)
+            self._model = self._placed(config, weights)
+            shape = (config.num_layers, 2, num_kv_tokens, config.num_kv_heads, config.head_dim)
+            self._kv = self._torch.empty(shape, dtype=self._dtype, device=self._device)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise StartupError(
                 f"{num_kv_tokens} KV tokens and the model do not fit on {self._device}: {reason}"
             ) from error
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The model's sizes."""
+        return self._model.config
 
     @property
     def device(self) -> str:
@@ -119,14 +144,15 @@ class TorchForward:
             raise ValueError("a batch has at least one segment")
         ids = np.concatenate([segment.ids for segment in segments]).astype(np.int64)
         self._check(ids, segments)
+        model = self._model
         with self._torch.inference_mode():
-            hidden = self._embed[self._on_device(ids)]
+            hidden = model.embed[self._on_device(ids)]
             batch = self._batch(segments)
-            for index, layer in enumerate(self._layers):
+            for index, layer in enumerate(model.layers):
                 hidden += self._attention(layer, self._kv[index], self._norm(hidden, layer.attn_norm), batch)
                 hidden += self._mlp(layer, self._norm(hidden, layer.ffn_norm))
-            hidden = self._norm(hidden[self._on_device(logit_rows(segments))], self._final_norm)
-            logits = self._functional.linear(hidden, self._head)
+            hidden = self._norm(hidden[self._on_device(logit_rows(segments))], model.final_norm)
+            logits = self._functional.linear(hidden, model.head)
             result: F32Array = logits.float().cpu().numpy()
             return result
 
@@ -137,20 +163,36 @@ class TorchForward:
         with self._torch.inference_mode():
             self._kv[:, :, target : target + num_tokens] = self._kv[:, :, source : source + num_tokens]
 
-    # -- once
+    def prepare(self, config: LlamaConfig, weights: LlamaWeights) -> TorchWeights:
+        """See `Forward.prepare`."""
+        check_same_shape(self.config, config)
+        try:
+            return self._placed(replace(config, max_context=self.config.max_context), weights)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise StartupError(f"a second set of weights does not fit on {self._device}: {reason}") from error
 
-    def _place(self, weights: LlamaWeights) -> None:
-        """Put the weights, the angles and an empty store on the device."""
-        config, torch = self.config, self._torch
-        self._embed = self._weight(weights.embed)
-        self._head = self._embed if weights.head is weights.embed else self._weight(weights.head)
-        self._final_norm = self._weight(weights.final_norm)
-        self._layers = tuple(self._layer(layer) for layer in weights.layers)
+    def swap(self, prepared: PreparedWeights) -> TorchWeights:
+        """See `Forward.swap`."""
+        assert isinstance(prepared, TorchWeights), "prepared by this forward"
+        before, self._model = self._model, prepared
+        return before
+
+    # -- for each set of weights
+
+    def _placed(self, config: LlamaConfig, weights: LlamaWeights) -> TorchWeights:
+        """The weights and the angles on the device."""
+        embed = self._weight(weights.embed)
         angles = np.arange(config.max_context, dtype=np.float64)[:, None] * weights.inv_freq
-        self._cos = self._on_device(np.cos(angles).astype(np.float32)[:, None, :])
-        self._sin = self._on_device(np.sin(angles).astype(np.float32)[:, None, :])
-        shape = (config.num_layers, 2, self.num_kv_tokens, config.num_kv_heads, config.head_dim)
-        self._kv = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return TorchWeights(
+            config=config,
+            embed=embed,
+            head=embed if weights.head is weights.embed else self._weight(weights.head),
+            final_norm=self._weight(weights.final_norm),
+            layers=tuple(self._layer(layer) for layer in weights.layers),
+            cos=self._on_device(np.cos(angles).astype(np.float32)[:, None, :]),
+            sin=self._on_device(np.sin(angles).astype(np.float32)[:, None, :]),
+        )
 
     def _layer(self, layer: LayerWeights) -> _Layer:
         return _Layer(
@@ -189,8 +231,8 @@ class TorchForward:
         placed = list(zip(firsts.tolist(), segments, strict=True))
         groups = self._grouped([(first, segment) for first, segment in placed if len(segment.ids) == 1])
         return _Batch(
-            cos=self._cos[where],
-            sin=self._sin[where],
+            cos=self._model.cos[where],
+            sin=self._model.sin[where],
             rows=self._on_device(np.concatenate([_rows(s.spans)[s.start :] for s in segments])),
             decodes=tuple(map(self._decodes, groups)),
             chunks=tuple(self._chunk(first, segment) for first, segment in placed if len(segment.ids) > 1),

@@ -84,10 +84,21 @@ class LlamaWeights:
     inv_freq: NDArray[np.float64]
 
 
+def freed(weights: LlamaWeights) -> None:
+    """Give the memory of weights back that nobody else holds: matrix by matrix, because each is a call that holds the
+    GIL for as long as the kernel takes for its pages."""
+    for name in ("embed", "final_norm", "head", "inv_freq"):
+        object.__setattr__(weights, name, None)
+    for layer in weights.layers:
+        for name in ("attn_norm", "qkv", "out", "ffn_norm", "gate_up", "down"):
+            object.__setattr__(layer, name, None)
+
+
 class _Source(Protocol):
     @property
     def names(self) -> frozenset[str]: ...
-    def tensor(self, name: str) -> F32Array: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def tensor(self, name: str, out: F32Array | None = None) -> F32Array: ...
 
 
 _GGUF_NAMES = {
@@ -271,15 +282,24 @@ def _layer(
     def get(name: str, *shape: int) -> F32Array:
         return _shaped(source, names[name].format(index), shape)
 
-    q, k = get("q", q_rows, hidden), get("k", kv_rows, hidden)
+    def stacked(*parts: tuple[str, int]) -> F32Array:
+        """Matrices [rows, hidden] one below the other, each read to where it belongs."""
+        whole, start = np.empty((sum(rows for _, rows in parts), hidden), np.float32), 0
+        for name, rows in parts:
+            _shaped(source, names[name].format(index), (rows, hidden), whole[start : start + rows])
+            start += rows
+        return whole
+
+    qkv = stacked(("q", q_rows), ("k", kv_rows), ("v", kv_rows))
     if permuted:
-        q, k = _unpermuted(q, config.num_heads), _unpermuted(k, config.num_kv_heads)
+        q, k = qkv[:q_rows], qkv[q_rows : q_rows + kv_rows]
+        q[...], k[...] = _unpermuted(q.copy(), config.num_heads), _unpermuted(k.copy(), config.num_kv_heads)
     return LayerWeights(
         attn_norm=get("attn_norm", hidden),
-        qkv=np.concatenate((q, k, get("v", kv_rows, hidden))),
+        qkv=qkv,
         out=get("o", hidden, q_rows),
         ffn_norm=get("ffn_norm", hidden),
-        gate_up=np.concatenate((get("gate", ffn, hidden), get("up", ffn, hidden))),
+        gate_up=stacked(("gate", ffn), ("up", ffn)),
         down=get("down", hidden, ffn),
     )
 
@@ -290,13 +310,13 @@ def _unpermuted(rows: F32Array, num_heads: int) -> F32Array:
     return rows.reshape(num_heads, num_rows // num_heads // 2, 2, width).swapaxes(1, 2).reshape(num_rows, width)
 
 
-def _shaped(source: _Source, name: str, shape: tuple[int, ...]) -> F32Array:
+def _shaped(source: _Source, name: str, shape: tuple[int, ...], out: F32Array | None = None) -> F32Array:
+    """A tensor of this shape, contiguous; `out` is where it is wanted, else it has memory of its own."""
     if name not in source.names:
         raise ValueError(f"tensor {name} is missing")
-    tensor = source.tensor(name)
-    if tensor.shape != shape:
-        raise ValueError(f"tensor {name} has shape {tensor.shape}, expected {shape}")
-    return np.ascontiguousarray(tensor, dtype=np.float32)
+    if (told := source.shape(name)) != shape:
+        raise ValueError(f"tensor {name} has shape {told}, expected {shape}")
+    return source.tensor(name, np.empty(shape, np.float32) if out is None else out)
 
 
 def _int(values: Mapping[str, object], key: str) -> int:

@@ -156,6 +156,10 @@ class BlockPool:
                 self._idle[node] = None
                 self._idle.move_to_end(node)
 
+    def forget_idle(self) -> None:
+        """Make all idle blocks free: nothing is found any more but what live tables hold."""
+        self._evict(len(self._idle))
+
     def stats(self) -> PoolStats:
         """Counts, now."""
         return PoolStats(

@@ -5,11 +5,14 @@ its own word (`trust`). Knows nothing of HTTP. It holds no task: a turn runs in 
 
 A turn is tried at another engine only before its first token, only where the error says that the engine was not there
 or would not take it, and at each engine once. A reply that had begun is not tried again: its tokens were sampled.
+
+Engines join and leave while turns run. One that leaves gets no new turn; its sessions go on at others. While there is
+one engine, turns go straight to it, and nothing is counted.
 """
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +26,7 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId
+from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import (
     Capabilities,
     Engine,
@@ -42,6 +46,8 @@ MAX_SESSIONS = 2**15
 """Sessions whose engine is remembered, the last to be used; one that is forgotten is placed anew."""
 TRIAL_S = 10.0
 """Longer than a connection takes to fail, as a rule (`connect_timeout`)."""
+DRAIN_LOOK_S = 0.05
+"""Time between two looks at whether an engine that leaves is idle."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -65,12 +71,13 @@ class _MemberState:
     num_sessions: int = 0
     num_expected_cached: int = 0
     num_cached: int = 0
+    is_leaving: bool = False
     outcomes: Counter[Outcome] = field(default_factory=Counter[Outcome])
 
     @property
     def is_ready(self) -> bool:
-        """Whether it says of itself that it takes turns."""
-        return self.engine.health().state is EngineState.READY
+        """Whether it stays, and says of itself that it takes turns."""
+        return not self.is_leaving and self.engine.health().state is EngineState.READY
 
 
 @dataclass(slots=True)
@@ -106,11 +113,20 @@ class _Try:
 class Fleet(Engine):
     """Engines of one model, as one. Every method changes state without waiting; only engines are waited for."""
 
-    def __init__(self, members: Sequence[FleetMember], *, clock: Clock, trial_s: float = TRIAL_S) -> None:
+    def __init__(
+        self,
+        members: Sequence[FleetMember],
+        *,
+        clock: Clock,
+        trial_s: float = TRIAL_S,
+        make: Callable[[str], FleetMember] | None = None,
+    ) -> None:
+        """`make` makes an engine of an address, so that more can join; None: none can."""
         names = [member.name for member in members]
         if not names or len(set(names)) < len(names):
             raise StartupError(f"a fleet has one engine or more, each of its own name, not {names}")
-        self._names = names
+        self._trial_s = trial_s
+        self.make = make
         self._posts = [_MemberState(member.name, member.engine, Trust(trial_s=trial_s)) for member in members]
         self._clock = clock
         self._healths = [member.engine.health() for member in members]
@@ -127,19 +143,21 @@ class Fleet(Engine):
     @property
     def capabilities(self) -> Capabilities:
         """Abilities that all engines share; those that one learns as it comes up count from then on."""
+        if len(self._posts) == 1:
+            return self._posts[0].engine.capabilities
         assert self._common is not None, "capabilities are known once start has returned"
         healths = [post.engine.health() for post in self._posts]
         if any(now is not before for now, before in zip(healths, self._healths, strict=True)):  # it learned something
             self._healths = healths
             known = [post.engine.capabilities for post in self._posts]
             if known != self._known:
-                self._known, self._common = known, common_capabilities(dict(zip(self._names, known, strict=True)))
+                self._known, self._common = known, self._shared(known)
         return self._common
 
     @property
     def num_running(self) -> int:
         """Generations that have begun and not ended."""
-        return len(self._turns)
+        return self._posts[0].engine.num_running if len(self._posts) == 1 else len(self._turns)
 
     @property
     def forwards(self) -> bool:
@@ -150,6 +168,8 @@ class Fleet(Engine):
         """READY while any engine is."""
         if self._closing:
             return EngineHealth(state=EngineState.STOPPED, detail="stopped")
+        if len(self._posts) == 1:
+            return self._posts[0].engine.health()
         healths = {post.name: post.engine.health() for post in self._posts}
         states = {health.state for health in healths.values()}
         if EngineState.READY in states:
@@ -160,6 +180,8 @@ class Fleet(Engine):
 
     def statuses(self) -> Sequence[EngineStatus]:
         """Each engine, by its own word and by what came of requests."""
+        if len(self._posts) == 1:
+            return self._posts[0].engine.statuses()
         now = self._clock.monotonic()
         return [_status_of(post, now) for post in self._posts]
 
@@ -175,7 +197,47 @@ class Fleet(Engine):
             if outcome is not None:
                 raise outcome
         self._known = [post.engine.capabilities for post in self._posts]
-        self._common = common_capabilities(dict(zip(self._names, self._known, strict=True)))
+        self._common = self._shared(self._known)
+
+    def join(self, member: FleetMember) -> None:
+        """Give turns to one more engine, which has been started. Raises StartupError for one that cannot stand in for
+        the others, or whose name is there."""
+        if any(post.name == member.name for post in self._posts):
+            raise StartupError(f"there is an engine {member.name} already")
+        known = {post.name: post.engine.capabilities for post in self._posts}
+        self._common = common_capabilities({**known, member.name: member.engine.capabilities})
+        self._posts.append(_MemberState(member.name, member.engine, Trust(trial_s=self._trial_s)))
+        self._count_anew()
+
+    async def leave(self, name: str) -> bool:
+        """Give an engine no more turns, and close it when those that it runs have ended. False for an unknown name.
+
+        Raises StartupError for the last engine that stays.
+        """
+        post = next((post for post in self._posts if post.name == name), None)
+        if post is None:
+            return False
+        if all(other.is_leaving for other in self._posts if other is not post):
+            raise StartupError(f"{name} is the only engine: add another one first")
+        post.is_leaving = True
+        for session in self._sessions.values():
+            if session.home is post:
+                session.home = None
+        while post.engine.num_running:  # noqa: ASYNC110 - no engine tells of it
+            await asyncio.sleep(DRAIN_LOOK_S)
+        await post.engine.aclose()
+        if post in self._posts:
+            self._posts.remove(post)
+            self._count_anew()
+        return True
+
+    def _count_anew(self) -> None:
+        self._healths = [post.engine.health() for post in self._posts]
+        self._known = [post.engine.capabilities for post in self._posts]
+        self._common = self._shared(self._known)
+
+    def _shared(self, known: Sequence[Capabilities]) -> Capabilities:
+        return common_capabilities(dict(zip((post.name for post in self._posts), known, strict=True)))
 
     async def aclose(self) -> None:
         """Close all, whatever becomes of one. Raises the first error, if there is any."""
@@ -188,14 +250,20 @@ class Fleet(Engine):
     async def abort(self, request_id: RequestId) -> bool:
         """Tell the engine that runs it; a turn that is just being moved ends where it is."""
         turn = self._turns.get(request_id)
-        if turn is None:
-            return False
+        if turn is None:  # it began while there was one engine, or has ended
+            return any([await post.engine.abort(request_id) for post in self._posts])
         turn.was_aborted = True
         if turn.post is not None:
             await turn.post.engine.abort(request_id)
         return True
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        """Sample, at the one engine, or at one of several."""
+        if len(self._posts) == 1:
+            return self._posts[0].engine.generate(request)
+        return self._generate(request)
+
+    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Sample, at one engine after the other until one is there. Raises what the last one raised."""
         assert request.request_id not in self._turns, "a request id is used once"
         turn = self._turns[request.request_id] = _FleetTurn()
@@ -216,6 +284,32 @@ class Fleet(Engine):
             yield Chunk(ids=(), logprobs=(), finish=Finish(reason=FinishReason.ABORT))
         finally:
             del self._turns[request.request_id]
+
+    def end_session(self, key: str) -> None:
+        """Forget where a session is; the engines that had turns of it are told."""
+        session = self._sessions.pop(key, None)
+        if session is not None and session.home is not None:
+            session.home.num_sessions -= 1
+        for post in self._posts:
+            if len(self._posts) == 1 or (session is not None and post.name in session.left_tokens):
+                post.engine.end_session(key)
+
+    async def find_version(self) -> str | None:
+        """The name that all of them have for their weights; None where they do not say one."""
+        versions = set(await asyncio.gather(*(post.engine.find_version() for post in self._posts)))
+        return versions.pop() if len(versions) == 1 else None
+
+    async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
+        """Tell all at once. Where some have taken new weights, those that have not get no turns until they have."""
+        told = await asyncio.gather(*(post.engine.control(command) for post in self._posts))
+        answers = [
+            replace(answer, name=post.name) for post, one in zip(self._posts, told, strict=True) for answer in one
+        ]
+        if isinstance(command, UpdateWeights | NameWeights) and not all(answer.problem for answer in answers):
+            for post, answer in zip(self._posts, answers, strict=True):
+                if answer.problem:
+                    post.engine.require_version(command.version)
+        return answers
 
     async def forward(
         self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes
@@ -352,6 +446,7 @@ def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
     return replace(
         first,
         max_context_tokens=min(limits, default=None),
+        reports_support=all(told.reports_support for told in members.values()),
         grammars=frozenset[GrammarKind].intersection(*(told.grammars for told in members.values())),
         note="; ".join(f"{name}: {told.note}" for name, told in members.items() if told.note),
     )
@@ -371,9 +466,11 @@ def _blames_request(error: StenographError) -> bool:
 
 def _status_of(post: _MemberState, now: float) -> EngineStatus:
     health, capabilities = post.engine.health(), post.engine.capabilities
+    if post.is_leaving:
+        health = EngineHealth(state=EngineState.STOPPED, detail="it leaves when its turns have ended")
     if post.trust.in_doubt:
         doubt = f"in doubt, tried again in {post.trust.retry_in_s(now):.0f} s: {post.trust.why}"
-        health = replace(health, detail=health.detail or doubt)
+        health = EngineHealth(state=health.state, detail=health.detail or doubt)
     return EngineStatus(
         name=post.name,
         engine=capabilities.engine,

@@ -5,11 +5,13 @@ connection: `HttpEngine` does, and knows no engine.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamInvalid, UpstreamRefused
 from stenograph.core.types import Chunk, RequestId
+from stenograph.core.weights import WeightCommand, without_weights
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.transport import Headers, HttpReply
 
@@ -22,8 +24,7 @@ NOT_THERE = (404, 405)
 """The statuses of a path that a server does not have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True, gc=False):
     """A POST of JSON. `streams`: the reply is asked for as server-sent events."""
 
     path: str
@@ -111,6 +112,18 @@ class EngineAdapter(Protocol):
     def abort_call(self, request_id: RequestId) -> Call | None:
         """The request that ends a generation early; None where hanging up is the only way."""
         ...
+
+    def close_call(self, session: str) -> Call | None:
+        """The request that says that no more turns of a session come; None where the server keeps nothing for it."""
+        return None
+
+    def control_calls(self, command: WeightCommand) -> Sequence[Call] | str:
+        """The requests by which a command about the weights is done, in order; a text says why it cannot be."""
+        return without_weights(self.capabilities.engine, command)
+
+    async def find_version(self, ask: Ask) -> str | None:
+        """The server's own name for its weights; None where it does not say. Raises UpstreamError."""
+        return None
 
 
 def passed_through(http: HttpReply) -> UpstreamRefused:

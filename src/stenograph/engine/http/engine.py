@@ -22,8 +22,10 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
+from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
 from stenograph.engine.http.adapter import NOT_THERE, Call, EngineAdapter, EngineReading
+from stenograph.engine.http.control import ControlReply, read_control
 from stenograph.engine.http.transport import DEFAULT_MAX_REPLY_BYTES, EngineTransport, Headers, HttpReply
 from stenograph.offload.body_slots import BodySlots
 
@@ -37,6 +39,8 @@ ABORT_DEADLINE_S = 5.0
 PROBE_DEADLINE_S = 5.0
 AFFINITY_HEADER = "x-smg-routing-key"
 """By which a router keeps a session on one worker; it comes with all that is asked for a generation."""
+SESSION_HEADER = "x-session-id"
+"""The same for other routers."""
 CLOSE_GRACE_S = 2.0
 """Seconds that `aclose` waits for the last aborts to be sent."""
 MAX_SAID = 8
@@ -45,11 +49,13 @@ MAX_SAID = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpEngineOptions:
-    """Address of an engine's server, or of a router before several."""
+    """Address of an engine's server, or of a router before several. `control_timeout_s`: how long it may take to load
+    weights."""
 
     url: str
     connect_timeout_s: float = 5.0
     probe_pause_s: float = 3.0
+    control_timeout_s: float = 600.0
     max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES
 
 
@@ -83,6 +89,8 @@ class HttpEngine(Engine):
         )
         self._health = EngineHealth(state=EngineState.STARTING, detail="not probed yet")
         self._is_discovered = False
+        self._version: str | None = None  # of the weights that it took from here, or has to take
+        self._lacks = ""  # why it gets no turns although it is there: it has other weights
         self._said: set[str] = set()  # of the reasons why it is down, those that the log has
         self._running: dict[RequestId, _RunningExchange] = {}
         self._tasks: set[asyncio.Task[object]] = set()
@@ -171,6 +179,47 @@ class HttpEngine(Engine):
     async def forward(self, method: str, target: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpReply:
         """A request to the engine as it is, for routes that record nothing; any status is an answer."""
         return await self._transport.forward(method, target, headers, body)
+
+    def end_session(self, key: str) -> None:
+        if not self._closing and (call := self._adapter.close_call(key)) is not None:
+            self._own(self._tell("close", key, call), name=f"{self._name}-close-{key}")
+
+    async def find_version(self) -> str | None:
+        if self._version is not None and not self._lacks:
+            return self._version
+        try:
+            async with asyncio.timeout(PROBE_DEADLINE_S):
+                return await self._adapter.find_version(self._ask)
+        except (UpstreamError, TimeoutError):
+            return None
+
+    def require_version(self, version: str) -> None:
+        self._lack(version, "others")
+
+    async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
+        calls, told = self._adapter.control_calls(command), ControlReply(problem="")
+        try:
+            async with asyncio.timeout(self._options.control_timeout_s):
+                told = ControlReply(problem=calls) if isinstance(calls, str) else await self._told(calls)
+        except UpstreamError as error:
+            told = ControlReply(problem=error.message)
+        except TimeoutError:
+            told = ControlReply(problem=f"it did not answer within {self._options.control_timeout_s:g} s")
+        if not told.problem and isinstance(command, UpdateWeights | NameWeights):
+            self._version, self._lacks = command.version, ""
+            self._become(EngineState.READY, self._adapter.capabilities.note)
+            self._doubt.set()
+        return (ControlAnswer(name=self.name, problem=told.problem, num_paused=told.num_paused),)
+
+    async def _told(self, calls: Sequence[Call]) -> ControlReply:
+        """Make the requests of a command until one is refused. Raises UpstreamError."""
+        num_paused = 0
+        for call in calls:
+            told = read_control(call, await self._ask("POST", call.path, call.body, call.headers))
+            num_paused += told.num_paused
+            if told.problem:
+                return told
+        return ControlReply(problem="", num_paused=num_paused)
 
     async def aclose(self) -> None:
         """End everything: generations with EngineUnavailable, after their aborts were sent to the engine."""
@@ -293,7 +342,7 @@ class HttpEngine(Engine):
             return
         call = self._adapter.abort_call(request_id)
         if call is not None:
-            self._own(self._tell_abort(request_id, call), name=f"{self._name}-abort-{request_id}")
+            self._own(self._tell("abort", request_id, call), name=f"{self._name}-abort-{request_id}")
 
     def _check_cut(self, running: _RunningExchange) -> None:
         """Raise EngineUnavailable for a wait that was stopped, unless an abort stopped it."""
@@ -319,11 +368,11 @@ class HttpEngine(Engine):
     async def _abort_until_ended(self, request_id: RequestId, call: Call) -> None:
         pause_s = FIRST_ABORT_PAUSE_S
         while True:  # until `_end` cancels it
-            await self._tell_abort(request_id, call)
+            await self._tell("abort", request_id, call)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_ABORT_PAUSE_S)
 
-    async def _tell_abort(self, request_id: RequestId, call: Call) -> None:
+    async def _tell(self, what: str, key: str, call: Call) -> None:
         where = self._address
         try:
             async with asyncio.timeout(ABORT_DEADLINE_S):
@@ -331,12 +380,12 @@ class HttpEngine(Engine):
         except UpstreamError as error:
             is_known = isinstance(error, UpstreamUnreachable) and self._health.state is EngineState.DOWN
             level = logging.DEBUG if is_known else logging.WARNING
-            log.log(level, "could not abort %s at %s: %s", request_id, where, error.message)
+            log.log(level, "could not %s %s at %s: %s", what, key, where, error.message)
         except TimeoutError:
-            log.warning("could not abort %s at %s within %g s", request_id, where, ABORT_DEADLINE_S)
+            log.warning("could not %s %s at %s within %g s", what, key, where, ABORT_DEADLINE_S)
         else:
             if status != 200:
-                log.warning("could not abort %s at %s: status %d", request_id, where, status)
+                log.warning("could not %s %s at %s: status %d", what, key, where, status)
 
     # -- health
 
@@ -356,6 +405,7 @@ class HttpEngine(Engine):
                 fault = await self._probed_fault()
                 if not fault and not self._is_discovered:
                     await self._adapter.discover(self._ask)
+                    await self._check_version()
                     self._is_discovered = True
         except UpstreamError as error:
             self._become(EngineState.DOWN, error.reason if isinstance(error, UpstreamUnreachable) else error.message)
@@ -366,6 +416,24 @@ class HttpEngine(Engine):
                 self._become(EngineState.DOWN, fault)
             else:
                 self._become(EngineState.READY, self._adapter.capabilities.note)
+
+    async def _check_version(self) -> None:
+        """Take no turns for an engine that came up with other weights than it has to have. Raises UpstreamError.
+
+        One that does not say which it has gets turns, but for one that refused them.
+        """
+        if self._version is None:
+            return
+        found = await self._adapter.find_version(self._ask)
+        if found == self._version:
+            self._lacks = ""
+        elif found is not None:
+            self._lack(self._version, repr(found))
+
+    def _lack(self, version: str, found: str) -> None:
+        self._version = version
+        self._lacks = f"it has not taken the weights {version!r}, and has {found}"
+        self._become(EngineState.DOWN, self._lacks)
 
     async def _probed_fault(self) -> str:
         """The fault that the first path found reports, or that no path was found; empty where nothing is wrong."""
@@ -387,6 +455,8 @@ class HttpEngine(Engine):
         """Keep what was learned of the engine; a change is logged."""
         if self._closing:
             return
+        if state is EngineState.READY and self._lacks:
+            state, detail = EngineState.DOWN, self._lacks
         if state is EngineState.READY:
             if state is not self._health.state:
                 log.info("the engine at %s is ready%s", self._address, detail and f": {detail}")
@@ -416,5 +486,6 @@ class HttpEngine(Engine):
 
 
 def _routing(request: GenerateRequest) -> Headers:
-    """The header that says to a router which session a generation is of, if it is of any."""
-    return () if request.affinity_key is None else ((AFFINITY_HEADER, request.affinity_key),)
+    """The headers that say to a router which session a generation is of, if it is of any."""
+    key = request.affinity_key
+    return () if key is None else ((AFFINITY_HEADER, key), (SESSION_HEADER, key))

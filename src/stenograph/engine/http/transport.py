@@ -10,9 +10,9 @@ import io
 import itertools
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec import Struct
 from yarl import URL
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
@@ -55,8 +55,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _OF_THIS_REQUEST = frozenset({"accept-encoding", "expect", "host"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpReply:
+class HttpReply(Struct, frozen=True, kw_only=True, gc=False):
     """A whole reply. `headers` are those to forward, lower-case, content-type apart; `body` has no encoding left."""
 
     status: int

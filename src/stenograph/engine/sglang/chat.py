@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Chunk, EngineReply, LogprobsKind, RequestId
+from stenograph.core.weights import WeightCommand
 from stenograph.dialects.settings import ReplyMode
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import Ask, Call, EngineAdapter, EngineReading, passed_through
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat_wire import cut_replay, decode_reply, encode_request
+from stenograph.engine.sglang.control import sglang_calls, sglang_version
 from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.engine.sglang.request import tells_support
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -74,6 +77,7 @@ class SGLangChat(EngineAdapter):
             num_prompt=len(request.prompt.ids),
             replay=self._replay,
             reply_mode=self._reply_mode,
+            wants_support=request.params.support and tells_support(request.params),
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
@@ -81,6 +85,15 @@ class SGLangChat(EngineAdapter):
 
     def abort_call(self, request_id: RequestId) -> Call:
         return self._native.abort_call(request_id)
+
+    def close_call(self, session: str) -> Call | None:
+        return self._native.close_call(session)
+
+    def control_calls(self, command: WeightCommand) -> Sequence[Call]:
+        return sglang_calls(command)
+
+    async def find_version(self, ask: Ask) -> str | None:
+        return await sglang_version(ask)
 
     def _own_capabilities(self) -> Capabilities:
         return replace(self._native.capabilities, engine="sglang", streams=False, parses=True)
@@ -95,6 +108,7 @@ class SGLangChatReading(EngineReading):
     num_prompt: int
     replay: ReplayKind
     reply_mode: ReplyMode = ReplyMode.PASSTHROUGH
+    wants_support: bool = False
 
     def whole(self, http: HttpReply) -> Sequence[Chunk]:
         reply = decode_reply(
@@ -103,6 +117,7 @@ class SGLangChatReading(EngineReading):
             vocab_size=self.vocab_size,
             num_prompt=self.num_prompt,
             replay=self.replay,
+            wants_support=self.wants_support,
         )
         written = EngineReply(
             id=reply.id,
@@ -116,10 +131,13 @@ class SGLangChatReading(EngineReading):
         chunk = Chunk(
             ids=reply.ids,
             logprobs=reply.logprobs,
+            sampling_logprobs=reply.sampling_logprobs,
+            support=reply.support,
             top_logprobs=reply.top_logprobs,
             finish=reply.finish,
             num_cached_tokens=reply.num_cached_tokens,
             weight_version=reply.weight_version,
+            is_version_of_reply=True,
             reply=written,
             replay=reply.replay,
             unasked_replay=reply.unasked_replay,

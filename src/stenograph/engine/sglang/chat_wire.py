@@ -16,14 +16,15 @@ Field names: SGLang's `entrypoints/openai/protocol.py` and `serving_chat.py`.
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.support import SupportPiece
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, Replay, SamplingParams, TopLogprob
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import (
@@ -31,6 +32,7 @@ from stenograph.engine.rows import (
     REPLAY_FIELDS,
     MetaFinish,
     MetaInfo,
+    ReportedSupport,
     SampledTokens,
     alternatives,
     check_request,
@@ -47,6 +49,7 @@ from stenograph.engine.sglang.request import (
     prompt_ids,
     replay_parts,
     sampling_fields,
+    support_parts,
 )
 
 _NO_MESSAGES = b'[{"role":"user","content":""}]'
@@ -64,8 +67,14 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
     parts += _chat_parts(request.chat)
     parts += [b',"rid":', as_json(request.request_id)]
     parts.append(b',"logprobs":true,"return_meta_info":true,"no_stop_trim":false,"stream":false')
-    parts += priority_parts(request.priority)
-    parts += replay_parts(replay)
+    if request.priority is not None:
+        parts += priority_parts(request.priority)
+    if request.affinity_key is not None:
+        parts += [b',"session_id":', as_json(request.affinity_key)]
+    if replay is not ReplayKind.NONE:
+        parts += replay_parts(replay)
+    if request.params.support:
+        parts += support_parts(request.params)
     parts += [b",", as_json(_sampling_fields(request.params))[1:-1]]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
@@ -192,8 +201,7 @@ _LAWS = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SGLangReply:
+class SGLangReply(Struct, frozen=True, kw_only=True):
     """A reply that keeps every law. `logprobs[i]` is ln p(ids[i]) in nats."""
 
     id: str
@@ -206,6 +214,8 @@ class SGLangReply:
     weight_version: str | None
     replay: Replay | None
     unasked_replay: tuple[str, ...]
+    sampling_logprobs: "array[float] | None" = None
+    support: SupportPiece | None = None
 
 
 def decode_reply(
@@ -215,10 +225,12 @@ def decode_reply(
     request_id: str | None = None,
     num_prompt: int | None = None,
     replay: ReplayKind = ReplayKind.NONE,
+    wants_support: bool = False,
 ) -> SGLangReply:
     """Read a reply's body, once. `num_prompt` is how many ids were sent, under `request_id`; None does not ask.
 
-    What came for replay beyond `replay` is left out, and named in `unasked_replay`. Raises UpstreamInvalid, naming the
+    What came for replay beyond `replay` is left out, and named in `unasked_replay`. `wants_support`: each token has to
+    have its support. Raises UpstreamInvalid, naming the
     law that it breaks, and nothing else.
     """
     completion = decoded(_COMPLETION, body, _LAWS)
@@ -237,6 +249,9 @@ def decode_reply(
     if version is None and completion.metadata is not None:
         version = completion.metadata.weight_version
     kept, unasked = replay_of(meta, replay)
+    support = ReportedSupport(vocab_size) if wants_support and ids else None
+    if support is not None:
+        support.take(meta, num_new=len(ids), num_sampled=len(ids))
     return SGLangReply(
         id=completion.id,
         message=_message(choice.message, drew_nothing=not ids),
@@ -250,6 +265,8 @@ def decode_reply(
         weight_version=None if version is None else str(version),
         replay=kept,
         unasked_replay=unasked,
+        sampling_logprobs=None if support is None else support.logprobs(slice(None)),
+        support=None if support is None else support.piece(ids, slice(None)),
     )
 
 
@@ -260,6 +277,8 @@ def _finish(choice: _SGLangChoice) -> Finish:
     if isinstance(meta, MetaFinish):
         matched = meta.matched if matched is None else matched
         meta = meta.type
+    if meta == choice.finish_reason == "stop":
+        return Finish(reason=FinishReason.STOP, matched=matched)
     told = [reason for reason in (choice.finish_reason, meta) if reason is not None]
     reasons = {reason_of(reason) for reason in told}
     if FinishReason.ABORT in reasons:
@@ -277,10 +296,10 @@ def _message(message: _SGLangMessage, *, drew_nothing: bool) -> Message:
             "the message's content is null, which a client would send back as another message; SGLang has to write"
             ' "" beside tool calls (docs/engines.md)',
         )
-    calls = (
+    calls = [
         ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
         for call in message.tool_calls or ()
-    )
+    ]
     return Message(
         role=Role.ASSISTANT,
         content=message.content or "",

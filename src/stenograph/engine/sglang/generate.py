@@ -4,21 +4,25 @@ from collections.abc import Sequence
 
 from stenograph.core.errors import StenographError
 from stenograph.core.types import LogprobsKind, LogprobsReport, RequestId
+from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import MODELS_PATH, PROBE_PATHS, Ask, Call, EngineAdapter, passed_through
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.control import sglang_calls, sglang_version
 from stenograph.engine.sglang.generate_wire import (
     SGLangGenerateReading,
     context_exceeded,
     context_of_models,
     context_of_server,
     encode_generate,
+    keeps_sessions_by,
 )
-from stenograph.engine.sglang.request import GRAMMARS, encode_abort
+from stenograph.engine.sglang.request import GRAMMARS, encode_abort, encode_close, tells_support
 
 GENERATE_PATH = "/generate"
 ABORT_PATH = "/abort_request"
+CLOSE_PATH = "/close_session"
 SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 """The second is the older name."""
 
@@ -41,6 +45,7 @@ class SGLangGenerate(EngineAdapter):
         self._vocab_size = vocab_size
         self._replay = replay
         self._max_context_tokens: int | None = None
+        self._keeps_sessions = False
 
     def __repr__(self) -> str:
         return f"<SGLangGenerate {self._model}>"
@@ -56,6 +61,7 @@ class SGLangGenerate(EngineAdapter):
             streams=True,
             takes_json=True,
             logprobs=self._logprobs,
+            reports_support=True,
         )
 
     @property
@@ -68,7 +74,7 @@ class SGLangGenerate(EngineAdapter):
 
     async def discover(self, ask: Ask) -> None:
         """Find the context's length. A router may not report it; then the engine refuses what does not fit."""
-        self._max_context_tokens = await found_context(ask)
+        self._max_context_tokens, self._keeps_sessions = await found_limits(ask)
 
     def call(self, request: GenerateRequest) -> Call:
         return Call(
@@ -83,6 +89,7 @@ class SGLangGenerate(EngineAdapter):
             vocab_size=self._vocab_size,
             num_prompt=len(request.prompt.ids),
             replay=self._replay,
+            wants_support=request.params.support and tells_support(request.params),
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
@@ -91,12 +98,26 @@ class SGLangGenerate(EngineAdapter):
     def abort_call(self, request_id: RequestId) -> Call:
         return Call(path=ABORT_PATH, body=encode_abort(request_id))
 
+    def close_call(self, session: str) -> Call | None:
+        return Call(path=CLOSE_PATH, body=encode_close(session)) if self._keeps_sessions else None
 
-async def found_context(ask: Ask) -> int | None:
-    """The longest request that the server takes, in tokens; None where not reported. Raises UpstreamError."""
+    def control_calls(self, command: WeightCommand) -> Sequence[Call]:
+        return sglang_calls(command)
+
+    async def find_version(self, ask: Ask) -> str | None:
+        return await sglang_version(ask)
+
+
+async def found_limits(ask: Ask) -> tuple[int | None, bool]:
+    """The longest request that the server takes, in tokens, None where not reported; and whether it keeps sessions'
+    keys and values until they are closed. Raises UpstreamError."""
     models = await ask("GET", MODELS_PATH)
     limit = context_of_models(models.body) if models.status == 200 else None
+    keeps_sessions = False
     for path in SERVER_INFO_PATHS:
-        if limit is None and (info := await ask("GET", path)).status == 200:
-            limit = context_of_server(info.body)
-    return limit
+        info = await ask("GET", path)
+        if info.status == 200:
+            limit = context_of_server(info.body) if limit is None else limit
+            keeps_sessions = keeps_sessions_by(info.body)
+            break
+    return limit, keeps_sessions

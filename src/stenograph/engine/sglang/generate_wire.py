@@ -25,6 +25,7 @@ from stenograph.engine.rows import (
     MetaFinish,
     MetaInfo,
     Natural,
+    ReportedSupport,
     SampledTokens,
     alternatives,
     check_request,
@@ -43,6 +44,7 @@ from stenograph.engine.sglang.request import (
     prompt_ids,
     replay_parts,
     sampling_fields,
+    support_parts,
 )
 
 JSON_TYPE = "application/json"
@@ -61,7 +63,11 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     if params.num_top_logprobs:
         parts += [b',"top_logprobs_num":', as_json(params.num_top_logprobs)]
     parts += priority_parts(request.priority)
+    if request.affinity_key is not None:
+        parts += [b',"session_id":', as_json(request.affinity_key)]
     parts += replay_parts(replay)
+    if params.support:
+        parts += support_parts(params)
     parts += [b',"sampling_params":', as_json(_sampling_fields(params))]
     parts += [b',"input_ids":[', prompt_ids(request.prompt), b"]}"]
     return b"".join(parts)
@@ -110,9 +116,17 @@ class SGLangGenerateReading(EngineReading):
     """The reader of one reply. Its methods raise UpstreamInvalid, or the error that the engine reports within a 200."""
 
     def __init__(
-        self, *, request_id: str, vocab_size: int, num_prompt: int, replay: ReplayKind = ReplayKind.NONE
+        self,
+        *,
+        request_id: str,
+        vocab_size: int,
+        num_prompt: int,
+        replay: ReplayKind = ReplayKind.NONE,
+        wants_support: bool = False,
     ) -> None:
-        """`replay` is what was asked for; what comes of it unasked is left out."""
+        """`replay` is what was asked for; what comes of it unasked is left out. `wants_support`: supports were asked
+        for."""
+        self._support = ReportedSupport(vocab_size) if wants_support else None
         self._request_id = request_id
         self._vocab_size = vocab_size
         self._replay = replay
@@ -160,6 +174,9 @@ class SGLangGenerateReading(EngineReading):
             meta.output_top_logprobs, num_sampled=num_sampled, num_new=len(ids), vocab_size=self._vocab_size
         )
         replay, unasked = (None, ()) if finish is None else replay_of(meta, self._replay)
+        support = self._support if ids else None
+        if support is not None:
+            support.take(meta, num_new=len(ids), num_sampled=num_sampled)
         chunks: list[Chunk] = []
         for version, span in _new_spans(meta, start, num_sampled):
             is_last = span.stop == len(ids)
@@ -167,10 +184,13 @@ class SGLangGenerateReading(EngineReading):
                 Chunk(
                     ids=ids[span],
                     logprobs=logprobs[span],
+                    sampling_logprobs=None if support is None else support.logprobs(span),
+                    support=None if support is None else support.piece(ids[span], span),
                     top_logprobs=None if top is None else top[span],
                     finish=finish if is_last else None,
                     num_cached_tokens=meta.cached_tokens or 0,
                     weight_version=version,
+                    is_version_of_reply=not meta.weight_versions,
                     replay=replay if is_last else None,
                     unasked_replay=unasked if is_last else (),
                 )
@@ -251,6 +271,7 @@ class _SGLangModels(msgspec.Struct):
 
 class _ServerInfo(msgspec.Struct):
     context_length: Natural | None = None
+    enable_session_radix_cache: object = None
 
 
 _MODELS = msgspec.json.Decoder(_SGLangModels)
@@ -273,3 +294,11 @@ def context_of_server(body: bytes) -> int | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     return told - _TOKENS_KEPT_BACK if told else None
+
+
+def keeps_sessions_by(body: bytes) -> bool:
+    """Whether `/server_info` says that keys and values of a session are kept until it is closed."""
+    try:
+        return _SERVER_INFO.decode(body).enable_session_radix_cache is True
+    except (msgspec.DecodeError, RecursionError):
+        return False

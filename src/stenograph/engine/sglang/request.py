@@ -11,6 +11,7 @@ import msgspec
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.ids_json import encode_ids
+from stenograph.core.logprobs import GREEDY_BELOW, is_truncated
 from stenograph.core.types import Grammar, GrammarKind, Prompt, SamplingParams
 from stenograph.engine.settings import ReplayKind
 
@@ -73,6 +74,17 @@ def replay_parts(replay: ReplayKind) -> Iterator[bytes]:
         yield b',"return_indexer_topk":true'
 
 
+def tells_support(params: SamplingParams) -> bool:
+    """Whether SGLang tells which ids could be sampled. It refuses to where nothing is cut off, also under a grammar."""
+    return params.temperature >= GREEDY_BELOW and is_truncated(params)
+
+
+def support_parts(params: SamplingParams) -> Iterator[bytes]:
+    """The member that asks for supports, with a comma before it."""
+    if tells_support(params):
+        yield b',"return_sampling_mask":true'
+
+
 def pattern_field(grammar: Grammar) -> tuple[str, str]:
     """The field, and its value, of a grammar that is no JSON Schema. Raises InvalidRequest for one it cannot take."""
     match grammar.kind:
@@ -101,6 +113,11 @@ def _escape(found: "re.Match[str]") -> str:
     """GBNF's spelling, in a string, of a character that cannot stand for itself."""
     char = found[0]
     return f"\\{char}" if char in '"\\' else f"\\x{ord(char):02x}"
+
+
+def encode_close(session: str) -> bytes:
+    """The body of the end of a session."""
+    return b'{"session_id":' + as_json(session) + b"}"
 
 
 def encode_abort(request_id: str) -> bytes:

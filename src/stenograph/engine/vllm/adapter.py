@@ -10,8 +10,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamInvalid
+from stenograph.core.logprobs import has_support
 from stenograph.core.types import Chunk, LogprobsKind, LogprobsReport, RequestId, SamplingParams, token_ids
+from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     PROBE_PATHS,
@@ -25,6 +29,7 @@ from stenograph.engine.http.adapter import (
 )
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
+from stenograph.engine.vllm.control import vllm_calls, vllm_version
 from stenograph.engine.vllm.reply import Expected, VLLMReader
 from stenograph.engine.vllm.request import EMPTY_GENERATION, GRAMMARS, VLLMRoute, encode_abort, encode_request
 from stenograph.engine.vllm.scores import Scores, decode_scores, encode_scoring, scoring_id
@@ -102,13 +107,17 @@ class VLLM(EngineAdapter):
         limit = self._own_max_context_tokens if served.max_context_tokens is None else served.max_context_tokens
         self._found = found
         self._capabilities = replace(
-            self._capabilities, max_context_tokens=limit, note=_note(found, status=tried.status)
+            self._capabilities,
+            max_context_tokens=limit,
+            reports_support=route is VLLMRoute.GENERATE,
+            policy=served.name,
+            note=_note(found, status=tried.status),
         )
 
     def call(self, request: GenerateRequest) -> Call:
         found = known(self._found)
         streams = self._streams(found, request)
-        asked = replace(request, params=self._leaving_room(request))
+        asked = structs.replace(request, params=self._leaving_room(request))
         return Call(
             path=found.route.value,
             body=encode_request(asked, route=found.route, model=found.model, streams=streams),
@@ -127,6 +136,7 @@ class VLLM(EngineAdapter):
             num_top_logprobs=request.params.num_top_logprobs,
             eos_ids=self._eos_ids,
             wants_experts=self._wants_experts,
+            wants_support=wants_support(request.params),
         )
         reader = VLLMReader(expected)
         if not self._scores(request.params):
@@ -142,12 +152,20 @@ class VLLM(EngineAdapter):
             return None
         return Call(path=found.abort_path, body=encode_abort(request_id, found.route))
 
+    def control_calls(self, command: WeightCommand) -> Sequence[Call] | str:
+        return vllm_calls(command)
+
+    async def find_version(self, ask: Ask) -> str | None:
+        return await vllm_version(ask)
+
     def _streams(self, found: _VLLMFound, request: GenerateRequest) -> bool:
         """Whether to ask for events: tokens sampled before the connection closes are otherwise lost."""
         if self._scores(request.params):
             return False  # nothing of it can be reported before its end
         if found.route is VLLMRoute.COMPLETIONS and self._wants_experts:
             return False  # its events do not report them
+        if wants_support(request.params):
+            return False  # only a whole reply has them
         return request.streams or found.abort_path is None
 
     def _scores(self, params: SamplingParams) -> bool:
@@ -169,7 +187,7 @@ class VLLM(EngineAdapter):
                 max_tokens=params.max_tokens,
                 max_context_tokens=limit - SCORING_TOKENS,
             )
-        return replace(params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room))
+        return structs.replace(params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room))
 
 
 class VLLMReading(EngineReading):
@@ -212,7 +230,7 @@ class VLLMGuidedReading(EngineReading):
                 "one_version",
                 f"the weights changed from {sorted(versions)} to {scores.version!r} before a guided turn was scored",
             )
-        return (replace(sampled, logprobs=scores.logprobs, top_logprobs=scores.top_logprobs),)
+        return (structs.replace(sampled, logprobs=scores.logprobs, top_logprobs=scores.top_logprobs),)
 
     async def _scores(self, ask: Ask, ids: "array[int]") -> Scores:
         body = encode_scoring(self._request, ids, route=self._route, model=self._model)
@@ -229,6 +247,11 @@ class VLLMGuidedReading(EngineReading):
             num_prompt=len(self._request.prompt.ids),
             num_top=self._request.params.num_top_logprobs,
         )
+
+
+def wants_support(params: SamplingParams) -> bool:
+    """Whether the reply has to have supports."""
+    return params.support and has_support(params)
 
 
 def _route_by(tried: HttpReply) -> VLLMRoute:

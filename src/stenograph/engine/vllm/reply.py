@@ -15,6 +15,8 @@ broken, for any bytes. Besides the laws of `wire`:
     finish_reason           the reason is one of stop, length, abort
     weight_spans            spans of weight versions follow each other, and cover all tokens
     has_routed_experts      they are there, if they were asked for
+    has_support             each token has its support, if supports were asked for
+    support_of_token        a support is a list of ids of the vocabulary, each once, and the sampled token among them
     routed_experts_shape    they are a .npy file of integers [prompt + completion tokens - 1, layers, top_k], as base64
 """
 
@@ -28,8 +30,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stenograph.core.errors import UpstreamInvalid
+from stenograph.core.support import SupportPiece, SupportWriter
 from stenograph.core.types import Chunk, Finish, FinishReason, Replay, TopLogprob, WeightSpan, token_ids
-from stenograph.engine.rows import EngineUsage, check_ids, short
+from stenograph.engine.rows import EngineUsage, check_ids, short, support_piece
 from stenograph.engine.vllm.request import VLLMRoute
 from stenograph.engine.vllm.wire import NO_LOGPROB, VLLMSpan, VLLMTold, check_request, read
 
@@ -38,7 +41,8 @@ _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Expectations that a reply is checked against. `wants_experts`: vLLM has to report the routed experts.
+    """Expectations that a reply is checked against. `wants_experts`: vLLM has to report the routed experts,
+    `wants_support`: the support of each token, and all at once.
 
     `eos_ids` end a turn: vLLM does not say that one of them did.
     """
@@ -50,6 +54,7 @@ class Expected:
     num_top_logprobs: int = 0
     eos_ids: frozenset[int] = frozenset()
     wants_experts: bool = False
+    wants_support: bool = False
 
 
 class VLLMReader:
@@ -147,6 +152,7 @@ class VLLMReader:
         return Chunk(
             ids=chunk.ids,
             logprobs=chunk.logprobs,
+            support=self._support(told, chunk.ids),
             top_logprobs=chunk.top_logprobs,
             finish=chunk.finish,
             num_cached_tokens=usage.num_cached,
@@ -154,6 +160,17 @@ class VLLMReader:
             replay=self._replay(told.routed_experts, chunk.finish),
             unasked_replay=() if told.routed_experts is None or self._expected.wants_experts else ("routed_experts",),
         )
+
+    def _support(self, told: VLLMTold, ids: Sequence[int]) -> SupportPiece | None:
+        if not self._expected.wants_support or not ids:
+            return None
+        if told.supports is None or len(told.supports) != len(ids):
+            raise UpstreamInvalid(
+                "has_support",
+                f"{len(ids)} ids, but supports of {len(told.supports or ())}; start vLLM with --return-sampling-mask"
+                " (docs/engines.md)",
+            )
+        return support_piece(SupportWriter(self._expected.vocab_size), ids, told.supports)
 
     def _replay(self, told: str | None, finish: Finish) -> Replay | None:
         if not self._expected.wants_experts:

@@ -11,7 +11,7 @@ reply. For any bytes, `read` returns what they say or raises `UpstreamInvalid` w
     ids_agree               a logprob is of the token that was sampled
     logprob_is_finite       a logprob is a finite number
     id_in_vocab             a token's id is an integer in [0, 2^31)
-    finish_reason, weight_spans, routed_experts_shape       these have the types that they have
+    finish_reason, weight_spans, routed_experts_shape, support_of_token     these have the types that they have
 
 What vLLM writes instead of a reply, in a stream also under the status 200, is `UpstreamRefused` with the status that
 it names. Field names: as for `request`. Recordings of a real one: tests/service/recordings/vllm.
@@ -76,6 +76,7 @@ class _GeneratedChoice(msgspec.Struct, Generic[R]):
     stop_reason: int | str | None = None
     weight_versions: list[VLLMSpan] | None = None
     routed_experts: str | None = None
+    sampling_mask: list[list[_Id]] | None = None
 
 
 class _VLLMGenerated(msgspec.Struct, Generic[R]):
@@ -126,6 +127,7 @@ _COMPLETION = msgspec.json.Decoder(_VLLMCompletion)
 _MODELS = msgspec.json.Decoder(_VLLMModels)
 
 VLLM_LAWS = laws(
+    (r"sampling_mask", "support_of_token"),
     (r"token_ids`|token_ids\[|token_id`$", "id_in_vocab"),
     (r"logprobs\[\.\.\.\]|logprobs\[\d+\]|\.logprob`$", "logprob_is_finite"),
     (r"logprobs", "has_logprobs"),
@@ -167,6 +169,7 @@ class VLLMTold:
     stop_reason: int | str | None = None
     spans: Sequence[VLLMSpan] | None = None
     routed_experts: str | None = None
+    supports: Sequence[Sequence[int]] | None = None
     usage: EngineUsage | None = None
 
 
@@ -228,6 +231,7 @@ def _told_by_generate(
         stop_reason=choice.stop_reason,
         spans=choice.weight_versions,
         routed_experts=choice.routed_experts,
+        supports=choice.sampling_mask,
         usage=reply.usage,
     )
 

@@ -11,11 +11,9 @@ from itertools import product
 from stenograph.core.errors import (
     BodyTooLarge,
     Draining,
-    Forbidden,
     IdempotencyMismatch,
     InvalidRequest,
     LimitExceeded,
-    RouteNotFound,
     SamplesInconsistent,
     SessionNotFound,
     StorageUnavailable,
@@ -23,8 +21,9 @@ from stenograph.core.errors import (
     UpstreamUnreachable,
 )
 from stenograph.dialects.sessions import (
+    SESSION_STATES,
     AbortRequest,
-    BackupRequest,
+    BulkSamplesRequest,
     CreateSession,
     Detokenize,
     Nothing,
@@ -36,8 +35,11 @@ from stenograph.export.arrow import MEDIA_TYPE as ARROW
 from stenograph.export.ledger_rows import LedgerPage
 from stenograph.export.records import SessionView
 from stenograph.export.session_samples import JsonSamples
+from stenograph.export.why import SessionFindings
+from stenograph.http.bulk_routes import FRAMES_TYPE, Deleted
 from stenograph.http.control_routes import Health, ModelList, Readiness, Text, Tokens
 from stenograph.http.front_page import FrontPage
+from stenograph.http.openapi.admin import ADMIN
 from stenograph.http.openapi.operation import (
     ANY,
     ID,
@@ -61,7 +63,7 @@ from stenograph.http.session_routes import (
     OutcomeView,
     SessionPage,
 )
-from stenograph.http.storage import BackedUp
+from stenograph.http.waste_route import Waste
 
 
 def operations(described: Described) -> Iterator[Operation]:
@@ -69,6 +71,7 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _PROBES
     yield from _TOKENS
     yield from _SESSIONS
+    yield from ADMIN
     yield from turn_operations(described)
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
@@ -120,6 +123,17 @@ _ON_OPENED = (
     "putOutcome", "getOutcome", "deleteSession",
 )  # fmt: skip
 _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 100}
+_STATE: Schema = {"type": "string", "enum": list(SESSION_STATES)}
+_FILTER = (
+    parameter(
+        "query",
+        "group",
+        "Only sessions of this group. `metadata.KEY=VALUE`, for each of some keys, is a filter too: only sessions whose"
+        " metadata has these values, of which those that are no text are written as JSON.",
+        _TEXT,
+    ),
+    parameter("query", "state", "Only sessions in this state.", _STATE),
+)
 _PAGE = (
     parameter("query", "limit", "The most sessions that a page has.", _LIMIT),
     parameter("query", "after", "The page begins after this session.", ID),
@@ -157,8 +171,34 @@ _SESSIONS = (
         "listSessions",
         "List sessions, oldest first",
         SessionPage,
-        parameters=_PAGE,
+        parameters=(*_PAGE, *_FILTER),
         errors=(InvalidRequest, SessionNotFound, *STORED),
+    ),
+    operation(
+        "DELETE /sessions",
+        "deleteSessions",
+        "Delete the sessions that a filter selects",
+        Deleted,
+        parameters=_FILTER,
+        errors=(InvalidRequest, *STORED),
+    ),
+    operation(
+        "POST /samples",
+        "getManySamples",
+        "Get the training samples of many sessions",
+        body=BulkSamplesRequest,
+        answers=one_answer(
+            "A safetensors payload for each session, behind a head and sizes (docs/samples.md), or one Arrow stream.",
+            {FRAMES_TYPE: {}, ARROW: {}},
+        ),
+    ),
+    operation(
+        "GET /waste",
+        "getWaste",
+        "Get what became of sampled tokens, by group",
+        Waste,
+        parameters=(parameter("query", "group", "Only this group.", _TEXT),),
+        errors=(InvalidRequest, *STORED),
     ),
     operation(
         "GET /sessions/{id}",
@@ -202,6 +242,13 @@ _SESSIONS = (
         errors=(InvalidRequest, *STORED),
     ),
     operation(
+        "GET /sessions/{id}/why",
+        "getFindings",
+        "Get what there is to say about a session's samples, the worst first",
+        SessionFindings,
+        errors=(TokenizationFailed, *STORED),
+    ),
+    operation(
         "PUT /sessions/{id}/outcome",
         "putOutcome",
         "Set the rollout's outcome, or replace it",
@@ -219,14 +266,8 @@ _SESSIONS = (
         errors=STORED,
     ),
     operation(
-        "POST /backup",
-        "backUp",
-        "Copy the store into a folder",
-        BackedUp,
-        body=BackupRequest,
-        errors=(Forbidden, RouteNotFound, StorageUnavailable),
+        "POST /abort_request", "abortAll", "End every running turn, or those of a group", Aborted, body=AbortRequest
     ),
-    operation("POST /abort_request", "abortAll", "End every running turn", Aborted, body=AbortRequest),
 )
 
 

@@ -12,6 +12,7 @@ from stenograph.core.errors import (
     InvalidRequest,
     LimitExceeded,
     ModelMismatch,
+    Paused,
     PreviousResponseNotFound,
     RouteNotFound,
     SessionBusy,
@@ -23,6 +24,7 @@ from stenograph.core.errors import (
     UpstreamInvalid,
     UpstreamTimeout,
     UpstreamUnreachable,
+    WorkerUnavailable,
 )
 from stenograph.dialects.anthropic.dialect import COUNT_TOKENS_PATH, MESSAGES_PATH, CountedTokens
 from stenograph.dialects.anthropic.errors import MessagesErrorBody
@@ -76,6 +78,8 @@ _TURN: Errors = (
     UpstreamTimeout,
     Draining,
     EngineUnavailable,
+    Paused,
+    WorkerUnavailable,
 )
 
 

@@ -52,6 +52,22 @@ def client_strings(messages: Sequence[Message], tools: Sequence[Tool], kwargs: M
     yield from strings_in(kwargs)
 
 
+def occurs(mark: str, calls: Sequence[ToolCall], messages: Sequence[Message]) -> bool:
+    """Whether `mark` is in a string of these messages, or of `calls`; cheaper than a look at `client_strings`."""
+    for message in messages:
+        if (message.content and mark in message.content) or (message.reasoning and mark in message.reasoning):
+            return True
+        if message.tool_calls or message.tool_call_id is not None or message.name is not None:
+            calls = (*calls, *message.tool_calls)
+            if mark in (message.tool_call_id or "") or mark in (message.name or ""):
+                return True
+    for call in calls:
+        texts = (call.id, call.name, call.arguments, *strings_in(_decoded_object(call.arguments)))
+        if any(mark in text for text in texts):
+            return True
+    return False
+
+
 def message_dict(message: Message, sealer: Sealer, form: MessageForm) -> dict[str, object]:
     """One message. Content is a string, but for `form.empty_content`: some templates can only add to one."""
     is_bare = bool(message.tool_calls) and not message.content
@@ -71,7 +87,7 @@ def message_dict(message: Message, sealer: Sealer, form: MessageForm) -> dict[st
 
 def tool_values(tools: Sequence[Tool], sealer: Sealer) -> list[object] | None:
     """The tool list, or None where there is none, which is what templates test for."""
-    return [sealer.seal_value(_tool_value(tool)) for tool in tools] or None
+    return [sealer.seal_value(_tool_value(tool)) for tool in tools] if tools else None
 
 
 def _call_dict(call: ToolCall, sealer: Sealer, form: MessageForm) -> dict[str, object]:

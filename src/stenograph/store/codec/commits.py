@@ -63,12 +63,14 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     pins: list[tuple[bytes, str, _WrittenPattern | None, _WrittenPattern | None]]
     group: bytes | None
     request: _WrittenRequest | None
+    support: bool = False  # older rows end before it
 
 
 class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
     verdict: str
     reward: float | list[tuple[bytes, float]] | None
     detail: bytes | None
+    idle_since: float | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -131,6 +133,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
             ],
             group=maybe_written(opened.group),
             request=None if opened.request is None else _request_written(opened.request),
+            support=opened.support,
         )
     )
 
@@ -159,18 +162,29 @@ def decode_opened(payload: memoryview) -> SessionOpened:
             canonical=_canonical_read(written),
             group=maybe_read(written.group),
             request=None if written.request is None else _request_read(written.request),
+            support=written.support,
         )
     except (ValueError, TypeError, KeyError, re.error) as error:
         raise RowDamaged(f"its content cannot be read: {error}") from error
 
 
-def encode_outcome(outcome: SessionOutcome) -> bytes:
-    """The payload of an outcome's row."""
+def encode_outcome(outcome: SessionOutcome, *, idle_since: float | None = None) -> bytes:
+    """The payload of an outcome's row, which has the time since which its session was idle."""
     reward = outcome.reward
     written = [(text_written(name), one) for name, one in reward.items()] if isinstance(reward, Mapping) else reward
     return _ENCODER.encode(
-        _WrittenOutcome(verdict=outcome.verdict, reward=written, detail=maybe_written(outcome.detail))
+        _WrittenOutcome(
+            verdict=outcome.verdict, reward=written, detail=maybe_written(outcome.detail), idle_since=idle_since
+        )
     )
+
+
+def outcome_idle_since(payload: memoryview) -> float | None:
+    """The time in an outcome's row; None where it has none. Raises RowDamaged."""
+    try:
+        return _OUTCOMES.decode(payload).idle_since
+    except (ValueError, TypeError) as error:
+        raise RowDamaged(f"its content cannot be read: {error}") from error
 
 
 def decode_outcome(payload: memoryview) -> SessionOutcome:

@@ -2,7 +2,8 @@
 
 import hashlib
 import struct
-from dataclasses import dataclass, replace
+
+import msgspec
 
 VERSION = 1
 """Version of this format. A row of a later one is damage to a server that does not know it."""
@@ -18,12 +19,15 @@ _HASHED_BYTES = 2047
 """hashlib lets go of the GIL for more, and whoever lets go of it waits up to 5 ms for a busy loop."""
 
 
+_LONG_BYTES = 256 * 2**10
+"""A longer body takes so long to hash that others are to have the GIL meanwhile."""
+
+
 class RowDamaged(Exception):
     """A row is not what was written. The message says how."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Sums over a session after a row, or what a row adds to them. `num_strands` counts those that have a key.
 
     `outcome_seq` is the number of the row with the outcome that holds, 0 if there is none.
@@ -44,7 +48,7 @@ class Totals:
     def after(self, kind: int, seq: int, adds: "Totals") -> "Totals":
         """The totals after row number `seq`, of that kind, which adds so much."""
         totals = self.plus(adds)
-        return replace(totals, outcome_seq=seq) if kind == OUTCOME else totals
+        return msgspec.structs.replace(totals, outcome_seq=seq) if kind == OUTCOME else totals
 
     def plus(self, other: "Totals") -> "Totals":
         """The sum, field by field; the outcome is this one's."""
@@ -69,8 +73,9 @@ def row_digest(before: bytes, session_id: str, seq: int, body: bytes) -> bytes:
     found = hashlib.sha256(before)
     found.update(session_id.encode() + _PLACE.pack(seq))
     view = memoryview(body)
-    for start in range(0, len(body), _HASHED_BYTES):
-        found.update(view[start : start + _HASHED_BYTES])
+    step = _HASHED_BYTES if len(body) < _LONG_BYTES else len(body)
+    for start in range(0, len(body), step):
+        found.update(view[start : start + step])
     return found.digest()
 
 

@@ -6,7 +6,6 @@ Texts are UTF-8 with lone surrogates, which a JSON text can hold; arrays are the
 import sys
 from array import array
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, cast
 
 import msgspec
@@ -20,10 +19,10 @@ _DEFAULT_PARAMS = SamplingParams()
 def params_written(params: SamplingParams) -> dict[str, Any]:
     """The fields that differ from the defaults in anything: 1 and 1.0 do, and 0.0 and -0.0."""
     found: dict[str, object] = {}
-    for field in fields(params):
-        value = getattr(params, field.name)
-        if repr(value) != repr(getattr(_DEFAULT_PARAMS, field.name)):
-            found[field.name] = value
+    for name in params.__struct_fields__:
+        value = getattr(params, name)
+        if repr(value) != repr(getattr(_DEFAULT_PARAMS, name)):
+            found[name] = value
     return values_written(found)
 
 

@@ -16,6 +16,7 @@ from stenograph.core.types import (
     Finish,
     FinishReason,
     LogprobsKind,
+    MixedWeights,
     Replay,
     RequestId,
     SampledTurn,
@@ -60,6 +61,8 @@ class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logprobs_kind: str
     tempered_logprobs: bytes | None
     forced: bytes | None
+    mixed: tuple[_Text] | None = None  # older rows end before these
+    support: bytes | None = None
 
 
 class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -87,6 +90,7 @@ class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     committed_at: float
     started: float
     stages: dict[str, float]
+    policy: bytes = b""
 
 
 def turn_written(placed: PlacedTurn) -> WrittenTurn:
@@ -125,6 +129,7 @@ def turn_written(placed: PlacedTurn) -> WrittenTurn:
         committed_at=turn.committed_at,
         started=turn.stages.start,
         stages=turn.stages.ends,
+        policy=text_written(turn.policy),
     )
 
 
@@ -164,6 +169,7 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
         requested_at=written.requested_at,
         committed_at=written.committed_at,
         stages=StageTimes(start=written.started, ends=written.stages),
+        policy=text_read(written.policy),
     )
     opened = StrandOpened()
     if written.opened is not None:
@@ -216,6 +222,8 @@ def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
         logprobs_kind=sampled.logprobs_kind,
         tempered_logprobs=_maybe_floats_written(sampled.tempered_logprobs),
         forced=sampled.forced,
+        mixed=None if sampled.mixed is None else (maybe_written(sampled.mixed.oldest),),
+        support=sampled.support,
     )
 
 
@@ -239,6 +247,8 @@ def _sampled_read(written: _WrittenSampled) -> SampledTurn:
         logprobs_kind=LogprobsKind(written.logprobs_kind),
         tempered_logprobs=_maybe_floats_read(written.tempered_logprobs),
         forced=written.forced,
+        mixed=None if written.mixed is None else MixedWeights(oldest=maybe_read(written.mixed[0])),
+        support=written.support,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from stenograph.core.errors import StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import StoredSession, StoredSummary
+from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.postgres.connection import Lane
 from stenograph.store.postgres.schema import check_schema
 from stenograph.store.postgres.server import PostgresRows
@@ -68,6 +68,14 @@ class PostgresLook:
     def read(self, session_id: SessionId) -> StoredSession | None:
         """A session's rows. Raises StorageUnavailable."""
         return self._run(self._rows.read(session_id))
+
+    def columns(self, session_id: SessionId) -> SessionColumns:
+        """The columns beside a session's rows. Raises StorageUnavailable."""
+        ((number, ttl_s, at, key),) = self._run(
+            self._lane.fetch("SELECT number, ttl_s, at, key FROM stenograph_sessions WHERE id = $1", session_id)
+        )
+        rows = self._run(self._lane.fetch("SELECT seq, at FROM stenograph_rows WHERE session = $1", number))
+        return SessionColumns(ttl_s=ttl_s, key=key, times={0: at, **dict(rows)})
 
     def faults(self) -> list[str]:
         """Faults of the tables among themselves."""

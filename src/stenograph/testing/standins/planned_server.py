@@ -29,8 +29,9 @@ class ReplyScript:
     with `error_event`, are an event within a 200. `edit` changes the reply, or each event of a stream, before it is
     written; where it returns bytes, they are written instead of a whole reply. What a `released` one's fault would hold
     goes on at once. `tool_calls` are `(id, name, arguments)`. `tops` are the alternatives at each position; without
-    them, `num_top` made up ones come with each id. A stream has `per_event` tokens in each event, and `events` instead
-    of all of them where those are given.
+    them, `num_top` made up ones come with each id. `supports` are the ids that could be drawn at each; without them,
+    the id alone. A stream has `per_event` tokens in each event, and `events` instead of all of them where those are
+    given.
     """
 
     ids: tuple[int, ...] = ()
@@ -57,6 +58,7 @@ class ReplyScript:
     edit: Callable[[dict[str, Any]], object] | None = None
     logprobs: tuple[float, ...] | None = None
     tops: tuple[Logprobs, ...] = ()
+    supports: tuple[tuple[int, ...], ...] = ()
     per_event: int = 1
     events: tuple[bytes, ...] | None = None
     error_event: bool = False
@@ -159,6 +161,10 @@ class PlannedServer(ABC):
         self.abort_status = 200
         self.health_status = 200
         self.weight_version: str | None = None
+        self.refusal: str | None = None
+        """The reason why it takes no new weights; None: it takes them."""
+        self.loaded: list[str] = []
+        """Folders of weights that it has taken."""
         self._unplanned = unplanned
         self._answers = answers
         self._routes = routes
@@ -227,6 +233,10 @@ class PlannedServer(ABC):
     def pause(self) -> None:
         """Draw nothing more, as `/pause_generation` does: streams stand still, and no reply is begun."""
         self._draws = False
+
+    def abort_running(self) -> None:
+        """Abort all that runs, as a pause may."""
+        self._abort([play.rid for play in self._plays])
 
     def resume(self) -> None:
         """Draw again."""

@@ -4,6 +4,7 @@ Wire shapes: SGLang's `managers/tokenizer_manager.py`.
 """
 
 import base64
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,8 @@ from stenograph.testing.standins.planned_server import Logprobs, version_spans
 class SampledReply:
     """Everything that was drawn for one request. `tops` are the alternatives at each position, empty for none.
 
-    `versions` are those of the weights that drew each token.
+    `versions` are those of the weights that drew each token. `supports` are the ids that could be drawn beside each, if
+    they were asked for.
     """
 
     rid: str
@@ -28,6 +30,7 @@ class SampledReply:
     routed_experts: bytes | None
     indexer_topk: bytes | None
     rows_have_text: bool
+    supports: Sequence[Sequence[int]] | None = None
 
 
 def finish_reason(finish: str, matched: int | str | None, num_drawn: int) -> dict[str, Any]:
@@ -63,6 +66,11 @@ def meta_info(
         info["output_top_logprobs"] = [
             [[logprob, id_, None] for id_, logprob in row] for row in sampled.tops[first:num_drawn]
         ]
+    if sampled.supports is not None:
+        told = sampled.supports[first:num_drawn]
+        info["output_token_sampling_mask"] = told
+        info["output_token_sampling_logprobs"] = [-math.log(max(1, len(row))) for row in told]
+        info["output_token_sampling_mask_length"] = num_drawn
     if has_spans:
         info["weight_versions"] = version_spans(sampled.versions[:num_drawn])
     for name, payload in (("routed_experts", sampled.routed_experts), ("indexer_topk", sampled.indexer_topk)):

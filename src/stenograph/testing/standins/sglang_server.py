@@ -58,6 +58,10 @@ class SGLangServer(PlannedServer):
         self._incremental = incremental
         self._has_spans = has_spans
         self._max_model_len = max_model_len
+        self.server_info: dict[str, Any] | None = None
+        """The answer to `/server_info`; None: there is no such route."""
+        self.closed: list[str] = []
+        """Sessions that were closed."""
 
     def _is_generation(self, asked: AskedRequest, path: str) -> bool:
         return asked.method == "POST" and path in (CHAT_PATH, GENERATE_PATH)
@@ -73,8 +77,11 @@ class SGLangServer(PlannedServer):
                 return Answer(status=self.abort_status, content_type="")
             case "GET", "/health":
                 return Answer(status=self.health_status, content_type="")
+            case "POST", "/update_weights_from_disk":
+                return self._update_weights(asked.json)
             case _:
-                told = self._told(asked.method, path, asked.json)
+                told = self._controlled(asked.method, path, asked.json)
+                told = self._told(asked.method, path, asked.json) if told is None else told
         if told is None:
             detail = {"detail": "Not Found", "path": urllib.parse.unquote(path)}
             return Answer(status=404, body=json.dumps(detail).encode())
@@ -98,6 +105,43 @@ class SGLangServer(PlannedServer):
                 return {"object": "list", "model": self._model, "data": data}
             case _:
                 return None
+
+    def _update_weights(self, body: dict[str, Any]) -> Answer:
+        """A failed one is a 400; without a version in the request, the one that there was stays."""
+        if self.refusal is None:
+            self.loaded.append(str(body.get("model_path")))
+            self.weight_version = body.get("weight_version") or self.weight_version
+        message = "Succeeded to update model weights." if self.refusal is None else self.refusal
+        told = {"success": self.refusal is None, "message": message, "num_paused_requests": self.num_running}
+        return Answer(status=200 if self.refusal is None else 400, body=json.dumps(told).encode())
+
+    def _controlled(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer of the other routes of weights, pauses and sessions; None where it is none of them."""
+        told: dict[str, Any] | None = {}
+        match method, path:
+            case "POST", "/pause_generation":
+                self.pause()
+                if body.get("mode", "abort") == "abort":
+                    self.abort_running()
+                told = {"message": "Generation paused successfully.", "status": "ok"}
+            case "POST", "/continue_generation":
+                self.resume()
+                told = {"message": "Generation continued successfully.", "status": "ok"}
+            case "POST", "/flush_cache":
+                pass
+            case "POST", "/close_session":
+                self.closed.append(str(body["session_id"]))
+            case "POST", "/update_weight_version":
+                self.weight_version = str(body["new_version"])
+                message = f"Weight version updated to {self.weight_version}"
+                told = {"success": True, "message": message, "new_version": self.weight_version}
+            case "GET", "/model_info":
+                told = {"model_path": self._model, "weight_version": self.weight_version or "default"}
+            case "GET", "/server_info":
+                told = self.server_info
+            case _:
+                told = None
+        return told
 
     # -- what it says of a generation
 
@@ -143,4 +187,7 @@ class SGLangServer(PlannedServer):
             routed_experts=script.routed_experts,
             indexer_topk=script.indexer_topk,
             rows_have_text=script.triples,
+            supports=(script.supports or [(id_,) for id_ in play.ids])
+            if play.asked.json.get("return_sampling_mask")
+            else None,
         )

@@ -26,6 +26,7 @@ GENERATE_PATH = "/inference/v1/generate"
 COMPLETIONS_PATH = "/v1/completions"
 GUARDED_ABORT_PATH = "/inference/v1/abort_requests"
 ABORT_PATH = "/abort_requests"
+_WEIGHT_PATHS = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
 
 
 def made_up_scores(ids: Sequence[int]) -> Sequence[float]:
@@ -38,6 +39,7 @@ class VLLMServer(PlannedServer):
 
     `scale_out`: it was started with `--enable-scale-out`; without, None is a version that has no such routes.
     `dev_mode`: it has the routes of `VLLM_SERVER_DEV_MODE=1`. `tells_cached`: `--enable-prompt-tokens-details`.
+    `tells_supports`: `--return-sampling-mask`.
     `models` are what it serves, and `max_model_len` is what it tells of their context.
     Aborts and hang-ups are noted under vLLM's own ids. `requests` are those with a script; questions for the scores of
     a prompt are in `asked` alone.
@@ -51,6 +53,7 @@ class VLLMServer(PlannedServer):
         scale_out: bool | None = True,
         dev_mode: bool = False,
         tells_cached: bool = True,
+        tells_supports: bool = False,
         decode: Callable[[Sequence[int]], str] = utf8_text,
         scores: Callable[[Sequence[int]], Sequence[float]] = made_up_scores,
         answers: Callable[[AskedRequest], ReplyScript] | None = None,
@@ -61,6 +64,7 @@ class VLLMServer(PlannedServer):
         self._models = models
         self._max_model_len = max_model_len
         self._tells_cached = tells_cached
+        self._tells_supports = tells_supports
         self._decode = decode
         self._scores = scores
 
@@ -82,6 +86,8 @@ class VLLMServer(PlannedServer):
             case "GET", "/v1/models":
                 cards = [{"id": name, "max_model_len": self._max_model_len} for name in self._models]
                 return Answer(body=compact({"object": "list", "data": cards}))
+            case "GET", "/weight_info" if self.dev_mode:
+                return Answer(body=compact({"weight_version": self.weight_version or "default"}))
             case _ if path not in self._paths():
                 return Answer(status=404, body=b'{"detail":"Not Found"}')
             case "POST", _:
@@ -92,12 +98,36 @@ class VLLMServer(PlannedServer):
     def _answer_post(self, asked: AskedRequest, path: str) -> Answer:
         if path in (GENERATE_PATH, GUARDED_ABORT_PATH) and not self.scale_out:
             return _error(403, "Scale-out endpoints are disabled.", "PermissionDeniedError")
+        if path in _WEIGHT_PATHS:
+            return self._answer_control(asked, path)
         is_abort = path in (ABORT_PATH, GUARDED_ABORT_PATH)
         return self._answer_abort(asked, path) if is_abort else self._answer_scores(asked, path)
 
     def _paths(self) -> Sequence[str]:
         guarded = [] if self.scale_out is None else [GENERATE_PATH, GUARDED_ABORT_PATH]
-        return [COMPLETIONS_PATH, *guarded, *([ABORT_PATH] if self.dev_mode else [])]
+        return [COMPLETIONS_PATH, *guarded, *([ABORT_PATH, *_WEIGHT_PATHS] if self.dev_mode else [])]
+
+    def _answer_control(self, asked: AskedRequest, path: str) -> Answer:
+        """The routes of its development mode for weights and pauses."""
+        match path:
+            case "/pause":
+                self.pause()
+                if asked.path.endswith("mode=abort"):
+                    self.abort_running()
+                return Answer(body=compact({"status": "paused"}))
+            case "/resume":
+                self.resume()
+                return Answer(body=compact({"status": "resumed"}))
+            case "/collective_rpc":
+                if self.refusal is not None:
+                    return _error(500, self.refusal, "InternalServerError")
+                self.loaded.append(str(asked.json["kwargs"]["weights_path"]))
+                return Answer(body=compact({"results": [None]}))
+            case "/update_weight_version":
+                self.weight_version = str(asked.json["new_version"])
+                return Answer(body=compact({"success": True, "new_version": self.weight_version}))
+            case _:
+                return Answer(body=compact({"success": True}))
 
     def _answer_abort(self, asked: AskedRequest, path: str) -> Answer:
         """Every id is told as aborted, also one that is none; without any, one of the two routes aborts all."""
@@ -178,6 +208,9 @@ class VLLMServer(PlannedServer):
         if is_generate:
             versions = play.versions or [self._version(script)] * len(play.ids)
             choice["weight_versions"] = None if finish is None else version_spans(versions[:end])
+            is_whole = not play.asked.json.get("stream")
+            told = (script.supports or [(id_,) for id_ in play.ids])[first:end]
+            choice["sampling_mask"] = told if is_whole and self._tells_supports else None
         return choice
 
     def _completion_logprobs(self, drawn: Sequence[tuple[int, float, Logprobs]]) -> dict[str, Any]:

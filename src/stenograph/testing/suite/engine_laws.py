@@ -15,7 +15,7 @@ from stenograph.engine.base import EngineState, GenerateRequest
 from stenograph.model.tokenizer import Span
 from stenograph.testing.suite.engine_lab import Lab, NotOffered, without
 from stenograph.testing.suite.grammar_laws import grammar_laws
-from stenograph.testing.suite.logprob_laws import logprobs_of_the_model
+from stenograph.testing.suite.logprob_laws import logprobs_of_the_model, supports_of_tokens
 
 Law = Callable[[Lab], Awaitable[None]]
 
@@ -442,7 +442,7 @@ async def closes(lab: Lab) -> None:
 LAWS: Mapping[str, Law] = {
     law.__name__: law
     for law in (
-        *(ids_and_logprobs, prompt_as_it_is, logprobs_of_the_model, alternatives),
+        *(ids_and_logprobs, prompt_as_it_is, logprobs_of_the_model, supports_of_tokens, alternatives),
         *(streams_tokens, whole_equals_streamed, greedy_repeats, seeds_repeat, together_as_alone),
         *(
             stops_at_eos,

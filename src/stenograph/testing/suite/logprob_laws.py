@@ -1,9 +1,12 @@
-"""The law of log-probabilities: they are those of the distribution that the engine's capabilities name."""
+"""The laws of what tokens are sampled from: log-probabilities are those of the distribution that the engine's
+capabilities name, and supports have the ids that could be sampled."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from stenograph.core.logprobs import is_truncated, known_logprobs
+from stenograph.core.support import supports
 from stenograph.core.types import LogprobsKind, SampledTurn
 from stenograph.engine.base import GenerateRequest
 from stenograph.testing.suite.engine_lab import Lab, NotOffered, check_close
@@ -28,6 +31,26 @@ async def logprobs_of_the_model(lab: Lab) -> None:
         for kind in forced.keys() & known.keys():
             what = f"{kind} logprobs with {params}, scored again"
             check_close(what, known[kind], forced[kind], tolerance=lab.under_test.tolerance_nats)
+
+
+async def supports_of_tokens(lab: Lab) -> None:
+    """A session that asks for supports gets one with each token: at most the ids that truncation leaves, and among them
+    the token has the logprob of sampling that is reported. Who does not ask, or rules nothing out, gets none."""
+    if not lab.capabilities.reports_support:
+        raise NotOffered("supports of tokens: reports_support")
+    how: dict[str, Any] = {"temperature": 0.7, "top_k": 3, "seed": 5}
+    assert (await lab.draw(lab.request(**how))).support is None, "supports came that nobody asked for"
+    assert (await lab.draw(lab.request(temperature=0.7, support=True))).support is None, "nothing was ruled out"
+    turn = await lab.draw(lab.request(**how, support=True, num_top_logprobs=3))
+    assert turn.support is not None, "no supports came"
+    kept = [set[int]() if ids is None else set(ids.tolist()) for ids in supports(turn.support, turn.ids)]
+    assert all(0 < len(ids) <= 3 for ids in kept), f"under top_k 3 the supports have {[len(ids) for ids in kept]} ids"
+    if turn.logprobs_kind is LogprobsKind.RAW and turn.sampling_logprobs is not None and turn.top_logprobs is not None:
+        for at, (id_, told, row) in enumerate(zip(turn.ids, turn.sampling_logprobs, turn.top_logprobs, strict=True)):
+            assert kept[at] == {top.id for top in row}, f"the support of token {at} is not the likeliest three"
+            weights = {top.id: math.exp((top.logprob - row[0].logprob) / 0.7) for top in row}
+            wanted = math.log(weights[id_] / sum(weights.values()))
+            assert abs(wanted - told) <= max(lab.under_test.tolerance_nats, 1e-9), f"token {at}: {told}, not {wanted}"
 
 
 async def _forced_logprobs(

@@ -1,19 +1,19 @@
 """OpenAI chat requests: what is taken, what is refused, and that whoever is to blame is pointed at."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stenograph.core.chat import ChatRequest, KnownMessages, ToolMode
 from stenograph.core.errors import InvalidJson, InvalidRequest, StenographError, UnrenderableMessage
 from stenograph.core.messages import Role
 from stenograph.core.text_print import TextPrint
 from stenograph.core.types import GrammarKind
-from stenograph.dialects.openai.chat import decode_chat
+from stenograph.dialects.openai.chat import _beside_of, decode_chat
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.sampling import request_json
 from stenograph.dialects.openai.sampling_fields import Rule
@@ -433,3 +433,46 @@ def test_an_error_after_what_is_known_points_at_the_messages_place_in_the_whole(
             with pytest.raises(StenographError) as caught:
                 decode_chat(body(messages=[USER, USER, USER, bad]), known=at_hand)
             assert caught.value.param == param
+
+
+BESIDE = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.5, 1, True, 3.0]),
+        "max_tokens": st.sampled_from([1, 2, 0]),
+        "max_completion_tokens": st.sampled_from([1, 2]),
+        "tools": st.sampled_from([[TOOL], [], [{"type": "x"}]]),
+        "tool_choice": st.sampled_from(["auto", "required", "none"]),
+        "stream": st.booleans(),
+        "chat_template_kwargs": st.sampled_from([{"a": 1}, {"a": True}, {"tools": []}]),
+        "nonsense": st.just(1),
+    },
+)
+
+
+@given(
+    beside=st.lists(BESIDE, min_size=1, max_size=2),
+    messages=st.lists(st.sampled_from([[USER], [], [{"role": "x"}], 3]), min_size=2, max_size=3),
+    first=st.booleans(),
+)
+def test_fields_that_were_read_in_another_request_read_as_if_they_were_not(
+    beside: list[dict[str, Any]], messages: list[Any], first: bool
+) -> None:
+    bodies = [
+        json.dumps({"messages": said, **fields} if first else {**fields, "messages": said}).encode()
+        for said in messages
+        for fields in beside
+    ]
+
+    def outcome(raw: bytes) -> object:
+        try:
+            request = decode_chat(raw)
+        except StenographError as error:
+            return type(error), error.message, error.param
+        return request, repr((request.params, request.template_kwargs, request.recorded, request.sent))
+
+    fresh: list[object] = []
+    for raw in bodies:
+        _beside_of.cache_clear()
+        fresh.append(outcome(raw))
+    assert [outcome(raw) for raw in bodies] == fresh

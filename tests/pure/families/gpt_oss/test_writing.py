@@ -10,6 +10,7 @@ import openai_harmony
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.day import STRFTIME_NOW, Day
@@ -263,7 +264,7 @@ def test_a_result_that_answers_no_call_is_refused_unless_it_names_its_function(r
     with pytest.raises(UnrenderableMessage, match="must answer a call"):
         renderer.render([*past, lost], [WEATHER], {})
     assert "<|start|>functions.by_name to=assistant" in our_text(
-        renderer, [*past, replace(lost, name="by_name")], [WEATHER]
+        renderer, [*past, structs.replace(lost, name="by_name")], [WEATHER]
     )
     late = Message(role=Role.TOOL, content="Found.", tool_call_id=call(1).id)
     assert "<|start|>functions.look_up_zq to=assistant" in our_text(renderer, [*past, said("So."), late], [WEATHER])

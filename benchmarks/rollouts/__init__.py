@@ -1,0 +1,1 @@
+"""The CPU that the client takes for a rollout."""

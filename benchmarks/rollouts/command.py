@@ -1,0 +1,134 @@
+"""`scripts/bench rollouts`: what does a rollout cost in the client's own process?
+
+A server in front of an engine stand-in, both processes of their own. Here: the client, and agents of so many turns, of
+which a share fails and a share hangs; groups of eight, and half as many spares. The agents' own requests go over plain
+sockets; what they cost is measured by themselves first, on sessions that are open already, and taken off.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from urllib.parse import urlsplit
+
+from stenograph.bench.kit.options import add_model, count
+from stenograph.bench.kit.processes import Children
+from stenograph.bench.kit.reply_shape import ReplyShape
+from stenograph.bench.kit.runner import cached_model, say
+from stenograph.bench.kit.servers import start_serve, start_standin
+from stenograph.client import Client, RolloutBatch, RolloutSession, silent
+from stenograph.model.files import load_model_files
+
+GROUP_SIZE, SPARES = 8, 4
+WARM_ROLLOUTS = 32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    add_model(parser)
+    add = parser.add_argument
+    add("--groups", type=count, default=32, help="whole groups of eight rollouts. Default: 32.")
+    add("--turns", type=count, default=2, help="of each agent. Default: 2.")
+    add("--tokens", type=count, default=60, help="of each reply. Default: 60.")
+    add("--failures", type=float, default=0.2, help="share of agents that fail. Default: 0.2.")
+    add("--hangs", type=float, default=0.1, help="share of agents that never end. Default: 0.1.")
+    add("--concurrency", type=count, default=64, help="rollouts at a time. Default: 64.")
+    add("--repeats", type=count, default=5, help="measurements. Default: 5.")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print; returns the exit code."""
+    path = cached_model(options.model, weights=False)
+    shape = ReplyShape(num_tokens=options.tokens, vocab_size=load_model_files(path).vocab_size)
+    with Children() as children:
+        _, engine = start_standin(children, shape)
+        flags = ["--model", str(path), "--engine", "sglang", "--engine-url", engine]
+        _, url = start_serve(children, flags)
+        figures = [asyncio.run(_measure(url, options)) for _ in range(options.repeats)]
+    shown = {name: [one[name] for one in figures] for name in figures[0]}
+    for name, values in shown.items():
+        sys.stdout.write(f"{name:<24} {statistics.median(values):9.3f}  ({min(values):.3f} … {max(values):.3f})\n")
+    sys.stdout.write(json.dumps({"bench": "rollouts", "figures": shown}) + "\n")
+    return 0
+
+
+async def _measure(url: str, options: argparse.Namespace) -> Mapping[str, float]:
+    num_rollouts = options.groups * (GROUP_SIZE + SPARES)
+    agent = Turns(options.turns, failures=options.failures, hangs=options.hangs)
+    async with Client(url) as client:
+        await client.rollouts(Turns(options.turns), range(WARM_ROLLOUTS), progress=silent)
+        per_turn = await _agents_alone(client, options)
+        began, cpu = time.monotonic(), time.process_time()
+        batch: RolloutBatch[int] = await client.rollouts(
+            agent,
+            range(options.groups),
+            group_size=GROUP_SIZE,
+            spares=SPARES,
+            concurrency=options.concurrency,
+            failed_reward=0.0,
+            timeout_s=30.0,
+            progress=silent,
+        )
+        cpu_s, wall_s = time.process_time() - cpu, time.monotonic() - began
+        left = await client.num_sessions()
+    num_ended = sum(len(group.rollouts) + len(group.others) for group in (*batch.groups, *batch.others))
+    say(f"{len(batch.groups)} groups whole, {num_ended} of {num_rollouts} rollouts ended, {left} sessions left")
+    of_agents = per_turn * agent.num_turns_done
+    return {
+        "client_cpu_ms": 1000 * (cpu_s - of_agents) / num_ended,
+        "with_agents_cpu_ms": 1000 * cpu_s / num_ended,
+        "rollouts_per_s": num_ended / wall_s,
+        "sessions_left": left,
+    }
+
+
+async def _agents_alone(client: Client, options: argparse.Namespace) -> float:
+    """CPU seconds of a turn of an agent, on sessions that were opened before."""
+    agent = Turns(options.turns)
+    async with AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(client.session()) for _ in range(GROUP_SIZE * SPARES)]
+        cpu = time.process_time()
+        await asyncio.gather(*(agent(number, session) for number, session in enumerate(sessions)))
+        return (time.process_time() - cpu) / agent.num_turns_done
+
+
+class Turns:
+    """Agents of so many turns over a socket of their own; some fail after the first, some never end."""
+
+    def __init__(self, num_turns: int, *, failures: float = 0.0, hangs: float = 0.0) -> None:
+        self._num_turns, self._failures, self._hangs = num_turns, failures, hangs
+        self._random = random.Random(0)
+        self.num_turns_done = 0
+
+    async def __call__(self, task: int, session: RolloutSession) -> float:
+        luck = self._random.random()
+        url = urlsplit(session.base_url)
+        reader, writer = await asyncio.open_connection(url.hostname, url.port)
+        try:
+            messages: list[object] = [{"role": "user", "content": f"Task {task}."}]
+            for _ in range(self._num_turns):
+                messages.append(await self._turn(reader, writer, url.path, messages))
+                messages.append({"role": "user", "content": "Go on."})
+                if luck < self._hangs:
+                    await asyncio.Event().wait()
+                if luck < self._hangs + self._failures:
+                    raise ValueError("the agent broke")
+        finally:
+            writer.close()
+        return luck
+
+    async def _turn(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, messages: list[object]
+    ) -> object:
+        body = json.dumps({"messages": messages}).encode()
+        head = f"POST {path}/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(answer.split(b"content-length:")[1].split(b"\r\n")[0])
+        self.num_turns_done += 1
+        return json.loads(await reader.readexactly(length))["choices"][0]["message"]

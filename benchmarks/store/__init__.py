@@ -1,0 +1,1 @@
+"""What sessions on disk cost: a restart, the first touch of one that is not in memory, and memory."""

@@ -1,0 +1,209 @@
+"""How long an update of the embedded engine's weights takes, and what it does to the steps meanwhile.
+
+    python -m benchmarks.weight_swap [--forward numpy] [--rounds 5] [--folder /dev/shm]
+
+Writes SmolLM2-135M's weights (the packaged model) as float32 safetensors, 538 MB, and swaps them while 16 sequences
+decode: read, prepared and swapped as in the engine's process, with the loop and the desk that it has. Prints, for each
+round, the seconds from the command to its answer, the milliseconds that the swap took between two steps, and the
+longest step before, while files were read, and after; then one line of JSON. Steps after a swap prefill what was
+preempted. First it reads the files without an engine, and tells the CPU seconds: on a busy machine they hold, and the
+others do not. A swap waits for the step that is under way.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from stenograph.core.clock import SystemClock
+from stenograph.core.types import RequestId, SamplingParams
+from stenograph.embedded.engine_core import EngineCore, EngineLimits
+from stenograph.embedded.forward.choice import make_forward
+from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights, load_weights
+from stenograph.embedded.grammar.cache import GrammarCompiler
+from stenograph.embedded.loop import EngineLoop
+from stenograph.embedded.settings import ForwardKind, TorchDtype
+from stenograph.embedded.weight_desk import WeightDesk
+from stenograph.embedded.wire import Control, ControlKind, Controlled, Failed, Sampled
+from stenograph.model.fetch import resolve_model
+from stenograph.model.files import load_model_files
+from stenograph.model.progress import StreamProgress
+from stenograph.model.settings import default_cache_dir
+from stenograph.model.tokenizer import Tokenizer
+
+NUM_SEQUENCES, PROMPT_TOKENS = 16, 12
+
+
+def write_folder(folder: Path, config: LlamaConfig, weights: LlamaWeights) -> int:
+    """A Hugging Face folder of the same weights in float32; returns the bytes of its tensors."""
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    tensors: dict[str, NDArray[np.float32]] = {
+        "model.embed_tokens.weight": weights.embed,
+        "model.norm.weight": weights.final_norm,
+    }
+    for index, layer in enumerate(weights.layers):
+        at = f"model.layers.{index}."
+        query, key, value = np.split(layer.qkv, [q_rows, q_rows + kv_rows])
+        gate, up = np.split(layer.gate_up, 2)
+        tensors |= {
+            at + "input_layernorm.weight": layer.attn_norm,
+            at + "self_attn.q_proj.weight": query,
+            at + "self_attn.k_proj.weight": key,
+            at + "self_attn.v_proj.weight": value,
+            at + "self_attn.o_proj.weight": layer.out,
+            at + "post_attention_layernorm.weight": layer.ffn_norm,
+            at + "mlp.gate_proj.weight": gate,
+            at + "mlp.up_proj.weight": up,
+            at + "mlp.down_proj.weight": layer.down,
+        }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, folder / "model.safetensors")
+    told = {
+        "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": config.hidden,
+        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_dim, "intermediate_size": config.ffn,
+        "vocab_size": config.vocab_size, "rope_theta": config.rope_theta, "rms_norm_eps": config.rms_eps,
+        "max_position_embeddings": config.max_context, "tie_word_embeddings": config.tied_embeddings,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(told))
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+class TimedLoop(EngineLoop):
+    """A loop that notes how long what it does between two steps takes."""
+
+    acts_s: list[float]
+
+    def between_steps(self, act: Callable[[], None]) -> None:
+        def timed() -> None:
+            begin = time.perf_counter()
+            act()
+            self.acts_s.append(time.perf_counter() - begin)
+
+        super().between_steps(timed)
+
+
+class TimedCore(EngineCore):
+    """A core that notes when each step began, and how long it took."""
+
+    steps: list[tuple[float, float]]
+
+    def step(self) -> list[Sampled | Failed]:
+        begin = time.perf_counter()
+        events = super().step()
+        self.steps.append((begin, time.perf_counter() - begin))
+        return events
+
+
+class Rig:
+    """The engine as its process has it, on threads of this one."""
+
+    def __init__(self, path: Path, kind: ForwardKind) -> None:
+        config, weights = load_weights(path)
+        limits = EngineLimits(max_batch=NUM_SEQUENCES, kv_tokens=65536)
+        forward = make_forward(
+            config, weights, kind=kind, device="cpu", dtype=TorchDtype.FLOAT32, num_kv_tokens=limits.num_kv_rows
+        )
+        tokenizer = Tokenizer(load_model_files(path).tokenizer_json)
+        self.loop = TimedLoop(tokenizer, num_workers=0, emit=self._emit, clock=SystemClock())
+        self.loop.acts_s = []
+        self.core = TimedCore(
+            forward, tokenizer, GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=(2,)), eos_ids=(2,),
+            limits=limits, clock=SystemClock(), wake=self.loop.wake, weight_version="0",
+        )  # fmt: skip
+        self.core.steps = []
+        self.answers: dict[RequestId, Future[Controlled]] = {}
+        self.desk = WeightDesk(
+            forward, self.core, self.loop, lambda told: self.answers[told.request_id].set_result(told)
+        )
+        self.num_tokens = 0
+        self.busy = threading.Event()
+        self.loop.start(self.core)
+
+    def _answered(self, told: Controlled) -> None:
+        self.answers[told.request_id].set_result(told)
+
+    def _emit(self, events: Sequence[Sampled | Failed]) -> None:
+        self.num_tokens += sum(isinstance(event, Sampled) for event in events)
+        if self.num_tokens > 4 * NUM_SEQUENCES:
+            self.busy.set()
+
+    def update(self, folder: Path, version: str) -> float:
+        """Swap; returns the seconds until the answer."""
+        name, begin = RequestId(version), time.perf_counter()
+        self.answers[name] = Future()
+        self.desk.obey(Control(request_id=name, kind=ControlKind.LOAD, path=str(folder), version=version))
+        told = self.answers[name].result()
+        assert not told.problem, told.problem
+        return time.perf_counter() - begin
+
+
+def longest_ms(steps: Sequence[tuple[float, float]], begin: float, end: float) -> tuple[float, float]:
+    """Median and longest of the steps that began in a span of time."""
+    took = [seconds * 1e3 for at, seconds in steps if begin <= at < end] or [0.0]
+    return statistics.median(took), max(took)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--forward", type=ForwardKind, default=ForwardKind.NUMPY)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--folder", type=Path, default=Path("/dev/shm"))
+    asked = options.parse_args()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    path = resolve_model("smollm2-135m", cache_dir=default_cache_dir(os.environ), progress=StreamProgress(sys.stderr))
+    folder = asked.folder / f"weight-swap-{os.getpid()}"
+    try:
+        num_bytes = write_folder(folder, *load_weights(path))
+        begin, cpu = time.perf_counter(), time.thread_time()
+        load_weights(folder)
+        alone_s, alone_cpu_s = time.perf_counter() - begin, time.thread_time() - cpu
+        sys.stdout.write(f"read alone: {alone_s:.3f} s, {alone_cpu_s:.3f} s of CPU\n")
+        rig = Rig(path, asked.forward)
+        for index in range(NUM_SEQUENCES):
+            prompt = array("i", [1 + (7 * index + at) % 4000 for at in range(PROMPT_TOKENS)])
+            rig.loop.add_request(prompt, SamplingParams(max_tokens=7000, ignore_eos=True, seed=index))
+        rig.busy.wait()
+        rows: list[dict[str, float]] = []
+        for number in range(1, asked.rounds + 1):
+            before = time.perf_counter()
+            time.sleep(2.0)  # undisturbed steps
+            begin = time.perf_counter()
+            answer_s = rig.update(folder, str(number))
+            end = time.perf_counter()
+            time.sleep(3.0)  # what was preempted is computed again
+            quiet, reading, later = (
+                longest_ms(rig.core.steps, *span) for span in ((before, begin), (begin, end), (end, end + 3.0))
+            )
+            rows.append(
+                {
+                    "answer_s": answer_s, "swap_ms": rig.loop.acts_s[-1] * 1e3, "quiet_p50_ms": quiet[0],
+                    "quiet_max_ms": quiet[1], "reading_p50_ms": reading[0], "reading_max_ms": reading[1],
+                    "after_max_ms": later[1],
+                }
+            )  # fmt: skip
+            sys.stdout.write("  ".join(f"{name} {value:.3f}" for name, value in rows[-1].items()) + "\n")
+            sys.stdout.flush()
+        worst = {f"worst_{name}": round(max(row[name] for row in rows), 3) for name in rows[0]}
+        told = {"bench": "weight_swap", "bytes": num_bytes, "rounds": len(rows), "read_cpu_s": alone_cpu_s, **worst}
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)  # the sequences go on
+
+
+if __name__ == "__main__":
+    main()

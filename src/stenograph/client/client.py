@@ -1,0 +1,233 @@
+"""The client of one server, or of several: sessions that are deleted however they end, and batches of rollouts.
+
+START READING HERE in this package. It knows the server by HTTP alone.
+"""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self, TypeVar, Unpack, cast
+
+from stenograph.client.calls import HttpCalls, JsonObject, Retries, as_object
+from stenograph.client.errors import BadPayload, ClientError, ServerUnreachable, TryLater
+from stenograph.client.progress import PrintedProgress, ProgressSink
+from stenograph.client.rollouts import Agent, BatchOptions, RolloutBatch, RolloutRun
+from stenograph.client.samples import SampleOptions
+from stenograph.client.session import RolloutSession, SessionFields
+
+T = TypeVar("T")
+
+REST_S = 10.0
+"""Seconds for which an address that did not answer is tried after the others."""
+
+CLOSE_S = 30.0
+"""Longest time that closing the client waits for sessions that are being deleted."""
+
+
+@dataclass(slots=True, eq=False)
+class ServerAddress:
+    """One server: its sessions that this client has open, and until when it is tried last."""
+
+    url: str
+    num_open: int = 0
+    rests_until: float = 0.0
+
+
+class Client:
+    """One server, or several as one: a session is opened on the one with the fewest of this client's, and stays there.
+
+    Use it as `async with Client("http://…") as client`. `api_key` is the server's key, if it has one, `admin_key` the
+    one for its weights, which no agent is given. Calls are retried for `retry_s` seconds; one try takes at most
+    `call_timeout_s`.
+    """
+
+    def __init__(
+        self,
+        *urls: str,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        call_timeout_s: float = 60.0,
+        retry_s: float = 30.0,
+    ) -> None:
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is no address: give http://HOST:PORT")
+        if not urls:
+            raise ValueError("no address of a server was given: Client('http://127.0.0.1:8080')")
+        self._api_key = api_key
+        self._admin = {} if admin_key is None else {"authorization": f"Bearer {admin_key}"}
+        self._retry_s = retry_s
+        self._calls = HttpCalls(api_key=api_key, call_timeout_s=call_timeout_s, retry_s=retry_s)
+        self._addresses = [ServerAddress(url.rstrip("/").removesuffix("/v1")) for url in urls]
+        self._owned: set[asyncio.Task[object]] = set()
+
+    def __repr__(self) -> str:
+        urls = ", ".join(address.url for address in self._addresses)
+        return f"<Client {urls}, {sum(address.num_open for address in self._addresses)} sessions open>"
+
+    async def __aenter__(self) -> Self:
+        await self._calls.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait until every session that was being deleted is, then close the connections."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                await self._settled()
+        finally:
+            for task in self._owned:
+                task.cancel()
+            await self._calls.__aexit__(kind, error, trace)
+
+    async def _settled(self) -> None:
+        """Wait for the deletions, also those that follow from a session that was just being opened."""
+        async with asyncio.timeout(CLOSE_S):
+            while self._owned:
+                await asyncio.wait(self._owned)
+
+    @asynccontextmanager
+    async def session(self, **fields: Unpack[SessionFields]) -> AsyncGenerator[RolloutSession]:
+        """A session, which is deleted at the end, also on an error and when the task is cancelled.
+
+        A cancelled caller need not wait for the deletion; the client's end does.
+        """
+        address, session = await self._uncut(self._opened(cast("JsonObject", fields)), undo=self._deleted)
+        try:
+            yield session
+        finally:
+            await self._uncut(self._deleted((address, session)))
+
+    async def rollouts(
+        self,
+        agent: Agent[T],
+        tasks: Iterable[T],
+        *,
+        progress: ProgressSink | None = None,
+        session: SessionFields | None = None,
+        samples: SampleOptions | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> RolloutBatch[T]:
+        """Run `agent(task, session)` for each task, `group_size` times, and collect rewards and samples.
+
+        `docs/client.md` has the options. An agent that fails is a `Rollout` with its error, never an exception here.
+        """
+        run = RolloutRun(
+            self,
+            agent,
+            list(tasks),
+            session=session or {},
+            samples=samples or {},
+            progress=PrintedProgress() if progress is None else progress,
+            **options,
+        )
+        return await run.run()
+
+    async def update_weights(self, model_path: str, *, version: str | None = None, timeout_s: float = 600.0) -> None:
+        """Let every server's engines sample with the weights in this folder, which the servers see, from now on.
+
+        Turns that run go on with the new ones; a sample says which token was sampled by which. `version` names them;
+        None counts on. Raises ServerRefused, with the reason, if one server does not take them: it keeps the old ones.
+        """
+        body: dict[str, object] = {"model_path": model_path}
+        if version is not None:
+            body["weight_version"] = version
+        await self._administer("update_weights_from_disk", body, timeout_s)
+
+    async def name_weights(self, version: str) -> None:
+        """Name the weights that the trainer has sent to the engines by itself."""
+        await self._administer("update_weight_version", {"new_version": version})
+
+    async def pause(self, mode: Literal["abort", "retract", "in_place"] = "in_place") -> None:
+        """Let new turns wait on every server; running ones end (`abort`) or stand still until `resume`."""
+        await self._administer("pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """End the pause."""
+        await self._administer("continue_generation", {})
+
+    async def _administer(self, route: str, body: JsonObject, timeout_s: float | None = None) -> None:
+        """Call a route of every server, with the key for it; the first error is raised after all have answered."""
+        calls = (
+            self._calls.once("POST", f"{address.url}/{route}", body, self._admin, timeout_s=timeout_s)
+            for address in self._addresses
+        )
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
+
+    async def num_sessions(self) -> int:
+        """Sessions that the servers have, of whomever; as far as one page of each shows them."""
+        pages = [await self._calls.json("GET", f"{address.url}/sessions?limit=1000") for address in self._addresses]
+        return sum(len(cast("list[object]", page["sessions"])) for page in pages)
+
+    async def _opened(self, fields: JsonObject) -> tuple[ServerAddress, RolloutSession]:
+        """A new session on the first address that opens one, in the order of their load.
+
+        The key of the call lets a broken connection be tried again without a second session.
+        """
+        key, retries, loop = {"idempotency-key": uuid.uuid4().hex}, Retries(self._retry_s), asyncio.get_running_loop()
+        while True:
+            failure: ClientError | None = None
+            now = loop.time()
+            for address in sorted(self._addresses, key=lambda one: (one.rests_until > now, one.num_open)):
+                try:
+                    content = await self._calls.once("POST", f"{address.url}/sessions", fields, key)
+                except (ServerUnreachable, TryLater) as error:
+                    address.rests_until = now + REST_S
+                    failure = error
+                    continue
+                address.rests_until = 0.0
+                address.num_open += 1
+                return address, self._session(address, as_object(content, address.url))
+            assert failure is not None, "there is an address"
+            await retries.pause_or_raise(failure)
+
+    def _session(self, address: ServerAddress, opened: dict[str, object]) -> RolloutSession:
+        session_id = opened.get("session_id")
+        if not isinstance(session_id, str):
+            raise BadPayload(f"{address.url} opens a session without an id: is it a Stenograph server?")
+        root = f"{address.url}/sessions/{session_id}"
+        return RolloutSession(
+            self._calls, id=session_id, base_url=f"{root}/v1", root_url=root, api_key=self._api_key or session_id
+        )
+
+    async def _deleted(self, opened: tuple[ServerAddress, RolloutSession]) -> None:
+        """Delete a session. A server that does not answer any more has none, or drops it when its ttl has passed."""
+        address, session = opened
+        address.num_open -= 1
+        with contextlib.suppress(ClientError):
+            await session.delete()
+
+    async def _uncut(
+        self, work: Coroutine[object, object, T], *, undo: Callable[[T], Coroutine[object, object, None]] | None = None
+    ) -> T:
+        """The result of `work`, run in a task that a cancelled caller leaves running; the client's end awaits it.
+
+        If the caller is cancelled, what the work made is undone once it is there.
+        """
+        task = self._owns(work)
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            if undo is not None:
+                self._owns(_undone(task, undo))
+            raise
+        return task.result()
+
+    def _owns(self, work: Coroutine[object, object, T]) -> "asyncio.Task[T]":
+        task = asyncio.create_task(work)
+        self._owned.add(cast("asyncio.Task[object]", task))
+        task.add_done_callback(lambda done: self._owned.discard(cast("asyncio.Task[object]", done)))
+        return task
+
+
+async def _undone(task: "asyncio.Task[T]", undo: Callable[[T], Coroutine[object, object, None]]) -> None:
+    await asyncio.wait([task])
+    if not task.cancelled() and task.exception() is None:
+        await undo(task.result())

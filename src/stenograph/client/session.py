@@ -1,0 +1,134 @@
+"""A session as a rollout has it: the address that its agent is given, and the calls when the agent is done."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Literal, SupportsFloat, TypedDict, Unpack, cast
+
+from stenograph.client.calls import HttpCalls
+from stenograph.client.errors import SessionGone
+from stenograph.client.samples import DecodedSamples, Reward, SampleOptions, decoded
+
+RolloutEnd = Literal["ok", "agent_failed", "infra_failed", "aborted"]
+"""The verdicts of `PUT …/outcome`."""
+
+MAX_DETAIL_CHARS = 4096
+LARGE_PAYLOAD_BYTES = 2**20
+"""Payloads from this size on are decoded on a thread."""
+
+SETTLE_S = 5.0
+"""Longest wait for aborted turns to be recorded."""
+
+_LOOK_S = 0.02
+
+
+class SessionFields(TypedDict, total=False):
+    """Fields of `POST /sessions`; all optional, as docs/http-api.md has them."""
+
+    history: Literal["strands", "linear", "tree"]
+    compat: Literal["miles"]
+    after_length: Literal["close", "refuse"]
+    matcher: str
+    metadata: Mapping[str, object]
+    ttl_s: float
+    max_turns: int
+    max_total_tokens: int
+    chat_template_kwargs: Mapping[str, object]
+    sampling: Mapping[str, Mapping[str, object]]
+    canonical: str
+    group: str
+
+
+def checked_reward(reward: object) -> Reward | None:
+    """A reward as plain floats: of whatever is a number, NumPy's and torch's too. Raises ValueError if it is none, or
+    not finite: a reward that the server would refuse."""
+    if reward is None:
+        return None
+    try:
+        if isinstance(reward, Mapping):
+            named = cast("Mapping[object, SupportsFloat]", reward)
+            found: Reward = {str(name): float(number) for name, number in named.items()}
+        else:
+            found = float(cast("SupportsFloat", reward))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a reward is a number, or numbers by name, got {reward!r}") from error
+    if not all(map(math.isfinite, found.values() if isinstance(found, Mapping) else (found,))):
+        raise ValueError(f"a reward is finite, got {reward!r}")
+    return found
+
+
+class RolloutSession:
+    """An open session. `base_url` is for OpenAI's clients, `root_url` for Anthropic's and Google's, with `api_key`.
+
+    `api_key` is the server's key where the client was given one, else the session's id: by either an SDK's requests
+    belong to this session, also those of a tool that knows the server's address and the key alone.
+    """
+
+    def __init__(self, calls: HttpCalls, *, id: str, base_url: str, root_url: str, api_key: str) -> None:  # noqa: A002
+        self._calls = calls
+        self.id = id
+        self.base_url = base_url
+        self.root_url = root_url
+        self.api_key = api_key
+
+    def __repr__(self) -> str:
+        return f"<RolloutSession {self.root_url}>"
+
+    async def outcome(
+        self, reward: Reward | None = None, *, verdict: RolloutEnd = "ok", detail: str | None = None
+    ) -> None:
+        """Say how the rollout ended; it stands in the session's samples. A second call replaces the first.
+
+        Raises ValueError for a reward that is no finite number, or numbers by name.
+        """
+        body: dict[str, object] = {"reward": checked_reward(reward), "verdict": verdict}
+        if detail is not None:
+            body["detail"] = detail[:MAX_DETAIL_CHARS]
+        await self._calls.call("PUT", f"{self.root_url}/outcome", body)
+
+    async def samples(self, **options: Unpack[SampleOptions]) -> DecodedSamples:
+        """The session's training samples. Raises ServerRefused `samples_inconsistent` if its turns make none."""
+        payload = await self._calls.call("POST", f"{self.root_url}/samples", cast("dict[str, object]", options))
+        if len(payload) < LARGE_PAYLOAD_BYTES:
+            return decoded(payload)
+        return await asyncio.to_thread(decoded, payload)
+
+    async def abort(self) -> int:
+        """End the running turns at the engine; their callers get the partial replies. Returns how many there were."""
+        answer = await self._calls.json("POST", f"{self.root_url}/abort")
+        return cast("int", answer["aborted"])
+
+    async def settle(self) -> None:
+        """Abort the running turns, and wait until what they sampled is recorded, at most `SETTLE_S` seconds.
+
+        An agent that goes on at once is aborted again.
+        """
+        deadline = asyncio.get_running_loop().time() + SETTLE_S
+        while await self.abort() or any(row["ended"] is None for row in await self.ledger()):
+            await asyncio.sleep(_LOOK_S)
+            if asyncio.get_running_loop().time() > deadline:
+                return
+
+    async def view(self) -> dict[str, object]:
+        """`GET /sessions/{id}`: the records of the main line, and the metadata."""
+        return await self._calls.json("GET", self.root_url)
+
+    async def drift(self) -> dict[str, object]:
+        """`GET /sessions/{id}/drift`: the drift report of each line."""
+        return await self._calls.json("GET", f"{self.root_url}/drift")
+
+    async def ledger(self) -> list[dict[str, object]]:
+        """The rows of all requests that named the session, in order."""
+        rows: list[dict[str, object]] = []
+        after: object = 0
+        while after is not None:
+            page = await self._calls.json("GET", f"{self.root_url}/ledger?after={after}")
+            rows += cast("list[dict[str, object]]", page["requests"])
+            after = page["next"]
+        return rows
+
+    async def delete(self) -> None:
+        """Delete the session; running turns are aborted. One that is gone already is no error."""
+        with contextlib.suppress(SessionGone):
+            await self._calls.call("DELETE", self.root_url)

@@ -1,0 +1,1 @@
+"""A server as several processes: started, supervised, ended."""

@@ -1,0 +1,111 @@
+"""The routes by which an administrator adds engines to a fleet and takes them from it while it runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenograph.core.errors import InvalidRequest, RouteNotFound, StartupError
+from stenograph.core.json_types import Count
+from stenograph.dialects.engine_commands import decode_engine
+from stenograph.engine.base import Engine, EngineState, EngineStatus
+from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.settings import URLS
+from stenograph.http.wire import json_response, read_json
+from stenograph.session.weights import WeightSync
+
+
+class EngineRow(TypedDict):
+    """One engine. `state` is `stopped` while it leaves. `detail` is a line for the operator."""
+
+    name: str
+    engine: str
+    state: EngineState
+    detail: str
+    num_running: Count
+
+
+class EngineList(TypedDict):
+    """The engines."""
+
+    engines: Sequence[EngineRow]
+
+
+class EngineLeft(TypedDict):
+    """An engine that is not asked any more."""
+
+    name: str
+    removed: Literal[True]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRoutes:
+    """The routes of one server."""
+
+    engine: Engine
+    sync: WeightSync
+    max_body_bytes: int
+
+    async def list_engines(self, request: Request) -> Response:
+        """`GET /engines`."""
+        engines: EngineList = {"engines": [_row(status) for status in self.engine.statuses()]}
+        return json_response(engines)
+
+    async def add(self, request: Request) -> Response:
+        """`POST /engines`. The engine joins before this is answered, but gets no turns before it has the weights."""
+        wire = decode_engine(await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes))
+        fleet = self._fleet()
+        assert fleet.make is not None, "a fleet of addresses"
+        try:
+            (url,) = cast("tuple[str, ...]", URLS.read(wire.url))
+        except ValueError as error:
+            raise InvalidRequest(f"url must be one of {URLS.expected}.", param="/url") from error
+        member = fleet.make(url)
+        try:
+            await self._join(fleet, member)
+        except StartupError as error:
+            raise InvalidRequest(f"The engine cannot join: {error}.", param="/url") from error
+        status = next(status for status in fleet.statuses() if status.name == member.name)
+        return json_response(_row(status))
+
+    async def remove(self, request: Request) -> Response:
+        """`DELETE /engines/{name}`, answered when the turns that it runs have ended."""
+        name = str(request.path_params["name"])
+        try:
+            found = await self._fleet().leave(name)
+        except StartupError as error:
+            raise InvalidRequest(f"The engine cannot leave: {error}.") from error
+        if not found:
+            raise RouteNotFound(f"There is no engine {name[:200]!r}; GET /engines lists them.")
+        left: EngineLeft = {"name": name, "removed": True}
+        return json_response(left)
+
+    async def _join(self, fleet: Fleet, member: FleetMember) -> None:
+        """Start an engine, give it the weights, and let it join. Raises StartupError; nothing is left behind then."""
+        try:
+            await member.engine.start()
+            await self.sync.bring_up(member.engine)
+            fleet.join(member)
+        except BaseException:
+            await member.engine.aclose()
+            raise
+        await self.sync.bring_up(member.engine)  # others may have come meanwhile
+
+    def _fleet(self) -> Fleet:
+        if not isinstance(self.engine, Fleet) or self.engine.make is None:
+            raise RouteNotFound(
+                "This server has one engine, without an address: to add engines, start it with --engine-url."
+            )
+        return self.engine
+
+
+def _row(status: EngineStatus) -> EngineRow:
+    return {
+        "name": status.name,
+        "engine": status.engine,
+        "state": status.health.state,
+        "detail": status.health.detail or status.note,
+        "num_running": status.num_running,
+    }

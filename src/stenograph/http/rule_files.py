@@ -1,0 +1,59 @@
+"""The files that settings name: rules for requests, and the sampling of all sessions. Read, or refused with a line."""
+
+from typing import NamedTuple
+
+from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
+from stenograph.core.sampling_rules import SamplingRules
+from stenograph.dialects.openai.sampling_rules import decode_rules
+from stenograph.http.settings import Settings
+from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
+from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
+from stenograph.trajectory.canonical import Canonical
+
+
+class SideRules(NamedTuple):
+    """The rules of sessions: those that label requests, those that rewrite them, and which of these are chosen."""
+
+    kinds: KindRules
+    rewrites: RewriteRules
+    canonical: Canonical
+
+
+def side_rules_of(settings: Settings) -> SideRules:
+    """The rules of `--side-rules`, then the shipped ones. Raises StartupError, with the file and the rule."""
+    file, texts = repr(str(settings.side_rules)), [SHIPPED_RULES]
+    try:
+        if settings.side_rules is not None:
+            texts.insert(0, settings.side_rules.read_text(encoding="utf-8"))
+        rewrites = RewriteRules.read(*texts)
+        return SideRules(KindRules.read(*texts), rewrites, rewrites.chosen(settings.canonical))
+    except UnknownRewrite as error:
+        raise StartupError(f"--canonical: {error}") from error
+    except OSError as error:
+        raise StartupError(f"--side-rules: cannot read the file {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise StartupError(f"--side-rules: the file {file} is not UTF-8") from error
+    except BadSideRules as error:
+        raise StartupError(f"--side-rules: the file {file}: {error}") from error
+
+
+def sampling_of(settings: Settings) -> SamplingRules | None:
+    """The sampling of all sessions, from the file of `--sampling`. Raises StartupError, with the file and the field."""
+    if settings.sampling is None:
+        return None
+    file = repr(str(settings.sampling))
+    try:
+        return decode_rules(settings.sampling.read_bytes())
+    except OSError as error:
+        raise StartupError(f"--sampling: cannot read the file {file}: {error.strerror}") from error
+    except InvalidJson as error:
+        raise StartupError(f"--sampling: the file {file} is not JSON: {error.__cause__}") from error
+    except InvalidRequest as error:
+        where = "" if error.param is None else f"{error.param} of "
+        raise StartupError(f"--sampling: {where}the file {file}: {error}") from error
+
+
+def check_files(settings: Settings) -> None:
+    """Read the files that settings name: a bad one ends the start before a model is loaded. Raises StartupError."""
+    sampling_of(settings)
+    side_rules_of(settings)

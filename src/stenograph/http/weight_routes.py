@@ -1,0 +1,193 @@
+"""The routes by which a trainer brings new weights, in SGLang's shapes. All but `GET /model_info` are an
+administrator's: who may chat may not change the policy.
+
+Owns the folder that weights may come from. What is done with a command, session/weights.py says.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenograph.core.errors import Forbidden
+from stenograph.core.json_types import Count
+from stenograph.core.weights import UpdateWeights
+from stenograph.dialects.sessions import decode_nothing
+from stenograph.dialects.weight_commands import decode_pause, decode_update, decode_version
+from stenograph.http.metric_table import Metric, MetricType
+from stenograph.http.wire import json_response, read_json
+from stenograph.session.weights import SyncResult, UpdateOutcome, WeightSync, next_version
+
+
+class WeightsUpdated(TypedDict):
+    """The result of an update of weights. Where `success` is false the status is 400, and `message` names the engines
+    that did not take it."""
+
+    success: bool
+    message: str
+    num_paused_requests: Count
+
+
+class VersionUpdated(TypedDict):
+    """The result of naming the weights."""
+
+    success: bool
+    message: str
+    new_version: str
+
+
+class GenerationState(TypedDict):
+    """The result of a pause, or of its end. An `error` has status 400."""
+
+    status: Literal["ok", "error"]
+    message: str
+
+
+class CacheFlushed(TypedDict):
+    """The result of emptying the engines' caches. Where `success` is false the status is 400."""
+
+    success: bool
+    message: str
+
+
+class ModelInfo(TypedDict):
+    """The model and the name of its weights; `weight_version` is null where nobody has named them."""
+
+    model_path: str
+    weight_version: str | None
+    is_generation: Literal[True]
+    paused: bool
+
+
+UPDATES = Metric(
+    name="stenograph_weight_updates_total",
+    type=MetricType.COUNTER,
+    help="Updates of weights, by outcome: taken by all engines, by some (partial), or by none (refused).",
+    label="outcome",
+    values=tuple(UpdateOutcome),
+)
+PAUSED = Metric(
+    name="stenograph_generation_paused",
+    type=MetricType.GAUGE,
+    help="1 while new turns wait, because generation is paused or new weights come.",
+)
+MIXED = Metric(
+    name="stenograph_mixed_version_turns_total",
+    type=MetricType.COUNTER,
+    help="Turns over a change of weights whose engine does not say which weights sampled which token.",
+)
+WEIGHT_METRICS = (UPDATES, PAUSED, MIXED)
+
+
+class WeightMetrics(Collector):
+    """Reads the counts of updates, and whether turns wait."""
+
+    def __init__(self, sync: WeightSync) -> None:
+        self._sync = sync
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """The families of `WEIGHT_METRICS`, in that order."""
+        updates = CounterMetricFamily(UPDATES.name, UPDATES.help, labels=UPDATES.labels)
+        for outcome in UpdateOutcome:
+            updates.add_metric([outcome], self._sync.outcomes[outcome])
+        yield updates
+        yield GaugeMetricFamily(PAUSED.name, PAUSED.help, value=float(self._sync.weights.is_held))
+        yield CounterMetricFamily(MIXED.name, MIXED.help, value=self._sync.weights.num_mixed_turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightRoutes:
+    """The routes of one server. `weights_dir` None: no weights may come from its disk."""
+
+    sync: WeightSync
+    weights_dir: Path | None
+    model: str
+    max_body_bytes: int
+
+    async def update_from_disk(self, request: Request) -> Response:
+        """`POST /update_weights_from_disk`."""
+        wire = decode_update(await self._body(request))
+        command = UpdateWeights(
+            path=str(self._below_weights_dir(wire.model_path)),
+            version=wire.weight_version or next_version(await self.sync.find_version()),
+            flushes_cache=wire.flush_cache is not False,
+            options=wire.engine_options(),
+        )
+        result = await self.sync.update(command, aborts=bool(wire.abort_all_requests))
+        told: WeightsUpdated = {
+            "success": result.success,
+            "message": result.message,
+            "num_paused_requests": result.num_paused,
+        }
+        return _answer(told, result)
+
+    async def name(self, request: Request) -> Response:
+        """`POST /update_weight_version`."""
+        wire = decode_version(await self._body(request))
+        result = await self.sync.name(wire.new_version, aborts=bool(wire.abort_all_requests))
+        told: VersionUpdated = {
+            "success": result.success,
+            "message": result.message,
+            "new_version": wire.new_version,
+        }
+        return _answer(told, result)
+
+    async def pause(self, request: Request) -> Response:
+        """`POST /pause_generation`."""
+        return _state(await self.sync.pause(decode_pause(await self._body(request))))
+
+    async def resume(self, request: Request) -> Response:
+        """`POST /continue_generation`."""
+        decode_nothing(await self._body(request))
+        return _state(await self.sync.resume())
+
+    async def flush(self, request: Request) -> Response:
+        """`POST /flush_cache`."""
+        decode_nothing(await self._body(request))
+        result = await self.sync.flush()
+        told: CacheFlushed = {"success": result.success, "message": result.message}
+        return _answer(told, result)
+
+    async def model_info(self, request: Request) -> Response:
+        """`GET /model_info`."""
+        info: ModelInfo = {
+            "model_path": self.model,
+            "weight_version": await self.sync.find_version(),
+            "is_generation": True,
+            "paused": self.sync.weights.is_held,
+        }
+        return json_response(info)
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes)
+
+    def _below_weights_dir(self, given: str) -> Path:
+        """The path that is given, a relative one below `--weights-dir`. Raises Forbidden for one that is not there,
+        also by `..` or a link. It goes on as it was given: engines may see the folder from elsewhere."""
+        if self.weights_dir is None:
+            raise Forbidden(
+                "This server loads no weights from disk: start it with --weights-dir, the folder that they come from."
+            )
+        path = Path(os.path.normpath(self.weights_dir / given))
+        try:
+            is_below = path.resolve().is_relative_to(self.weights_dir.resolve())
+        except (OSError, ValueError, RuntimeError):  # a loop of links, or a name that no file can have
+            is_below = False
+        if not is_below:
+            raise Forbidden(f"model_path {given[:200]!r} is not below --weights-dir, {str(self.weights_dir)!r}.")
+        return path
+
+
+def _state(result: SyncResult) -> Response:
+    told: GenerationState = {"status": "ok" if result.success else "error", "message": result.message}
+    return _answer(told, result)
+
+
+def _answer(told: object, result: SyncResult) -> Response:
+    return json_response(told, status=200 if result.success else 400)

@@ -1,0 +1,1 @@
+"""Several processes as one server: the owners of sessions, and the ways between them."""

@@ -1,0 +1,351 @@
+"""A client's connection in a server of several workers: what another worker has to serve is passed on to it.
+
+Whose a request is, its head says. The bytes of a request that is another's go to that worker as they came, and those
+of its answer come back as they are; only where each ends is looked for. Reading stops on one side while the other does
+not take what was read, and the end of the one is the end of the other.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import httptools
+
+from stenograph.core.errors import StenographError, WorkerUnavailable
+from stenograph.dialects.base import Refusal
+from stenograph.http.connection import ClientConnection, RequestPhase
+from stenograph.http.workers.named import body_bytes_of, named_by
+from stenograph.http.workers.owners import Owner, Owners
+from stenograph.http.workers.peer_connection import DELIVERED, GREETING, client_line
+
+PATIENCE_S = 5.0
+"""Longest time that a request waits for a worker that is being started again."""
+
+RETRY_S = 1.0
+
+
+class Forwarded:
+    """Counts of the requests that one worker has passed on."""
+
+    def __init__(self) -> None:
+        self.num_passed_on = 0
+        self.num_refused = 0
+        """Those of them whose worker was away for too long, or ended before it answered."""
+
+    def __repr__(self) -> str:
+        return f"<Forwarded {self.num_passed_on} requests, {self.num_refused} refused>"
+
+
+class ForwardingConnection(ClientConnection):
+    """A client's connection, with a way to each worker that it has had requests for."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        owners: Owners,
+        by_credential: bool,
+        refuse_at: Callable[[str, StenographError], Refusal],
+        forwarded: Forwarded,
+        patience_s: float,
+        **named: Any,
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self._owners = owners
+        self._by_credential = by_credential
+        self._refuse_at = refuse_at
+        self._forwarded = forwarded
+        self._patience_s = patience_s
+        self._ways: dict[Owner, _Way] = {}
+        self._way: _Way | None = None
+        """The way of the request that is another's."""
+        self._num_to_pass: int | None = 0
+        """Bytes of its body that are to come; None for a chunked one."""
+        self._is_answered = False
+        self._is_last = False
+        self._path = ""
+        self._telling: asyncio.Task[None] | None = None
+        self._untold: _Way | None = None
+        """The way of an answer that has not yet left for the client."""
+
+    def __repr__(self) -> str:
+        return f"<ForwardingConnection {self.client} {self._phase.name}, {len(self._ways)} ways>"
+
+    def _feed(self, data: bytes) -> None:
+        """Take a head, or bytes of a body that is read here."""
+        if self._phase is RequestPhase.HEAD:
+            self._has_taken()
+            named = named_by(data, by_credential=self._by_credential)
+            owner: Owner | None = None
+            if named is not None and named.session_id is not None:
+                owner = self._owners.owner_of(named.session_id)
+            elif named is not None and named.key is not None:
+                owner = self._owners.opener_of(named.key)
+            if owner is not None and named is not None:
+                self._begin_elsewhere(owner, data, named.method, named.path)
+                return
+        super()._feed(data)
+
+    def _begin_elsewhere(self, owner: Owner, head: bytes, method: bytes, path: bytes) -> None:
+        self._phase = RequestPhase.ELSEWHERE
+        self._num_to_pass = body_bytes_of(head)
+        self._is_answered = False
+        self._path = path.decode("latin-1")
+        way = self._ways.get(owner)
+        if way is None:
+            way = self._ways[owner] = _Way(self, owner)
+            way.open(client_line(self.client, self.server), self._patience_s)
+        self._way = way
+        self._forwarded.num_passed_on += 1
+        way.begin(head, is_head=method == b"HEAD")
+
+    def _pass_on(self, data: bytes) -> bytes:
+        rest = b""
+        if self._num_to_pass is not None:
+            data, rest = data[: self._num_to_pass], data[self._num_to_pass :]
+            self._num_to_pass -= len(data)
+        if data and self._way is not None:
+            self._way.write(data)
+        if rest:
+            if rest.strip(b"\r\n"):
+                self._hang_up()  # pipelined, as where it is served
+            return b""
+        if self._is_answered and self._num_to_pass == 0:
+            self._end_elsewhere()
+        return b""
+
+    # --- what the way brings
+
+    def came_back(self, data: bytes) -> None:
+        """Bytes of the answer."""
+        self.transport.write(data)
+
+    def answered(self, *, is_last: bool) -> None:
+        """The answer is whole; `is_last`: so is the connection."""
+        self._is_answered = True
+        self._is_last = is_last or self._num_to_pass is None
+        if self._is_last or not self._num_to_pass:
+            self._end_elsewhere()
+
+    def way_ended(self, owner: Owner, *, was_answering: bool) -> None:
+        """A worker has closed the way to it, or has ended. `was_answering`: some of the answer has come back."""
+        way = self._ways.pop(owner, None)
+        if way is None or way is not self._way:
+            return
+        self._way = None
+        if self._is_answered:
+            self._linger()
+        elif was_answering:
+            self._forwarded.num_refused += 1
+            self.transport.abort()
+        else:
+            self.refuse_elsewhere(owner)
+
+    def refuse_elsewhere(self, owner: Owner) -> None:
+        """Answer in the place of a worker that cannot."""
+        self._forwarded.num_refused += 1
+        self.flow.resume_reading()
+        self._refuse_with = partial(self._refuse_at, self._path)
+        self._refuse(
+            WorkerUnavailable(
+                f"The process that has this session ({owner.name}) has ended, and is being started again: ask again.",
+                retry_after_s=RETRY_S,
+            )
+        )
+
+    def _end_elsewhere(self) -> None:
+        """The answer is whole, and so is the request, or nobody reads the rest of it."""
+        way, self._way = self._way, None
+        if way is None or self.transport.is_closing():
+            return
+        if not (self._is_last or self._shuts_down):
+            self._phase = RequestPhase.HEAD
+            self._head_since = self.loop.time()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        self._untold = way
+        if self.transport.get_write_buffer_size():
+            self._telling = self.loop.create_task(self._tell(), name="tell-of-delivery")
+        else:
+            self._has_taken()
+            self._close_last()
+
+    async def _tell(self) -> None:
+        """Wait until the answer has left, and tell the worker."""
+        if await self.has_left():
+            self._has_taken()
+        self._close_last()
+
+    def _has_taken(self) -> None:
+        """The client has the answer: its last byte has left, or the next request is there. Tell its worker."""
+        way, self._untold = self._untold, None
+        if way is not None:
+            way.delivered()
+
+    def _close_last(self) -> None:
+        if self._phase is not RequestPhase.ELSEWHERE:
+            return
+        if self._num_to_pass:
+            self._linger()
+        else:
+            self._hang_up()
+
+    # --- the client's side
+
+    _shuts_down = False
+
+    def shutdown(self) -> None:
+        """Close once the request that another worker serves is answered."""
+        if self._way is not None:
+            self._shuts_down = True
+        else:
+            super().shutdown()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._way is not None:
+            self._way.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._way is not None:
+            self._way.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._way = self._untold = None
+        ways, self._ways = self._ways, {}
+        for way in ways.values():
+            way.close()
+        if self._telling is not None:
+            self._telling.cancel()
+        super().connection_lost(exc)
+
+
+class _Way(asyncio.Protocol):
+    """A client connection's own connection to one other worker."""
+
+    def __init__(self, client: ForwardingConnection, owner: Owner) -> None:
+        self._client = client
+        self._owner = owner
+        self._transport: asyncio.Transport | None = None
+        self._waiting: list[bytes] = []
+        """Bytes that wait for the connection to be made."""
+        self._connecting: asyncio.Task[None] | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._is_head = False
+        self._is_running = self._has_begun = self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<_Way to {self._owner.name}>"
+
+    def open(self, line: bytes, patience_s: float) -> None:
+        """Connect. The worker's first byte says that it is there."""
+        self._waiting.append(line)
+        self._patience = self._client.loop.call_later(patience_s, self._lost_patience)
+        self._connecting = self._client.loop.create_task(self._connect(), name="connect-to-worker")
+
+    async def _connect(self) -> None:
+        try:
+            await self._client.loop.create_unix_connection(lambda: self, str(self._owner.socket))
+        except OSError:
+            self._end()
+
+    def begin(self, head: bytes, *, is_head: bool) -> None:
+        """Begin a request. The answer to `HEAD` has no body, whatever its length says."""
+        self._is_head, self._is_running, self._has_begun = is_head, True, False
+        self.write(head)
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+            return
+        self._waiting.append(data)
+        if sum(map(len, self._waiting)) > 65536:
+            self._client.flow.pause_reading()
+
+    def delivered(self) -> None:
+        """The last answer has left for the client."""
+        if self._transport is not None and not self._is_closed:
+            self._transport.write(DELIVERED)
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and not self._is_closed:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._is_closed:
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._is_closed = True
+        if self._patience is not None:
+            self._patience.cancel()
+        if self._transport is not None:
+            self._transport.close()
+        elif self._connecting is not None:
+            self._connecting.cancel()
+
+    # --- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        way = self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass
+        if self._is_closed:
+            way.close()
+            return
+        way.write(b"".join(self._waiting))
+        self._waiting.clear()
+        self._client.flow.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._patience is not None:
+            assert data.startswith(GREETING), f"another worker said {data[:20]!r}"
+            self._patience.cancel()
+            self._patience = None
+            data = data[1:]
+        if not data or not self._is_running:
+            return
+        self._has_begun = True
+        self._client.came_back(data)
+        self._parser.feed_data(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+
+    def pause_writing(self) -> None:
+        self._client.flow.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._client.flow.resume_reading()
+
+    def _lost_patience(self) -> None:
+        self.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._is_closed = True
+        if self._patience is not None:
+            self._patience.cancel()
+        self._client.way_ended(self._owner, was_answering=self._has_begun)
+
+    # --- the parser's side
+
+    def on_headers_complete(self) -> None:
+        if self._is_head and self._parser.get_status_code() >= 200:
+            self._answered()
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() >= 200 and self._is_running:
+            self._answered()
+
+    def _answered(self) -> None:
+        is_last = not self._parser.should_keep_alive()
+        self._is_running = False
+        if self._is_head:
+            self._parser = httptools.HttpResponseParser(self)
+        self._client.answered(is_last=is_last)

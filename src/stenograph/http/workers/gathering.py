@@ -1,0 +1,288 @@
+"""The routes whose answer is that of all workers: lists, metrics, readiness, aborting every turn, backups.
+
+An ASGI application around each worker's own. The request goes to all workers as it came, each checks it as its own,
+and their answers become one; an error of any of them is the answer.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stenograph.core.errors import IdempotencyMismatch, RouteNotFound, StenographError, WorkerUnavailable
+from stenograph.core.types import SessionId
+from stenograph.dialects.base import Refuse
+from stenograph.http.metrics import Metrics
+from stenograph.http.wire import ClientGone, count_error, read_body, send_refusal
+from stenograph.http.workers.merging import exposition, readiness, sums
+from stenograph.http.workers.peer_connection import is_of_peer
+from stenograph.http.workers.peers import DROPPED, PeerAnswer, Peers
+from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
+
+LOOK_S = 5.0
+"""Longest time that a worker may take to answer what costs nothing."""
+
+MAX_BODY_BYTES = 2**20
+
+OPENED_PATH = "/workers/opened"
+"""Where workers ask each other; of a client's request it is no route."""
+KEY_HEADER = b"idempotency-key"
+
+OF_ONE_PROCESS = (
+    ("POST", "/samples"),
+    ("DELETE", "/sessions"),
+    ("GET", "/waste"),
+    ("POST", "/update_weights_from_disk"),
+    ("POST", "/pause_generation"),
+    ("POST", "/continue_generation"),
+    ("POST", "/flush_cache"),
+    ("POST", "/update_weight_version"),
+    ("POST", "/engines"),
+)
+"""Routes that would be done by one worker alone: a server of several refuses them."""
+
+_OURS = DROPPED | {"server", "date"}
+"""Headers of a worker's answer that the server writes anew."""
+
+Answers = Sequence[PeerAnswer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A request that is for all."""
+
+    method: str
+    path: str
+    query: str
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+
+    @property
+    def target(self) -> str:
+        return self.path + (f"?{self.query}" if self.query else "")
+
+
+class Gathering:
+    """One worker's application, and before it the routes of all."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        peers: Peers,
+        own: int,
+        openings: KeyedOpenings,
+        metrics: Metrics,
+        refuse: Refuse,
+        long_s: float,
+    ) -> None:
+        """`long_s`: the longest time that a worker may take for what is work."""
+        self._app = app
+        self._peers = peers
+        self._own = own
+        self._openings = openings
+        self._metrics = metrics
+        self._refuse = refuse
+        self._long_s = long_s
+        self._routes: Mapping[tuple[str, str], Callable[[_Asked], Awaitable[PeerAnswer]]] = {
+            ("GET", "/metrics"): self._exposition,
+            ("GET", "/ready"): self._readiness,
+            ("GET", "/sessions"): self._list,
+            ("POST", "/abort_request"): self._sums,
+            ("POST", "/backup"): self._one_by_one,
+            **dict.fromkeys(OF_ONE_PROCESS, self._not_here),
+        }
+
+    def __repr__(self) -> str:
+        return f"<Gathering of {self._peers!r}>"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI, for HTTP."""
+        is_peers = is_of_peer(scope)
+        route = None if is_peers else self._route(scope["method"], scope["path"])
+        if is_peers and scope["path"] == OPENED_PATH:
+            route = self._opened
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await read_body(scope, receive, max_bytes=MAX_BODY_BYTES)
+            asked = _Asked(
+                method=scope["method"],
+                path=scope["path"],
+                query=scope["query_string"].decode("latin-1"),
+                headers=scope["headers"],
+                body=body,
+            )
+            await _send(send, await route(asked))
+        except ClientGone:
+            return
+        except StenographError as error:
+            count_error(self._metrics, error)
+            await send_refusal(send, self._refuse(error))
+
+    def _route(self, method: str, path: str) -> Callable[[_Asked], Awaitable[PeerAnswer]] | None:
+        """The way of a request that is not one worker's own; None for one that is."""
+        if method == "DELETE" and path.startswith("/engines/"):
+            return self._not_here
+        return self._routes.get((method, path))
+
+    async def _all(self, asked: _Asked, timeout_s: float) -> Answers:
+        """The answers of all workers. Raises WorkerUnavailable."""
+        answers = await self._peers.ask_all(asked.method, asked.target, asked.headers, asked.body, timeout_s=timeout_s)
+        given: list[PeerAnswer] = []
+        for answer in answers:
+            if isinstance(answer, WorkerUnavailable):
+                raise answer
+            given.append(answer)
+        return given
+
+    async def _sums(self, asked: _Asked) -> PeerAnswer:
+        answers = await self._all(asked, self._long_s)
+        return _refused(answers) or _with_body(answers[0], sums([answer.body for answer in answers]))
+
+    async def _one_by_one(self, asked: _Asked) -> PeerAnswer:
+        """Ask one worker after the other, until one refuses."""
+        answers: list[PeerAnswer] = []
+        for worker in range(self._peers.num):
+            answer = await self._peers.ask(
+                worker, asked.method, asked.target, asked.headers, asked.body, timeout_s=self._long_s
+            )
+            answers.append(answer)
+            if answer.status != 200:
+                return answer
+        return _with_body(answers[0], sums([answer.body for answer in answers]))
+
+    async def _exposition(self, asked: _Asked) -> PeerAnswer:
+        """The metrics of the workers that answer."""
+        answers = await self._peers.ask_all(asked.method, asked.target, asked.headers, timeout_s=LOOK_S)
+        given = {worker: answer for worker, answer in enumerate(answers) if isinstance(answer, PeerAnswer)}
+        if not given:
+            return await self._own_answer(asked)
+        answer = next(iter(given.values()))
+        return _refused([*given.values()]) or _with_body(
+            answer, exposition({worker: one.body for worker, one in given.items()})
+        )
+
+    async def _readiness(self, asked: _Asked) -> PeerAnswer:
+        answers = await self._peers.ask_all(asked.method, asked.target, asked.headers, timeout_s=LOOK_S)
+        given = [answer for answer in answers if isinstance(answer, PeerAnswer)]
+        for answer in given:
+            if answer.status not in (200, 503) or not answer.body.startswith(b'{"ready"'):
+                return answer
+        if not given:
+            return await self._own_answer(asked)
+        is_ready, body = readiness([one.body for one in given], num_away=len(answers) - len(given))
+        return PeerAnswer(status=200 if is_ready else 503, headers=given[0].headers, body=body)
+
+    async def _not_here(self, asked: _Asked) -> PeerAnswer:
+        raise RouteNotFound(
+            f"{asked.method} {asked.path} is not there with --workers: it would reach one worker of {self._peers.num}."
+        )
+
+    async def _own_answer(self, asked: _Asked) -> PeerAnswer:
+        return await self._peers.ask(
+            self._own, asked.method, asked.target, asked.headers, asked.body, timeout_s=self._long_s
+        )
+
+    async def _list(self, asked: _Asked) -> PeerAnswer:
+        """A page of the sessions of all workers: those of the first, then those of the second, and so on."""
+        query = dict(parse_qsl(asked.query, keep_blank_values=True))
+        after, limit = query.pop("after", None), query.pop("limit", "100")
+        worker, num_left = 0, int(limit) if limit.isascii() and limit.isdecimal() and len(limit) <= 4 else 0
+        if after is not None:
+            worker = self._number_of(after)
+        sessions: list[msgspec.Raw] = []
+        answer: PeerAnswer | None = None
+        while worker < self._peers.num:
+            # Once the page is full, whether there is more: one session of the next worker that has any.
+            wanted = {"limit": limit if answer is None else str(num_left or 1)}
+            if after is not None:
+                wanted["after"] = after
+            answer = await self._page(worker, {**query, **wanted}, asked)
+            if answer.status != 200:
+                return answer
+            page = msgspec.json.decode(answer.body, type=_Page)
+            if not num_left and sessions:
+                if page.sessions:
+                    return _with_body(answer, msgspec.json.encode(_Page(sessions=sessions, next=_id_of(sessions[-1]))))
+            else:
+                sessions += page.sessions
+                num_left -= len(page.sessions)
+                if page.next is not None:
+                    return _with_body(answer, msgspec.json.encode(_Page(sessions=sessions, next=page.next)))
+            worker, after = worker + 1, None
+        assert answer is not None
+        return _with_body(answer, msgspec.json.encode(_Page(sessions=sessions, next=None)))
+
+    async def _opened(self, asked: _Asked) -> PeerAnswer:
+        """Answer another worker whether this one has opened a session with a key."""
+        (key,) = [value for name, value in asked.headers if name == KEY_HEADER]
+        found = await self._openings.find(key.decode("latin-1"), asked.body)
+        return PeerAnswer(status=200, headers=(), body=msgspec.json.encode(found))
+
+    async def _page(self, worker: int, query: Mapping[str, str], asked: _Asked) -> PeerAnswer:
+        target = f"{asked.path}?{urlencode(query)}"
+        return await self._peers.ask(worker, asked.method, target, asked.headers, timeout_s=self._long_s)
+
+    def _number_of(self, session_id: str) -> int:
+        """The worker that has a session, or that refuses what is none."""
+        with suppress(ValueError):
+            return int(session_id[:2], 16) % self._peers.num
+        return self._own
+
+
+def opened_elsewhere(peers: Peers, *, own: int) -> OpenedElsewhere:
+    """Asks the other workers whether they have opened a session with a key. Raises IdempotencyMismatch if one has with
+    another body, and WorkerUnavailable."""
+
+    async def find(key: str, body: bytes) -> SessionId | None:
+        for worker in range(peers.num):
+            if worker == own:
+                continue
+            headers = [(KEY_HEADER, key.encode("latin-1"))]
+            answer = await peers.ask(worker, "POST", OPENED_PATH, headers, body, timeout_s=LOOK_S)
+            if answer.status == IdempotencyMismatch.status:
+                raise IdempotencyMismatch
+            if answer.status != 200:
+                raise WorkerUnavailable(f"worker {worker} cannot say whether it has opened this session.")
+            if (found := msgspec.json.decode(answer.body, type=str | None)) is not None:
+                return SessionId(found)
+        return None
+
+    return find
+
+
+class _Page(msgspec.Struct):
+    """A page of sessions, as it goes out."""
+
+    sessions: list[msgspec.Raw]
+    next: str | None
+
+
+class _Listed(msgspec.Struct):
+    session_id: str
+
+
+def _id_of(session: msgspec.Raw) -> str:
+    return msgspec.json.decode(session, type=_Listed).session_id
+
+
+def _refused(answers: Answers) -> PeerAnswer | None:
+    """The first that is no success."""
+    return next((answer for answer in answers if answer.status != 200), None)
+
+
+def _with_body(answer: PeerAnswer, body: bytes) -> PeerAnswer:
+    return PeerAnswer(status=answer.status, headers=answer.headers, body=body)
+
+
+async def _send(send: Send, answer: PeerAnswer) -> None:
+    headers: list[Any] = [(name, value) for name, value in answer.headers if name.decode("latin-1") not in _OURS]
+    headers.append((b"content-length", str(len(answer.body)).encode()))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

@@ -1,0 +1,66 @@
+"""One answer from the answers of all workers. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+_SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? (\S+)")
+
+
+def sums(bodies: Sequence[bytes]) -> bytes:
+    """JSON objects as one: numbers are summed, of all else the first stands."""
+    decoded = [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
+    merged = dict(decoded[0])
+    for name, value in merged.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            merged[name] = sum(one[name] for one in decoded)
+    return msgspec.json.encode(merged)
+
+
+def first(bodies: Sequence[bytes]) -> bytes:
+    """The first of answers that all say the same."""
+    return bodies[0]
+
+
+def readiness(bodies: Sequence[bytes], *, num_away: int) -> tuple[bool, bytes]:
+    """Whether all workers are ready, none of them away; and the engines as they see them, each once."""
+    decoded = [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
+    engines: dict[tuple[str, str], dict[str, Any]] = {}
+    for engine in (engine for one in decoded for engine in one["engines"]):
+        seen = engines.setdefault((engine["engine"], engine["name"]), engine)
+        if seen is engine:
+            continue
+        if engine["num_running"] is not None:
+            seen["num_running"] = (seen["num_running"] or 0) + engine["num_running"]
+        if seen["state"] == "ready":
+            seen["state"], seen["detail"] = engine["state"], engine["detail"] or seen["detail"]
+    is_ready = not num_away and all(one["ready"] for one in decoded)
+    return is_ready, msgspec.json.encode({"ready": is_ready, "engines": [*engines.values()]})
+
+
+def exposition(texts: Mapping[int, bytes]) -> bytes:
+    """Prometheus' text of all workers: every sample has its worker as a label, and each family stands once.
+
+    They are not summed: a worker that is started again counts from 0, and what is said of a sum would go down with it.
+    """
+    families: dict[bytes, list[bytes]] = {}
+    for worker, text in texts.items():
+        family: list[bytes] = []
+        for line in text.splitlines():
+            if line.startswith(b"# HELP "):
+                family = families.setdefault(line.split(b" ", 3)[2], [])
+            if not line.startswith(b"#"):
+                family.append(_labelled(line, worker))
+            elif len(family) < 2:  # its help and its type
+                family.append(line)
+    return b"".join(line + b"\n" for family in families.values() for line in family)
+
+
+def _labelled(line: bytes, worker: int) -> bytes:
+    """A sample with its worker as the first label."""
+    sample = _SAMPLE.fullmatch(line)
+    assert sample is not None, f"a metric of ours is no sample: {line!r}"
+    name, labels, value = sample.groups()
+    return b'%b{worker="%d"%b} %b' % (name, worker, b"," + labels if labels else b"", value)

@@ -1,0 +1,50 @@
+"""The process that has a session: the one place that knows it. Pure; knows no socket and no request.
+
+With `--workers` it is seen from the id. Leases in a database are another implementation of `Owners`.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Another process of the server: its name in logs and messages, and the socket where it is reached."""
+
+    name: str
+    socket: Path
+
+
+class Owners(Protocol):
+    """Knows without waiting who has a session. None: this process, or nobody; the request is served here."""
+
+    def owner_of(self, session_id: str) -> Owner | None:
+        """The other process that has the session of that id."""
+        ...
+
+    def opener_of(self, key: bytes) -> Owner | None:
+        """The other process that opens the session of an `Idempotency-Key`."""
+        ...
+
+
+class FileOwners:
+    """The first two digits of an id name its file, and worker `file mod N` has it. `sockets` are those of all workers,
+    in order."""
+
+    def __init__(self, sockets: Sequence[Path], *, own: int) -> None:
+        self._owners = [
+            None if number == own else Owner(name=f"worker {number}", socket=socket)
+            for number, socket in enumerate(sockets)
+        ]
+
+    def __repr__(self) -> str:
+        return f"<FileOwners of {len(self._owners)} workers>"
+
+    def owner_of(self, session_id: str) -> Owner | None:
+        return self._owners[int(session_id[:2], 16) % len(self._owners)]
+
+    def opener_of(self, key: bytes) -> Owner | None:
+        return self._owners[zlib.crc32(key) % len(self._owners)]

@@ -1,0 +1,94 @@
+"""The connection of another worker that passes a client's request on: the client's connection, one step further away.
+
+It begins with a line that names the client (the PROXY protocol, version 1), is greeted with one byte, and carries the
+client's requests and their answers as they are. Between two requests one byte says that the last answer has left for
+the client, its last byte included; a client that hangs up closes the connection. A connection without the line is
+another worker's own: it asks on its own behalf.
+"""
+
+import asyncio
+import re
+from typing import Any, cast
+
+from starlette.types import Scope
+
+from stenograph.http.connection import ClientConnection, RequestPhase
+
+GREETING = b"+"
+DELIVERED = b"\x06"
+"""Never the first byte of a request."""
+
+_PEER = "stenograph.peer"
+_CLIENT = re.compile(rb"PROXY (?:UNKNOWN|TCP[46] (\S+) (\S+) ([0-9]+) ([0-9]+))\r\n")
+_MAX_LINE_BYTES = 107
+"""Source: the PROXY protocol, section 2.1."""
+_FOR_EVER_S = 10.0**9
+
+
+def client_line(client: tuple[str, int] | None, server: tuple[str, int | None] | None) -> bytes:
+    """The line that names a client and the address that it came to."""
+    if client is None or server is None:
+        return b"PROXY UNKNOWN\r\n"
+    family = "TCP6" if ":" in client[0] else "TCP4"
+    return f"PROXY {family} {client[0]} {server[0]} {client[1]} {server[1] or 0}\r\n".encode()
+
+
+def is_of_peer(scope: Scope) -> bool:
+    """Whether a request came from another worker, which knows that this one is to serve it."""
+    return _PEER in scope.get("extensions", {})
+
+
+class PeerConnection(ClientConnection):
+    """A client's requests, as another worker passes them on."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.timeout_keep_alive = cast("int", _FOR_EVER_S)  # the other worker closes it, with its client's
+        self._line: bytes | None = b""
+        self._is_clients = False
+        self._has_left: asyncio.Future[bool] | None = None
+
+    def __repr__(self) -> str:
+        return f"<PeerConnection of {self.client}>"
+
+    def data_received(self, data: bytes) -> None:
+        if self._line is not None:
+            data = self._take_line(self._line + data)
+        if data[:1] == DELIVERED and self._phase is not RequestPhase.BODY:
+            if self._has_left is not None and not self._has_left.done():
+                self._has_left.set_result(True)
+            data = data[1:]
+        if data:
+            super().data_received(data)
+
+    def _take_line(self, data: bytes) -> bytes:
+        """Take the line that may stand before the first request; give back what follows it."""
+        if not b"PROXY ".startswith(data[:6]):
+            self._line = None
+            return data
+        found = _CLIENT.match(data)
+        if found is None:
+            self._line = data
+            if len(data) > _MAX_LINE_BYTES:
+                self.transport.close()
+            return b""
+        self._line = None
+        self._is_clients = True
+        if found[1] is not None:
+            self.client = (found[1].decode(), int(found[3]))
+            self.server = (found[2].decode(), int(found[4]))
+        self.transport.write(GREETING)
+        return data[found.end() :]
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast("dict[str, Any]", self.scope)["extensions"][_PEER] = {}
+        self._has_left = self.loop.create_future() if self._is_clients else None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._has_left is not None and not self._has_left.done():
+            self._has_left.set_result(False)
+        super().connection_lost(exc)
+
+    async def has_left(self) -> bool:
+        return await (super().has_left() if self._has_left is None else self._has_left)

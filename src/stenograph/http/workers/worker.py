@@ -1,0 +1,137 @@
+"""One worker of several: its connections, its routes of all workers, its part of the limits. Made from its place."""
+
+import asyncio
+import functools
+from collections.abc import Iterator
+from typing import cast
+
+import uvicorn
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from stenograph.http.connection import connections_of
+from stenograph.http.metric_table import Metric, MetricType
+from stenograph.http.mounts import App
+from stenograph.http.settings import Settings
+from stenograph.http.workers.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
+from stenograph.http.workers.gathering import Gathering, opened_elsewhere
+from stenograph.http.workers.peer_connection import PeerConnection
+from stenograph.http.workers.peers import Peers
+from stenograph.http.workers.place import WorkerPlace
+from stenograph.session.admission import Limits
+from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
+from stenograph.session.shared_capacity import CapacityPage, SharedCapacity
+
+FORWARDED = Metric(
+    name="stenograph_requests_forwarded_total",
+    type=MetricType.COUNTER,
+    help="Requests that this process passed on to the one that has their session.",
+)
+FORWARDS_FAILED = Metric(
+    name="stenograph_forwards_failed_total",
+    type=MetricType.COUNTER,
+    help="Those of them whose process was away for too long, or ended before it had answered.",
+)
+RESTARTS = Metric(
+    name="stenograph_worker_restarts_total",
+    type=MetricType.COUNTER,
+    help="Times that this process was started again after it had ended.",
+)
+
+WORKER_METRICS = (FORWARDED, FORWARDS_FAILED, RESTARTS)
+
+
+class Worker:
+    """One process of a server that has several. Close it at the end."""
+
+    def __init__(self, place: WorkerPlace, settings: Settings, *, patience_s: float = PATIENCE_S) -> None:
+        """`patience_s`: the longest time that a request waits for a worker that is away."""
+        self._patience_s = patience_s
+        self.place = place
+        self.config: uvicorn.Config | None = None
+        """Set when the server is configured."""
+        self._settings = settings
+        self._peers = Peers(place.sockets)
+        self._forwarded = Forwarded()
+        self._openings: KeyedOpenings | None = None
+        self._app: App | None = None
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.place.number} of {len(self.place.sockets)}>"
+
+    def capacity(self, limits: Limits, *, evicts: bool) -> SharedCapacity:
+        """Its part of the server's limits."""
+        return SharedCapacity(limits, evicts=evicts, page=self.place.page, worker=self.place.number)
+
+    def opened_elsewhere(self, *, has_store: bool) -> OpenedElsewhere | None:
+        """Finds sessions that other workers opened with a key. Without a store the key's own worker has them all."""
+        return opened_elsewhere(self._peers, own=self.place.number) if has_store else None
+
+    def wire(self, app: App, openings: KeyedOpenings) -> None:
+        """Take what it serves."""
+        self._app, self._openings = app, openings
+        app.metrics.register(WorkerMetrics(self._forwarded, self.place.page, self.place.number))
+
+    def gathering(self, guarded: ASGIApp, app: App) -> Gathering:
+        """Its application, with the routes of all workers before it."""
+        assert self._openings is not None, "a worker is wired before it is configured"
+        return Gathering(
+            guarded,
+            peers=self._peers,
+            own=self.place.number,
+            openings=self._openings,
+            metrics=app.metrics,
+            refuse=app.refuse,
+            long_s=self._settings.request_timeout_s,
+        )
+
+    def connections(self, app: App) -> type[asyncio.Protocol]:
+        """Makes the connections of clients, which pass requests on."""
+        return connections_of(
+            self._settings,
+            app.metrics,
+            app.refuse,
+            ForwardingConnection,
+            owners=self.place.owners,
+            by_credential=not self._settings.api_key,
+            refuse_at=app.refuse_at,
+            forwarded=self._forwarded,
+            patience_s=self._patience_s,
+        )
+
+    async def listen(self, state: ServerState) -> asyncio.Server:
+        """Take the connections of other workers."""
+        app, config = self._app, self.config
+        assert app is not None
+        assert config is not None, "a worker is configured before it listens"
+        made = connections_of(self._settings, app.metrics, app.refuse, PeerConnection)
+        factory = functools.partial(made, config, state, {})  # type: ignore[call-arg]
+        return await asyncio.get_running_loop().create_unix_server(
+            cast("type[asyncio.Protocol]", factory), sock=self.place.listener, backlog=2048
+        )
+
+    async def aclose(self) -> None:
+        """Hang up on the other workers."""
+        await self._peers.aclose()
+
+
+class WorkerMetrics(Collector):
+    """Reads the counts of one worker."""
+
+    def __init__(self, forwarded: Forwarded, page: CapacityPage, worker: int) -> None:
+        self._forwarded = forwarded
+        self._page = page
+        self._worker = worker
+
+    def __repr__(self) -> str:
+        return f"<WorkerMetrics of worker {self._worker}>"
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The families of `WORKER_METRICS`, in that order."""
+        numbers = (self._forwarded.num_passed_on, self._forwarded.num_refused, self._page.num_restarts(self._worker))
+        for metric, number in zip(WORKER_METRICS, numbers, strict=True):
+            family = CounterMetricFamily(metric.name, metric.help)
+            family.add_metric([], number)
+            yield family

@@ -1,0 +1,170 @@
+"""Rows that are plain dicts: SkyRL, AReaL, OpenRLHF, NeMo RL, rLLM, and a padded batch for a loop of one's own. Pure.
+
+Arrays are NumPy; `torch.from_numpy` takes them as they are. Sources, read in 2026-08 (AReaL 2026-05): skyrl
+train/generators/base.py `GeneratorOutput`; areal experimental/openai/types.py; openrlhf
+trainer/ppo_utils/samples_generator.py; nemo_rl environments/nemo_gym.py; rllm/types.py `Step`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypedDict, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stenograph.client.rollouts import RolloutGroup
+from stenograph.client.samples import DecodedSample
+from stenograph.trainers.rows import (
+    NO_VERSION,
+    VersionNumber,
+    check_tempered,
+    number_of,
+    runs,
+    version_range,
+    versions,
+    whole,
+)
+
+T = TypeVar("T")
+
+_SKYRL_STOPS = {"completed": "stop", "truncated": "length", "aborted": "abort"}
+
+
+def skyrl(
+    groups: Sequence[RolloutGroup[T]], *, trajectory_id: Callable[[str, int], object] | None = None
+) -> dict[str, list[object]]:
+    """SkyRL's `GeneratorOutput`, step-wise: one row for each sample, `is_last_step` at each rollout's last.
+
+    `trajectory_id(instance_id, repetition_id)` is its class `TrajectoryID`; None leaves pairs. The last row of a
+    rollout has its reward, the others 0.0, which SkyRL copies by the trajectory.
+    """
+    names = (
+        "prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs",
+        "trajectory_ids", "is_last_step",
+    )  # fmt: skip
+    out: dict[str, list[object]] = {name: [] for name in names}
+    for group in groups:
+        for number, rollout in enumerate(group.rollouts):
+            samples = [sample for sample in rollout.samples or () if sample.num_trained]
+            for index, sample in enumerate(samples):
+                check_tempered(sample)
+                is_last = index == len(samples) - 1
+                out["prompt_token_ids"].append(sample.tokens[: sample.prompt_length].tolist())
+                out["response_ids"].append(sample.tokens[sample.prompt_length :].tolist())
+                out["rewards"].append((number_of(rollout.reward) or 0.0) if is_last else 0.0)
+                out["loss_masks"].append(sample.loss_mask.tolist())
+                out["stop_reasons"].append(_SKYRL_STOPS[sample.status])
+                out["rollout_logprobs"].append(sample.log_probs.tolist())
+                name = (group.name, number)
+                out["trajectory_ids"].append(name if trajectory_id is None else trajectory_id(*name))
+                out["is_last_step"].append(is_last)
+    return out
+
+
+def areal(
+    sample: DecodedSample, *, reward: float, version: VersionNumber | None = None
+) -> dict[str, NDArray[np.generic]]:
+    """AReaL's dict of one row each, [1, T]; its trainer rolls by -1 itself. Prompts have the version -1."""
+    rows = whole(sample)
+    by_token: dict[str, NDArray[np.generic]] = {
+        "input_ids": rows.tokens,
+        "loss_mask": rows.mask.astype(np.int32),
+        "logprobs": rows.log_probs.astype(np.float32),
+        "versions": versions(sample, version).astype(np.int32),
+        "attention_mask": np.ones(len(rows.tokens), np.bool_),
+    }
+    batched = {name: row[None] for name, row in by_token.items()}
+    return {**batched, "rewards": np.array([reward], np.float32)}
+
+
+def openrlhf(sample: DecodedSample, *, reward: float) -> dict[str, object]:
+    """A value that OpenRLHF's agent returns: tokens, `action_ranges` of the trained ones, own log-probabilities.
+
+    The ranges are half-open. Its samples generator makes the rows of an `Experience` of it, without the first token.
+    """
+    rows = whole(sample)
+    return {
+        "observation_tokens": rows.tokens.tolist(),
+        "action_ranges": runs(rows.mask),
+        "rollout_log_probs": rows.log_probs.tolist(),
+        "reward": reward,
+        "scores": reward,
+    }
+
+
+def nemo_rl(sample: DecodedSample) -> list[dict[str, object]]:
+    """NeMo RL's `message_log`: a message for each run of tokens; its mask is where `generation_logprobs` stand.
+
+    Tokens that another sample trains are a `user`'s here, whoever wrote them.
+    """
+    rows = whole(sample)
+    log: list[dict[str, object]] = []
+    at = 0
+    for start, end in runs(rows.mask):
+        if at < start:
+            log.append({"role": "user", "token_ids": rows.tokens[at:start]})
+        nats = rows.log_probs[start:end].astype(np.float32)
+        log.append({"role": "assistant", "token_ids": rows.tokens[start:end], "generation_logprobs": nats})
+        at = end
+    if at < len(rows.tokens):
+        log.append({"role": "user", "token_ids": rows.tokens[at:]})
+    return log
+
+
+class RllmStep(TypedDict):
+    """A step of rLLM: one call, with the whole prompt before it."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    logprobs: list[float]
+    weight_version: int | None
+
+
+def rllm(sample: DecodedSample, *, version: VersionNumber | None = None) -> list[RllmStep]:
+    """rLLM's steps: one for each turn that the sample trains a token of. Its transform merges those with one prefix."""
+    rows, sampled_by = whole(sample), versions(sample, version)
+    steps: list[RllmStep] = []
+    for turn in sample.turns:
+        start, end = cast("int", turn["start"]), cast("int", turn["end"])
+        if rows.mask[start:end].any():
+            known = sampled_by[start:end][sampled_by[start:end] != NO_VERSION]
+            steps.append(
+                {
+                    "prompt_ids": rows.tokens[:start].tolist(),
+                    "response_ids": rows.tokens[start:end].tolist(),
+                    "logprobs": rows.log_probs[start:end].tolist(),
+                    "weight_version": int(known.min()) if len(known) else None,
+                }
+            )
+    return steps
+
+
+def padded(
+    samples: Sequence[DecodedSample], advantages: Sequence[float], *, pad_id: int
+) -> dict[str, NDArray[np.generic]]:
+    """A batch for a loop of one's own, padded on the right: `input_ids` and `attention_mask` [B, T], and, aligned with
+    the logits of `input_ids[:, :-1]`, `targets`, `mask`, `log_probs`, `advantages`, `temperatures` [B, T - 1]."""
+    all_rows = [whole(sample) for sample in samples]
+    longest = max(len(rows.tokens) for rows in all_rows)
+    size = (len(samples), longest)
+    input_ids, attended = np.full(size, pad_id, np.int64), np.zeros(size, np.int64)
+    mask, nats, temperatures = np.zeros(size, np.bool_), np.zeros(size, np.float32), np.ones(size, np.float32)
+    for index, rows in enumerate(all_rows):
+        place = (index, slice(len(rows.tokens)))
+        input_ids[place], attended[place], mask[place] = rows.tokens, 1, rows.mask
+        nats[place], temperatures[place] = rows.log_probs, rows.temperatures
+    weights = mask * np.array(advantages, np.float32)[:, None]
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attended,
+        "targets": input_ids[:, 1:],
+        "mask": mask[:, 1:],
+        "log_probs": nats[:, 1:],
+        "advantages": weights[:, 1:],
+        "temperatures": temperatures[:, 1:],
+    }
+
+
+def staleness(sample: DecodedSample, *, newest: int, version: VersionNumber | None = None) -> int | None:
+    """Versions between the newest and the oldest that sampled a trained token; None where none is known."""
+    oldest, _ = version_range(sample, version)
+    return None if oldest is None else newest - oldest

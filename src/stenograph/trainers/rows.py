@@ -1,0 +1,165 @@
+"""Parts of every trainer's rows: arrays over the whole sample, the shift, advantages, classes that fit. Pure.
+
+"Own" alignment: the value at index t is about token t. "Next": index t is about token t + 1, as a model's logits are.
+A decoded sample is own and over its last R tokens; `whole` and `shifted` are all the difference between trainers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stenograph.client.rollouts import Rollout, RolloutGroup
+from stenograph.client.samples import DecodedSample, Reward
+
+T = TypeVar("T")
+Made = TypeVar("Made")
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+NO_VERSION = -1
+"""The version of a token that no known version sampled: prompts, and where the engine did not report one."""
+
+VersionNumber = Callable[[str], int]
+
+
+class WrongRows(ValueError):
+    """Rows cannot be made of a sample; the message says what to change."""
+
+
+class WrongTrainer(TypeError):
+    """A trainer's class has other fields than the version that its rows were written against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WholeRows:
+    """Arrays over all T tokens, own: `mask` bool, `log_probs` float64 (0.0 where the mask is not set), `temperatures`
+    float64 (a prompt's tokens have that of the turn that they open)."""
+
+    tokens: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    log_probs: NDArray[np.float64]
+    temperatures: NDArray[np.float64]
+
+
+def whole(sample: DecodedSample) -> WholeRows:
+    """The sample's arrays over all of its tokens. Raises WrongRows if its log-probabilities are not tempered ones."""
+    check_tempered(sample)
+    num_tokens, start = len(sample.tokens), sample.prompt_length
+    mask = np.zeros(num_tokens, np.bool_)
+    mask[start:] = sample.loss_mask != 0
+    log_probs = np.zeros(num_tokens)
+    log_probs[start:] = sample.log_probs
+    temperatures = np.ones(num_tokens)
+    for turn in sample.turns:
+        first, last = cast("int", turn["prompt_start"]), cast("int", turn["end"])
+        temperatures[first:last] = cast("float", turn["temperature"])
+    return WholeRows(tokens=sample.tokens, mask=mask, log_probs=log_probs, temperatures=temperatures)
+
+
+def versions(sample: DecodedSample, version: VersionNumber | None = None) -> NDArray[np.int64]:
+    """The version that sampled each trained token [T], NO_VERSION elsewhere. Raises WrongRows if one is no number, and
+    `version` does not make it one."""
+    found = np.full(len(sample.tokens), NO_VERSION, np.int64)
+    for span in sample.weight_spans:
+        found[span.start : span.end] = _number(span.version, version)
+    found[: sample.prompt_length] = NO_VERSION
+    found[sample.prompt_length :][sample.loss_mask == 0] = NO_VERSION
+    return found
+
+
+def shifted(row: NDArray[Scalar]) -> NDArray[Scalar]:
+    """An own row as a next one, one shorter: index t is about token t + 1."""
+    return row[1:]
+
+
+def check_tempered(sample: DecodedSample) -> None:
+    """Raise WrongRows if the sample's log-probabilities are of another distribution than a trainer recomputes."""
+    if sample.logprobs_kind is not None:
+        raise WrongRows(
+            f"a sample has {sample.logprobs_kind!r} log-probabilities, and a trainer recomputes tempered ones: sample"
+            " at temperature 1, or see --engine-logprobs (docs/samples.md, Log-probabilities). To train on them all the"
+            " same, pass dataclasses.replace(sample, logprobs_kind=None)."
+        )
+
+
+def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Half-open spans of the tokens that are set, in order."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+
+
+def version_range(sample: DecodedSample, version: VersionNumber | None = None) -> tuple[int | None, int | None]:
+    """The oldest and the newest version that sampled a trained token; None where none is known."""
+    known = versions(sample, version)
+    known = known[known != NO_VERSION]
+    return (int(known.min()), int(known.max())) if len(known) else (None, None)
+
+
+def with_zero_row(replay: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
+    """A replay array [T - 1, …] as [T, …]: the last token was never fed to the engine, so its row is zero."""
+    return None if replay is None else np.concatenate([replay, np.zeros_like(replay[:1])])
+
+
+def number_of(reward: Reward | None) -> float | None:
+    """A reward as one number. Raises WrongRows for several without a name `reward`, which none can choose for you."""
+    if not isinstance(reward, Mapping):
+        return reward
+    if len(reward) == 1 or "reward" in reward:
+        return float(reward.get("reward", next(iter(reward.values()))))
+    raise WrongRows(f"a rollout has the rewards {', '.join(reward)}: give one number, or name one 'reward'")
+
+
+def advantages(groups: Iterable[RolloutGroup[T]], *, scaled: bool = True) -> Iterator[tuple[Rollout[T], float]]:
+    """Each rollout that counts, with its reward less its group's mean, `scaled` by the group's standard deviation.
+
+    A rollout counts once, however many samples it has: give all of them its advantage. A rollout without a reward is
+    left out, and so is its place in the mean. Groups of equal rewards have advantages of 0.
+    """
+    for group in groups:
+        rewarded = [(one, number) for one in group.rollouts if (number := number_of(one.reward)) is not None]
+        if not rewarded:
+            continue
+        numbers = np.array([number for _, number in rewarded])
+        centred = numbers - numbers.mean()
+        spread = float(numbers.std())
+        if scaled and spread > 0:
+            centred = centred / spread
+        for (rollout, _), advantage in zip(rewarded, centred, strict=True):
+            yield rollout, float(advantage)
+
+
+def built(make: Callable[..., Made], fields: Mapping[str, object], *, written_against: str) -> Made:
+    """An instance of a trainer's class. Raises WrongTrainer if the class declares fields, and lacks one of these."""
+    declared = _declared(make)
+    unknown = sorted(set(fields) - declared) if declared else []
+    if unknown:
+        name = getattr(make, "__qualname__", repr(make))
+        raise WrongTrainer(f"{name} has no {', '.join(unknown)}: these rows are written against {written_against}.")
+    try:
+        return make(**fields)
+    except TypeError as error:
+        raise WrongTrainer(f"these rows are written against {written_against}: {error}") from error
+
+
+def _declared(make: object) -> set[str]:
+    """The names that a dataclass, a pydantic model, a msgspec struct or a typed dict declares; none of others."""
+    if dataclasses.is_dataclass(make):
+        return {one.name for one in dataclasses.fields(make)}
+    for attribute in ("model_fields", "__struct_fields__", "__annotations__"):
+        found = getattr(make, attribute, None) if isinstance(make, type) else None
+        if found:
+            return set(cast("Sequence[str]", found))
+    return set()
+
+
+def _number(text: str, version: VersionNumber | None) -> int:
+    try:
+        return int(text) if version is None else version(text)
+    except ValueError as error:
+        raise WrongRows(
+            f"the version {text!r} is no number, which this trainer wants: start the server with --weight-version 0 and"
+            " send numbers with each update, or pass version=…, which makes a number of it"
+        ) from error

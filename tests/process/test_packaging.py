@@ -1,0 +1,179 @@
+"""packaging/: its files say what the server understands, and what runs without a container daemon is run.
+
+The schemas of Compose and Kubernetes are checked where their packages are: `scripts/test-packaging` installs them.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stenograph.cli.main import main
+from stenograph.cli.settings_table import SETTINGS, load_settings
+from stenograph.http.metric_table import METRICS, MetricType
+from stenograph.http.metrics import Metrics
+from stenograph.http.store_metrics import STORE_METRICS
+from stenograph.http.workers.worker import WORKER_METRICS
+from stenograph.testing.tiny.llama import write_tiny_folder
+
+ROOT = Path(__file__).parents[2]
+PACKAGING = ROOT / "packaging"
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def instructions() -> Iterator[tuple[str, str]]:
+    """The Dockerfile's instructions, each on one line."""
+    text = re.sub(r"^#.*\n", "", (PACKAGING / "Dockerfile").read_text(), flags=re.MULTILINE)
+    for line in re.sub(r"\\\n\s*", "", text).splitlines():
+        if line:
+            name, _, rest = line.partition(" ")
+            yield name, rest
+
+
+def instruction(name: str) -> str:
+    return [rest for other, rest in instructions() if other == name][-1]
+
+
+def environment() -> dict[str, str]:
+    """The image's variables."""
+    return dict(pair.split("=", 1) for name, rest in instructions() if name == "ENV" for pair in rest.split())
+
+
+def compose() -> Any:
+    return yaml.safe_load((PACKAGING / "compose.yaml").read_text())
+
+
+def manifests() -> list[Any]:
+    return list(yaml.safe_load_all((PACKAGING / "kubernetes.yaml").read_text()))
+
+
+def test_the_image_is_built_of_what_is_there_and_runs_as_nobody_in_particular() -> None:
+    known = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"}
+    assert {name for name, _ in instructions()} == known | {"ENTRYPOINT"}
+    for name, rest in instructions():
+        if name == "FROM":
+            assert re.fullmatch(r"[\w./-]+:[\w.-]*\d[\w.-]*( AS \w+)?", rest)  # of a version
+        if name == "COPY" and not rest.startswith("--from"):
+            assert all((ROOT / source).exists() for source in rest.split()[:-1])
+    assert instruction("USER") == "10001"
+    assert instruction("EXPOSE") == environment()["STENOGRAPH_PORT"]
+
+
+def test_every_variable_and_flag_is_a_setting() -> None:
+    names = {setting.env for setting in SETTINGS}
+    server = compose()["services"]["server"]
+    container = manifests()[1]["spec"]["template"]["spec"]["containers"][0]
+    given = {*environment(), *server["environment"], *(one["name"] for one in container["env"])} - {"PATH"}
+    assert given <= names
+    for flags in (server["command"], container["args"]):
+        by_flag = {setting.flag: setting.name for setting in SETTINGS}
+        values = {by_flag[flag]: value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
+        image = {name: value for name, value in environment().items() if name != "PATH"}
+        settings = load_settings(values, image, None)
+        assert settings.workers == 2
+        grace_s = settings.drain_timeout_s + settings.abort_grace_s
+        assert int(server["stop_grace_period"].removesuffix("s")) > grace_s
+        assert manifests()[1]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > grace_s
+
+
+def test_the_files_of_packaging_agree_with_one_another() -> None:
+    services, port = compose()["services"], environment()["STENOGRAPH_PORT"]
+    (job,) = yaml.safe_load((PACKAGING / "prometheus.yaml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"server:{port}"]}]
+    (source,) = yaml.safe_load((PACKAGING / "grafana/provisioning/datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((PACKAGING / "grafana/provisioning/dashboards/stenograph.yaml").read_text())[
+        "providers"
+    ]
+    mounted = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
+    assert provider["options"]["path"] == mounted["./grafana/dashboards"]
+    for volume in (volume for service in services.values() for volume in service["volumes"]):
+        place = volume.split(":")[0]
+        assert (PACKAGING / place).exists() if place.startswith(".") else place in compose()["volumes"]
+    service, server = manifests()
+    (container,) = server["spec"]["template"]["spec"]["containers"]
+    assert container["ports"][0]["containerPort"] == service["spec"]["ports"][0]["port"] == int(port)
+    assert {one["mountPath"] for one in container["volumeMounts"]} == {"/data", "/cache", "/tmp"}
+    assert {environment()[name] for name in ("STENOGRAPH_DATA_DIR", "STENOGRAPH_CACHE")} == {"/data", "/cache"}
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are_with_labels_that_they_have() -> None:
+    dashboard = json.loads((PACKAGING / "grafana/dashboards/stenograph.json").read_text())
+    labels: dict[str, set[str]] = {}
+    for metric in (*METRICS, *STORE_METRICS, *WORKER_METRICS):
+        for suffix in ("_bucket", "_sum", "_count") if metric.type is MetricType.HISTOGRAM else ("",):
+            labels[metric.name + suffix] = {*metric.labels, "worker", *(("le",) if suffix == "_bucket" else ())}
+    of_process = re.findall(r"^# TYPE (process_\w+)", Metrics(version="1").exposition()[0].decode(), re.MULTILINE)
+    labels |= {name: {"worker"} for name in of_process}
+    expressions = [(panel["title"], one) for panel in dashboard["panels"] for one in panel["targets"]]
+    assert len(expressions) > 15
+    for title, one in expressions:
+        found = re.findall(r"\b(?:stenograph|process)_\w+", one["expr"])
+        assert found, title
+        assert set(found) <= set(labels), title
+        asked = {name for group in re.findall(r"by \(([^)]*)\)", one["expr"]) for name in group.split(", ")}
+        asked |= set(re.findall(r"\{\{(\w+)\}\}", one["legendFormat"]))
+        assert asked <= set.intersection(*(labels[name] for name in found)), title
+
+
+async def test_the_image_s_command_serves_and_its_health_check_finds_it(tmp_path: Path) -> None:
+    entry: list[str] = json.loads(instruction("ENTRYPOINT"))
+    assert entry == ["stenograph", "serve"]
+    assert main.__module__ == "stenograph.cli.main"  # which the script `stenograph` is
+    own = {"STENOGRAPH_DATA_DIR": str(tmp_path / "data"), "STENOGRAPH_PORT": "0", "STENOGRAPH_CACHE": str(tmp_path)}
+    variables = {name: value for name, value in environment().items() if name.startswith("STENOGRAPH_")}
+    model = write_tiny_folder(tmp_path / "tiny")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stenograph.cli.main", *entry[1:], *compose()["services"]["server"]["command"]),
+        *("--model", str(model), "--family", "smollm2"),
+        env={**os.environ, **variables, **own},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        found = re.search(r"http://0\.0\.0\.0:(\d+) ", (await process.stdout.readline()).decode())
+        assert found is not None
+        python, *arguments = json.loads(instruction("HEALTHCHECK").split(" CMD ")[1])
+        assert python == "python"
+        checks = []
+        for port in (found[1], "1"):
+            check = await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, env={**os.environ, "STENOGRAPH_PORT": port}, stderr=subprocess.DEVNULL
+            )
+            checks.append(await check.wait())
+        assert checks == [0, 1]
+        process.send_signal(signal.SIGTERM)
+        logged = (await process.stderr.read()).decode().splitlines()
+        assert await process.wait() == 0
+        assert {json.loads(line).get("worker") for line in logged} >= {0, 1}
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def test_the_compose_file_is_what_its_specification_says() -> None:
+    pytest.importorskip("check_jsonschema", reason="scripts/test-packaging installs it")
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*check, str(PACKAGING / "compose.yaml")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_manifests_are_what_kubernetes_takes() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="scripts/test-packaging installs it")
+    for manifest in manifests():
+        validate.validate(manifest, validate.latest_version(), strict=True)

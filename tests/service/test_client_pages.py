@@ -1,0 +1,43 @@
+"""The lines of Python that the pages show of the client are run as they stand, but for the server's address."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stenograph.client.rollouts import BatchOptions
+
+from .conftest import Live
+
+ROOT = Path(__file__).parents[2]
+ADDRESS = "http://127.0.0.1:8080"
+
+
+def programs(page: str) -> list[str]:
+    """The blocks of Python on a page that use the client."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [block for block in blocks if "stenograph.client" in block]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/client.md"])
+async def test_the_lines_of_a_page_run(live: Live, page: str) -> None:
+    (program,) = programs(page)
+    assert ADDRESS in program
+    for _ in range(16):
+        live.says("In Paris.")
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program.replace(ADDRESS, live.url), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, err = await child.communicate()
+    assert child.returncode == 0, err.decode()
+    assert out.count(b"1.0") == 8
+    assert (await live.call("GET", "/sessions")).json()["sessions"] == []
+
+
+def test_the_page_lists_every_option_of_a_batch() -> None:
+    table = (ROOT / "docs" / "client.md").read_text().split("| option | default | meaning |")[1].split("\n\n")[0]
+    listed = set(re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if line)))
+    assert listed == {*BatchOptions.__annotations__, "session", "samples", "progress"}

@@ -1,0 +1,211 @@
+"""The whole server: samples and records say which ids could be sampled, as engines report it; a lie is refused."""
+
+import io
+import json
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pyarrow.ipc
+import pytest
+from safetensors.numpy import load
+
+from stenograph.core.settings import Switch
+from stenograph.core.support import supports
+from stenograph.core.types import LogprobsKind
+from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.engine.vllm.adapter import VLLM
+from stenograph.render.renderer import Renderer
+from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
+from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.testing.standins.vllm_server import VLLMServer
+
+from .conftest import END, Answer, Live, running, user
+
+VOCAB = 320
+MANY = tuple(range(100, 200))
+
+
+def vllm(**options: Any) -> tuple[PlannedServer, EngineAdapter]:
+    adapter = VLLM(
+        model="tiny",
+        vocab_size=VOCAB,
+        max_context_tokens=4096,
+        eos_token_ids=(END,),
+        logprobs=LogprobsKind.SAMPLING,
+    )
+    return VLLMServer(**{"tells_supports": True, **options}), adapter
+
+
+def sglang(**options: Any) -> tuple[PlannedServer, EngineAdapter]:
+    return SGLangServer(stop_id=END, **options), SGLangChat(model="tiny", vocab_size=VOCAB)
+
+
+def sglang_generate(**options: Any) -> tuple[PlannedServer, EngineAdapter]:
+    return SGLangServer(stop_id=END, **options), SGLangGenerate(model="tiny", vocab_size=VOCAB)
+
+
+class Rig:
+    """A server before a stand-in that has been planned one reply."""
+
+    def __init__(self, url: str, client: aiohttp.ClientSession, standin: PlannedServer) -> None:
+        self._url = url
+        self._client = client
+        self.standin = standin
+
+    async def call(self, method: str, path: str, body: Any = None) -> Answer:
+        async with self._client.request(method, self._url + path, json=body) as response:
+            return Answer(status=response.status, headers=response.headers, body=await response.read())
+
+    async def open(self, **options: Any) -> str:
+        return f"/sessions/{(await self.call('POST', '/sessions', options)).json()['session_id']}"
+
+    async def chat(self, session: str, **asked: Any) -> Answer:
+        return await self.call("POST", f"{session}/v1/chat/completions", {"messages": [user("a")], **asked})
+
+
+@asynccontextmanager
+async def rig_of(
+    made: tuple[PlannedServer, EngineAdapter], renderer: Renderer, script: ReplyScript, **settings: Any
+) -> AsyncIterator[Rig]:
+    server, adapter = made
+    server.plan(script)
+    async with server:
+        engine = HttpEngine(HttpEngineOptions(url=server.url), adapter)
+        await engine.start()
+        try:
+            async with running(engine, renderer, **settings) as (url, _), aiohttp.ClientSession() as client:
+                yield Rig(url, client, server)
+        finally:
+            await engine.aclose()
+
+
+def scripted(renderer: Renderer, **planned: Any) -> ReplyScript:
+    """A reply of several tokens, each of which others could have been in the place of."""
+    ids = (*renderer.tokenizer.encode("hi you"), END)
+    rows = [tuple({id_, 7, 300}) for id_ in ids]
+    rows[0] = tuple({*MANY, ids[0]})
+    return ReplyScript(**{"ids": ids, "text": "hi you", "matched": END, "supports": tuple(rows), **planned})
+
+
+TOLD = pytest.mark.parametrize("make", [sglang, sglang_generate, vllm])
+
+
+@TOLD
+async def test_samples_and_records_have_the_ids_that_the_engine_could_sample(renderer: Renderer, make: Any) -> None:
+    script = scripted(renderer)
+    wanted = [sorted(row) for row in script.supports]
+    async with rig_of(make(), renderer, script) as rig:
+        session = await rig.open(support=True)
+        assert (await rig.chat(session, top_p=0.9, top_k=100)).status == 200
+        (record,) = (await rig.call("GET", session)).json()["records"]
+        asked = {"format": "json", "sampling_mask": True}
+        answer = await rig.call("POST", f"{session}/samples", asked)
+        cut = await rig.call(
+            "POST", f"{session}/samples", {**asked, "max_seq_len": len(answer.json()["samples"][0]["tokens"]) - 1}
+        )
+        arrow = await rig.call("POST", f"{session}/samples", {"format": "arrow"})
+        tensors = await rig.call("POST", f"{session}/samples")
+    (sample,) = answer.json()["samples"]
+    (row,) = sample["turns"]
+    support = b64decode(row["support"])
+    assert [kept.tolist() for kept in supports(support, script.ids) if kept is not None] == wanted
+    assert sample["sampling_mask"][-len(wanted) :] == wanted
+    assert len(sample["sampling_mask"]) == sample["response_length"]
+    assert b64decode(record["response"]["choices"][0]["meta_info"]["support"]) == support
+    (shorter,) = cut.json()["samples"]
+    assert shorter["sampling_mask"][-len(wanted) + 1 :] == wanted[:-1]
+    (column,) = pyarrow.ipc.open_stream(io.BytesIO(arrow.body)).read_all()["supports"].to_pylist()
+    assert column == [support]
+    meta = json.loads(load(tensors.body)["_samples_meta"].tobytes())
+    assert meta["samples"][0]["turns"][0]["support"] == row["support"]
+    assert sample["sampling_log_probs"] is not None
+
+
+@TOLD
+async def test_a_session_that_does_not_ask_gets_no_support_and_its_engine_is_not_asked(
+    renderer: Renderer, make: Any
+) -> None:
+    async with rig_of(make(), renderer, scripted(renderer), support=Switch.ON) as rig:
+        session = await rig.open(support=False)
+        assert (await rig.chat(session, top_p=0.9, top_k=100)).status == 200
+        (sample,) = (await rig.call("POST", f"{session}/samples", {"format": "json"})).json()["samples"]
+    assert "support" not in sample["turns"][0]
+    assert "return_sampling_mask" not in rig.standin.requests[-1].json
+
+
+@pytest.mark.parametrize(
+    ("make", "asked"),
+    [(sglang, {}), (sglang, {"temperature": 0, "top_p": 0.9}), (vllm, {}), (vllm, {"temperature": 0, "top_k": 3})],
+)
+async def test_a_turn_in_which_nothing_is_ruled_out_has_no_support(renderer: Renderer, make: Any, asked: Any) -> None:
+    async with rig_of(make(), renderer, scripted(renderer), support=Switch.ON) as rig:
+        session = await rig.open()
+        assert (await rig.chat(session, **asked)).status == 200
+        wanted = {"format": "json", "sampling_mask": True}
+        (sample,) = (await rig.call("POST", f"{session}/samples", wanted)).json()["samples"]
+    assert "support" not in sample["turns"][0]
+    assert sample["sampling_mask"] == [None] * sample["response_length"]
+    assert "return_sampling_mask" not in rig.standin.requests[-1].json
+
+
+@TOLD
+async def test_a_stream_has_its_supports_as_well(renderer: Renderer, make: Any) -> None:
+    for options in ({}, {"incremental": True}) if make is sglang_generate else ({},):
+        script = scripted(renderer, per_event=2)
+        async with rig_of(make(**options), renderer, script, support=Switch.ON) as rig:
+            session = await rig.open()
+            assert (await rig.chat(session, top_p=0.9, top_k=100, stream=True)).status == 200
+            (sample,) = (await rig.call("POST", f"{session}/samples", {"format": "json"})).json()["samples"]
+        told = supports(b64decode(sample["turns"][0]["support"]), script.ids)
+        assert [None if kept is None else kept.tolist() for kept in told] == [sorted(row) for row in script.supports]
+
+
+def without_masks(reply: dict[str, Any]) -> None:
+    choice = reply["choices"][0] if "choices" in reply else reply
+    choice.pop("sampling_mask", None)
+    choice.get("meta_info", {}).pop("output_token_sampling_mask", None)
+
+
+@TOLD
+@pytest.mark.parametrize(
+    ("planned", "law"),
+    [
+        ({"supports": ((1, 2),) * 9}, "support_of_token"),
+        ({"supports": ((VOCAB,),) * 9}, "support_of_token"),
+        ({"supports": ((2**40,),) * 9}, "support_of_token"),
+        ({"supports": ((),) * 9}, "support_of_token"),
+        ({"supports": (("a",),) * 9}, "support_of_token"),
+        ({"supports": ((1,),)}, "has_support"),
+        ({"edit": without_masks}, "has_support"),
+    ],
+)
+async def test_supports_that_cannot_be_are_refused(renderer: Renderer, make: Any, planned: Any, law: str) -> None:
+    script = scripted(renderer)
+    planned = {key: value[: len(script.ids)] if key == "supports" else value for key, value in planned.items()}
+    async with rig_of(make(), renderer, scripted(renderer, **planned), support=Switch.ON) as rig:
+        session = await rig.open()
+        answer = await rig.chat(session, top_p=0.9, top_k=100)
+        metrics = (await rig.call("GET", "/metrics")).body.decode()
+    assert (answer.status, answer.json()["error"]["code"]) == (502, "upstream_invalid"), answer.body
+    assert f'stenograph_upstream_invalid_total{{law="{law}"}} 1.0' in metrics
+
+
+async def test_an_engine_that_does_not_report_supports_is_not_asked_for_them(live: Live, renderer: Renderer) -> None:
+    answer = await live.call("POST", "/sessions", {"support": True})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "/support")
+    assert (await live.call("POST", "/sessions", {"support": False})).status == 200
+    async with rig_of(vllm(scale_out=False), renderer, scripted(renderer)) as rig:
+        refused = await rig.call("POST", "/sessions", {"support": True})
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "/support")
+
+
+async def test_masks_as_lists_are_for_json_alone(live: Live) -> None:
+    session = (await live.call("POST", "/sessions", {})).json()["session_id"]
+    answer = await live.call("POST", f"/sessions/{session}/samples", {"sampling_mask": True})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "/sampling_mask")

@@ -1,0 +1,132 @@
+"""Two workers of one server in one process: each with its manager, its port and its socket, around one engine."""
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import AF_UNIX, socket
+from typing import Any
+
+import aiohttp
+
+from stenograph.core.clock import SystemClock
+from stenograph.engine.base import Engine
+from stenograph.http.app import make_app
+from stenograph.http.server import Server, listen, uvicorn_config
+from stenograph.http.settings import Settings
+from stenograph.http.storage import opened_store
+from stenograph.http.workers.place import WorkerPlace
+from stenograph.http.workers.worker import Worker
+from stenograph.offload.pool import CpuPool
+from stenograph.render.renderer import Renderer
+from stenograph.session.manager import SessionManager
+from stenograph.session.shared_capacity import CapacityPage
+from stenograph.store.folder import DataFolder
+from stenograph.testing.standins.scripted_engine import ScriptedEngine
+
+from .conftest import Live
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Workers as clients see them: `lives[k]` asks worker k, whosever the session is."""
+
+    lives: list[Live]
+    engine: ScriptedEngine
+
+    async def open_at(self, worker: int, **options: Any) -> str:
+        """A session of that worker's."""
+        session = await self.lives[worker].open(**options)
+        assert int(session[:2], 16) == worker
+        return session
+
+
+def places(folder: Path, num: int) -> list[WorkerPlace]:
+    """The places of so many workers, whose sockets are in a folder."""
+    page, sockets, listeners = CapacityPage(num), [], []
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    for number in range(num):
+        path = folder / f"worker-{number}.sock"
+        listener = socket(AF_UNIX)
+        listener.bind(str(path))
+        listener.listen(128)
+        listener.setblocking(False)
+        sockets.append(path)
+        listeners.append(listener)
+    instance_id = uuid.uuid4().hex
+    return [
+        WorkerPlace(number=number, sockets=tuple(sockets), listener=listener, page=page, instance_id=instance_id)
+        for number, listener in enumerate(listeners)
+    ]
+
+
+@asynccontextmanager
+async def serving(
+    place: WorkerPlace,
+    engine: Engine,
+    renderer: Renderer,
+    *,
+    folder: DataFolder | None = None,
+    patience_s: float = 30.0,
+    **settings: Any,
+) -> AsyncIterator[tuple[str, SessionManager, Server]]:
+    """One worker, whose engine has been started: its URL, its manager, and its server."""
+    made = Settings(drain_timeout_s=10.0, **settings)
+    worker, pool = Worker(place, made, patience_s=patience_s), CpuPool(2)
+    async with opened_store(made, folder, place, address="", on_failed=lambda _: None) as store:
+        app, manager = make_app(
+            made,
+            engine=engine,
+            renderer=renderer,
+            pool=pool,
+            model="tiny",
+            clock=SystemClock(),
+            moe_shape=(2, 2),
+            store=store,
+            worker=worker,
+        )
+        ready = asyncio.Event()
+        config = uvicorn_config(app, made, worker)
+        server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0, worker=worker)
+        with listen("127.0.0.1", 0) as listener:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(server.serve(sockets=[listener]))
+                await ready.wait()
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}", manager, server
+                server.should_exit = True
+                await worker.aclose()
+    pool.close()
+
+
+@asynccontextmanager
+async def two_workers(
+    folder: Path,
+    renderer: Renderer,
+    *,
+    data_dir: Path | None = None,
+    num: int = 2,
+    max_context_tokens: int = 4096,
+    **settings: Any,
+) -> AsyncIterator[Workers]:
+    """Workers around one scripted engine."""
+    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=max_context_tokens)
+    data = None if data_dir is None else DataFolder(data_dir, address="here")
+    async with AsyncExitStack() as stack, aiohttp.ClientSession() as client:
+        if data is not None:
+            stack.callback(data.close)
+        lives: list[Live] = []
+        servers: list[Server] = []
+        for place in places(folder, num):
+            stack.callback(place.listener.close)
+            url, manager, server = await stack.enter_async_context(
+                serving(place, engine, renderer, folder=data, data_dir=data_dir, **settings)
+            )
+            lives.append(Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client))
+            servers.append(server)
+        yield Workers(lives=lives, engine=engine)
+        await client.close()
+        for server in servers:  # side by side
+            server.should_exit = True
