@@ -24,7 +24,7 @@ from stenograph.testing.standins.planned_server import ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.tiny.llama import write_tiny_folder
 
-from .test_kill import END, Load, check, unique_replies
+from .chat_load import END, Load, check, unique_replies
 
 NUM_KILLS = int(os.environ.get("KILLS", "3"))
 KILL_EVERY_S = float(os.environ.get("KILL_EVERY_S", "0"))
