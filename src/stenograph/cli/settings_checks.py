@@ -69,7 +69,7 @@ def _check_shared(settings: Settings) -> None:
         raise StartupError("--store and --data-dir are both set, but sessions are kept in one place: leave one out")
     if settings.workers > 1:
         raise StartupError(
-            f"--store and --workers {settings.workers} are both set, but a server's lease in the database is one process's:"
+            f"--store and --workers {settings.workers} are both set, but a lease in the database is of one process:"
             " start several servers"
         )
     if settings.kept is not Durability.COMMIT:
