@@ -1,4 +1,5 @@
-"""The CPU of a chat of scenario B with one worker, with two on connections that reach the owner, and passed on.
+"""The CPU of a chat of scenario B with one worker, with two on connections that reach the owner, and passed on; and of
+a small GET at its owner and passed on.
 
     python -m benchmarks.workers [ROUNDS]
 
@@ -23,7 +24,7 @@ from stenograph.bench.kit.reply_shape import ReplyShape, reply_content
 from stenograph.bench.kit.servers import start_serve, start_standin
 from stenograph.testing.tiny.llama import write_tiny_folder
 
-NUM_SESSIONS, NUM_TURNS = 32, 15
+NUM_SESSIONS, NUM_TURNS, NUM_GETS = 32, 15, 1500
 SHAPE = ReplyShape(vocab_size=250)
 WAYS = ((1, 0.0), (2, 0.0), (2, 0.5), (2, 1.0))
 """Numbers of workers, and the share of sessions whose requests are passed on."""
@@ -93,6 +94,31 @@ async def measured(served: Served, num_workers: int, passed_on: float) -> tuple[
         return (served.cpu_s() - cpu_s) * 1e3 / num, num / (time.monotonic() - began)
 
 
+async def measured_get(served: Served, *, is_passed_on: bool) -> float:
+    """Milliseconds of CPU of a small GET, one after the other on a connection to each of two workers."""
+    ends = [await connected(served.url, worker) for worker in (0, 1)]
+    clients, sessions = [client for client, _ in ends], [session for _, session in ends]
+    if is_passed_on:
+        sessions.reverse()
+
+    async def work(client: aiohttp.ClientSession, session: str, num: int) -> None:
+        for _ in range(num):
+            async with client.get(f"/sessions/{session}/outcome") as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+
+    async def all_work(num: int) -> None:
+        await asyncio.gather(*(work(*one, num) for one in zip(clients, sessions, strict=True)))
+
+    await all_work(20)
+    cpu_s = served.cpu_s()
+    await all_work(NUM_GETS)
+    cpu_s = served.cpu_s() - cpu_s
+    for client in clients:
+        await client.close()
+    return cpu_s * 1e3 / (2 * NUM_GETS)
+
+
 def main(num_rounds: int) -> None:
     root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([f"{root}/src", *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -104,6 +130,12 @@ def main(num_rounds: int) -> None:
             [asyncio.run(measured(servers[num], num, passed_on)) for num, passed_on in WAYS]
             for _ in range(num_rounds + 1)
         ][1:]
+        gets = [
+            [asyncio.run(measured_get(servers[2], is_passed_on=passed_on)) for passed_on in (False, True)]
+            for _ in range(num_rounds + 1)
+        ][1:]
+    own_ms, other_ms = (statistics.median(column) for column in zip(*gets, strict=True))
+    sys.stdout.write(f"a small GET: {own_ms:.3f} ms CPU at its owner, {other_ms:.3f} passed on\n")
     for (num, passed_on), figures in zip(WAYS, zip(*rounds, strict=True), strict=True):
         cpu_ms, per_s = (statistics.median(column) for column in zip(*figures, strict=True))
         line = f"{num} workers, {passed_on:4.0%} passed on: {cpu_ms:.3f} ms CPU a chat, {per_s:5.0f} chats/s"

@@ -179,7 +179,7 @@ class Load:
                     return json.loads(content) if content else None
             except (aiohttp.ClientError, ConnectionError):
                 self.num_asked_again += 1
-                await asyncio.sleep(0.005)  # a server that ends refuses at once
+                await asyncio.sleep(0)  # a server that ends refuses at once
 
 
 class _Cut(aiohttp.ClientError):

@@ -104,10 +104,13 @@ async def test_kill_9_loses_no_acknowledged_turn_doubles_none_and_changes_no_id(
 
 
 def without_its_last_turn(folder: Path, copy: Path) -> Path:
-    """A copy of a folder that has lost the turn that was written last."""
+    """A copy of a folder that has lost a turn: of those that are the last row of their session, the last written."""
     shutil.copytree(folder, copy)
     raw = sqlite3.connect(copy / "00.sqlite3", isolation_level=None)
-    raw.execute("DELETE FROM rows WHERE place = (SELECT max(place) FROM rows WHERE substr(body, 2, 1) = x'01')")
+    raw.execute(
+        "DELETE FROM rows WHERE place = (SELECT max(place) FROM rows AS one WHERE substr(body, 2, 1) = x'01'"
+        " AND seq = (SELECT max(seq) FROM rows WHERE session = one.session))"
+    )
     raw.close()
     return copy
 
@@ -147,7 +150,8 @@ async def work_until_killed(
     else:
         num = generations + draw.randrange(1, 80)
         await load.until(lambda: load.num_generated >= num)
-    await asyncio.sleep(draw.random() * 0.004)  # the moments between two events of the clients are to be hit, too
+    for _ in range(draw.randrange(20)):  # the moments between two events are to be hit, too
+        await asyncio.sleep(0)
     load.up.clear()
     await warm.kill(server)
 

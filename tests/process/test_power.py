@@ -73,7 +73,8 @@ class Rig:
             load.up.set()
             num = turns + draw.randrange(1, 100 if durability == "commit" else 400)  # more than a second of turns
             await load.until(lambda: load.book.num_acknowledged >= num)
-            await asyncio.sleep(draw.random() * 0.004)  # the moments between two events are to be hit, too
+            for _ in range(draw.randrange(20)):  # the moments between two events are to be hit, too
+                await asyncio.sleep(0)
             lost_at = time.monotonic()
             await disk.lose_power(0 if draw.random() < 0.3 else draw.randrange(1, 2**31))
             load.up.clear()

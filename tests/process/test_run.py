@@ -32,7 +32,7 @@ import openai
 with openai.OpenAI() as client:
     messages = [{"role": "user", "content": "hi"}]
     for text in ("more", "bye"):
-        reply = client.chat.completions.create(model="any", messages=messages, max_tokens=8)
+        reply = client.chat.completions.create(model="any", messages=messages, max_tokens=8, temperature=0)
         messages += [reply.choices[0].message.model_dump(), {"role": "user", "content": text}]
 print("the agent is done")
 sys.exit(3)

@@ -71,7 +71,7 @@ async def started(*flags: str, workers: int = 2, said: Any = None) -> AsyncItera
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+        await process.communicate()  # to the end of what it says, which closes its pipes
 
 
 @asynccontextmanager
@@ -144,14 +144,19 @@ async def test_a_worker_that_is_killed_loses_nothing_is_back_soon_and_disturbs_n
             undisturbed = Undisturbed(parent.url, worker=1)
             workers = parent.children
             fresh = aiohttp.TCPConnector(force_close=True)
-            async with aiohttp.ClientSession() as client, aiohttp.ClientSession(connector=fresh) as looker:
+            async with (
+                aiohttp.ClientSession() as client,
+                aiohttp.ClientSession(connector=fresh) as looker,
+                connected_to(0, parent.url) as near,
+            ):
                 async with asyncio.TaskGroup() as tasks:
                     for number in range(NUM_CLIENTS):
-                        tasks.create_task(load.work(client, number))
+                        tasks.create_task(load.work(client if number else near, number))
                     for _ in range(NUM_CLIENTS):
                         tasks.create_task(undisturbed.work())
                     await load.acknowledged(2 * NUM_CLIENTS)
-                    session = next(one for one in load.sessions if one.startswith("00"))
+                    while (session := next((one for one in load.sessions if one.startswith("00")), None)) is None:
+                        await load.acknowledged(load.num_acknowledged + 1)
                     for _ in range(NUM_KILLS):
                         began, before = time.monotonic(), load.num_acknowledged
                         await load.acknowledged(before + random.Random(before).randrange(1, 40))

@@ -261,7 +261,11 @@ async def test_the_blocking_client_does_the_same(live: Live) -> None:
 
 def test_the_client_has_the_server_s_own_fields() -> None:
     assert set(get_type_hints(SessionFields)) == set(CreateSession.__struct_fields__)
-    assert set(get_type_hints(SampleOptions)) == set(SamplesRequest.__struct_fields__) - {"format", "token_texts"}
+    assert set(get_type_hints(SampleOptions)) == set(SamplesRequest.__struct_fields__) - {
+        "format",
+        "token_texts",
+        "sampling_mask",
+    }
     assert set(get_args(RolloutEnd)) == set(RolloutVerdict)
 
 

@@ -320,14 +320,14 @@ async def test_one_that_dies_after_its_first_token_ends_the_turn_and_nothing_is_
 
 
 @pytest.mark.parametrize("num_urls", [1, 2])
-async def test_several_addresses_make_a_fleet_and_one_is_the_engine_itself(tmp_path: Path, num_urls: int) -> None:
+async def test_addresses_make_a_fleet_also_one(tmp_path: Path, num_urls: int) -> None:
     files = load_model_files(write_tiny_folder(tmp_path / "tiny"))
     async with SGLangServer() as first, SGLangServer() as second:
         urls = (first.url, second.url)[:num_urls]
         settings = Settings(engine=EngineKind.SGLANG, engine_url=urls)
         engine = make_engine(settings, files, files.path, BodySlots(2), SystemClock())
         await engine.start()
-        assert isinstance(engine, Fleet if num_urls > 1 else HttpEngine)
+        assert isinstance(engine, Fleet)
         assert engine.forwards
         assert engine.capabilities.vocab_size == files.vocab_size
         assert [status.name for status in engine.statuses()] == list(urls)

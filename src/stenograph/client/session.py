@@ -37,6 +37,7 @@ class SessionFields(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, object]
     sampling: Mapping[str, Mapping[str, object]]
     canonical: str
+    support: bool
     group: str
 
 

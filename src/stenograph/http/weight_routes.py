@@ -190,4 +190,7 @@ def _state(result: SyncResult) -> Response:
 
 
 def _answer(told: object, result: SyncResult) -> Response:
-    return json_response(told, status=200 if result.success else 400)
+    response = json_response(told, status=200 if result.success else 400)
+    if not result.success:
+        response.headers["x-should-retry"] = "false"  # as every 400
+    return response

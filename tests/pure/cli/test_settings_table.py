@@ -36,10 +36,10 @@ def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path):
 
 def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
     texts = {
-        "host": "::1", "port": "0", "model": "m.gguf", "family": "chatml",
+        "host": "::1", "port": "0", "workers": "2", "model": "m.gguf", "family": "chatml",
         "chat_template_kwargs": '{"thinks": [false, 1.5]}', "allow_special_in_text": "on", "engine": "sglang",
         "engine_url": "http://127.0.0.1:1", "connect_timeout": "0.5", "max_reply_bytes": "4096",
-        "engine_logprobs": "raw", "weight_version": "w-1", "replay": "all", "reply": "lean",
+        "engine_logprobs": "raw", "weight_version": "w-1", "weights_dir": "w", "replay": "all", "reply": "lean",
         "engine_threads": "2", "max_batch": "3", "kv_tokens": "4096", "step_tokens": "64",
         "prefix_reuse": "on", "forward": "numpy", "torch_device": "auto",
         "torch_dtype": "float32", "grammar_backend": "llguidance", "tokenize_workers": "0",
@@ -52,7 +52,8 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "max_sessions": "6", "max_in_flight": "7", "max_held_tokens": "9", "max_nodes": "8", "session_ttl": "60",
         "max_body_bytes": "8192", "header_timeout": "2.5", "body_timeout": "7.5",
         "request_timeout": "1.5", "abort_grace": "0.5", "drain_timeout": "2.5",
-        "unknown_fields": "record", "over_budget": "clamp", "proxy_allow": "v1/models", "api_key": "one",
+        "unknown_fields": "record", "over_budget": "clamp", "proxy_allow": "v1/models",
+        "api_key": "one", "admin_key": "two",
         "allow_host": "box.local", "allow_origin": "https://ui.example:8443",
         "log_level": "debug", "log_format": "json", "cache_dir": "/c",
     }  # fmt: skip
@@ -72,7 +73,7 @@ def _from_all_sources(texts: dict[str, str], tmp_path: Path) -> CommandSettings:
         name: "{thinks = [false, 1.5]}"
         if name == "chat_template_kwargs"
         else f'["{text}"]'
-        if name in ("api_key", "proxy_allow", "engine_url", "allow_host", "allow_origin")
+        if name in ("api_key", "admin_key", "proxy_allow", "engine_url", "allow_host", "allow_origin")
         else text
         if text[0].isdigit()
         else f'"{text}"'
@@ -161,7 +162,7 @@ def test_unknown_keys_are_refused_in_every_source(tmp_path: Path):
         load_settings({"prot": "1"}, {}, None)
 
 
-@pytest.mark.parametrize("name", ["LETTERS", "LOG", "SHOP", "WORKERS"])
+@pytest.mark.parametrize("name", ["LETTERS", "LOG", "SHOP"])
 def test_an_unknown_name_that_is_no_slip_of_a_known_one_gets_no_hint(tmp_path: Path, name: str):
     with pytest.raises(StartupError, match=f"unknown setting 'STENOGRAPH_{name}' in the environment; docs/settings.md"):
         load_settings({}, {f"STENOGRAPH_{name}": "1"}, None)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import force_setattr
 
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Tool
@@ -29,7 +30,7 @@ def held(kind: HistoryKind) -> Session:
 def commit(session: Session, strand: Strand, by_hand: Any, parent: Node | None, *, shows_tools: bool = True) -> Node:
     """A turn of two prompt tokens and three sampled ones, in a real session."""
     made = by_hand.add(None, [1, 2], [(3, -1.0), (4, -1.0), (5, -1.0)])
-    object.__setattr__(made.turn, "context", PromptContext(tools=(ADD,) if shows_tools else ()))
+    force_setattr(made.turn, "context", PromptContext(tools=(ADD,) if shows_tools else ()))
     at = Attachment(parent=parent, new_messages=made.turn.messages, revision=len(strand.history.nodes))
     node, _ = session.strands.commit(strand, at, made.turn, Prompt(ids=token_ids([1, 2])))
     return node

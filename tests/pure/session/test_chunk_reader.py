@@ -15,7 +15,7 @@ FINISH = Finish(reason=FinishReason.STOP)
 
 
 def reader() -> ChunkReader:
-    return ChunkReader(PlainParser(TOKENIZER, stop=("ab",), view=TextView()))
+    return ChunkReader(lambda: PlainParser(TOKENIZER, stop=("ab",), view=TextView()))
 
 
 @given(few=st.lists(st.integers(3, 200), min_size=1, max_size=9), times=st.integers(1, 400), tops=st.booleans())
