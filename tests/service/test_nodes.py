@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -169,11 +171,12 @@ async def test_a_node_whose_lease_is_over_answers_for_no_session_and_ends_its_tu
         assert len(shown["records"]) == 1
 
 
-async def test_a_backup_is_the_database_s_own(node: MakeNode) -> None:
+async def test_a_backup_is_the_database_s_own(node: MakeNode, tmp_path: Path) -> None:
     async with node() as one:
-        answer = await one.live.call("POST", "/backup", {"path": "nowhere"})
+        answer = await one.live.call("POST", "/backup", {"path": str(tmp_path / "copy")})
         assert answer.status == 400
         assert "pg_dump" in answer.json()["error"]["message"]
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.skipif(programs() is None, reason="no PostgreSQL is installed: scripts/test-cluster installs it")

@@ -34,7 +34,7 @@ from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress
 from stenograph.render.renderer import Renderer
 from stenograph.session.session import Session
-from stenograph.store.places import Look, looks_at
+from stenograph.store.places import Look, StorePlace, looks_at
 from stenograph.trajectory.commits import ModelMark
 
 EXPORT = "export"
@@ -53,7 +53,7 @@ class ExportOptions:
     """Options of an export: the samples of the sessions in `folder`, which may be the address of a database, go into
     the file `out`, in a format."""
 
-    folder: str
+    folder: StorePlace
     out: Path
     format: str = "safetensors"
     include_side: bool = False

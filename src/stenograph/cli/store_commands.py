@@ -16,7 +16,7 @@ from stenograph.session.session import Session
 from stenograph.session.shelf import shelved
 from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.codec.rows import RowDamaged
-from stenograph.store.places import Look, looks_at
+from stenograph.store.places import Look, StorePlace, looks_at
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, HarnessMatcher, Matcher
 from stenograph.trajectory.turn import Node
@@ -28,7 +28,7 @@ EXIT_FAULTS = 1
 _SHOWN_CHARS = 60
 
 
-def inspect_folder(folder: str, session: str | None, *, out: TextIO) -> int:
+def inspect_folder(folder: StorePlace, session: str | None, *, out: TextIO) -> int:
     """Write the sessions of a folder or a database, or the turns of one. Raises StartupError, if there is none too."""
     with looks_at(folder) as files:
         lines = _session_lines(files) if session is None else _turn_lines(_found(files, SessionId(session)))
@@ -37,7 +37,7 @@ def inspect_folder(folder: str, session: str | None, *, out: TextIO) -> int:
     return EXIT_WHOLE
 
 
-def check_folder(folder: str, *, out: TextIO, progress: Progress) -> int:
+def check_folder(folder: StorePlace, *, out: TextIO, progress: Progress) -> int:
     """Read every row of every session, and write each fault; returns the exit code. Raises StartupError."""
     num_sessions = num_rows = num_faults = 0
     with looks_at(folder) as files:

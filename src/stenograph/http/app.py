@@ -35,7 +35,6 @@ from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
-from stenograph.http.nodes import Nodes
 from stenograph.http.openapi.document import openapi_document
 from stenograph.http.openapi.schemas import Described
 from stenograph.http.response_route import HeldResponses
@@ -43,8 +42,8 @@ from stenograph.http.rule_files import check_files, sampling_of, side_rules_of
 from stenograph.http.server import listen, run_uvicorn, url_of
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
-from stenograph.http.storage import BackupRoute, held_folder, model_mark, opened_store
-from stenograph.http.store_metrics import OwnerMetrics, StoreMetrics
+from stenograph.http.storage import backup_route, held_folder, model_mark, opened_store, other_nodes
+from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.turn_route import TurnRoute
 from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
 from stenograph.http.workers.place import WorkerPlace
@@ -61,13 +60,11 @@ from stenograph.session.admission import Limits
 from stenograph.session.counting import PromptCounter
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
-from stenograph.session.ownership import SharedOwnership
 from stenograph.session.shelf import Shelf
 from stenograph.session.turn import TurnServices
 from stenograph.session.weights import Weights, WeightSync
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
-from stenograph.store.postgres.store import PostgresStore
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, load_matcher
 
@@ -152,7 +149,7 @@ def make_app(
     sync = _weight_sync(engine, services, manager, metrics)
     control = ControlRoutes(
         sessions=sessions,
-        backup=_backup_route(settings, manager, worker),
+        backup=backup_route(settings, manager.shelf, None if worker is None else worker.place),
         engines=EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes),
         weights=WeightRoutes(
             sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
@@ -185,7 +182,7 @@ def make_app(
         metrics=metrics,
         body_slots=body_slots,
     )
-    nodes = _nodes(settings, manager, metrics, store)
+    nodes = other_nodes(settings, manager, metrics, store)
     app = App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal, nodes=nodes)
     if worker is not None:
         worker.wire(app, openings)
@@ -198,29 +195,10 @@ def _held_responses(settings: Settings, services: TurnServices, doorman: Doorman
     return HeldResponses(doorman=doorman, share=services.share, model=model, write=dialect.held)
 
 
-def _backup_route(settings: Settings, manager: SessionManager, worker: Worker | None) -> BackupRoute:
-    place = None if worker is None else worker.place
-    return BackupRoute(shelf=manager.shelf, max_body_bytes=settings.max_body_bytes, place=place)
-
-
 def _weight_sync(engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics) -> WeightSync:
     sync = WeightSync(engine, services.weights, lambda: manager.abort(None))
     metrics.register(WeightMetrics(sync))
     return sync
-
-
-def _nodes(settings: Settings, manager: SessionManager, metrics: Metrics, store: SessionStore | None) -> Nodes | None:
-    """The other servers, where a database is shared with them."""
-    if not isinstance(store, PostgresStore):
-        return None
-    nodes = Nodes(
-        SharedOwnership(manager, store),
-        metrics=metrics,
-        by_credential=not settings.api_key,
-        timeout_s=settings.request_timeout_s + settings.abort_grace_s,
-    )
-    metrics.register(OwnerMetrics(store, nodes))
-    return nodes
 
 
 def _turn_routes(

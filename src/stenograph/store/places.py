@@ -12,6 +12,9 @@ from stenograph.store.look import looks
 from stenograph.store.postgres.look import looked_at_database
 from stenograph.store.settings import POSTGRES
 
+StorePlace = Path | str
+"""A folder, or the address of a database."""
+
 
 class Look(Protocol):
     """A part of a place, opened for reading."""
@@ -39,11 +42,11 @@ class Look(Protocol):
 
 
 @contextmanager
-def looks_at(place: str) -> Generator[list[Look]]:
-    """The parts of a place, which is a folder or a database's address. Raises StartupError."""
-    if re.fullmatch(POSTGRES, place) is None:
-        with looks(Path(place)) as files:
-            yield [*files]
-    else:
+def looks_at(place: StorePlace) -> Generator[list[Look]]:
+    """The parts of a place. Raises StartupError."""
+    if isinstance(place, str) and re.fullmatch(POSTGRES, place):
         with looked_at_database(place) as database:
             yield [database]
+    else:
+        with looks(Path(place)) as files:
+            yield [*files]

@@ -60,7 +60,8 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
     assert list(texts) == [setting.name for setting in SETTINGS]
     assert _from_all_sources(texts, tmp_path).request_timeout_s == 1.5
     shared = {"store": "postgresql://me:hidden@db/x", "advertise_url": "http://10.0.0.5:80", "lease": "2.5"}
-    loaded = _from_all_sources({**texts, **shared, "data_dir": "", "durability": "commit"}, tmp_path)
+    kept = {"data_dir": "", "workers": "1", "durability": "commit"}
+    loaded = _from_all_sources({**texts, **shared, **kept}, tmp_path)
     assert loaded.cache_dir == Path("/c")
     assert loaded.lease_s == 2.5
     assert "hidden" not in repr(loaded)

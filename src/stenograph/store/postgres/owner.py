@@ -24,7 +24,7 @@ AWAY = (
 )
 
 
-class Owner:
+class SharedOwner:
     """This node among those that share a database. `on_lost` is called when what it holds may be another's by now."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Owner:
         """Questions about the lease that the database did not answer."""
 
     def __repr__(self) -> str:
-        return f"<Owner {self._last_owner} at {self._url}, lease={self._lease}>"
+        return f"<SharedOwner {self._last_owner} at {self._url}, lease={self._lease}>"
 
     @property
     def is_held(self) -> bool:

@@ -23,7 +23,7 @@ from stenograph.store.base import Done, StoredSession, StoredSummary, StoreStats
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, Totals, row_body, row_digest
 from stenograph.store.groups import NewSession, RowAppend, RowEnd, RowGroup
 from stenograph.store.postgres.lease import OwnerLease
-from stenograph.store.postgres.owner import AWAY, Owner, pause
+from stenograph.store.postgres.owner import AWAY, SharedOwner, pause
 from stenograph.store.postgres.shared_rows import Claimed, DatabaseAway, Deletion, EndMove, HeldBy, SharedRows
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class PostgresStore:
         self._rows = rows
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self.owner = Owner(rows, clock, url=url, lease_s=lease_s, on_lost=self._lost)
+        self.owner = SharedOwner(rows, clock, url=url, lease_s=lease_s, on_lost=self._lost)
         self.on_lost: Callable[[], None] = lambda: None
         self.on_moved: Callable[[SessionId], None] = lambda session_id: None
         self._waiting: deque[RowAppend] = deque()
