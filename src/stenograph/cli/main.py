@@ -37,7 +37,7 @@ from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.nearest import nearest_name
 from stenograph.core.settings import Setting
-from stenograph.deploy.workers import serve_workers
+from stenograph.deploy.workers import EXIT_STARTUP, EXIT_STORAGE, serve_workers
 from stenograph.dialects.sessions import SAMPLE_FORMATS
 from stenograph.engine.settings import EngineKind
 from stenograph.http.app import serve
@@ -46,8 +46,6 @@ from stenograph.model.progress import StreamProgress
 
 log = logging.getLogger(__name__)
 
-EXIT_STARTUP = 2
-EXIT_STORAGE = 74
 EXIT_INTERRUPTED = 130
 
 SERVE_EXAMPLES = """\
