@@ -1,6 +1,6 @@
 """Two real servers on one real PostgreSQL, under load: killed, stopped past their lease, and without their database.
 
-A few of each here; `scripts/test-cluster` sets KILLS, STOPS and AWAY_S for the long runs.
+Run by `scripts/test-cluster`, which sets KILLS, STOPS and AWAY_S for the long runs; a few of each without.
 """
 
 import asyncio
@@ -43,6 +43,7 @@ PATIENCE_S = 1.0
 
 FOUND = programs()
 pytestmark = [
+    pytest.mark.cluster,
     pytest.mark.timeout(120 + 20 * KILLS + 10 * STOPS + 2 * AWAY_S),
     pytest.mark.skipif(FOUND is None, reason="no PostgreSQL is installed: scripts/test-cluster installs it"),
     pytest.mark.skipif(

@@ -27,7 +27,7 @@ from stenograph.testing.suite.store_laws import appended, session_id
 
 T = TypeVar("T")
 
-SEEDS = int(os.environ.get("SEEDS", "150"))
+SEEDS = int(os.environ.get("SEEDS", "40"))
 FIRST_SEED = int(os.environ.get("FIRST_SEED", "0"))
 RUNS = 10
 """Parts that the seeds are tested in."""
