@@ -73,12 +73,14 @@ class Load:
     num_refused: int = 0
     refusals: dict[str, int] = field(default_factory=dict[str, int])
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    may_ask: asyncio.Event = field(default_factory=asyncio.Event)
     chance: random.Random = field(default_factory=lambda: random.Random(7))
 
     async def post(self, path: str, body: Any, **headers: str) -> Any:
         """Ask until there is an answer: the same body, the same key."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         while True:
+            await self.may_ask.wait()
             try:
                 url = self.chance.choice(self.urls)
                 async with self.client.post(url + path, json=body, headers=named) as response:
@@ -178,6 +180,7 @@ async def cluster(tmp_path: Path, postgres: PostgresServer) -> AsyncIterator[tup
             timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
             async with aiohttp.ClientSession(timeout=timeout) as client, asyncio.TaskGroup() as tasks:
                 load = Load([server.url for server in servers], client)
+                load.may_ask.set()
                 for number in range(NUM_SESSIONS):
                     tasks.create_task(load.work(number))
                 await load.more(3 * NUM_SESSIONS)
@@ -227,7 +230,7 @@ async def killed(servers: list[Server], load: Load, postgres: PostgresServer) ->
     times_s: list[float] = []
     for number in range(KILLS):
         victim = servers[number % 2]
-        await load.more(NUM_SESSIONS)
+        await load.more(3 * NUM_SESSIONS)
         theirs = await owned(postgres, victim)
         load.back_at.clear()
         await victim.kill()
@@ -235,7 +238,9 @@ async def killed(servers: list[Server], load: Load, postgres: PostgresServer) ->
         theirs &= load.working()
         await load.all_after(theirs, moment)
         times_s += [load.back_at[one] - moment for one in theirs]
+        load.may_ask.clear()  # beside clients at full speed a start takes most of the time
         await victim.start()
+        load.may_ask.set()
     return times_s
 
 
