@@ -96,21 +96,19 @@ def test_the_servers_of_a_shared_database_start_with_what_they_are_given() -> No
     (container,) = pod["containers"]
     in_pod = {one["name"]: one.get("value", "postgresql://me@db/x") for one in container["env"]}
     assert deployment["spec"]["replicas"] > 1
+    parts = ("entrypoint", "command", "environment", "stop_grace_period")
+    servers = [[one[part] for part in parts] for one in (first, shared["second"])]
+    servers.append([container["command"], container["args"], in_pod, f"{pod['terminationGracePeriodSeconds']}s"])
     urls = []
-    for entry, flags, given, grace in (
-        *(
-            (one["entrypoint"], one["command"], one["environment"], one["stop_grace_period"])
-            for one in (first, shared["second"])
-        ),
-        (container["command"], container["args"], in_pod, f"{pod['terminationGracePeriodSeconds']}s"),
-    ):
+    for entry, flags, given, grace in servers:
         assert [*entry[:2], *entry[3:]] == ["env", "-u", *json.loads(instruction("ENTRYPOINT"))]
         variables = {**environment(), **given, "STENOGRAPH_API_KEY": "key"}
         del variables[entry[2]]
-        ours = {name: value for name, value in variables.items() if name.startswith("STENOGRAPH_")}
+        texts = {name: re.sub(r"\$\{.*?\}", "secret", text) for name, text in variables.items()}
         ours = {
-            name: re.sub(r"\$\(POD_IP\)", "10.0.0.5", re.sub(r"\$\{.*?\}", "secret", value))
-            for name, value in ours.items()
+            name: text.replace("$(POD_IP)", "10.0.0.5")
+            for name, text in texts.items()
+            if name.startswith("STENOGRAPH_")
         }
         by_flag = {setting.flag: setting.name for setting in SETTINGS}
         values = {by_flag[flag]: value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
