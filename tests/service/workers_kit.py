@@ -76,7 +76,7 @@ async def serving(
     """One worker, whose engine has been started: its URL, its manager, and its server."""
     made = Settings(drain_timeout_s=10.0, **settings)
     worker, pool = Worker(place, made, patience_s=patience_s), CpuPool(2)
-    async with opened_store(made, folder, place, on_failed=lambda _: None) as store:
+    async with opened_store(made, folder, place, address="", on_failed=lambda _: None) as store:
         app, manager = make_app(
             made,
             engine=engine,

@@ -42,7 +42,7 @@ from stenograph.http.rule_files import check_files, sampling_of, side_rules_of
 from stenograph.http.server import listen, run_uvicorn, url_of
 from stenograph.http.session_routes import SessionDefaults, SessionRoutes
 from stenograph.http.settings import Settings
-from stenograph.http.storage import BackupRoute, held_folder, model_mark, opened_store
+from stenograph.http.storage import backup_route, held_folder, model_mark, opened_store, other_nodes
 from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.turn_route import TurnRoute
 from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
@@ -149,7 +149,7 @@ def make_app(
     sync = _weight_sync(engine, services, manager, metrics)
     control = ControlRoutes(
         sessions=sessions,
-        backup=_backup_route(settings, manager, worker),
+        backup=backup_route(settings, manager.shelf, None if worker is None else worker.place),
         engines=EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes),
         weights=WeightRoutes(
             sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
@@ -182,7 +182,8 @@ def make_app(
         metrics=metrics,
         body_slots=body_slots,
     )
-    app = App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal)
+    nodes = other_nodes(settings, manager, metrics, store)
+    app = App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal, nodes=nodes)
     if worker is not None:
         worker.wire(app, openings)
     return app, manager
@@ -192,11 +193,6 @@ def _held_responses(settings: Settings, services: TurnServices, doorman: Doorman
     token_text = services.renderer.tokenizer.token_text
     dialect = ResponsesDialect(token_text=token_text, model=model, unknown_fields=settings.unknown_fields)
     return HeldResponses(doorman=doorman, share=services.share, model=model, write=dialect.held)
-
-
-def _backup_route(settings: Settings, manager: SessionManager, worker: Worker | None) -> BackupRoute:
-    place = None if worker is None else worker.place
-    return BackupRoute(shelf=manager.shelf, max_body_bytes=settings.max_body_bytes, place=place)
 
 
 def _weight_sync(engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics) -> WeightSync:
@@ -433,7 +429,8 @@ async def serve_on(
     `place` is that of this process among several; None: the server has one.
     """
     failed = asyncio.Event()
-    async with opened_store(settings, folder, place, on_failed=lambda _: failed.set()) as store:
+    address = url_of(listener)
+    async with opened_store(settings, folder, place, address=address, on_failed=lambda _: failed.set()) as store:
         worker = None if place is None else Worker(place, settings)
         try:
             ended_by = await _serve_model(
@@ -442,7 +439,7 @@ async def serve_on(
         finally:
             if worker is not None:
                 await worker.aclose()
-        if store is not None and store.failure is not None:
+        if failed.is_set() and store is not None and store.failure is not None:
             raise StorageLost(f"the store of --data-dir has failed: {store.failure.__cause__ or store.failure}")
         return ended_by
 
@@ -495,6 +492,7 @@ async def _serve_model(
             housekeeper.cancel()
             await asyncio.wait({housekeeper})
             lag.close()
+            await app.aclose()
     finally:
         await engine.aclose()
         pool.close()

@@ -9,6 +9,7 @@ from stenograph.core.errors import MethodNotAllowed, StenographError, UpgradeReq
 from stenograph.dialects.base import Refusal, Refuse
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
+from stenograph.http.nodes import Nodes
 from stenograph.http.turn_route import RequestPath, TurnRoute
 from stenograph.http.wire import count_error, header_value, send_refusal
 
@@ -20,14 +21,24 @@ class App:
     """
 
     def __init__(
-        self, *, turns: Sequence[TurnRoute | CountRoute], control: ASGIApp, metrics: Metrics, refuse: Refuse
+        self,
+        *,
+        turns: Sequence[TurnRoute | CountRoute],
+        control: ASGIApp,
+        metrics: Metrics,
+        refuse: Refuse,
+        nodes: Nodes | None = None,
     ) -> None:
+        """`nodes` answers the requests for sessions that other nodes have; None if there are none."""
         self._mounts = [(_pattern(path), turn) for turn in turns for path in turn.dialect.paths]
         self._control = control
+        self._nodes = nodes
         self.metrics = metrics
         self.refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._nodes is not None and await self._nodes.answered(scope, receive, send, self.refuse_at):
+            return
         found = self._find(scope["path"]) if scope["type"] == "http" else None
         if found is None:
             await self._control(_with_one_v1(scope), receive, send)
@@ -41,6 +52,11 @@ class App:
             error = UpgradeRequired(f"{scope['path']} opens no websocket: send the request by POST.")
         count_error(self.metrics, error)
         await send_refusal(send, turn.dialect.refusal(error, None))
+
+    async def aclose(self) -> None:
+        """Close the connections to other nodes."""
+        if self._nodes is not None:
+            await self._nodes.aclose()
 
     def refuse_at(self, path: str, error: StenographError) -> Refusal:
         """An error of a request that nothing else reads, in the words of whoever serves its path."""
