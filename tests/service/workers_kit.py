@@ -35,6 +35,7 @@ class Workers:
     """Workers as clients see them: `lives[k]` asks worker k, whosever the session is."""
 
     lives: list[Live]
+    servers: list[Server]
     engine: ScriptedEngine
 
     async def open_at(self, worker: int, **options: Any) -> str:
@@ -42,6 +43,21 @@ class Workers:
         session = await self.lives[worker].open(**options)
         assert int(session[:2], 16) == worker
         return session
+
+    def cut(self, worker: int) -> None:
+        """End every connection that a worker has, as its death does."""
+        for connection in list(self.servers[worker].server_state.connections):
+            connection.transport.abort()  # type: ignore[union-attr]
+
+    async def held_back(self, worker: int) -> None:
+        """Wait until a connection of that worker waits for whoever reads it."""
+        while not any(connection.flow.write_paused for connection in self.servers[worker].server_state.connections):  # type: ignore[union-attr]  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async def at_rest(self) -> None:
+        """Wait until no worker has a request."""
+        while any(server.server_state.tasks for server in self.servers):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
 
 
 def places(folder: Path, num: int) -> list[WorkerPlace]:
@@ -126,7 +142,7 @@ async def two_workers(
             )
             lives.append(Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client))
             servers.append(server)
-        yield Workers(lives=lives, engine=engine)
+        yield Workers(lives=lives, servers=servers, engine=engine)
         await client.close()
         for server in servers:  # side by side
             server.should_exit = True

@@ -486,6 +486,7 @@ class HttpEngine(Engine):
 
 
 def _routing(request: GenerateRequest) -> Headers:
-    """The headers that say to a router which session a generation is of, if it is of any."""
+    """The headers that say to a router which session a generation is of, if it is of any, and of which trace."""
     key = request.affinity_key
-    return () if key is None else ((AFFINITY_HEADER, key), (SESSION_HEADER, key))
+    routing = () if key is None else ((AFFINITY_HEADER, key), (SESSION_HEADER, key))
+    return routing if request.trace is None else (*routing, *request.trace.headers())

@@ -3,11 +3,14 @@
 With `--workers` it is seen from the id. Leases in a database are another implementation of `Owners`.
 """
 
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+_FILE = re.compile("[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,11 @@ class Owners(Protocol):
     def opener_of(self, key: bytes) -> Owner | None:
         """The other process that opens the session of an `Idempotency-Key`."""
         ...
+
+
+def number_of(session_id: str, num_workers: int) -> int | None:
+    """The worker that has the session of an id; None for what is no id."""
+    return int(session_id[:2], 16) % num_workers if _FILE.match(session_id) else None
 
 
 class FileOwners:

@@ -11,17 +11,20 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.connection import connections_of
 from stenograph.http.metric_table import Metric, MetricType
 from stenograph.http.mounts import App
 from stenograph.http.settings import Settings
+from stenograph.http.workers.all_parts import AllParts
 from stenograph.http.workers.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
 from stenograph.http.workers.gathering import Gathering, opened_elsewhere
 from stenograph.http.workers.peer_connection import PeerConnection
+from stenograph.http.workers.peer_routes import PeerRoutes
 from stenograph.http.workers.peers import Peers
 from stenograph.http.workers.place import WorkerPlace
 from stenograph.session.admission import Limits
-from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
+from stenograph.session.keyed_openings import OpenedElsewhere
 from stenograph.session.shared_capacity import CapacityPage, SharedCapacity
 
 FORWARDED = Metric(
@@ -55,7 +58,7 @@ class Worker:
         self._settings = settings
         self._peers = Peers(place.sockets)
         self._forwarded = Forwarded()
-        self._openings: KeyedOpenings | None = None
+        self._routes: PeerRoutes | None = None
         self._app: App | None = None
 
     def __repr__(self) -> str:
@@ -69,19 +72,25 @@ class Worker:
         """Finds sessions that other workers opened with a key. Without a store the key's own worker has them all."""
         return opened_elsewhere(self._peers, own=self.place.number) if has_store else None
 
-    def wire(self, app: App, openings: KeyedOpenings) -> None:
-        """Take what it serves."""
-        self._app, self._openings = app, openings
+    def all_parts(self, own: OwnParts) -> AllParts:
+        """The sessions of all workers, its `own` among them."""
+        return AllParts(
+            own=own, peers=self._peers, number=self.place.number, timeout_s=self._settings.request_timeout_s
+        )
+
+    def wire(self, app: App, routes: PeerRoutes) -> None:
+        """Take what it serves to clients, and to the other workers."""
+        self._app, self._routes = app, routes
         app.metrics.register(WorkerMetrics(self._forwarded, self.place.page, self.place.number))
 
     def gathering(self, guarded: ASGIApp, app: App) -> Gathering:
         """Its application, with the routes of all workers before it."""
-        assert self._openings is not None, "a worker is wired before it is configured"
+        assert self._routes is not None, "a worker is wired before it is configured"
         return Gathering(
             guarded,
+            of_workers=self._routes.app(),
             peers=self._peers,
             own=self.place.number,
-            openings=self._openings,
             metrics=app.metrics,
             refuse=app.refuse,
             long_s=self._settings.request_timeout_s,
