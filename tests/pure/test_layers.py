@@ -100,6 +100,7 @@ TASK_OWNERS = {
     "http/proxy_route": "the handler owns its exchange and awaits it on exit",
     "http/nodes": "the handler owns its exchange and awaits it on exit",
     "store/postgres/store": "owns its lease, its writer and what it asks; aclose awaits them",
+    "http/workers/worker": "owns what tells the other workers of a state; aclose cancels and awaits it",
     "http/wire": "the handler owns its watcher and awaits it on exit",
     "client/client": "owns what opens and deletes sessions; its end awaits them",
     "client/rollouts": "a rollout cancels its agent and awaits it",

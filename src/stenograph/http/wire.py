@@ -164,8 +164,6 @@ class ClosedStream(StreamingResponse):
     """An answer whose source is closed at its end, and once the client has left: what is written after that goes
     nowhere, and nothing else says so before the next event-loop iteration."""
 
-    body_iterator: AsyncGenerator[bytes | memoryview, None]
-
     def __init__(
         self,
         link: ClientLink,
@@ -176,10 +174,11 @@ class ClosedStream(StreamingResponse):
     ) -> None:
         super().__init__(content, headers=headers, media_type=media_type)
         self._link = link
+        self._content = content
 
     async def stream_response(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self.body_iterator) as pieces:
+        async with aclosing(self._content) as pieces:
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
                 if self._link.is_gone:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stenograph.core.errors import IdempotencyMismatch, RouteNotFound, StenographError, WorkerUnavailable
+from stenograph.core.errors import IdempotencyMismatch, StenographError, WorkerUnavailable
 from stenograph.core.types import SessionId
 from stenograph.dialects.base import Refuse
 from stenograph.http.metrics import Metrics
@@ -28,16 +28,6 @@ LOOK_S = 5.0
 """Longest time that a worker may take to answer what costs nothing."""
 
 MAX_BODY_BYTES = 2**20
-
-OF_ONE_PROCESS = (
-    ("POST", "/update_weights_from_disk"),
-    ("POST", "/pause_generation"),
-    ("POST", "/continue_generation"),
-    ("POST", "/flush_cache"),
-    ("POST", "/update_weight_version"),
-    ("POST", "/engines"),
-)
-"""Routes that would be done by one worker alone: a server of several refuses them."""
 
 _OURS = DROPPED | {"server", "date"}
 """Headers of a worker's answer that the server writes anew."""
@@ -92,7 +82,6 @@ class Gathering:
             ("GET", "/engines"): self._engines,
             ("POST", "/abort_request"): self._sums,
             ("POST", "/backup"): self._one_by_one,
-            **dict.fromkeys(OF_ONE_PROCESS, self._not_here),
         }
 
     def __repr__(self) -> str:
@@ -104,8 +93,6 @@ class Gathering:
             await (self._of_workers if scope["path"].startswith("/workers/") else self._app)(scope, receive, send)
             return
         route = self._routes.get((scope["method"], scope["path"]))
-        if scope["method"] == "DELETE" and scope["path"].startswith("/engines/"):
-            route = self._not_here
         if route is None:
             await self._app(scope, receive, send)
             return
@@ -180,11 +167,6 @@ class Gathering:
     async def _engines(self, asked: _Asked) -> PeerAnswer:
         answers = await self._all(asked, LOOK_S)
         return _refused(answers) or _with_body(answers[0], engines([answer.body for answer in answers]))
-
-    async def _not_here(self, asked: _Asked) -> PeerAnswer:
-        raise RouteNotFound(
-            f"{asked.method} {asked.path} is not there with --workers: it would reach one worker of {self._peers.num}."
-        )
 
     async def _own_answer(self, asked: _Asked) -> PeerAnswer:
         return await self._peers.ask(
