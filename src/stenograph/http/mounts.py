@@ -1,9 +1,11 @@
 """The ASGI application: a turn's request goes straight to its dialect's route, every other through Starlette."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from stenograph.core.errors import MethodNotAllowed, StenographError, UpgradeRequired
 from stenograph.dialects.base import Refusal, Refuse
@@ -23,24 +25,24 @@ class App:
         self, *, turns: Sequence[TurnRoute | CountRoute], control: ASGIApp, metrics: Metrics, refuse: Refuse
     ) -> None:
         self._mounts = [(_pattern(path), turn) for turn in turns for path in turn.dialect.paths]
-        self._control = control
+        behind: Any = ProxyHeadersMiddleware(cast("Any", control))  # uvicorn has types of its own for ASGI
+        self._control: ASGIApp = behind
+        """Some routes show addresses, of which a proxy before the server knows more."""
         self.metrics = metrics
         self.refuse = refuse
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         found = self._find(scope["path"]) if scope["type"] == "http" else None
         if found is None:
-            await self._control(_with_one_v1(scope), receive, send)
-            return
+            return self._control(_with_one_v1(scope), receive, send)
         turn, parts = found
         if scope["method"] == "POST":
-            await turn.handle(scope, receive, send, parts)
-            return
+            return turn.handle(scope, receive, send, parts)
         error: StenographError = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
         if (header_value(scope, b"upgrade") or "").lower() == "websocket":
             error = UpgradeRequired(f"{scope['path']} opens no websocket: send the request by POST.")
         count_error(self.metrics, error)
-        await send_refusal(send, turn.dialect.refusal(error, None))
+        return send_refusal(send, turn.dialect.refusal(error, None))
 
     def refuse_at(self, path: str, error: StenographError) -> Refusal:
         """An error of a request that nothing else reads, in the words of whoever serves its path."""
