@@ -19,6 +19,8 @@ def test_every_dependency_has_its_reason() -> None:
         "For samples as Arrow": names(extras["arrow"]),
         "For a GPU": names(extras["torch"]),
         "For grammars by xgrammar": names(extras["xgrammar"]),
+        "For sessions in PostgreSQL": names(extras["postgres"]),
+        "For a Ray cluster": names(extras["ray"]),
         "For models of the Hugging Face hub": names(extras["hub"]),
         "For traces": names(extras["otel"]),
         "For the benchmarks' plots": names(extras["bench"]),

@@ -140,6 +140,46 @@ def test_every_variable_and_flag_is_a_setting() -> None:
         assert manifests()[1]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > grace_s
 
 
+def test_the_servers_of_a_shared_database_start_with_what_they_are_given() -> None:
+    """As Compose and Kubernetes merge and substitute, which is what they document."""
+    alone, shared = compose(), yaml.safe_load((PACKAGING / "compose-postgres.yaml").read_text())["services"]
+    first = {**alone["services"]["server"], **shared["server"]}
+    first["environment"] = {**alone["services"]["server"]["environment"], **shared["server"]["environment"]}
+    service, deployment = yaml.safe_load_all((PACKAGING / "kubernetes-postgres.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    in_pod = {one["name"]: one.get("value", "postgresql://me@db/x") for one in container["env"]}
+    assert deployment["spec"]["replicas"] > 1
+    parts = ("entrypoint", "command", "environment", "stop_grace_period")
+    servers = [[one[part] for part in parts] for one in (first, shared["second"])]
+    servers.append([container["command"], container["args"], in_pod, f"{pod['terminationGracePeriodSeconds']}s"])
+    urls = []
+    for entry, flags, given, grace in servers:
+        assert [*entry[:2], *entry[3:]] == ["env", "-u", *json.loads(instruction("ENTRYPOINT"))]
+        variables = {**environment(), **given, "STENOGRAPH_API_KEY": "key"}
+        del variables[entry[2]]
+        texts = {name: re.sub(r"\$\{.*?\}", "secret", text) for name, text in variables.items()}
+        ours = {
+            name: text.replace("$(POD_IP)", "10.0.0.5")
+            for name, text in texts.items()
+            if name.startswith("STENOGRAPH_")
+        }
+        by_flag = {setting.flag: setting.name for setting in SETTINGS}
+        values = {by_flag[flag]: value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
+        settings = load_settings(values, ours, None)
+        assert settings.store
+        assert settings.data_dir is None
+        assert int(grace.removesuffix("s")) > settings.drain_timeout_s + settings.abort_grace_s
+        urls.append(str(settings.advertise_url))
+        host = urls[-1].removeprefix("http://").removesuffix(f":{service['spec']['ports'][0]['port']}")
+        assert host in settings.allow_host or host == "10.0.0.5"
+    (job,) = yaml.safe_load((PACKAGING / "prometheus-postgres.yaml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [url.removeprefix("http://") for url in urls[:2]]}]
+    login = shared["postgres"]["environment"]
+    assert f"{login['POSTGRES_USER']}:{login['POSTGRES_PASSWORD']}@postgres/{login['POSTGRES_DB']}" in str(first)
+    assert re.search(r"pip install .*'\.\[(\w+,)*postgres[\],]", (PACKAGING / "Dockerfile").read_text())
+
+
 def test_the_files_of_packaging_agree_with_one_another() -> None:
     services, port = compose()["services"], environment()["STENOGRAPH_PORT"]
     (job,) = yaml.safe_load((PACKAGING / "prometheus.yaml").read_text())["scrape_configs"]
@@ -287,14 +327,16 @@ async def test_the_image_s_command_serves_and_its_health_check_finds_it(tmp_path
             await process.wait()
 
 
-def test_the_compose_file_is_what_its_specification_says() -> None:
+@pytest.mark.parametrize("name", ["compose.yaml", "compose-postgres.yaml"])
+def test_the_compose_file_is_what_its_specification_says(name: str) -> None:
     pytest.importorskip("check_jsonschema", reason="scripts/test-packaging installs it")
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    done = subprocess.run([*check, str(PACKAGING / "compose.yaml")], capture_output=True, text=True, check=False)
+    done = subprocess.run([*check, str(PACKAGING / name)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_the_manifests_are_what_kubernetes_takes() -> None:
+@pytest.mark.parametrize("name", ["kubernetes.yaml", "kubernetes-postgres.yaml"])
+def test_the_manifests_are_what_kubernetes_takes(name: str) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="scripts/test-packaging installs it")
-    for manifest in manifests():
+    for manifest in yaml.safe_load_all((PACKAGING / name).read_text()):
         validate.validate(manifest, validate.latest_version(), strict=True)

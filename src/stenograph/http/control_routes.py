@@ -21,6 +21,7 @@ from stenograph.dialects.base import Refuse
 from stenograph.dialects.sessions import decode_detokenize, decode_tokenize
 from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
+from stenograph.http.bulk_parts import SessionParts
 from stenograph.http.bulk_routes import BulkRoutes
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.front_page import front_page
@@ -106,6 +107,7 @@ class ControlRoutes:
     """The routes of one server. Methods are endpoints; `app` binds them and those of sessions to paths."""
 
     sessions: SessionRoutes
+    parts: SessionParts
     backup: BackupRoute
     weights: WeightRoutes
     engines: EngineRoutes
@@ -129,7 +131,7 @@ class ControlRoutes:
     def app(self) -> Starlette:
         """The Starlette application."""
         keyed, sessions, proxy = self._with_key, self.sessions, self._proxy()
-        bulk = BulkRoutes(sessions=sessions)
+        bulk = BulkRoutes(sessions=sessions, parts=self.parts)
         app = Starlette(
             routes=[
                 Route("/", front_page, methods=["GET"]),

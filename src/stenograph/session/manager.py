@@ -7,15 +7,15 @@ All state changes are synchronous.
 
 import asyncio
 import logging
-import uuid
+import os
 from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
-from stenograph.core.errors import Draining, SessionNotFound
+from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd
-from stenograph.core.types import RequestId, Stage, StageTimes
+from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
 from stenograph.session.admission import Caller, Capacity, Limits, Place
 from stenograph.session.durable import Keeper
 from stenograph.session.journal import log_discarded, log_turn_end
@@ -224,6 +224,14 @@ class SessionManager(Sessions):
         self._telemetry.retry_answered(joined=is_running)
         return repeated if isinstance(repeated, StoredReply) else repeated.watch()
 
+    def let_go_of(self, session_id: SessionId | None, why: StorageUnavailable) -> None:
+        """Let go of a session, or (None) of every one, that another process may have by now. The turns that run on it
+        end by `why`, but for those on their way to the store, of which the store tells."""
+        for one in [*self._sessions] if session_id is None else [session_id]:
+            if (session := self.let_go(one, why)) is not None:
+                for turn in session.running:
+                    turn.abandon(why)
+
     def _seats(self, session: Session | None, request: TurnRequest, caller: Caller) -> Seats:
         """The request's places, none of which is taken yet, with what the rules say of it."""
         if session is None:
@@ -289,7 +297,7 @@ class SessionManager(Sessions):
             if session is not None:
                 now = self._clock.monotonic()
                 session.ended(turn, now=now, committed=reports[0].end is TurnEnd.COMMITTED)
-                if session.id in self._sessions:
+                if self._sessions.get(session.id) is session:
                     self._count_tokens(session, session.strands.num_tokens)
                     if self.shelf is not None:
                         self._recent.move_to_end(session.id)
@@ -332,7 +340,7 @@ def _request_run(
         clock=services.clock,
         opened_at=session.created_at if session is not None else services.clock.wall(),
     )
-    ids = [RequestId(uuid.uuid4().hex) for _ in opened]
+    ids = [RequestId(os.urandom(16).hex()) for _ in opened]
     reply_id = request.spelling.id_prefix + ids[0]
     turns = [
         TurnRun(

@@ -8,7 +8,7 @@ another worker's own: it asks on its own behalf.
 
 import asyncio
 import re
-from typing import Any, cast
+from typing import Any
 
 from starlette.types import Scope
 
@@ -33,8 +33,8 @@ def client_line(client: tuple[str, int] | None, server: tuple[str, int | None] |
     return f"PROXY {family} {client[0]} {server[0]} {client[1]} {server[1] or 0}\r\n".encode()
 
 
-def is_of_peer(scope: Scope) -> bool:
-    """Whether a request came from another worker, which knows that this one is to serve it."""
+def is_workers_own(scope: Scope) -> bool:
+    """Whether a worker of the server asks on its own behalf: not for a client whose request it passes on."""
     return _PEER in scope.get("extensions", {})
 
 
@@ -43,7 +43,7 @@ class PeerConnection(ClientConnection):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.timeout_keep_alive = cast("int", _FOR_EVER_S)  # the other worker closes it, with its client's
+        self.keep_alive_s = _FOR_EVER_S  # the other worker closes it, with its client's
         self._line: bytes | None = b""
         self._is_clients = False
         self._has_left: asyncio.Future[bool] | None = None
@@ -82,7 +82,8 @@ class PeerConnection(ClientConnection):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        cast("dict[str, Any]", self.scope)["extensions"][_PEER] = {}
+        if not self._is_clients:
+            self.extensions[_PEER] = {}
         self._has_left = self.loop.create_future() if self._is_clients else None
 
     def connection_lost(self, exc: Exception | None) -> None:
