@@ -18,7 +18,7 @@ from stenograph.core.types import SessionId
 from stenograph.dialects.base import Refuse
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import ClientGone, count_error, read_body, send_refusal
-from stenograph.http.workers.merging import exposition, readiness, sums
+from stenograph.http.workers.merging import exposition, moment, readiness, sums
 from stenograph.http.workers.peer_connection import is_of_peer
 from stenograph.http.workers.peers import DROPPED, PeerAnswer, Peers
 from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
@@ -36,6 +36,7 @@ OF_ONE_PROCESS = (
     ("POST", "/samples"),
     ("DELETE", "/sessions"),
     ("GET", "/waste"),
+    ("GET", "/console/api/group"),
     ("POST", "/update_weights_from_disk"),
     ("POST", "/pause_generation"),
     ("POST", "/continue_generation"),
@@ -91,6 +92,7 @@ class Gathering:
         self._routes: Mapping[tuple[str, str], Callable[[_Asked], Awaitable[PeerAnswer]]] = {
             ("GET", "/metrics"): self._exposition,
             ("GET", "/ready"): self._readiness,
+            ("GET", "/console/api/now"): self._now,
             ("GET", "/sessions"): self._list,
             ("POST", "/abort_request"): self._sums,
             ("POST", "/backup"): self._one_by_one,
@@ -178,6 +180,16 @@ class Gathering:
             return await self._own_answer(asked)
         is_ready, body = readiness([one.body for one in given], num_away=len(answers) - len(given))
         return PeerAnswer(status=200 if is_ready else 503, headers=given[0].headers, body=body)
+
+    async def _now(self, asked: _Asked) -> PeerAnswer:
+        """The moment of the workers that answer, by an answer of its own to each question: of several there is no
+        stream."""
+        headers = [pair for pair in asked.headers if pair[0] != b"accept"]
+        answers = await self._peers.ask_all(asked.method, asked.target, headers, timeout_s=LOOK_S)
+        given = [answer for answer in answers if isinstance(answer, PeerAnswer)]
+        if not given:
+            return await self._own_answer(asked)
+        return _refused(given) or _with_body(given[0], moment([one.body for one in given]))
 
     async def _not_here(self, asked: _Asked) -> PeerAnswer:
         raise RouteNotFound(
