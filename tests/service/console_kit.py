@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import force_setattr
@@ -20,6 +21,7 @@ HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     "</pre></div>\u202egnp.exe\u202c \u2066isolated\u2069 \x1b[31mred\x1b[0m \x00 javascript:alert(1) ${1+1} {{7*7}}"
 )
+PROSE = "The quick brown fox reads file.py, runs the tests, and finds that 3 of 14 fail.\nIt looks at each of them.\n\n"
 LONG_REPLY = "The answer to the first question is that there are forty-two of them, more or less."
 
 
@@ -190,13 +192,13 @@ async def branches(live: Live) -> str:
     return session
 
 
-def make_large(session: Session, *, num_tokens: int, num_turns: int, vocab_size: int) -> None:
-    """Give a linear session turns with so many tokens in all, as if they had been sampled."""
+def make_large(session: Session, alphabet: Sequence[int], *, num_tokens: int, num_turns: int) -> None:
+    """Give a linear session turns with so many tokens of an alphabet, as if they had been sampled."""
     strand, parent = session.strands.only, session.latest
     assert strand is not None, "a linear session has one strand"
     num = num_tokens // num_turns
     for number in range(num_turns):
-        ids = array("i", ((number * 7919 + index * 31) % (vocab_size - 10) + 5 for index in range(num)))
+        ids = array("i", (alphabet[(number * 7919 + index) % len(alphabet)] for index in range(num)))
         sampled = token_ids(ids[num // 4 :])
         turn = CommittedTurn(
             request_id=RequestId(f"{number:032x}"),

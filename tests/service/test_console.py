@@ -100,7 +100,7 @@ async def test_turns_have_their_texts_cut_and_whole(live: Live) -> None:
 
 async def test_a_long_text_is_cut_unless_the_whole_is_asked_for(live: Live) -> None:
     session = await live.open(history="linear")
-    make_large(live.manager.get(session), num_tokens=8, num_turns=1, vocab_size=320)
+    make_large(live.manager.get(session), range(5, 50), num_tokens=8, num_turns=1)
     (node,) = live.manager.get(session).nodes
     force_setattr(node.turn, "messages", (Message(role=Role.USER, content="s" * 9000),) * 300)
     path = f"{CONSOLE}/{session}/turns"

@@ -11,11 +11,15 @@ export class VirtualRows {
     this.inner.className = "rows-inner";
     scroller.replaceChildren(this.inner);
     this.rows = new Map();
+    this.unseen = new Set(); // rows whose height has to be looked at
     this.reset(0, () => 0);
     this.waiting = 0;
     this.onScroll = () => this.soon();
     scroller.addEventListener("scroll", this.onScroll, { passive: true });
-    this.sizes = new ResizeObserver(() => this.soon());
+    this.sizes = new ResizeObserver((entries) => {
+      for (const { target } of entries) if (target !== scroller) this.unseen.add(target);
+      this.soon();
+    });
     this.sizes.observe(scroller);
   }
 
@@ -37,6 +41,7 @@ export class VirtualRows {
 
   drop(row) {
     this.sizes?.unobserve(row);
+    this.unseen.delete(row);
     row.remove();
   }
 
@@ -74,8 +79,9 @@ export class VirtualRows {
   update(again = 3) {
     if (this.num === 0) return;
     const top = this.scroller.scrollTop;
+    const bottom = top + this.scroller.clientHeight;
     const first = this.at(top - OVERSCAN);
-    const last = this.at(top + this.scroller.clientHeight + OVERSCAN);
+    const last = this.at(bottom + OVERSCAN);
     for (const [index, row] of this.rows) {
       if (index < first || index > last) {
         this.rows.delete(index);
@@ -88,12 +94,15 @@ export class VirtualRows {
       row.classList.add("row");
       row.dataset.row = index;
       this.rows.set(index, row);
+      row.style.top = `${this.tops[index]}px`;
       this.inner.append(row);
       this.sizes.observe(row);
+      this.unseen.add(row);
     }
     let shift = 0;
     let changed = false;
-    for (const [index, row] of this.rows) {
+    for (const row of this.unseen) {
+      const index = Number(row.dataset.row);
       const height = row.offsetHeight;
       const more = height - this.heights[index];
       if (Math.abs(more) < 0.5) continue;
@@ -101,10 +110,14 @@ export class VirtualRows {
       this.heights[index] = height;
       changed = true;
     }
-    if (changed) this.sum();
-    for (const [index, row] of this.rows) row.style.transform = `translateY(${this.tops[index]}px)`;
+    this.unseen.clear();
+    if (changed) {
+      this.sum();
+      for (const [index, row] of this.rows) row.style.top = `${this.tops[index]}px`;
+    }
     if (shift !== 0) this.scroller.scrollTop = top + shift;
-    if (changed && again > 0) this.update(again - 1);
+    const isCovered = last === this.num - 1 || this.tops[last + 1] > bottom;
+    if (changed && again > 0 && !isCovered) this.update(again - 1);
   }
 
   // Bring a row to the top, or where it is seen if it is near.

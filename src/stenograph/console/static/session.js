@@ -46,7 +46,7 @@ function SessionPage({ id, shape, query, onAgain }) {
   const tab = TABS.includes(query.get("tab")) ? query.get("tab") : "why";
   const colour = COLOURS.includes(query.get("colour")) ? query.get("colour") : "logprob";
   const go = (more) => {
-    const now = Object.fromEntries(query);
+    const now = Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] ?? "")); // it may be newer than `query`
     location.replace(sessionPlace(id, { ...now, ...more }));
   };
   const pick = (picked) => {

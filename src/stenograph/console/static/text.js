@@ -17,6 +17,11 @@ export function visible(text) {
   return text.replace(UNSEEN, shownChar);
 }
 
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+
+// Whether a text would change the order of what stands around it.
+export const turnsAround = (text) => RIGHT_TO_LEFT.test(text);
+
 export function hex(bytes) {
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join(" ");
 }

@@ -1,10 +1,10 @@
 // A line's tokens: blocks of them in a scroller, coloured by what is asked, one of them current.
 
 import { TOKENS_AT_ONCE, TokenLine } from "./data.js";
-import { hex, number, percent, tokenTexts, visible } from "./text.js";
+import { hex, number, percent, tokenTexts, turnsAround, visible } from "./text.js";
 import { VirtualRows } from "./rows.js";
 
-const BLOCK_TOKENS = 256;
+const BLOCK_TOKENS = 128;
 const LEVELS = [0.05, 0.2, 0.7, 1.6, 3, 5, 8];
 export const SOURCES = ["prompt", "bridge", "sampled", "forced"];
 export const COLOURS = ["logprob", "mask", "source", "version"];
@@ -124,7 +124,7 @@ export class TokenPane {
   made(index) {
     const block = this.blocks[index];
     const element = document.createElement("div");
-    element.className = `block ${block.sampled ? "sampled" : "prompt"}`;
+    element.className = `block ${block.sampled ? "sampled" : "prompt"}${block.heads ? "" : " goes-on"}`;
     if (block.heads) {
       const head = document.createElement("div");
       head.className = "block-head";
@@ -177,6 +177,7 @@ export class TokenPane {
       for (const drift of drifts) {
         if (at >= drift.start && at < endOf(drift)) names += drift.forbidden ? " bad" : " odd";
       }
+      if (turnsAround(texts[index])) names += " rtl";
       if (at === this.current) names += " current";
       token.className = names;
       token.dataset.at = at;
