@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stenograph.cli.main import main
 from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 
@@ -310,3 +311,27 @@ async def test_a_million_tokens_open_in_200_ms_and_scroll_at_50_frames_a_second(
     await seen.shot("million")
     assert sorted(opened_ms)[2] < 200
     assert frames[60] >= 50
+
+
+async def test_an_exported_session_opens_from_a_file_and_fetches_nothing(
+    live: Live, browser: Any, tmp_path: Path
+) -> None:
+    for name, make in {"tree": branches, "hostile": hostile, "drift": BAD["forbidden_drift"]}.items():
+        session = await make(live)
+        page_file = tmp_path / f"{name}.html"
+        arguments = ["export", live.url, "--session", session, "--html", str(page_file)]
+        assert await asyncio.to_thread(main, arguments) == 0
+        seen = await opened(browser, page_file.as_uri())
+        page = seen.page
+        await page.wait_for_selector(".tokens .t")
+        await page.wait_for_selector(".message.own")
+        await page.click(".finding >> nth=0")
+        for tab in ("stages", "drift", "ledger", "rewrites", "facts"):
+            await page.click(f"[data-tab={tab}]")
+            await page.wait_for_selector(f"[data-shown={tab}] :is(.bars, .drift h3, .row .ledger, .note, .facts)")
+        assert await page.locator("nav.top a").count() == 1
+        assert await page.locator("main :is(script, img)").count() == 0
+        assert seen.errors == [], name
+        assert {url for url in seen.asked if not url.startswith("file:")} <= set(), name
+        await seen.shot(f"file-{name}")
+        await page.context.close()

@@ -23,6 +23,7 @@ from stenograph import __version__
 from stenograph.cli.bench_command import BENCH, become_bench
 from stenograph.cli.export_command import EXPORT, EXPORT_SETTINGS, ExportOptions, export_folder
 from stenograph.cli.logs import LogFormat, LogProgress, logging_to_stderr
+from stenograph.cli.page_command import PageOptions, export_page
 from stenograph.cli.run_command import RUN, RUN_EXAMPLES, RunOptions, run_command, split_command
 from stenograph.cli.samples_check import check_samples
 from stenograph.cli.settings_table import (
@@ -76,7 +77,7 @@ _SETTINGS_OF = {"serve": _ALL, RUN: _ALL, "fetch": FETCH_SETTINGS, VERIFY: VERIF
 _OWN_FLAGS = {
     RUN: ("--url", "--samples"),
     CHECK: ("--samples",),
-    EXPORT: ("--out", "--format", "--include-side", "--include-failed"),
+    EXPORT: ("--out", "--format", "--include-side", "--include-failed", "--session", "--html"),
 }
 """Flags that are no settings."""
 
@@ -126,9 +127,30 @@ def _look(options: dict[str, Any]) -> int:
         if samples := options.pop("samples"):
             return check_samples(options["folder"], samples, out=sys.stdout, progress=progress)
         return check_folder(**options, out=sys.stdout, progress=progress)
+    if (page := _page_options(options)) is not None:
+        settings = load_settings(options, os.environ, options.pop("config"))
+        return export_page(page, settings, out=sys.stdout, progress=progress)
+    options["folder"] = Path(options["folder"])
     wanted = ExportOptions(**{field.name: options.pop(field.name) for field in fields(ExportOptions)})
     settings = load_settings(options, os.environ, options.pop("config"))
     return export_folder(wanted, settings, out=sys.stdout, progress=progress)
+
+
+def _page_options(options: dict[str, Any]) -> PageOptions | None:
+    """The options of `export --html`, taken out of all of them; None if samples are wanted. Raises StartupError."""
+    session, html = options.pop("session"), options.pop("html")
+    if html is None and session is None:
+        if options["out"] is None:
+            raise StartupError(
+                "export: name the file to write: --out FILE for samples, --session ID --html FILE for a page"
+            )
+        return None
+    if html is None or session is None:
+        raise StartupError("export: a page is one session's: it takes both --session ID and --html FILE")
+    given = {field.name: options.pop(field.name) for field in fields(ExportOptions)}
+    if given["out"] is not None or given["include_side"] or given["include_failed"]:
+        raise StartupError("export: --html writes a page, --out samples: leave one of them out, with its flags")
+    return PageOptions(source=given["folder"], session=session, html=html)
 
 
 def _run_logged(command: str, config: Path | None, options: Mapping[str, object]) -> int:
@@ -295,13 +317,18 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
     exporting = add_parser(
         EXPORT,
         allow_abbrev=False,
-        help="write the samples of all sessions that a server kept",
+        help="write the samples of all sessions that a server kept, or one session as a page",
         description="Write the training samples of every session in a folder of --data-dir into one file, as the"
         " server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
-        " were made. Exit code: 0 all were exported, 1 a session could not be, each on a line, 2 nothing was begun.",
+        " were made. With --session and --html write one session as a page that opens anywhere and fetches nothing;"
+        " it may also be that of a running server, whose URL is given. Exit code: 0 all were exported, 1 a session"
+        " could not be, each on a line, 2 nothing was begun.",
     )
-    for command in (inspecting, checking, exporting):
+    for command in (inspecting, checking):
         command.add_argument("folder", type=Path, metavar="DIR", help="the folder of --data-dir, or of a backup")
+    exporting.add_argument(
+        "folder", metavar="DIR", help="the folder of --data-dir, or of a backup; for a page also a server's URL"
+    )
     checking.add_argument(
         "--samples",
         type=Path,
@@ -310,7 +337,9 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
         help="a file of samples: safetensors, JSON or Arrow. May be repeated",
     )
     inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
-    exporting.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; a new one")
+    exporting.add_argument("--out", type=Path, metavar="FILE", help="the file of samples to write; a new one")
+    exporting.add_argument("--session", metavar="ID", help="the session of a page")
+    exporting.add_argument("--html", type=Path, metavar="FILE", help="the page to write; a new file")
     exporting.add_argument(
         "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the file. Default: safetensors."
     )

@@ -285,9 +285,7 @@ class SessionRoutes:
         session = await self._look(request)
         reports = await self._drift_of(leaves(session.nodes))
         self._count_drift(session, {leaf.id: report for leaf, report in reports})
-        lines = as_list(_drifted_line(leaf, report) for leaf, report in reports)
-        body: DriftReports = {"session_id": session.id, "lines": lines}
-        return json_in_pieces(self.share, body)
+        return json_in_pieces(self.share, drift_reports(session.id, reports))
 
     async def ledger(self, request: Request) -> Response:
         """`GET /sessions/{id}/ledger?limit=&after=`: every request that named the session, in order."""
@@ -440,6 +438,11 @@ class SessionRoutes:
         if len(body) < LARGE_BODY_BYTES:
             return decode(body)
         return await self.pool.run(lambda: decode(body), num_bytes=len(body))
+
+
+def drift_reports(session_id: str, reports: Sequence[tuple[Node, DriftReport]]) -> DriftReports:
+    """The drift of each line, as it is told. To be written once."""
+    return {"session_id": session_id, "lines": as_list(_drifted_line(leaf, report) for leaf, report in reports)}
 
 
 def _drifted_line(leaf: Node, report: DriftReport) -> DriftedLine:

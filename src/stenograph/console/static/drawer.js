@@ -1,6 +1,6 @@
 // What is known of a session beside its texts and tokens: findings, stages, drift, ledger, rewrites, facts.
 
-import { askDrift, askLedger } from "./data.js";
+import { askLedger, isFile } from "./data.js";
 import { number, rewardText, seconds, timeOf, visible } from "./text.js";
 import { Chip, Note, Rows, groupPlace, html, useAsked, useEffect, useState } from "./ui.js";
 
@@ -121,7 +121,7 @@ export function FactsTab({ shape }) {
     ["session", html`<span class="mono">${shape.session_id}</span>`],
     ["opened (UTC)", timeOf(shape.created_at)],
     ["history", shape.history],
-    ["group", shape.group === null ? "–" : html`<a href=${groupPlace(shape.group)}>${visible(shape.group)}</a>`],
+    ["group", shape.group === null ? "–" : isFile ? visible(shape.group) : html`<a href=${groupPlace(shape.group)}>${visible(shape.group)}</a>`],
     ["verdict", outcome?.verdict ?? "nobody has said it"],
     ["reward", rewardText(outcome)],
     ["detail", outcome?.detail ? visible(outcome.detail) : "–"],

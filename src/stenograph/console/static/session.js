@@ -1,6 +1,6 @@
 // One session: its turns as a graph, its conversation beside its tokens, and below them what is known of it.
 
-import { askDrift, askSession, askVocabulary, askWhy } from "./data.js";
+import { askDrift, askSession, askVocabulary, askWhy, isFile } from "./data.js";
 import { number, rewardText, visible } from "./text.js";
 import { COLOURS, LEGENDS, TokenPane, lineOf, versionClass } from "./tokens.js";
 import { ConversationPane, TurnStore } from "./turns.js";
@@ -22,8 +22,8 @@ const numberOf = (query, name) => (query.has(name) ? Number(query.get(name)) : n
 function leafOf(shape, query) {
   const given = numberOf(query, "leaf");
   const leaves = shape.lines.map((line) => line.leaf);
-  if (given !== null && shape.turns.id.includes(given)) return given;
-  const node = numberOf(query, "turn");
+  if (leaves.includes(given)) return given;
+  const node = numberOf(query, "turn") ?? given;
   if (node !== null) {
     const found = [shape.main, ...leaves].find((leaf) => leaf !== null && lineOf(shape, leaf).some((turn) => turn.node === node));
     if (found !== undefined) return found;
@@ -80,7 +80,7 @@ function SessionHead({ id, shape, leaf, drift, onLeaf, onAgain }) {
   return html`
     <header class="session-head">
       <h1 class="mono">${id}</h1>
-      ${shape.group !== null && html`<a href=${groupPlace(shape.group)}>group ${visible(shape.group)}</a>`}
+      ${shape.group !== null && (isFile ? html`<span>group ${visible(shape.group)}</span>` : html`<a href=${groupPlace(shape.group)}>group ${visible(shape.group)}</a>`)}
       <${Chip} kind=${shape.busy ? "stage-busy" : ""}>${shape.busy ? "busy" : "idle"}<//>
       ${outcome === null ? html`<span class="dim">no outcome</span>` : html`<${Chip} kind=${outcome.verdict === "ok" ? "good" : "bad"}>${outcome.verdict}<//><span>reward ${rewardText(outcome)}</span>`}
       <span class="dim">${number(shape.num_turns)} turns, ${number(shape.sampled_tokens)} sampled, ${number(shape.trained_tokens)} trained</span>
@@ -89,7 +89,7 @@ function SessionHead({ id, shape, leaf, drift, onLeaf, onAgain }) {
       <span class="gap"></span>
       ${shape.lines.length > 1 && html`<select aria-label="line" value=${leaf} onChange=${(event) => onLeaf(Number(event.target.value))}>
         ${shape.lines.map((line) => html`<option value=${line.leaf} selected=${line.leaf === leaf}>${kinds.get(line.strand)} · to node ${line.leaf} · ${number(line.num_tokens)} tokens${line.kept ? "" : " · no sample"}</option>`)}</select>`}
-      <button onClick=${onAgain} title="ask the server again" data-again>reload</button>
+      ${!isFile && html`<button onClick=${onAgain} title="ask the server again" data-again>reload</button>`}
     </header>`;
 }
 
