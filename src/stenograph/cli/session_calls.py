@@ -83,6 +83,10 @@ class ServerCalls:
         """The session's samples in a format."""
         return self._call("POST", f"/sessions/{session_id}/samples", {"format": kind})
 
+    def content(self, path: str) -> bytes:
+        """The content at a path, as it comes."""
+        return self._call("GET", f"/{path}")
+
     def _json(self, method: str, path: str, body: object = None) -> dict[str, object]:
         content = self._call(method, path, body)
         try:
