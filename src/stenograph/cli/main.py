@@ -26,6 +26,7 @@ from stenograph.cli.bench_command import BENCH, become_bench
 from stenograph.cli.chat_command import CHAT, CHAT_EXAMPLES, ChatOptions, chat_command
 from stenograph.cli.export_command import EXPORT, EXPORT_SETTINGS, ExportOptions, export_folder
 from stenograph.cli.logs import LogFormat, LogProgress, logging_to_stderr
+from stenograph.cli.page_command import PageOptions, export_page
 from stenograph.cli.ray_command import RAY, RAY_ACTIONS, RAY_EXAMPLES, RayOptions, ray_command
 from stenograph.cli.run_command import RUN, RUN_EXAMPLES, RunOptions, run_command, split_command
 from stenograph.cli.samples_check import check_samples
@@ -88,7 +89,7 @@ _OWN_FLAGS = {
     RUN: ("--url", "--samples"),
     CHAT: ("--url", "--session"),
     CHECK: ("--samples",),
-    EXPORT: ("--out", "--format", "--include-side", "--include-failed"),
+    EXPORT: ("--out", "--format", "--include-side", "--include-failed", "--session", "--html"),
     RAY: ("--ray-address", "--cpus"),
 }
 """Flags that are no settings."""
@@ -139,9 +140,30 @@ def _look(options: dict[str, Any]) -> int:
         if samples := options.pop("samples"):
             return check_samples(options["folder"], samples, out=sys.stdout, progress=progress)
         return check_folder(**options, out=sys.stdout, progress=progress)
+    if (page := _page_options(options)) is not None:
+        settings = load_settings(options, os.environ, options.pop("config"))
+        return export_page(page, settings, out=sys.stdout, progress=progress)
+    options["folder"] = Path(options["folder"])
     wanted = ExportOptions(**{field.name: options.pop(field.name) for field in fields(ExportOptions)})
     settings = load_settings(options, os.environ, options.pop("config"))
     return export_folder(wanted, settings, out=sys.stdout, progress=progress)
+
+
+def _page_options(options: dict[str, Any]) -> PageOptions | None:
+    """The options of `export --html`, taken out of all of them; None if samples are wanted. Raises StartupError."""
+    session, html = options.pop("session"), options.pop("html")
+    if html is None and session is None:
+        if options["out"] is None:
+            raise StartupError(
+                "export: name the file to write: --out FILE for samples, --session ID --html FILE for a page"
+            )
+        return None
+    if html is None or session is None:
+        raise StartupError("export: a page is one session's: it takes both --session ID and --html FILE")
+    given = {field.name: options.pop(field.name) for field in fields(ExportOptions)}
+    if given["out"] is not None or given["include_side"] or given["include_failed"]:
+        raise StartupError("export: --html writes a page, --out samples: leave one of them out, with its flags")
+    return PageOptions(source=given["folder"], session=session, html=html)
 
 
 def _run_logged(command: str, config: Path | None, options: Mapping[str, object]) -> int:
@@ -320,7 +342,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 it could not be checked,"
         " because a file cannot be read or the engine does not answer.",
     )
-    exporting = _add_store_commands(commands.add_parser)
+    _add_looking_commands(commands.add_parser)
+    exporting = _export_parser(commands.add_parser)
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
     for command in (serving, running, chatting, placing):
         _add_sections(command)
@@ -342,8 +365,8 @@ def _add_sections(command: argparse.ArgumentParser) -> None:
             _add_flag(group.add_argument, by_name[name])
 
 
-def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """The commands that look at what a server kept; of them `export`, which is given, reads settings."""
+def _add_looking_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    """The commands that look at what a server kept, and read no settings."""
     inspecting = add_parser(
         INSPECT,
         help="list the sessions that a server kept, or the turns of one",
@@ -360,15 +383,7 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
         " folder that one holds is refused. Exit code: 0 all is whole, 1 a fault was found, each on a line, 2 it could"
         " not be checked.",
     )
-    exporting = add_parser(
-        EXPORT,
-        allow_abbrev=False,
-        help="write the samples of all sessions that a server kept",
-        description="Write the training samples of every session in a folder of --data-dir into one file, as the"
-        " server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
-        " were made. Exit code: 0 all were exported, 1 a session could not be, each on a line, 2 nothing was begun.",
-    )
-    for command in (inspecting, checking, exporting):
+    for command in (inspecting, checking):
         command.add_argument(
             "folder", metavar="DIR", help="the folder of --data-dir, or of a backup, or the postgresql:// of --store"
         )
@@ -380,7 +395,28 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
         help="a file of samples: safetensors, JSON or Arrow. May be repeated",
     )
     inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
-    exporting.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write; a new one")
+
+
+def _export_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """The parser of `export`, without the settings."""
+    exporting = add_parser(
+        EXPORT,
+        allow_abbrev=False,
+        help="write the samples of all sessions that a server kept, or one session as a page",
+        description="Write the training samples of every session in a folder of --data-dir into one file, as the"
+        " server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
+        " were made. With --session and --html write one session as a page that opens anywhere and fetches nothing;"
+        " it may also be that of a running server, whose URL is given. Exit code: 0 all were exported, 1 a session"
+        " could not be, each on a line, 2 nothing was begun.",
+    )
+    exporting.add_argument(
+        "folder",
+        metavar="DIR",
+        help="the folder of --data-dir, or of a backup, or postgresql:// of --store; for a page also a server's URL",
+    )
+    exporting.add_argument("--out", type=Path, metavar="FILE", help="the file of samples to write; a new one")
+    exporting.add_argument("--session", metavar="ID", help="the session of a page")
+    exporting.add_argument("--html", type=Path, metavar="FILE", help="the page to write; a new file")
     exporting.add_argument(
         "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the file. Default: safetensors."
     )

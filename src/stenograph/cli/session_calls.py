@@ -114,6 +114,10 @@ class ServerCalls:
                 yield chunk
         raise CallFailed("the reply was cut: the connection ended before it did")
 
+    def content(self, path: str) -> bytes:
+        """The content at a path, as it comes."""
+        return self._call("GET", f"/{path}")
+
     def _json(self, method: str, path: str, body: object = None) -> dict[str, object]:
         content = self._call(method, path, body)
         try:

@@ -72,6 +72,11 @@ class SessionManager(Sessions):
         """Turns that run now. May be read on any thread, as all numbers here."""
         return self._capacity.num_in_flight
 
+    @property
+    def running(self) -> list[RequestTask]:
+        """The requests that run now."""
+        return list(self._turns)
+
     async def settle(self, session: Session | None) -> None:
         """Wait for the abandoned turns to end. They have been cancelled; this takes no engine's time.
 
