@@ -1,26 +1,33 @@
 """Traces: what a collector gets of a request, and that no collector costs a turn anything."""
 
 import asyncio
+import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes, url_attributes, user_agent_attributes
 
-from stenograph.core.errors import EngineUnavailable
+import stenograph
+from stenograph.core.clock import SystemClock
+from stenograph.core.errors import EngineUnavailable, StartupError
 from stenograph.core.trace_context import TraceContext
+from stenograph.http.metrics import Metrics
 from stenograph.http.traces import spans as names
-from stenograph.http.traces.otlp import MAX_WAITING, OtlpExport
+from stenograph.http.traces import tracing
+from stenograph.http.traces.otlp import OtlpExport
 from stenograph.http.traces.spans import TraceSpan
-from stenograph.testing.standins.scripted_engine import Script
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 from .collector import Collector, Span
 from .conftest import Live, assistant, user
 from .test_sglang_chat import Connect, connect  # noqa: F401 - a fixture
+
+PRODUCT = Path(stenograph.__file__).parent
 
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 
@@ -279,12 +286,12 @@ async def test_spans_that_a_collector_refuses_are_counted_and_logged_once(
 
 async def test_spans_beyond_those_that_may_wait_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     async with Collector(hangs=True) as collector:
-        export = OtlpExport(collector.url, version="1", flush_s=0.1)
+        export = OtlpExport(collector.url, version="1", flush_s=0.1, max_waiting=100)
         export.send([span_numbered(1)])
         await collector.asked.wait()
-        export.send([span_numbered(number) for number in range(1, MAX_WAITING)])
+        export.send([span_numbered(number) for number in range(1, 100)])
         assert export.counts == {"exported": 0, "failed": 0, "dropped": 0}
-        assert export.num_waiting == MAX_WAITING
+        assert export.num_waiting == 100
         export.send([span_numbered(1), span_numbered(2)])
         assert export.counts["dropped"] == 2
         assert collector.url not in caplog.text  # neither the SDK nor we log each
@@ -337,22 +344,26 @@ def test_the_names_of_attributes_are_those_of_the_conventions() -> None:
     assert {name for name in ours if name not in known} == {name for name in ours if name.startswith("stenograph.")}
 
 
-OFF = """
-import sys
-from stenograph.cli import main
-assert not [name for name in sys.modules if name.startswith("opentelemetry")], "tracing is off"
-sys.modules["opentelemetry.sdk"] = None
-from stenograph.core.errors import StartupError
-from stenograph.http.traces.tracing import opened_tracing
-assert opened_tracing(None, engine=None, clock=None, metrics=None) is None
-try:
-    opened_tracing("http://127.0.0.1:1", engine=None, clock=None, metrics=None)
-except StartupError as error:
-    print(error)
-"""
+def test_only_an_endpoint_imports_the_sdk() -> None:
+    """One module imports it, and that one is imported by its name, where an endpoint is given."""
+    importing = {
+        str(path.relative_to(PRODUCT))
+        for path in PRODUCT.rglob("*.py")
+        if re.search(r"^\s*(from|import) opentelemetry|traces(\.| import )otlp", path.read_text(), re.MULTILINE)
+    }
+    assert importing == {"http/traces/otlp.py", "http/traces/tracing.py"}
+    assert "opentelemetry" not in Path(tracing.__file__).read_text()
+    assert opened(None) is None
 
 
-def test_without_an_endpoint_the_sdk_is_not_imported_and_without_the_sdk_an_endpoint_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("--otlp-endpoint needs OpenTelemetry's SDK")
-    assert "pip install -e '.[otel]'" in done.stdout
+def test_without_the_sdk_an_endpoint_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "stenograph.http.traces.otlp")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)  # as if it were not installed
+    with pytest.raises(StartupError, match="--otlp-endpoint needs OpenTelemetry's SDK") as refused:
+        opened("http://127.0.0.1:1")
+    assert "pip install -e '.[otel]'" in str(refused.value)
+
+
+def opened(endpoint: str | None) -> tracing.Tracing | None:
+    engine = ScriptedEngine(vocab_size=320)
+    return tracing.opened_tracing(endpoint, engine=engine, clock=SystemClock(), metrics=Metrics(version="1"))

@@ -140,13 +140,16 @@ class _CountedExporter(SpanExporter):
 class OtlpExport:
     """The way of a server's spans to the collector at `endpoint`. A `SpanExport`."""
 
-    def __init__(self, endpoint: str, *, version: str, flush_s: float = FLUSH_S) -> None:
-        """`flush_s` is how long its end waits for the last spans to be taken."""
+    def __init__(
+        self, endpoint: str, *, version: str, flush_s: float = FLUSH_S, max_waiting: int = MAX_WAITING
+    ) -> None:
+        """`flush_s` is how long its end waits for the last spans to be taken, and `max_waiting` how many may wait."""
         url = URL(endpoint, encoded=True)
         if not url.path.endswith(TRACES_PATH):
             url = url.with_path(f"{url.path.rstrip('/')}/{TRACES_PATH}", encoded=True)
         self._url = str(url)
         self._flush_s = flush_s
+        self._max_waiting = max_waiting
         self._exporter = _CountedExporter(self._url)
         self._ids = _GivenIds()
         self._provider = TracerProvider(resource=_resource(version), id_generator=self._ids, shutdown_on_exit=False)
@@ -182,7 +185,7 @@ class OtlpExport:
 
     def send(self, spans: Sequence[TraceSpan]) -> None:
         """Put spans into the queue of the SDK's thread; where there is no room for all, none."""
-        if self.num_waiting + len(spans) > MAX_WAITING:
+        if self.num_waiting + len(spans) > self._max_waiting:
             self._num_dropped += len(spans)
             return
         for span in spans:
