@@ -34,7 +34,7 @@ from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress
 from stenograph.render.renderer import Renderer
 from stenograph.session.session import Session
-from stenograph.store.look import StoreLook, looks
+from stenograph.store.places import Look, StorePlace, looks_at
 from stenograph.trajectory.commits import ModelMark
 
 EXPORT = "export"
@@ -50,9 +50,10 @@ _PART = ".part"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """Options of an export: the samples of the sessions in `folder` go into the file `out`, in a format."""
+    """Options of an export: the samples of the sessions in `folder`, which may be the address of a database, go into
+    the file `out`, in a format."""
 
-    folder: Path
+    folder: StorePlace
     out: Path
     format: str = "safetensors"
     include_side: bool = False
@@ -77,7 +78,7 @@ def export_folder(options: ExportOptions, settings: Settings, *, out: TextIO, pr
         replay_shape=None if shape is None else ReplayShape(layers=shape[0], top_k=shape[1]),
     )
     num_sessions = 0
-    with looks(options.folder) as looked, new_file(options.out) as target, ExitStack() as lent:
+    with looks_at(options.folder) as looked, new_file(options.out) as target, ExitStack() as lent:
         file = _one_file(options, target.parent, lent)
         for look in looked:
             summaries = list(look.summaries())
@@ -143,7 +144,7 @@ class _Export:
     num_empty: int = 0
     faults: list[str] = field(default_factory=list[str])
 
-    def session(self, look: StoreLook, session_id: SessionId, file: OneFile) -> None:
+    def session(self, look: Look, session_id: SessionId, file: OneFile) -> None:
         """Add a session's samples to a file, or note why there are none."""
         try:
             session = read_session(look, session_id, model=self.mark)

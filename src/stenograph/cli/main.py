@@ -1,4 +1,6 @@
-"""The command line: `serve`, `run`, `verify`, `fetch`, `inspect`, `check`, `export`, `bench`. Flags are settings' rows.
+"""The command line: `serve`, `run`, `ray`, `verify`, `fetch`, `inspect`, `check`, `export`, `bench`.
+
+Flags are settings' rows.
 
 Owns exit codes: 0 when all went well, 1 when `verify`, `check` or `export` found a fault, 2 for whatever stops the
 start or the check (one line on stderr), 74 when the store of `serve` has failed, 130 for an interrupt, also where
@@ -24,12 +26,14 @@ from stenograph.cli.bench_command import BENCH, become_bench
 from stenograph.cli.export_command import EXPORT, EXPORT_SETTINGS, ExportOptions, export_folder
 from stenograph.cli.logs import LogFormat, LogProgress, logging_to_stderr
 from stenograph.cli.page_command import PageOptions, export_page
+from stenograph.cli.ray_command import RAY, RAY_ACTIONS, RAY_EXAMPLES, RayOptions, ray_command
 from stenograph.cli.run_command import RUN, RUN_EXAMPLES, RunOptions, run_command, split_command
 from stenograph.cli.samples_check import check_samples
 from stenograph.cli.settings_table import (
     SECTIONS,
     SETTINGS,
     CommandSettings,
+    given_settings,
     kubernetes_variables,
     load_settings,
 )
@@ -38,7 +42,7 @@ from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.nearest import nearest_name
 from stenograph.core.settings import Setting
-from stenograph.deploy.workers import serve_workers
+from stenograph.deploy.workers import EXIT_STARTUP, EXIT_STORAGE, serve_workers
 from stenograph.dialects.sessions import SAMPLE_FORMATS
 from stenograph.engine.settings import EngineKind
 from stenograph.http.app import serve
@@ -47,8 +51,6 @@ from stenograph.model.progress import StreamProgress
 
 log = logging.getLogger(__name__)
 
-EXIT_STARTUP = 2
-EXIT_STORAGE = 74
 EXIT_INTERRUPTED = 130
 
 SERVE_EXAMPLES = """\
@@ -71,13 +73,21 @@ FETCH_SETTINGS = ("model", "engine", "engine_url", "cache_dir")
 """The settings that `fetch` reads."""
 
 _ALL = {setting.name for setting in SETTINGS}
-_SETTINGS_OF = {"serve": _ALL, RUN: _ALL, "fetch": FETCH_SETTINGS, VERIFY: VERIFY_SETTINGS, EXPORT: EXPORT_SETTINGS}
+_SETTINGS_OF = {
+    "serve": _ALL,
+    RUN: _ALL,
+    RAY: _ALL,
+    "fetch": FETCH_SETTINGS,
+    VERIFY: VERIFY_SETTINGS,
+    EXPORT: EXPORT_SETTINGS,
+}
 
 
 _OWN_FLAGS = {
     RUN: ("--url", "--samples"),
     CHECK: ("--samples",),
     EXPORT: ("--out", "--format", "--include-side", "--include-failed", "--session", "--html"),
+    RAY: ("--ray-address", "--cpus"),
 }
 """Flags that are no settings."""
 
@@ -105,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options["command"] in (INSPECT, CHECK, EXPORT):
             return _look(options)
-        if options["command"] == RUN:
-            return run_command(_run_options(options, agent))
+        if options["command"] in (RUN, RAY):
+            return _ray(options) if options["command"] == RAY else run_command(_run_options(options, agent))
         return _run_logged(options.pop("command"), options.pop("config"), options)
     except StartupError as error:
         print(f"stenograph: {error}", file=sys.stderr)
@@ -130,7 +140,6 @@ def _look(options: dict[str, Any]) -> int:
     if (page := _page_options(options)) is not None:
         settings = load_settings(options, os.environ, options.pop("config"))
         return export_page(page, settings, out=sys.stdout, progress=progress)
-    options["folder"] = Path(options["folder"])
     wanted = ExportOptions(**{field.name: options.pop(field.name) for field in fields(ExportOptions)})
     settings = load_settings(options, os.environ, options.pop("config"))
     return export_folder(wanted, settings, out=sys.stdout, progress=progress)
@@ -168,6 +177,22 @@ def _run_logged(command: str, config: Path | None, options: Mapping[str, object]
                 raise
             log.error("%s", error)
             return EXIT_STARTUP
+
+
+def _ray(options: dict[str, Any]) -> int:
+    """Do what `ray` is to do; returns the exit code. Raises StartupError, for a bad setting too."""
+    del options["command"]
+    wanted = RayOptions(action=options.pop("action"), address=options.pop("ray_address"), cpus=options.pop("cpus"))
+    config = options.pop("config")
+    given = [setting.flag for setting in SETTINGS if options[setting.name] is not None]
+    if wanted.action != "up":
+        if given or config is not None:
+            raise StartupError(f"{given[0] if given else '--config'} is of ray up, not of ray {wanted.action}")
+        return ray_command(wanted, {}, out=sys.stdout)
+    settings = given_settings(options, os.environ, config)
+    own = {"advertise_url": "http://each-machine"} if "store" in settings else {}
+    load_settings({**options, **own}, os.environ, config)
+    return ray_command(wanted, settings, out=sys.stdout)
 
 
 def _run_options(options: dict[str, object], agent: Sequence[str]) -> RunOptions:
@@ -262,6 +287,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         usage="stenograph serve [--model MODEL] [--engine ENGINE --engine-url URL] [flags]",
     )
     running = _run_parser(commands.add_parser)
+    placing = _ray_parser(commands.add_parser)
     fetching = commands.add_parser(
         "fetch",
         allow_abbrev=False,
@@ -279,21 +305,24 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     )
     exporting = _add_store_commands(commands.add_parser)
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
-    groups = {title: serving.add_argument_group(title) for title in SECTIONS}
-    groups_of_run = {title: running.add_argument_group(title) for title in SECTIONS}
-    section_of = {name: title for title, names in SECTIONS.items() for name in names}
-    for setting in SETTINGS:
-        _add_flag(groups[section_of[setting.name]].add_argument, setting)
-        _add_flag(groups_of_run[section_of[setting.name]].add_argument, setting)
-        if setting.name in _SETTINGS_OF["fetch"]:
-            _add_flag(fetching.add_argument, setting)
-        if setting.name in _SETTINGS_OF[VERIFY]:
-            _add_flag(verifying.add_argument, setting)
-        if setting.name in _SETTINGS_OF[EXPORT]:
-            _add_flag(exporting.add_argument, setting)
-    for command in (serving, running, fetching, verifying, exporting):
+    for command in (serving, running, placing):
+        _add_sections(command)
+    for command, names in ((fetching, FETCH_SETTINGS), (verifying, VERIFY_SETTINGS), (exporting, EXPORT_SETTINGS)):
+        for setting in SETTINGS:
+            if setting.name in names:
+                _add_flag(command.add_argument, setting)
+    for command in (serving, running, placing, fetching, verifying, exporting):
         command.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
     return parser, commands.choices
+
+
+def _add_sections(command: argparse.ArgumentParser) -> None:
+    """The flags of all settings, in their groups."""
+    by_name = {setting.name: setting for setting in SETTINGS}
+    for title, names in SECTIONS.items():
+        group = command.add_argument_group(title)
+        for name in names:
+            _add_flag(group.add_argument, by_name[name])
 
 
 def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -324,11 +353,10 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
         " it may also be that of a running server, whose URL is given. Exit code: 0 all were exported, 1 a session"
         " could not be, each on a line, 2 nothing was begun.",
     )
+    kept = "the folder of --data-dir, or of a backup, or the postgresql:// of --store"
     for command in (inspecting, checking):
-        command.add_argument("folder", type=Path, metavar="DIR", help="the folder of --data-dir, or of a backup")
-    exporting.add_argument(
-        "folder", metavar="DIR", help="the folder of --data-dir, or of a backup; for a page also a server's URL"
-    )
+        command.add_argument("folder", metavar="DIR", help=kept)
+    exporting.add_argument("folder", metavar="DIR", help=f"{kept}; for a page also a server's URL")
     checking.add_argument(
         "--samples",
         type=Path,
@@ -348,6 +376,28 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
         "--include-failed", action="store_true", help="also rollouts whose outcome is that infrastructure failed"
     )
     return exporting
+
+
+def _ray_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """The parser of `ray`, without the settings."""
+    placing = add_parser(
+        RAY,
+        allow_abbrev=False,
+        help="run a server on each machine of a Ray cluster",
+        description="Place a server on each machine of a Ray cluster that has none, list them, or stop them all. Ray"
+        " starts a server again that ends. Needs the extra `ray`.",
+        epilog=RAY_EXAMPLES,
+        formatter_class=_SectionedHelp,
+        usage="stenograph ray {up,down,status} [--ray-address ADDRESS] [flags of serve]",
+    )
+    placing.add_argument("action", choices=RAY_ACTIONS, help="what to do")
+    placing.add_argument(
+        "--ray-address", default="auto", metavar="ADDRESS", help="the cluster's. Default: the one this machine is in."
+    )
+    placing.add_argument(
+        "--cpus", type=float, default=0.0, metavar="NUMBER", help="CPUs that Ray reserves for each server. Default: 0."
+    )
+    return placing
 
 
 def _run_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:

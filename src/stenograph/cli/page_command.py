@@ -1,7 +1,7 @@
 """`stenograph export --html`: one session as one file, a page that opens anywhere and fetches nothing.
 
-The session is that of a folder, for which the model's tokenizer and template are read, or of a running server. Exit
-codes: 0, or 2 (a StartupError) where there is no file.
+The session is that of a folder or a database, for which the model's tokenizer and template are read, or of a running
+server. Exit codes: 0, or 2 (a StartupError) where there is no file.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from stenograph.http.storage import model_mark
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
 from stenograph.model.progress import Progress
-from stenograph.store.look import looks
+from stenograph.store.places import looks_at
 
 EXIT_WRITTEN = 0
 
@@ -68,7 +68,7 @@ def export_page(options: PageOptions, settings: Settings, *, out: TextIO, progre
 
 def _of_folder(options: PageOptions, settings: Settings, progress: Progress) -> SessionDocuments:
     """The session as a folder has it. Raises StartupError, also if it was made with another model."""
-    with looks(Path(options.source)) as looked:
+    with looks_at(options.source) as looked:
         files = load_model_files(
             resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=False)
         )

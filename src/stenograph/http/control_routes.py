@@ -21,6 +21,7 @@ from stenograph.dialects.base import Refuse
 from stenograph.dialects.sessions import decode_detokenize, decode_tokenize
 from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
+from stenograph.http.bulk_parts import SessionParts
 from stenograph.http.bulk_routes import BulkRoutes
 from stenograph.http.console_page import console_file, console_page
 from stenograph.http.console_routes import ConsoleRoutes, NowBoard
@@ -108,6 +109,7 @@ class ControlRoutes:
     """The routes of one server. Methods are endpoints; `app` binds them and those of sessions to paths."""
 
     sessions: SessionRoutes
+    parts: SessionParts
     backup: BackupRoute
     weights: WeightRoutes
     engines: EngineRoutes
@@ -131,7 +133,7 @@ class ControlRoutes:
     def app(self) -> Starlette:
         """The Starlette application."""
         keyed, sessions, proxy = self._with_key, self.sessions, self._proxy()
-        bulk = BulkRoutes(sessions=sessions)
+        bulk = BulkRoutes(sessions=sessions, parts=self.parts)
         app = Starlette(
             routes=[
                 Route("/", front_page, methods=["GET"]),

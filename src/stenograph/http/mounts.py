@@ -9,6 +9,8 @@ from stenograph.core.errors import MethodNotAllowed, StenographError, UpgradeReq
 from stenograph.dialects.base import Refusal, Refuse
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
+from stenograph.http.nodes import Nodes
+from stenograph.http.traces.tracing import TracedRoute, Tracing
 from stenograph.http.turn_route import RequestPath, TurnRoute
 from stenograph.http.wire import count_error, header_value, send_refusal
 
@@ -20,14 +22,28 @@ class App:
     """
 
     def __init__(
-        self, *, turns: Sequence[TurnRoute | CountRoute], control: ASGIApp, metrics: Metrics, refuse: Refuse
+        self,
+        *,
+        turns: Sequence[TurnRoute | CountRoute],
+        control: ASGIApp,
+        metrics: Metrics,
+        refuse: Refuse,
+        nodes: Nodes | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        self._mounts = [(_pattern(path), turn) for turn in turns for path in turn.dialect.paths]
+        """`nodes` answers the requests for sessions that other nodes have; None if there are none. `tracing` makes
+        traces of the requests that make turns; None: nothing does."""
+        routes = turns if tracing is None else tracing.routes(turns)
+        self._mounts = [(_pattern(path), turn) for turn in routes for path in turn.dialect.paths]
+        self._tracing = tracing
         self._control = control
+        self._nodes = nodes
         self.metrics = metrics
         self.refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._nodes is not None and await self._nodes.answered(scope, receive, send, self.refuse_at):
+            return
         found = self._find(scope["path"]) if scope["type"] == "http" else None
         if found is None:
             await self._control(_with_one_v1(scope), receive, send)
@@ -42,12 +58,19 @@ class App:
         count_error(self.metrics, error)
         await send_refusal(send, turn.dialect.refusal(error, None))
 
+    async def aclose(self) -> None:
+        """Close the connections to other nodes, and send the spans that wait."""
+        if self._nodes is not None:
+            await self._nodes.aclose()
+        if self._tracing is not None:
+            await self._tracing.aclose()
+
     def refuse_at(self, path: str, error: StenographError) -> Refusal:
         """An error of a request that nothing else reads, in the words of whoever serves its path."""
         found = self._find(path)
         return self.refuse(error) if found is None else found[0].dialect.refusal(error, None)
 
-    def _find(self, path: str) -> tuple[TurnRoute | CountRoute, RequestPath] | None:
+    def _find(self, path: str) -> tuple[TurnRoute | TracedRoute | CountRoute, RequestPath] | None:
         """The dialect's route for this path, and the path's parts."""
         for pattern, turn in self._mounts:
             if found := pattern.fullmatch(path):

@@ -17,7 +17,6 @@ from stenograph.core.errors import InvalidRequest
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
-from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.json_errors import nearest
@@ -53,6 +52,7 @@ from stenograph.export.session_samples import SampleWishes, json_samples, sessio
 from stenograph.export.strand_facts import SessionFacts, session_facts
 from stenograph.export.why import session_findings
 from stenograph.http.metrics import Metrics
+from stenograph.http.session_defaults import SessionDefaults
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
 from stenograph.offload.loop_share import LoopShare
@@ -132,21 +132,6 @@ class DriftReports(TypedDict):
 
     session_id: Hex32
     lines: Sequence[DriftedLine]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionDefaults:
-    """The options of a session whose creator leaves them out."""
-
-    history: HistoryKind
-    after_length: AfterLength
-    matcher: Matcher
-    matcher_name: str
-    ttl_s: float | None
-    max_nodes: int
-    sampling: SamplingRules | None
-    canonical: Canonical
-    support: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
