@@ -140,6 +140,7 @@ def _look(options: dict[str, Any]) -> int:
     if (page := _page_options(options)) is not None:
         settings = load_settings(options, os.environ, options.pop("config"))
         return export_page(page, settings, out=sys.stdout, progress=progress)
+    options["folder"] = Path(options["folder"])
     wanted = ExportOptions(**{field.name: options.pop(field.name) for field in fields(ExportOptions)})
     settings = load_settings(options, os.environ, options.pop("config"))
     return export_folder(wanted, settings, out=sys.stdout, progress=progress)
@@ -303,7 +304,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 it could not be checked,"
         " because a file cannot be read or the engine does not answer.",
     )
-    exporting = _add_store_commands(commands.add_parser)
+    _add_looking_commands(commands.add_parser)
+    exporting = _export_parser(commands.add_parser)
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
     for command in (serving, running, placing):
         _add_sections(command)
@@ -325,8 +327,8 @@ def _add_sections(command: argparse.ArgumentParser) -> None:
             _add_flag(group.add_argument, by_name[name])
 
 
-def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """The commands that look at what a server kept; of them `export`, which is given, reads settings."""
+def _add_looking_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    """The commands that look at what a server kept, and read no settings."""
     inspecting = add_parser(
         INSPECT,
         help="list the sessions that a server kept, or the turns of one",
@@ -343,6 +345,22 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
         " folder that one holds is refused. Exit code: 0 all is whole, 1 a fault was found, each on a line, 2 it could"
         " not be checked.",
     )
+    for command in (inspecting, checking):
+        command.add_argument(
+            "folder", metavar="DIR", help="the folder of --data-dir, or of a backup, or the postgresql:// of --store"
+        )
+    checking.add_argument(
+        "--samples",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a file of samples: safetensors, JSON or Arrow. May be repeated",
+    )
+    inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
+
+
+def _export_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """The parser of `export`, without the settings."""
     exporting = add_parser(
         EXPORT,
         allow_abbrev=False,
@@ -353,18 +371,11 @@ def _add_store_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> a
         " it may also be that of a running server, whose URL is given. Exit code: 0 all were exported, 1 a session"
         " could not be, each on a line, 2 nothing was begun.",
     )
-    kept = "the folder of --data-dir, or of a backup, or the postgresql:// of --store"
-    for command in (inspecting, checking):
-        command.add_argument("folder", metavar="DIR", help=kept)
-    exporting.add_argument("folder", metavar="DIR", help=f"{kept}; for a page also a server's URL")
-    checking.add_argument(
-        "--samples",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="a file of samples: safetensors, JSON or Arrow. May be repeated",
+    exporting.add_argument(
+        "folder",
+        metavar="DIR",
+        help="the folder of --data-dir, or of a backup, or postgresql:// of --store; for a page also a server's URL",
     )
-    inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
     exporting.add_argument("--out", type=Path, metavar="FILE", help="the file of samples to write; a new one")
     exporting.add_argument("--session", metavar="ID", help="the session of a page")
     exporting.add_argument("--html", type=Path, metavar="FILE", help="the page to write; a new file")

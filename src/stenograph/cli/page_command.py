@@ -1,7 +1,7 @@
 """`stenograph export --html`: one session as one file, a page that opens anywhere and fetches nothing.
 
-The session is that of a folder or a database, for which the model's tokenizer and template are read, or of a running
-server. Exit codes: 0, or 2 (a StartupError) where there is no file.
+The session is that of a folder, for which the model's tokenizer and template are read, or of a running server. Exit
+codes: 0, or 2 (a StartupError) where there is no file.
 """
 
 from dataclasses import dataclass

@@ -61,7 +61,7 @@ class Capabilities:
     `streams`: tokens come as they are sampled; else one chunk holds the whole reply. `parses`: the engine writes the
     client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. Then both
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
-    `takes_json`: it takes ids as JSON text, so it wants `Prompt.ids_json`. `logprobs`: which distribution its
+    `takes_json`: it takes ids as JSON text, so it wants `Prompt.json`. `logprobs`: which distribution its
     log-probabilities are of. `reports_support`: it reports which ids could be sampled, where it is asked for that and
     set up for it. `note`: one line for the operator on how the engine is used; empty where there is nothing
     to say. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.

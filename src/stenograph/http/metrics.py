@@ -136,10 +136,11 @@ class _Histogram:
 
     def observe_one_each(self, durations_s: Mapping[Stage, float], *, but: Stage) -> None:
         """Observe one duration for each label value, without the value `but`."""
+        counts, sums, bounds = self._counts, self._sums, self._bounds
         for value, duration_s in durations_s.items():
             if value is not but:
-                self._counts[value][bisect_left(self._bounds, duration_s)] += 1
-                self._sums[value] += duration_s
+                counts[value][bisect_left(bounds, duration_s)] += 1
+                sums[value] += duration_s
 
     @property
     def buckets(self) -> tuple[int, ...]:

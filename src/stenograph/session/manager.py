@@ -7,7 +7,7 @@ All state changes are synchronous.
 
 import asyncio
 import logging
-import uuid
+import os
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -345,7 +345,7 @@ def _request_run(
         clock=services.clock,
         opened_at=session.created_at if session is not None else services.clock.wall(),
     )
-    ids = [RequestId(uuid.uuid4().hex) for _ in opened]
+    ids = [RequestId(os.urandom(16).hex()) for _ in opened]
     reply_id = request.spelling.id_prefix + ids[0]
     turns = [
         TurnRun(

@@ -162,6 +162,14 @@ class Gathering:
         is_ready, body = readiness([one.body for one in given], num_away=len(answers) - len(given))
         return PeerAnswer(status=200 if is_ready else 503, headers=given[0].headers, body=body)
 
+    async def _waste(self, asked: _Asked) -> PeerAnswer:
+        answers = await self._all(asked, self._long_s)
+        return _refused(answers) or _with_body(answers[0], waste([answer.body for answer in answers]))
+
+    async def _engines(self, asked: _Asked) -> PeerAnswer:
+        answers = await self._all(asked, LOOK_S)
+        return _refused(answers) or _with_body(answers[0], engines([answer.body for answer in answers]))
+
     async def _now(self, asked: _Asked) -> PeerAnswer:
         """The moment of the workers that answer, by an answer of its own to each question: of several there is no
         stream."""
@@ -176,14 +184,6 @@ class Gathering:
         raise RouteNotFound(
             f"{asked.method} {asked.path} is not there with --workers: it would reach one worker of {self._peers.num}."
         )
-
-    async def _waste(self, asked: _Asked) -> PeerAnswer:
-        answers = await self._all(asked, self._long_s)
-        return _refused(answers) or _with_body(answers[0], waste([answer.body for answer in answers]))
-
-    async def _engines(self, asked: _Asked) -> PeerAnswer:
-        answers = await self._all(asked, LOOK_S)
-        return _refused(answers) or _with_body(answers[0], engines([answer.body for answer in answers]))
 
     async def _own_answer(self, asked: _Asked) -> PeerAnswer:
         return await self._peers.ask(

@@ -35,8 +35,14 @@ def moment(bodies: Sequence[bytes]) -> bytes:
         found = [one[name] for one in decoded]
         merged[name] = {key: max((one[key] for one in found if one[key] is not None), default=None) for key in found[0]}
         merged[name]["num"] = sum(one["num"] for one in found)
-    merged["running"] = sorted((row for one in decoded for row in one["running"]), key=lambda row: -row["age_s"])
-    merged["engines"] = _merged_engines(decoded)
+    running = [row for one in decoded for row in one["running"]]
+    merged["running"] = sorted(running, key=lambda row: -row["age_s"])
+    engines: dict[tuple[str, str], dict[str, Any]] = {}
+    for engine in (engine for one in decoded for engine in one["engines"]):
+        seen = engines.setdefault((engine["engine"], engine["name"]), engine)
+        if seen is not engine and engine["num_running"] is not None:
+            seen["num_running"] = (seen["num_running"] or 0) + engine["num_running"]
+    merged["engines"] = [*engines.values()]
     return msgspec.json.encode(merged)
 
 
