@@ -40,7 +40,7 @@ from stenograph.engine.base import (
 )
 from stenograph.engine.fleet.placement import Candidate, choose, cost_of
 from stenograph.engine.fleet.trust import FIRST_PAUSE_S, Trust
-from stenograph.engine.http.routing import AFFINITY_HEADER
+from stenograph.engine.http.engine import AFFINITY_HEADER
 
 MAX_SESSIONS = 2**15
 """Sessions whose engine is remembered, the last to be used; one that is forgotten is placed anew."""

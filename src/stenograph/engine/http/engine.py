@@ -15,18 +15,12 @@ from typing import TypeVar
 
 from yarl import URL
 
-from stenograph.core.errors import (
-    EngineUnavailable,
-    StenographError,
-    UpstreamError,
-    UpstreamUnreachable,
-)
+from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamError, UpstreamUnreachable
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
 from stenograph.engine.http.adapter import NOT_THERE, Call, EngineAdapter, EngineReading
 from stenograph.engine.http.control import ControlReply, read_control
-from stenograph.engine.http.routing import routing_headers
 from stenograph.engine.http.transport import DEFAULT_MAX_REPLY_BYTES, EngineTransport, Headers, HttpReply
 from stenograph.offload.body_slots import BodySlots
 
@@ -38,6 +32,10 @@ FIRST_ABORT_PAUSE_S = 0.1
 LONGEST_ABORT_PAUSE_S = 2.0
 ABORT_DEADLINE_S = 5.0
 PROBE_DEADLINE_S = 5.0
+AFFINITY_HEADER = "x-smg-routing-key"
+"""By which a router keeps a session on one worker; it comes with all that is asked for a generation."""
+SESSION_HEADER = "x-session-id"
+"""The same for other routers."""
 CLOSE_GRACE_S = 2.0
 """Seconds that `aclose` waits for the last aborts to be sent."""
 MAX_SAID = 8
@@ -284,7 +282,7 @@ class HttpEngine(Engine):
             def decode(http: HttpReply) -> Sequence[Chunk]:
                 return self._whole(request, http, reading)
 
-            headers = (*call.headers, *routing_headers(request))
+            headers = (*call.headers, *_routing(request))
             read = await self._transport.post(call.path, call.body, headers, decode)
             self._hand_on(request_id, read, put)
             if read and read[-1].finish is not None:
@@ -298,7 +296,7 @@ class HttpEngine(Engine):
                 # Its end was handed on: by its own word the reply was whole before its connection was cut.
 
         async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
-            return await self._ask(method, target, body, (*headers, *routing_headers(request)))
+            return await self._ask(method, target, body, (*headers, *_routing(request)))
 
         self._hand_on(request_id, await reading.settle(ask), put)
         self._hand_on(request_id, reading.end(), put)
@@ -308,7 +306,7 @@ class HttpEngine(Engine):
     async def _read_events(
         self, request: GenerateRequest, call: Call, reading: EngineReading, put: Callable[[Chunk], object]
     ) -> None:
-        headers = (*call.headers, *routing_headers(request))
+        headers = (*call.headers, *_routing(request))
         async with aclosing(self._transport.events(call.path, call.body, headers)) as events:
             async for event in events:
                 if isinstance(event, bytes):
@@ -489,3 +487,10 @@ class HttpEngine(Engine):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, StenographError):
             log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def _routing(request: GenerateRequest) -> Headers:
+    """The headers that say to a router which session a generation is of, if it is of any, and of which trace."""
+    key = request.affinity_key
+    routing = () if key is None else ((AFFINITY_HEADER, key), (SESSION_HEADER, key))
+    return routing if request.trace is None else (*routing, *request.trace.headers())
