@@ -19,13 +19,17 @@ def test_every_dependency_has_its_reason() -> None:
         "For samples as Arrow": names(extras["arrow"]),
         "For a GPU": names(extras["torch"]),
         "For grammars by xgrammar": names(extras["xgrammar"]),
+        "For sessions in PostgreSQL": names(extras["postgres"]),
+        "For a Ray cluster": names(extras["ray"]),
         "For models of the Hugging Face hub": names(extras["hub"]),
+        "For traces": names(extras["otel"]),
         "For the benchmarks' plots": names(extras["bench"]),
         "For the demo": names(extras["demo"]),
         "To develop": names(extras["dev"]),
         "For the whole set of model families": names(extras["families"]),
         "For losses of power": names(extras["crash"]),
         "For real agents": names(extras["agents"]),
+        "For the console in a browser": names(extras["console"]),
         "For packaging": names(extras["packaging"]),
     }
     page = (ROOT / "docs" / "dependencies.md").read_text()

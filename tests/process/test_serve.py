@@ -271,7 +271,7 @@ def test_the_help_of_serve_shows_a_unit_only_after_a_number_and_one_in_the_singu
         (("fetch", "--port", "3"), "unknown flag --port (see stenograph fetch --help)"),
         (("verify", "--port", "3"), "unknown flag --port (see stenograph verify --help)"),
         (("fetch", "--modle", "x"), "unknown flag --modle; did you mean --model?"),
-        (("serve", "--store", "x"), "unknown flag --store (see stenograph serve --help)"),
+        (("serve", "--shop", "x"), "unknown flag --shop (see stenograph serve --help)"),
         (("serve", "--max-s", "5"), "unknown flag --max-s (see stenograph serve --help)"),
         (("fetch", "--mod", "x"), "unknown flag --mod (see stenograph fetch --help)"),
         (("verify", "--fam", "x"), "unknown flag --fam (see stenograph verify --help)"),

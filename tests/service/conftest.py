@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -132,9 +133,11 @@ async def running(
     counters: Sequence[CountDialect] = (),
     store: SessionStore | None = None,
     mark: ModelMark | None = None,
+    listener: socket.socket | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager]]:
-    """A server around an engine that has been started, on a socket of its own: its URL, and its manager.
+    """A server around an engine that has been started, on a socket of its own, or on one that is given: its URL, and
+    its manager.
 
     It speaks `dialects` beside those that every server speaks.
     """
@@ -157,12 +160,13 @@ async def running(
     ready = asyncio.Event()
     config = uvicorn_config(app, made)
     server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0)
-    with listen("127.0.0.1", 0) as listener:
+    with listener or listen("127.0.0.1", 0) as listening:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(server.serve(sockets=[listener]))
+            tasks.create_task(server.serve(sockets=[listening]))
             await ready.wait()
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", manager
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}", manager
             server.should_exit = True
+    await app.aclose()
     pool.close()
 
 

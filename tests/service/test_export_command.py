@@ -64,6 +64,7 @@ async def test_every_session_s_samples_are_those_of_the_server(
             assert (await live.chat(session, *messages[:-1], seed=9)).status == 200
             await live.call("PUT", f"/sessions/{session}/outcome", {"reward": 1})
             given[session] = (await live.call("POST", f"/sessions/{session}/samples", {"format": kind})).body
+        assert (await live.call("POST", "/backup", {"path": str(tmp_path / "backup")})).status == 200
         assert export(folder, model, tmp_path / "early") == 2
         assert "is held by" in capsys.readouterr().err
     folder.close()
@@ -89,6 +90,9 @@ async def test_every_session_s_samples_are_those_of_the_server(
         }
     assert main(["check", str(folder.path), "--samples", str(out)]) == 0
     assert capsys.readouterr().out.startswith("11 samples, ")
+    flags = ("--model", str(model), "--family", "smollm2", "--format", kind)
+    assert main(["export", str(tmp_path / "backup"), *flags, "--out", str(tmp_path / "of_backup")]) == 0
+    assert (tmp_path / "of_backup").read_bytes() == out.read_bytes()
 
 
 async def test_a_file_that_is_there_stays_and_one_that_cannot_be_finished_never_is(

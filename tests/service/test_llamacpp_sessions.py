@@ -126,7 +126,7 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-@pytest.mark.parametrize(("code", "options"), FAULTS, ids=str)
+@pytest.mark.parametrize(("code", "options"), FAULTS)
 async def test_a_turn_that_llama_cpp_broke_is_502_and_leaves_the_session_as_it_was(
     rig: Rig, code: str, options: dict[str, Any], streamed: bool
 ) -> None:

@@ -138,7 +138,7 @@ FAULTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-@pytest.mark.parametrize("options", FAULTS, ids=str)
+@pytest.mark.parametrize("options", FAULTS)
 async def test_a_turn_that_its_engine_broke_is_502_and_leaves_the_session_as_it_was(
     rig: Rig, options: dict[str, Any], streamed: bool
 ) -> None:

@@ -35,6 +35,7 @@ class Workers:
     """Workers as clients see them: `lives[k]` asks worker k, whosever the session is."""
 
     lives: list[Live]
+    servers: list[Server]
     engine: ScriptedEngine
 
     async def open_at(self, worker: int, **options: Any) -> str:
@@ -42,6 +43,21 @@ class Workers:
         session = await self.lives[worker].open(**options)
         assert int(session[:2], 16) == worker
         return session
+
+    def cut(self, worker: int) -> None:
+        """End every connection that a worker has, as its death does."""
+        for connection in list(self.servers[worker].server_state.connections):
+            connection.transport.abort()  # type: ignore[union-attr]
+
+    async def held_back(self, worker: int) -> None:
+        """Wait until a connection of that worker waits for whoever reads it."""
+        while not any(connection.flow.write_paused for connection in self.servers[worker].server_state.connections):  # type: ignore[union-attr]  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async def at_rest(self) -> None:
+        """Wait until no worker has a request."""
+        while any(server.server_state.tasks for server in self.servers):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
 
 
 def places(folder: Path, num: int) -> list[WorkerPlace]:
@@ -71,12 +87,13 @@ async def serving(
     *,
     folder: DataFolder | None = None,
     patience_s: float = 30.0,
+    starts: bool = False,
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager, Server]]:
-    """One worker, whose engine has been started: its URL, its manager, and its server."""
+    """One worker, whose engine has been started, or is started here: its URL, its manager, and its server."""
     made = Settings(drain_timeout_s=10.0, **settings)
     worker, pool = Worker(place, made, patience_s=patience_s), CpuPool(2)
-    async with opened_store(made, folder, place, on_failed=lambda _: None) as store:
+    async with opened_store(made, folder, place, address="", on_failed=lambda _: None) as store:
         app, manager = make_app(
             made,
             engine=engine,
@@ -88,6 +105,8 @@ async def serving(
             store=store,
             worker=worker,
         )
+        if starts:
+            await engine.start()
         ready = asyncio.Event()
         config = uvicorn_config(app, made, worker)
         server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0, worker=worker)
@@ -126,7 +145,7 @@ async def two_workers(
             )
             lives.append(Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client))
             servers.append(server)
-        yield Workers(lives=lives, engine=engine)
+        yield Workers(lives=lives, servers=servers, engine=engine)
         await client.close()
         for server in servers:  # side by side
             server.should_exit = True

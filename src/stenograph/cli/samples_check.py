@@ -16,17 +16,17 @@ from stenograph.export.custody import DigestChain
 from stenograph.export.sample_check import KeptTurns, Trained, sample_faults
 from stenograph.export.sample_files import FiledSample, NoSampleFile, sample_file
 from stenograph.model.progress import Progress
-from stenograph.store.look import StoreLook, looks
+from stenograph.store.places import Look, StorePlace, looks_at
 
 
-def check_samples(folder: Path, files: Sequence[Path], *, out: TextIO, progress: Progress) -> int:
-    """Hold the samples of files to the sessions in a folder, and write each fault; returns the exit code.
+def check_samples(folder: StorePlace, files: Sequence[Path], *, out: TextIO, progress: Progress) -> int:
+    """Hold the samples of files to the sessions in a folder or a database, and write each fault; returns the exit code.
 
     Raises StartupError, also for a file that is none of samples.
     """
     num_samples = num_faults = 0
     trained = Trained()
-    with looks(folder) as looked:
+    with looks_at(folder) as looked:
         sessions = _KeptSessions(looked)
         for name, sample in (one for file in files for one in _samples(file, progress)):
             faults = list(_faults(sample, sessions, trained, name))
@@ -63,7 +63,7 @@ def _content(file: Path) -> memoryview:
 class _KeptSessions:
     """The session that was asked for last, of a folder: samples of one follow one another."""
 
-    def __init__(self, files: Sequence[StoreLook]) -> None:
+    def __init__(self, files: Sequence[Look]) -> None:
         self._files = files
         self._last: tuple[str, KeptTurns | None] | None = None
 

@@ -8,6 +8,12 @@ from stenograph.engine.settings import EngineKind, ReplayKind
 from stenograph.http.settings import Settings
 from stenograph.store.base import Durability
 
+MIN_LEASE_S = 0.3
+"""A lease is renewed three times in its time; shorter ones are lost to a busy event loop."""
+
+UNSPECIFIED = ("0.0.0.0", "::")
+"""Hosts that stand for every address of a machine."""
+
 
 def check_together(settings: Settings) -> None:
     """Raise StartupError for settings that do not fit each other."""
@@ -46,10 +52,37 @@ def check_together(settings: Settings) -> None:
 
 
 def _check_store(settings: Settings) -> None:
+    if settings.store is not None:
+        _check_shared(settings)
+        return
+    if settings.advertise_url is not None or settings.lease_s != Settings.lease_s:
+        raise StartupError("--advertise-url and --lease are of servers that share a database: give --store, too")
     if settings.data_dir is None and settings.kept is not Durability.NONE:
         raise StartupError(f"--durability is {settings.durability}, but sessions are in memory: give --data-dir, too")
     if settings.data_dir is not None and settings.kept is Durability.NONE:
         raise StartupError("--data-dir is set, but --durability is none, which keeps nothing: leave one of them out")
+
+
+def _check_shared(settings: Settings) -> None:
+    """Raise StartupError for settings that do not fit a database that servers share."""
+    if settings.data_dir is not None:
+        raise StartupError("--store and --data-dir are both set, but sessions are kept in one place: leave one out")
+    if settings.workers > 1:
+        raise StartupError(
+            f"--store and --workers {settings.workers} are both set, but a lease in the database is of one process:"
+            " start several servers"
+        )
+    if settings.kept is not Durability.COMMIT:
+        raise StartupError(
+            f"--durability is {settings.durability}, but a database of --store keeps turns as commit does"
+        )
+    if settings.lease_s < MIN_LEASE_S:
+        raise StartupError(f"--lease is {settings.lease_s:g} s, but must be at least {MIN_LEASE_S:g} s")
+    if settings.advertise_url is None and settings.host in UNSPECIFIED:
+        raise StartupError(
+            f"--host {settings.host} is not an address that other servers can reach: give --advertise-url, for instance"
+            f" http://10.0.0.5:{settings.port}"
+        )
 
 
 def _check_support(settings: Settings) -> None:

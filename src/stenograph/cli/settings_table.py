@@ -70,6 +70,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "store": (
         "data_dir",
         "durability",
+        "store",
+        "advertise_url",
+        "lease",
     ),
     "limits and deadlines": (
         "max_sessions",
@@ -99,6 +102,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "log_level",
         "log_format",
     ),
+    "traces": ("otlp_endpoint",),
     "files": ("cache_dir",),
 }
 """The groups of `serve --help`, and the settings of each, by name."""
@@ -114,6 +118,11 @@ _TABLE = SettingsTable(CommandSettings, SETTINGS, check=check_together)
 def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> CommandSettings:
     """Read the settings as `SettingsTable.load` does; the cache folder where none is set is the environment's."""
     return _TABLE.load(flags, environ, file, defaults={"cache_dir": default_cache_dir(environ)})
+
+
+def given_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> dict[str, object]:
+    """The settings that are given and not left at their defaults, read as `load_settings` does, by name."""
+    return _TABLE.given(flags, environ, file)
 
 
 def kubernetes_variables(environ: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,6 @@ that a server holds or that has no sessions.
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TextIO
 
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
@@ -15,10 +14,9 @@ from stenograph.model.progress import Progress
 from stenograph.session.durable import RestoredTurns, restored_turns
 from stenograph.session.session import Session
 from stenograph.session.shelf import shelved
-from stenograph.store.base import StoredSession, StoredSummary
+from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.codec.rows import RowDamaged
-from stenograph.store.database import SessionColumns
-from stenograph.store.look import StoreLook, looks
+from stenograph.store.places import Look, StorePlace, looks_at
 from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, HarnessMatcher, Matcher
 from stenograph.trajectory.turn import Node
@@ -30,19 +28,19 @@ EXIT_FAULTS = 1
 _SHOWN_CHARS = 60
 
 
-def inspect_folder(folder: Path, session: str | None, *, out: TextIO) -> int:
-    """Write the sessions of a folder, or the turns of one. Raises StartupError, also if there is no such session."""
-    with looks(folder) as files:
-        lines = _session_lines(files) if session is None else _turn_lines(_found(files, SessionId(session)))
+def inspect_folder(folder: StorePlace, session: str | None, *, out: TextIO) -> int:
+    """Write the sessions of a folder or a database, or the turns of one. Raises StartupError, if there is none too."""
+    with looks_at(folder) as files:
+        lines = _session_lines(files) if session is None else _turn_lines(found_session(files, SessionId(session)))
         for line in lines:
             print(line, file=out)
     return EXIT_WHOLE
 
 
-def check_folder(folder: Path, *, out: TextIO, progress: Progress) -> int:
+def check_folder(folder: StorePlace, *, out: TextIO, progress: Progress) -> int:
     """Read every row of every session, and write each fault; returns the exit code. Raises StartupError."""
     num_sessions = num_rows = num_faults = 0
-    with looks(folder) as files:
+    with looks_at(folder) as files:
         for file in files:
             summaries, faults = _listed(file)
             for index, summary in enumerate(summaries):
@@ -52,13 +50,13 @@ def check_folder(folder: Path, *, out: TextIO, progress: Progress) -> int:
                 faults += fault
             progress("checking", len(summaries), len(summaries))
             num_sessions, num_faults = num_sessions + len(summaries), num_faults + len(faults)
-            print(*(f"{file.path.name}: {fault}\n" for fault in faults), sep="", end="", file=out)
+            print(*(f"{file.name}: {fault}\n" for fault in faults), sep="", end="", file=out)
     verdict = "whole" if not num_faults else f"{num_faults} faults"
     print(f"{num_sessions} sessions, {num_rows} rows: {verdict}", file=out)
     return EXIT_FAULTS if num_faults else EXIT_WHOLE
 
 
-def _listed(file: StoreLook) -> tuple[list[StoredSummary], list[str]]:
+def _listed(file: Look) -> tuple[list[StoredSummary], list[str]]:
     """The sessions of a file, as far as it can be read, and the faults of its structure."""
     summaries, faults = list[StoredSummary](), file.faults()
     try:
@@ -69,7 +67,7 @@ def _listed(file: StoreLook) -> tuple[list[StoredSummary], list[str]]:
     return summaries, faults
 
 
-def _checked(file: StoreLook, session_id: SessionId) -> tuple[int, list[str]]:
+def _checked(file: Look, session_id: SessionId) -> tuple[int, list[str]]:
     """The number of a session's rows that were read, and what is wrong with them."""
     try:
         stored = _stored(file, session_id)
@@ -95,12 +93,12 @@ def _beside(columns: SessionColumns, made: RestoredTurns) -> Iterator[tuple[str,
             yield f"the time of row {seq}", f"it is {columns.times.get(seq)}, the row says {at}"
 
 
-def read_session(file: StoreLook, session_id: SessionId, *, model: ModelMark | None = None) -> Session:
+def read_session(file: Look, session_id: SessionId, *, model: ModelMark | None = None) -> Session:
     """A session that is listed, to be read. One of another `model` has a refusal. Raises SessionDamaged."""
     return restored(_stored(file, session_id), model).session
 
 
-def _stored(file: StoreLook, session_id: SessionId) -> StoredSession:
+def _stored(file: Look, session_id: SessionId) -> StoredSession:
     """The rows of a session that is listed. Raises SessionDamaged."""
     stored = file.read(session_id)
     if stored is None:
@@ -108,15 +106,16 @@ def _stored(file: StoreLook, session_id: SessionId) -> StoredSession:
     return stored
 
 
-def _found(files: Sequence[StoreLook], session_id: SessionId) -> Session:
-    """A session of a folder. Raises StartupError if it is not there, or damaged."""
+def found_session(files: Sequence[Look], session_id: SessionId, *, model: ModelMark | None = None) -> Session:
+    """A session of a folder. One of another `model` has a refusal. Raises StartupError if it is not there, or
+    damaged."""
     try:
         stored = next((one for file in files if (one := file.read(session_id)) is not None), None)
         if stored is not None:
-            return restored(stored).session
+            return restored(stored, model).session
     except SessionDamaged as error:
         raise StartupError(str(error)) from error
-    raise StartupError(f"there is no session {session_id!r} in this folder")
+    raise StartupError(f"there is no session {session_id!r} here")
 
 
 def restored(stored: StoredSession, model: ModelMark | None = None) -> RestoredTurns:
@@ -131,7 +130,7 @@ def restored(stored: StoredSession, model: ModelMark | None = None) -> RestoredT
         raise SessionDamaged(stored.session_id, place="its last row", problem=str(error)) from error
 
 
-def _session_lines(files: Sequence[StoreLook]) -> Iterator[str]:
+def _session_lines(files: Sequence[Look]) -> Iterator[str]:
     yield f"{'session':32}  {'created (UTC)':19}  {'history':8} {'turns':>6} {'tokens':>9}  model"
     for summary in (summary for file in files for summary in file.summaries()):
         try:

@@ -13,7 +13,8 @@
     ├── InternalError         we are at fault: SessionInvariant, SessionDamaged, TokenizationFailed,
     │                         UnexpectedFailure    500
     └── NobodyError           try again: RequestTimeout 408, SessionBusy 409, LimitExceeded 429, Draining 503,
-                              EngineUnavailable 503, WorkerUnavailable 503, Paused 503, StorageUnavailable 503
+                              EngineUnavailable 503, WorkerUnavailable 503, SessionElsewhere 503, Paused 503,
+                              StorageUnavailable 503
 
 Each class fixes `code` (wire-stable), `status` and `retryable`. `blame` is the part of the request that is at
 fault; `param` is its JSON pointer where who raises has read the client's own bytes, a dialect. How an error is written
@@ -419,6 +420,22 @@ class StorageUnavailable(NobodyError):
     def __init__(self, message: str, *, is_full: bool, retry_after_s: float = 5.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.is_full = is_full
+
+
+class SessionElsewhere(NobodyError):
+    """Another node owns the session; it is at `url`, "" if that is not known. This one may take it when that one's
+    lease has run out."""
+
+    code, status = "session_elsewhere", 503
+
+    def __init__(self, session_id: str, *, url: str, retry_after_s: float) -> None:
+        where = f"the node at {url}" if url else "another node"
+        super().__init__(
+            f"Session {session_id} belongs to {where}. Send the request there, or again: once that node's lease has"
+            " run out, any node serves the session.",
+            retry_after_s=retry_after_s,
+        )
+        self.url = url
 
 
 class StorageLost(Exception):

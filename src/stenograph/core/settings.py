@@ -243,13 +243,24 @@ class SettingsTable(Generic[_S]):
         *,
         defaults: Mapping[str, object],
     ) -> _S:
-        """Read the settings: file < environment < flag.
+        """Read the settings, of which `given` is not the default. `defaults` replace those of the fields.
+
+        Raises StartupError as `given`, and for settings that do not fit each other.
+        """
+        values = {**defaults, **self.given(flags, environ, file)}
+        # The table has checked each value against its field; a type checker cannot follow that through a mapping.
+        settings = self._settings(**{self._by_name[name].field: value for name, value in values.items()})
+        self._check(settings)
+        return settings
+
+    def given(self, flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> dict[str, object]:
+        """The settings that are given, by name: file < environment < flag.
 
         `flags` maps field names to text or values; None means that the flag was not given. `environ` is the whole
-        environment, of which only `STENOGRAPH_…` is looked at. `defaults` replace those of the fields.
+        environment, of which only `STENOGRAPH_…` is looked at.
         Raises StartupError (one line: key, value, source) for an unknown key, a bad value or an unreadable file.
         """
-        values: dict[str, object] = dict(defaults)
+        values: dict[str, object] = {}
         if file is not None:
             for key, value in _read_toml(file).items():
                 values[key] = _read(self._by_name, key, value, f"the file {str(file)!r}", text=False)
@@ -260,10 +271,7 @@ class SettingsTable(Generic[_S]):
         for key, value in flags.items():
             if value is not None:
                 values[key] = _read(self._by_name, key, value, COMMAND_LINE)
-        # The table has checked each value against its field; a type checker cannot follow that through a mapping.
-        settings = self._settings(**{self._by_name[name].field: value for name, value in values.items()})
-        self._check(settings)
-        return settings
+        return values
 
     def kubernetes_variables(self, environ: Mapping[str, str]) -> list[str]:
         """The variables that Kubernetes set for a Service, not a person for this server: they are no settings.

@@ -52,7 +52,7 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 
 EXIT_STARTUP, EXIT_STORAGE = 2, 74
-"""Exit codes of a worker, which are those of the server."""
+"""Exit codes of the server and of its workers: what stopped the start, and a store that has failed."""
 
 InWorker = Callable[[int], AbstractContextManager[None]]
 """Entered in a worker, by its number, before anything else: it opens the log anew."""

@@ -14,7 +14,7 @@ The conformance suite (`check_engine`) tests these invariants:
 
 import enum
 from array import array
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from msgspec import Struct
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import RouteNotFound
 from stenograph.core.telemetry import GrammarStep
+from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import (
     RAW_LOGPROBS,
     Chunk,
@@ -86,7 +87,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as
     `chat`, for what it parses and for nothing else: which ids the model sees, `prompt` alone says. `affinity_key` is
     the same for all turns of a session, None for a turn without one. `streams`: somebody wants the tokens as they are
-    sampled; else an engine may send all at once. `priority` is the client's, for an engine that goes by it.
+    sampled; else an engine may send all at once. `priority` is the client's, for an engine that goes by it. `trace` is
+    the span of this generation, where traces are made.
     """
 
     request_id: RequestId
@@ -96,6 +98,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     affinity_key: str | None = None
     streams: bool = False
     priority: int | None = None
+    trace: TraceContext | None = None
 
 
 class ForwardedAnswer(Protocol):
@@ -168,6 +171,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def addresses(self) -> Mapping[str, str]:
+        """Names of the engines behind this one that stay, by their addresses, where engines can join and leave."""
+        return {}
+
+    @property
     def forwards(self) -> bool:
         """Whether `forward` takes requests: the engine is a server. Known from the beginning."""
         return False
@@ -217,6 +225,11 @@ class Engine(Protocol):
 
     def require_version(self, version: str) -> None:
         """Take no turns until the weights are those of this name: others have them, and this engine refused."""
+        return
+
+    def follow_version(self, version: str | None, lacking: Collection[str]) -> None:
+        """Another process has told the engines to take the weights of this name, and those named in `lacking` have not:
+        they take no turns until they have. None: nobody knows the name."""
         return
 
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:

@@ -6,6 +6,7 @@ it is imported when the first sample is asked for in this format. Its columns ar
 supports of turns are a column of bytes. In the schema's metadata are `session_metadata` and `empty_reason`, as JSON.
 """
 
+import functools
 import importlib
 import math
 from array import array
@@ -102,12 +103,11 @@ def import_pyarrow() -> Any:
 
 class BulkArrow:
     """One IPC stream of the samples of many sessions: the columns of `to_arrow`, and before them `session_id`,
-    `empty_reason` and `error` (JSON). A session without a sample has one row, with all else null.
+    `empty_reason` and `error` (JSON). A session without a sample has one row, with all else null. The last record batch
+    has no rows; its message's own metadata has the counts of the answer.
 
     Raises ArrowMissing where there is no pyarrow.
     """
-
-    end = memoryview(END_OF_STREAM)
 
     def __init__(self) -> None:
         self._pa = import_pyarrow()
@@ -134,11 +134,24 @@ class BulkArrow:
         error = msgspec.json.encode({"code": code, "message": message}).decode()
         return self._row([session_id, None, error], None)
 
+    def end(self, facts: Mapping[str, object]) -> memoryview:
+        """The last record batch, which has no rows, with facts about the whole answer as JSON, and the stream's end."""
+        sink, meta = self._pa.BufferOutputStream(), {key: msgspec.json.encode(value) for key, value in facts.items()}
+        with self._pa.ipc.new_stream(sink, self._schema) as stream:
+            stream.write_batch(self._pa.RecordBatch.from_pylist([], schema=self._schema), custom_metadata=meta)
+        return memoryview(sink.getvalue())[len(self.head()) :]
+
     def _row(self, own: Sequence[str | None], batch: Any) -> memoryview:
         columns = [self._pa.array([value], self._pa.string()) for value in own]
         rest = list(self._schema)[len(own) :]
         columns += [self._pa.nulls(1, field.type) for field in rest] if batch is None else batch.columns
         return memoryview(self._pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
+
+
+@functools.cache
+def bulk_arrow() -> BulkArrow:
+    """The one that all answers share: it has no state. Raises ArrowMissing."""
+    return BulkArrow()
 
 
 def _without_support(turn: TurnRow) -> dict[str, object]:

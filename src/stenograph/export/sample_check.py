@@ -1,4 +1,4 @@
-"""Holds the samples of a file to what a store has: ids, mask, log-probabilities, weights, session and turns. Pure.
+"""Holds the samples of a file to what a store has: ids, mask, log-probabilities, supports, weights, turns. Pure.
 
 Computed from the turns themselves, not by making the samples again: an error of the export is a fault here.
 """
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.logprobs import Logprobs, known_logprobs
+from stenograph.core.support import supports
 from stenograph.core.types import LogprobsKind
 from stenograph.export.custody import DigestChain
 from stenograph.export.sample_files import FiledSample, FiledTurn
@@ -150,6 +151,7 @@ def _turn_faults(sample: FiledSample, place: _Place, chain: DigestChain) -> Iter
         wanted = expected if is_trained and expected is not None else np.zeros(place.num_sampled, found.dtype)
         yield from _differences(f"{name} of token", found, first, start, np.zeros(row.start - start, found.dtype))
         yield from _differences(f"{name} of token", found, first, row.start, wanted)
+    yield from _support_faults(place)
     yield from _weight_faults(sample, place)
 
 
@@ -176,6 +178,32 @@ def _differences(what: str, values: Values, first: int, start: int, wanted: Valu
         at = int(places[0])
         more = f"; {len(places) - 1} more differ" if len(places) > 1 else ""
         yield f"{what} {start + at} is {found[at].item()!r}, the store has {wanted[at].item()!r}{more}"
+
+
+def _support_faults(place: _Place) -> Iterator[str]:
+    """Beside each sampled token stand the ids that could be sampled, if the store has them."""
+    kept, found = place.node.turn.sampled.support, place.row.support
+    if not place.num_sampled:
+        return
+    if kept is None or found is None:
+        if kept is not None or found is not None:
+            yield "it has supports, the store has none" if kept is None else "it lacks the supports that the store has"
+        return
+    ids = place.node.turn.sampled.ids
+    try:
+        read = list(supports(found, ids[: place.num_sampled]))
+    except ValueError as error:
+        yield f"its supports cannot be read: {error}"
+        return
+    for at, (one, other) in enumerate(zip(read, supports(kept, ids), strict=False)):
+        if not np.array_equal(_every(one), _every(other)):
+            yield f"the support of token {place.row.start + at} is not what the store has"
+            return
+
+
+def _every(support: Values | None) -> Values:
+    """A support as values that differ from those of all others."""
+    return np.array([-1]) if support is None else support
 
 
 def _weight_faults(sample: FiledSample, place: _Place) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stenograph.export.arrow import import_pyarrow
@@ -28,13 +29,15 @@ class NoSampleFile(Exception):
 
 
 class FiledTurn(msgspec.Struct, frozen=True):
-    """A row of a sample's `turns`, as far as it says where the turn is, and which log-probabilities it has."""
+    """A row of a sample's `turns`: where the turn is, which log-probabilities it has, and beside which
+    ids its tokens were sampled (core/support.py)."""
 
     node_id: int
     prompt_start: int
     start: int
     end: int
     logprobs_kind: str = "tempered"
+    support: bytes | None = None
 
 
 class FiledSpan(msgspec.Struct, frozen=True):
@@ -216,7 +219,7 @@ def _safetensors_sample(
 
 _ARROW_COLUMNS = (
     "tokens", "response_length", "loss_mask", "rollout_log_probs", "raw_log_probs", "sampling_log_probs",
-    "weight_spans", "turns", "metadata",
+    "weight_spans", "turns", "supports", "metadata",
 )  # fmt: skip
 
 
@@ -252,7 +255,12 @@ def _arrow_sample(pa: Any, columns: dict[str, Any], row: int) -> FiledSample:
         raw_log_probs=numbers("raw_log_probs", pa.float64()),
         sampling_log_probs=numbers("sampling_log_probs", pa.float64()),
         response_length=columns["response_length"][row].as_py(),
-        turns=_decoded(columns["turns"][row].as_py(), list[FiledTurn]),
+        turns=_arrow_turns(columns["turns"][row].as_py(), columns["supports"][row].as_py()),
         weight_spans=[FiledSpan(**span) for span in columns["weight_spans"][row].as_py()],
         custody=_decoded(columns["metadata"][row].as_py(), _FiledMetadata).custody,
     )
+
+
+def _arrow_turns(text: str, supports: list[bytes | None]) -> list[FiledTurn]:
+    turns = _decoded(text, list[FiledTurn])
+    return [structs.replace(turn, support=one) for turn, one in zip(turns, supports, strict=True)]

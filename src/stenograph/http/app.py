@@ -1,6 +1,7 @@
 """The only place that wires things together: settings in, a running server out."""
 
 import asyncio
+import dataclasses
 import logging
 import signal
 import socket
@@ -13,7 +14,6 @@ from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, StartupError, StorageLost
-from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.settings import Switch
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
@@ -28,6 +28,7 @@ from stenograph.engine.settings import EngineKind
 from stenograph.export.replay import ReplayShape
 from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
+from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.count_route import CountRoute
 from stenograph.http.engine_routes import EngineRoutes
@@ -35,17 +36,19 @@ from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
-from stenograph.http.openapi.document import openapi_document
-from stenograph.http.openapi.schemas import Described
+from stenograph.http.openapi.document import described_by, openapi_document
 from stenograph.http.response_route import HeldResponses
-from stenograph.http.rule_files import check_files, sampling_of, side_rules_of
+from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import listen, run_uvicorn, url_of
-from stenograph.http.session_routes import SessionDefaults, SessionRoutes
+from stenograph.http.session_defaults import session_defaults
+from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.settings import Settings
-from stenograph.http.storage import BackupRoute, held_folder, model_mark, opened_store
+from stenograph.http.storage import backup_route, held_folder, model_mark, opened_store, other_nodes
 from stenograph.http.store_metrics import StoreMetrics
+from stenograph.http.traces.tracing import opened_tracing
 from stenograph.http.turn_route import TurnRoute
 from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
+from stenograph.http.workers.peer_routes import PeerRoutes
 from stenograph.http.workers.place import WorkerPlace
 from stenograph.http.workers.worker import Worker
 from stenograph.model.fetch import resolve_model
@@ -66,7 +69,7 @@ from stenograph.session.weights import Weights, WeightSync
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
 from stenograph.trajectory.commits import ModelMark
-from stenograph.trajectory.matching import MATCHERS, load_matcher
+from stenograph.trajectory.matching import load_matcher
 
 log = logging.getLogger(__name__)
 
@@ -138,22 +141,22 @@ def make_app(
     Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `worker` is the process among
     several; None: the server has one.
     """
-    body_slots = body_slots or BodySlots(settings.body_slots)
+    body_slots, share = body_slots or BodySlots(settings.body_slots), LoopShare()
     metrics = Metrics(version=__version__)
-    share = LoopShare()
     services = _services(settings, engine, renderer, pool, share, clock)
     manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), worker)
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
     openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
     sessions = _session_routes(settings, services, openings, manager=manager, metrics=metrics, moe_shape=moe_shape)
-    sync = _weight_sync(engine, services, manager, metrics)
+    parts = OwnParts(sessions=sessions)
+    sync = _weight_sync(engine, services, manager, metrics, worker)
+    engines = EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes)
     control = ControlRoutes(
         sessions=sessions,
-        backup=_backup_route(settings, manager, worker),
-        engines=EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes),
-        weights=WeightRoutes(
-            sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
-        ),
+        backup=backup_route(settings, manager.shelf, None if worker is None else worker.place),
+        parts=parts if worker is None else worker.all_parts(parts),
+        engines=engines,
+        weights=_weight_routes(settings, sync, model),
         responses=_held_responses(settings, services, doorman, model),
         doorman=doorman,
         metrics=metrics,
@@ -168,24 +171,31 @@ def make_app(
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
-        openapi=openapi_document(_described(settings, services)),
+        openapi=openapi_document(described_by(settings, services)),
         refuse=refusal,
     )
     spoken = all_dialects(settings, renderer, model) if dialects is None else dialects
+    counted = all_counters(settings) if counters is None else counters
     turns = _turn_routes(
-        settings,
-        spoken,
-        all_counters(settings) if counters is None else counters,
-        services=services,
-        manager=manager,
-        doorman=doorman,
-        metrics=metrics,
-        body_slots=body_slots,
+        settings, spoken, counted, services=services, doorman=doorman, metrics=metrics, body_slots=body_slots
     )
-    app = App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal)
+    app = App(
+        turns=turns,
+        control=control.app(),
+        metrics=metrics,
+        refuse=refusal,
+        nodes=other_nodes(settings, manager, metrics, store),
+        tracing=opened_tracing(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics),
+    )
     if worker is not None:
-        worker.wire(app, openings)
+        worker.wire(app, PeerRoutes(openings=openings, parts=parts, sync=sync, engines=engines, file=worker.file))
     return app, manager
+
+
+def _weight_routes(settings: Settings, sync: WeightSync, model: str) -> WeightRoutes:
+    return WeightRoutes(
+        sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
+    )
 
 
 def _held_responses(settings: Settings, services: TurnServices, doorman: Doorman, model: str) -> HeldResponses:
@@ -194,13 +204,10 @@ def _held_responses(settings: Settings, services: TurnServices, doorman: Doorman
     return HeldResponses(doorman=doorman, share=services.share, model=model, write=dialect.held)
 
 
-def _backup_route(settings: Settings, manager: SessionManager, worker: Worker | None) -> BackupRoute:
-    place = None if worker is None else worker.place
-    return BackupRoute(shelf=manager.shelf, max_body_bytes=settings.max_body_bytes, place=place)
-
-
-def _weight_sync(engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics) -> WeightSync:
-    sync = WeightSync(engine, services.weights, lambda: manager.abort(None))
+def _weight_sync(
+    engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics, worker: Worker | None
+) -> WeightSync:
+    sync = WeightSync(engine, services.weights, lambda: manager.abort(None), None if worker is None else worker.others)
     metrics.register(WeightMetrics(sync))
     return sync
 
@@ -211,18 +218,17 @@ def _turn_routes(
     counters: Sequence[CountDialect],
     *,
     services: TurnServices,
-    manager: SessionManager,
     doorman: Doorman,
     metrics: Metrics,
     body_slots: BodySlots,
 ) -> list[TurnRoute | CountRoute]:
     """The routes of the dialects: those that make turns, and those that only count."""
-    counter = PromptCounter(manager, services)
+    counter = PromptCounter(doorman.manager, services)
     sought_headers = frozenset(name.encode() for name in services.kind_rules.headers)
     turns = [
         TurnRoute(
             dialect=dialect,
-            manager=manager,
+            manager=doorman.manager,
             doorman=doorman,
             metrics=metrics,
             clock=services.clock,
@@ -342,9 +348,6 @@ def _session_routes(
 ) -> SessionRoutes:
     """The sessions' own routes. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a
     history that is against the contract to keep to."""
-    is_miles = settings.compat is Compat.MILES
-    if is_miles and settings.history is HistoryKind.TREE:
-        raise StartupError("compat miles makes sessions linear: leave history tree out, or compat")
     return SessionRoutes(
         manager=manager,
         engine=services.engine,
@@ -353,34 +356,11 @@ def _session_routes(
         renderer=services.renderer,
         pool=services.pool,
         share=services.share,
-        defaults=SessionDefaults(
-            history=HistoryKind.LINEAR if is_miles else settings.history,
-            after_length=AfterLength.REFUSE if is_miles else settings.after_length,
-            matcher=load_matcher(settings.matcher),
-            matcher_name=settings.matcher,
-            ttl_s=settings.session_ttl_s,
-            max_nodes=settings.max_nodes,
-            sampling=sampling_of(settings),
-            canonical=services.canonical,
-            support=settings.support is Switch.ON,
-        ),
+        defaults=session_defaults(settings, services.canonical),
         rewrite_rules=services.rewrite_rules,
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
         required_logprobs=None if settings.require_logprobs is None else LogprobsKind(settings.require_logprobs),
         max_body_bytes=settings.max_body_bytes,
-    )
-
-
-def _described(settings: Settings, services: TurnServices) -> Described:
-    """The facts of this server for its OpenAPI document."""
-    return Described(
-        unknown_fields=settings.unknown_fields,
-        matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
-        rewrites=services.rewrite_rules.names,
-        vocab_size=services.renderer.tokenizer.vocab_size,
-        proxy_allow=settings.proxy_allow,
-        forwards=services.engine.forwards,
-        has_keys=bool(settings.api_key),
     )
 
 
@@ -433,7 +413,8 @@ async def serve_on(
     `place` is that of this process among several; None: the server has one.
     """
     failed = asyncio.Event()
-    async with opened_store(settings, folder, place, on_failed=lambda _: failed.set()) as store:
+    address = url_of(listener)
+    async with opened_store(settings, folder, place, address=address, on_failed=lambda _: failed.set()) as store:
         worker = None if place is None else Worker(place, settings)
         try:
             ended_by = await _serve_model(
@@ -442,7 +423,7 @@ async def serve_on(
         finally:
             if worker is not None:
                 await worker.aclose()
-        if store is not None and store.failure is not None:
+        if failed.is_set() and store is not None and store.failure is not None:
             raise StorageLost(f"the store of --data-dir has failed: {store.failure.__cause__ or store.failure}")
         return ended_by
 
@@ -461,8 +442,9 @@ async def _serve_model(
     """Serve a model until a signal comes or `failed` is set."""
     files, renderer = loaded.files, loaded.renderer
     body_slots = BodySlots(settings.body_slots)
+    urls = None if worker is None else worker.engine_urls()
     engine = make_engine(
-        settings,
+        settings if urls is None else dataclasses.replace(settings, engine_url=urls),
         files,
         loaded.path,
         body_slots,
@@ -495,6 +477,7 @@ async def _serve_model(
             housekeeper.cancel()
             await asyncio.wait({housekeeper})
             lag.close()
+            await app.aclose()
     finally:
         await engine.aclose()
         pool.close()

@@ -5,30 +5,31 @@ its error in its place, and spoils no other.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from stenograph.core.errors import InvalidRequest, SessionNotFound, StenographError
+from stenograph.core.errors import InvalidRequest, SessionNotFound, WorkerUnavailable
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import BulkSamplesRequest, decode_bulk_samples
-from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, BulkArrow
-from stenograph.export.safetensors import to_safetensors
+from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, bulk_arrow
+from stenograph.http.bulk_parts import Pieces, SessionParts, sized
 from stenograph.http.delivery import ClientLink, delivery_of
 from stenograph.http.session_routes import SessionRoutes, filter_of
-from stenograph.http.wire import count_error, json_response
+from stenograph.http.wire import ClosedStream, count_error, json_response
 from stenograph.session.selection import SessionFilter, SessionState, id_of, selected
-from stenograph.session.session import Session
+
+log = logging.getLogger(__name__)
 
 FRAMES_TYPE = "application/vnd.stenograph.samples"
 """The media type of length-prefixed safetensors payloads."""
 _DELETED_AT_ONCE = 32
-_SIZE_BYTES = 8
 
 
 class Deleted(TypedDict):
@@ -37,14 +38,13 @@ class Deleted(TypedDict):
     deleted: Count
 
 
-@dataclass(slots=True)
-class _Told:
-    """Counts of an answer while it is written, for its last frame."""
+class _Told(msgspec.Struct):
+    """Counts of an answer while it is written, for its last piece."""
 
-    num_sessions: int = 0
-    num_failed: int = 0
-    num_deleted: int = 0
-    not_deleted: list[str] | None = None
+    sessions: int = 0
+    failed: int = 0
+    deleted: int = 0
+    not_deleted: list[str] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,7 @@ class BulkRoutes:
     """The routes of one server that are of many sessions."""
 
     sessions: SessionRoutes
+    parts: SessionParts
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /sessions?group=&state=&metadata.KEY=`."""
@@ -72,109 +73,60 @@ class BulkRoutes:
     async def samples(self, request: Request) -> Response:
         """`POST /samples`."""
         wire = await self.sessions.decoded(request, decode_bulk_samples)
-        link, told = delivery_of(request.scope), _Told()
         if wire.format == "arrow":
             try:
-                arrow = BulkArrow()
+                bulk_arrow()
             except ArrowMissing as error:
                 raise InvalidRequest(str(error), param="/format") from error
-            return StreamingResponse(self._arrow(wire, arrow, link, told), media_type=MEDIA_TYPE)
-        return StreamingResponse(self._frames(wire, link, told), media_type=FRAMES_TYPE)
+        media_type = MEDIA_TYPE if wire.format == "arrow" else FRAMES_TYPE
+        link = delivery_of(request.scope)
+        return ClosedStream(link, self._answer(wire, link), media_type=media_type)
 
-    async def _ids(self, wire: BulkSamplesRequest) -> AsyncIterator[str]:
+    async def _answer(self, wire: BulkSamplesRequest, link: ClientLink) -> Pieces:
+        """One session's part after the other, and at the end what became of all."""
+        told, arrow, ids = _Told(), bulk_arrow() if wire.format == "arrow" else None, self._ids(wire)
+        if arrow is not None:
+            yield arrow.head()
+        parts = self._parts(ids, wire, link, told)
+        try:
+            async with aclosing(ids), aclosing(parts):
+                async for piece in parts:
+                    yield piece
+        except WorkerUnavailable as error:
+            count_error(self.sessions.metrics, error)
+            log.warning("an answer of POST /samples was cut: %s", error)
+            link.cut()
+            await asyncio.get_running_loop().create_future()  # the connection's end ends this
+        facts = msgspec.structs.asdict(told)
+        if arrow is not None:
+            yield arrow.end(facts)
+        else:
+            yield sized(msgspec.json.encode({"done": True, **facts})) + sized(b"")
+
+    async def _parts(
+        self, ids: AsyncGenerator[str, None], wire: BulkSamplesRequest, link: ClientLink, told: _Told
+    ) -> Pieces:
+        """Each session's part, and its deletion once that has left. Raises WorkerUnavailable."""
+        async for session_id in ids:
+            async with self.parts.part(session_id, wire) as part:
+                async for piece in part.pieces:
+                    yield piece
+            told.sessions += 1
+            if part.revision is None:
+                told.failed += 1
+            elif wire.delete:
+                has_gone = await link.has_left() and await self.parts.delete(session_id, part.revision)
+                told.deleted += has_gone
+                told.not_deleted += [] if has_gone else [session_id]
+
+    async def _ids(self, wire: BulkSamplesRequest) -> AsyncGenerator[str, None]:
         """The ids of the sessions that are asked for."""
-        for session_id in dict.fromkeys(wire.sessions or ()):
-            yield session_id
-        if wire.sessions is None:
-            state = None if wire.state is None else SessionState(wire.state)
-            wanted = SessionFilter(group=wire.group, state=state, metadata=wire.where or {})
-            async for session in selected(self.sessions.manager, wanted):
-                yield id_of(session)
-
-    async def _frames(self, wire: BulkSamplesRequest, link: ClientLink, told: _Told) -> AsyncGenerator[bytes, None]:
-        """A frame for each session, its head and its payload each behind their size; the last frame counts."""
-        async for session_id in self._ids(wire):
-            told.num_sessions += 1
-            try:
-                session = await self.sessions.manager.look(session_id)
-                revision = _revision(session)
-                made, metadata, _ = await self.sessions.made_samples(session, self.sessions.wishes(wire))
-                payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
-                pieces = [piece async for piece in self.sessions.share.pieces(payload) if piece]
-            except StenographError as error:
-                yield self._failed(session_id, error, told)
-                continue
-            yield _sized(msgspec.json.encode({"session_id": session_id, "num_samples": len(made.samples)}))
-            yield sum(map(len, pieces)).to_bytes(_SIZE_BYTES, "little")
-            for piece in pieces:
-                yield piece
-            self.sessions.manager.note_trained(session, made.num_trained)
-            if wire.delete:
-                await self._delete(session_id, revision, link, told)
-        yield _sized(_last_head(told)) + _sized(b"")
-
-    async def _arrow(
-        self, wire: BulkSamplesRequest, arrow: BulkArrow, link: ClientLink, told: _Told
-    ) -> AsyncGenerator[bytes | memoryview, None]:
-        """One stream of rows; a session without samples has one with its reason alone."""
-        pool = self.sessions.pool
-        yield arrow.head()
-        async for session_id in self._ids(wire):
-            try:
-                session = await self.sessions.manager.look(session_id)
-                revision = _revision(session)
-                made, _, num_bytes = await self.sessions.made_samples(session, self.sessions.wishes(wire))
-            except StenographError as error:
-                count_error(self.sessions.metrics, error)
-                yield arrow.failed(session_id, code=error.code, message=str(error))
-                continue
-            rows = arrow.rows(session_id, made)
-            while (message := await pool.run(_next_of(rows), num_bytes=num_bytes)) is not None:
-                yield message
-            self.sessions.manager.note_trained(session, made.num_trained)
-            if wire.delete:
-                await self._delete(session_id, revision, link, told)
-        yield arrow.end
-
-    def _failed(self, session_id: str, error: StenographError, told: _Told) -> bytes:
-        count_error(self.sessions.metrics, error)
-        told.num_failed += 1
-        facts = {"code": error.code, "status": error.status, "message": str(error)}
-        return _sized(msgspec.json.encode({"session_id": session_id, "error": facts})) + _sized(b"")
-
-    async def _delete(self, session_id: str, revision: Sequence[object], link: ClientLink, told: _Told) -> None:
-        """Delete a session whose samples have left; one that went on meanwhile, or runs a turn, stays."""
-        manager = self.sessions.manager
-        with suppress(StenographError):
-            if await link.has_left():
-                session = await manager.look(session_id)
-                if not session.is_busy and _revision(session) == revision:
-                    await manager.delete(session_id)
-                    told.num_deleted += 1
-                    return
-        told.not_deleted = [*(told.not_deleted or ()), session_id]
-
-
-def _revision(session: Session) -> Sequence[object]:
-    """A value that differs after each turn that a session commits."""
-    return [len(session.nodes), None if session.latest is None else session.latest.id, session.strands.discarded]
-
-
-def _next_of(rows: Iterator[memoryview]) -> Any:
-    return lambda: next(rows, None)
-
-
-def _sized(content: bytes) -> bytes:
-    return len(content).to_bytes(_SIZE_BYTES, "little") + content
-
-
-def _last_head(told: _Told) -> bytes:
-    return msgspec.json.encode(
-        {
-            "done": True,
-            "sessions": told.num_sessions,
-            "failed": told.num_failed,
-            "deleted": told.num_deleted,
-            "not_deleted": told.not_deleted or [],
-        }
-    )
+        if wire.sessions is not None:
+            for session_id in dict.fromkeys(wire.sessions):
+                yield session_id
+            return
+        state = None if wire.state is None else SessionState(wire.state)
+        wanted = SessionFilter(group=wire.group, state=state, metadata=wire.where or {})
+        async with aclosing(self.parts.ids(wanted)) as ids:
+            async for session_id in ids:
+                yield session_id

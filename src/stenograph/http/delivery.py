@@ -26,12 +26,21 @@ JOINED_BYTES = 64 * 1024
 class ClientLink(Protocol):
     """A client's connection, as the handler of its request knows it."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing that is written gets to the client any more."""
+        ...
+
     async def answer(self, send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Send a whole answer to a request that is not HEAD, with its length: head and body in one write."""
         ...
 
     async def has_left(self) -> bool:
         """Wait, after the last write, until its last byte has left; False if the connection broke first."""
+        ...
+
+    def cut(self) -> None:
+        """Break the connection, so that the client sees that the answer is not whole."""
         ...
 
     def when_gone(self, on_gone: Callable[[], None] | None) -> None:
@@ -77,6 +86,13 @@ class DeliveryConnection(asyncio.Protocol):
         self._is_gone = True
         if self._on_gone is not None:
             self._on_gone()
+
+    @property
+    def is_gone(self) -> bool:
+        return self.transport.is_closing()
+
+    def cut(self) -> None:
+        self.transport.abort()
 
     def eof_received(self) -> None:
         """The client sends no more, and so the connection is closed."""
@@ -145,6 +161,13 @@ class _AnotherServers:
 
     async def has_left(self) -> bool:
         return True
+
+    @property
+    def is_gone(self) -> bool:
+        return False
+
+    def cut(self) -> None:
+        raise ConnectionAbortedError
 
     def when_gone(self, on_gone: Callable[[], None] | None) -> None:
         """Nothing is ever called."""

@@ -11,18 +11,30 @@ from typing import TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from stenograph.core.clock import SystemClock
 from stenograph.core.errors import InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import decode_backup
+from stenograph.http.metrics import Metrics
+from stenograph.http.nodes import Nodes
 from stenograph.http.settings import Settings
+from stenograph.http.store_metrics import OwnerMetrics
 from stenograph.http.wire import json_response, read_json
 from stenograph.http.workers.place import WorkerPlace
 from stenograph.model.files import ModelFiles
+from stenograph.session.manager import SessionManager
+from stenograph.session.ownership import SharedOwnership
 from stenograph.session.shelf import Shelf
 from stenograph.store.base import SessionStore
 from stenograph.store.files import open_files
 from stenograph.store.folder import NUM_FILES, DataFolder, file_of
+from stenograph.store.postgres.schema import prepare
+from stenograph.store.postgres.server import PostgresRows
+from stenograph.store.postgres.store import PostgresStore
 from stenograph.trajectory.commits import ModelMark
+
+MIN_TIMEOUT_S = 5.0
+"""Longest time that a statement may take, where the lease is shorter."""
 
 
 @asynccontextmanager
@@ -42,12 +54,17 @@ async def opened_store(
     folder: DataFolder | None,
     place: WorkerPlace | None,
     *,
+    address: str,
     on_failed: Callable[[StorageUnavailable], None],
 ) -> AsyncGenerator[SessionStore | None]:
-    """The store in a folder, None without one: of a worker the files that are its own. Raises StartupError.
+    """The store in a folder, of a worker the files that are its own, or that of `--store`; None without either.
 
-    `on_failed` is called when the store has failed for good.
+    Raises StartupError. The server listens at `address`; `on_failed` is called when the store has failed for good.
     """
+    if settings.store is not None:
+        async with _shared_store(settings, settings.store, address) as shared:
+            yield shared
+        return
     if folder is None:
         yield None
         return
@@ -57,6 +74,39 @@ async def opened_store(
         yield store
     finally:
         await store.aclose()
+
+
+@asynccontextmanager
+async def _shared_store(settings: Settings, url: str, address: str) -> AsyncGenerator[PostgresStore]:
+    """The store in a database that other servers share. Raises StartupError."""
+    timeout_s = max(settings.lease_s, MIN_TIMEOUT_S)
+    await prepare(url, timeout_s=timeout_s)
+    store = await PostgresStore.open(
+        PostgresRows(url, timeout_s=timeout_s),
+        SystemClock(),
+        url=settings.advertise_url or address,
+        lease_s=settings.lease_s,
+    )
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+def other_nodes(
+    settings: Settings, manager: SessionManager, metrics: Metrics, store: SessionStore | None
+) -> Nodes | None:
+    """The other servers, where a database is shared with them; their metrics are registered."""
+    if not isinstance(store, PostgresStore):
+        return None
+    nodes = Nodes(
+        SharedOwnership(manager, store),
+        metrics=metrics,
+        by_credential=not settings.api_key,
+        timeout_s=settings.request_timeout_s + settings.abort_grace_s,
+    )
+    metrics.register(OwnerMetrics(store, nodes))
+    return nodes
 
 
 class BackedUp(TypedDict):
@@ -79,6 +129,8 @@ class BackupRoute:
         wire = decode_backup(await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes))
         if self.shelf is None:
             raise RouteNotFound("This server keeps no sessions on disk: start it with --data-dir.")
+        if isinstance(self.shelf.store, PostgresStore):
+            raise InvalidRequest("Sessions are in PostgreSQL: back the database up, for instance by pg_dump.")
         folder = Path(wire.path)
         try:
             number, others = (0, ()) if self.place is None else (self.place.number, self.place.files_before)
@@ -89,6 +141,11 @@ class BackupRoute:
             raise InvalidRequest(f"No backup can be written to {wire.path!r}: {problem}.", param="/path") from error
         made: BackedUp = {"file": str(file_of(folder, number)), "bytes": num_bytes}
         return json_response(made)
+
+
+def backup_route(settings: Settings, shelf: Shelf | None, place: WorkerPlace | None) -> BackupRoute:
+    """The route of a server, or of a worker at its place."""
+    return BackupRoute(shelf=shelf, max_body_bytes=settings.max_body_bytes, place=place)
 
 
 def _make_empty(folder: Path, others: Container[int]) -> None:

@@ -19,6 +19,7 @@ from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.http.auth import Doorman
 from stenograph.http.keep_alive import Pulse
 from stenograph.http.metrics import Metrics
+from stenograph.http.traces.request import TracedRequest
 from stenograph.http.wire import (
     ClientGone,
     WaitingClient,
@@ -55,11 +56,13 @@ log = logging.getLogger(__name__)
 
 
 class RequestPath(Struct, frozen=True, kw_only=True, gc=False):
-    """The parts of a request's path: its session, if it names one, the rest as `route`, and that one's named groups."""
+    """The parts of a request's path: its session, if it names one, the rest as `route`, and that one's named groups.
+    `trace` is the request's, where traces are made."""
 
     session_id: str | None
     route: str
     at: Mapping[str, str]
+    trace: TracedRequest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,8 @@ class TurnRoute:
         except StenographError as error:
             log.debug("refused before a turn began (session %s): %s: %s", path.session_id, error.code, error)
             reading.note.refused(error)
+            if path.trace is not None:
+                path.trace.refused(error)
             await self._send_error(send, error, reading.spelling)
             return
         except ClientGone:
@@ -140,7 +145,11 @@ class TurnRoute:
                     decoded = await self._decode_large(incoming)
             reading.spelling = decoded[0].spelling
             caller = Caller(
-                name=name, path=path.route, headers=sought_headers(headers, self.sought_headers), note=reading.note
+                name=name,
+                path=path.route,
+                headers=sought_headers(headers, self.sought_headers),
+                note=reading.note,
+                trace=path.trace,
             )
             return self.manager.begin(admitted, decoded, caller)
 

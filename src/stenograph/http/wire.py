@@ -1,7 +1,8 @@
 """Reads bodies within their limit, sends answers, and notices clients that left, for every route."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from itertools import chain, islice
 from typing import Self
 
@@ -18,7 +19,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.dialects.base import Refusal
-from stenograph.http.delivery import delivery_of
+from stenograph.http.delivery import ClientLink, delivery_of
 from stenograph.http.metrics import Metrics
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.loop_share import LoopShare
@@ -167,6 +168,32 @@ def count_error(metrics: Metrics, error: StenographError) -> None:
         metrics.limit_hit(error.limit)
     elif isinstance(error, BodyTooLarge):
         metrics.limit_hit("body_bytes")
+
+
+class ClosedStream(StreamingResponse):
+    """An answer whose source is closed at its end, and once the client has left: what is written after that goes
+    nowhere, and nothing else says so before the next event-loop iteration."""
+
+    def __init__(
+        self,
+        link: ClientLink,
+        content: AsyncGenerator[bytes | memoryview, None],
+        *,
+        media_type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(content, headers=headers, media_type=media_type)
+        self._link = link
+        self._content = content
+
+    async def stream_response(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._content) as pieces:
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                if self._link.is_gone:
+                    return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class WaitingClient:

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
-from stenograph.core.errors import Draining, SessionNotFound
+from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd
-from stenograph.core.types import RequestId, Stage, StageTimes
+from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
 from stenograph.session.admission import Caller, Capacity, Limits, Place
 from stenograph.session.durable import Keeper
 from stenograph.session.journal import log_discarded, log_turn_end
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
 from stenograph.session.opening import openings
-from stenograph.session.request import Keep, RequestRun, TurnOutcome, turn_reports
+from stenograph.session.request import Keep, RequestRun, RequestTrace, TurnOutcome, turn_reports
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
@@ -71,6 +71,11 @@ class SessionManager(Sessions):
     def num_in_flight(self) -> int:
         """Turns that run now. May be read on any thread, as all numbers here."""
         return self._capacity.num_in_flight
+
+    @property
+    def running(self) -> list[RequestTask]:
+        """The requests that run now."""
+        return list(self._turns)
 
     async def settle(self, session: Session | None) -> None:
         """Wait for the abandoned turns to end. They have been cancelled; this takes no engine's time.
@@ -143,11 +148,12 @@ class SessionManager(Sessions):
                 stages=stages,
                 services=self._services,
                 keep=None if self.shelf is None else self._keep(place, seats, caller),
+                trace=caller.trace,
             )
         except BaseException:
             seats.give_back()
             raise
-        return self._run(run, place, seats, caller.name).watch()
+        return self._run(run, place, seats, caller).watch()
 
     async def delete(self, session_id: str) -> None:
         """Close a session: refuse new turns at once, end the running ones at the engine, forget everything.
@@ -223,6 +229,14 @@ class SessionManager(Sessions):
         self._telemetry.retry_answered(joined=is_running)
         return repeated if isinstance(repeated, StoredReply) else repeated.watch()
 
+    def let_go_of(self, session_id: SessionId | None, why: StorageUnavailable) -> None:
+        """Let go of a session, or (None) of every one, that another process may have by now. The turns that run on it
+        end by `why`, but for those on their way to the store, of which the store tells."""
+        for one in [*self._sessions] if session_id is None else [session_id]:
+            if (session := self.let_go(one, why)) is not None:
+                for turn in session.running:
+                    turn.abandon(why)
+
     def _seats(self, session: Session | None, request: TurnRequest, caller: Caller) -> Seats:
         """The request's places, none of which is taken yet, with what the rules say of it."""
         if session is None:
@@ -259,7 +273,7 @@ class SessionManager(Sessions):
             request = session.strands.pinned(session.strands.pins, request, agent_id)
         return request
 
-    def _run(self, run: RequestRun, place: Place, seats: Seats, client: str) -> RequestTask:
+    def _run(self, run: RequestRun, place: Place, seats: Seats, caller: Caller) -> RequestTask:
         """Start the task of a request. Its callback ends its life here: a coroutine that is cancelled before its first
         step runs no `finally`, a task's callback always runs."""
         task = asyncio.get_running_loop().create_task(run.run(), name=f"turn-{run.request_id}")
@@ -288,15 +302,17 @@ class SessionManager(Sessions):
             if session is not None:
                 now = self._clock.monotonic()
                 session.ended(turn, now=now, committed=reports[0].end is TurnEnd.COMMITTED)
-                if session.id in self._sessions:
+                if self._sessions.get(session.id) is session:
                     self._count_tokens(session, session.strands.num_tokens)
                     if self.shelf is not None:
                         self._recent.move_to_end(session.id)
             seats.give_back()
             error = None if task.cancelled() else task.exception()
+            if caller.trace is not None:
+                caller.trace.ended(run, reports, None if session is None else session.id, error)
             for one, report in zip(run.turns, reports, strict=True):
                 self._telemetry.turn_ended(report)
-                log_turn_end(one, report, session=session, client=client, error=error)
+                log_turn_end(one, report, session=session, client=caller.name, error=error)
                 error = None  # is logged once
             if session is not None:
                 log_discarded(session, run.turns)
@@ -314,6 +330,7 @@ def _request_run(
     stages: StageTimes,
     services: TurnServices,
     keep: Keep | None,
+    trace: RequestTrace | None,
 ) -> RequestRun:
     """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
     opened = openings(
@@ -342,6 +359,7 @@ def _request_run(
             stages=stages if len(ids) == 1 else StageTimes(start=stages.start, ends=dict(stages.ends)),
             services=services,
             wants_support=session is not None and session.options.support,
+            trace=None if trace is None else trace.generation(request_id),
         )
         for index, (request_id, opening) in enumerate(zip(ids, opened, strict=True))
     ]

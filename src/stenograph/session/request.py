@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -23,7 +24,8 @@ from stenograph.core.errors import NothingToAnswer, Paused, StenographError, Ups
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
 from stenograph.core.telemetry import TurnEnd, TurnReport
-from stenograph.core.types import FinishReason
+from stenograph.core.trace_context import TraceContext
+from stenograph.core.types import FinishReason, RequestId
 from stenograph.session.strand import Seats
 from stenograph.session.turn import TurnRun, TurnServices
 from stenograph.session.weights import PAUSED_RETRY_S, Weights
@@ -270,6 +272,20 @@ class RequestRun:
         return UpstreamTimeout(
             f"The turn took longer than {self._services.timeout_s:g} s; it was stopped, nothing of it was kept."
         )
+
+
+class RequestTrace(Protocol):
+    """The trace of one request. All methods are synchronous, cheap, and never raise."""
+
+    def generation(self, request_id: RequestId) -> TraceContext:
+        """The span of one of its turns at the engine, before the turn begins."""
+        ...
+
+    def ended(
+        self, run: RequestRun, reports: Sequence[TurnReport], session_id: str | None, error: BaseException | None
+    ) -> None:
+        """Its turns are over: a report of each, and what they failed with."""
+        ...
 
 
 Keep = Callable[[RequestRun, Callable[[], TurnOutcome]], "asyncio.Future[TurnOutcome]"]

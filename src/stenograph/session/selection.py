@@ -100,6 +100,11 @@ async def _page(manager: SessionManager, cursors: list[str | None]) -> list[List
     return []
 
 
+def created_at(session: Listed) -> float:
+    """The time at which a session of a list was opened, in seconds of the epoch."""
+    return session.opened.created_at if isinstance(session, ShelvedSession) else session.created_at
+
+
 def id_of(session: Listed) -> str:
     """The id of a session of a list."""
     return session.opened.session_id if isinstance(session, ShelvedSession) else session.id

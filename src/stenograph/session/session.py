@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from stenograph.core.errors import Limit, LimitExceeded, ModelMismatch, SessionNotFound
+from stenograph.core.errors import Limit, LimitExceeded, ModelMismatch, SessionNotFound, StorageUnavailable
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome, TokenFate
 from stenograph.core.sampling_rules import SamplingRules
@@ -95,8 +95,8 @@ class Session:
         """The request that opened it; None if it had no key."""
         self.tail: Tail | None = None
         """The end of its rows in the store; None if it is kept in memory alone."""
-        self.refusal: ModelMismatch | None = None
-        """The reason why it takes no turns, if it can only be read."""
+        self.refusal: ModelMismatch | StorageUnavailable | None = None
+        """The reason why it takes no turns: it can only be read, or it is another process's by now."""
         self._num_trained: dict[int, int] = {}
         self.num_counted_tokens = 0
         """Number of its tokens that the manager has counted among those that all sessions hold."""
@@ -131,8 +131,8 @@ class Session:
         return self.is_busy and self.options.history is not HistoryKind.TREE
 
     def check_open(self) -> None:
-        """Raise SessionNotFound if it is being deleted, ModelMismatch if it can only be read, SessionBusy if it takes
-        one chat at a time and runs one."""
+        """Raise SessionNotFound if it is being deleted, its refusal if it takes no turns, SessionBusy if it takes one
+        chat at a time and runs one."""
         if self.is_closing:
             raise SessionNotFound(self.id)
         if self.refusal is not None:

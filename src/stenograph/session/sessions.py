@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from stenograph.core.clock import Clock
-from stenograph.core.errors import Draining, Limit, LimitExceeded, SessionNotFound
+from stenograph.core.errors import (
+    Draining,
+    Limit,
+    LimitExceeded,
+    SessionElsewhere,
+    SessionNotFound,
+    StorageUnavailable,
+)
 from stenograph.core.outcome import SessionOutcome
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, Telemetry
 from stenograph.core.types import SessionId
@@ -59,6 +66,16 @@ class Sessions:
         return f"<Sessions {len(self._sessions)} in memory>"
 
     @property
+    def clock(self) -> Clock:
+        """The clock of its turns."""
+        return self._clock
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is shutting down."""
+        return self._capacity.is_draining
+
+    @property
     def num_held_tokens(self) -> int:
         """Tokens of all sessions."""
         return self._capacity.num_held_tokens
@@ -80,8 +97,10 @@ class Sessions:
         session.opened_by = opened_by
         if self.shelf is not None:
             await self.shelf.create(session)
-        self._hold(session)
-        return session
+        # Another node may have found it by its key, and a turn have come here, before its creation was answered.
+        if session.id not in self._sessions:
+            self._hold(session)
+        return self._sessions[session.id]
 
     def _opened(self, options: SessionOptions) -> Session:
         if self._capacity.is_draining:
@@ -138,7 +157,8 @@ class Sessions:
     async def wake(self, session_id: str) -> Session:
         """The live session of that id, read from the store if it is not in memory.
 
-        Raises SessionNotFound, SessionDamaged, StorageUnavailable, or LimitExceeded if no more may be in memory.
+        Raises SessionNotFound, SessionDamaged, StorageUnavailable, SessionElsewhere, or LimitExceeded if no more may be
+        in memory.
         """
         if self.shelf is None or session_id in self._sessions:
             return self.get(session_id)
@@ -154,7 +174,7 @@ class Sessions:
         """A session to be read: the live one, or what the store has of it, which wakes nothing. Raises as `wake`."""
         if self.shelf is None or session_id in self._sessions:
             return self.get(session_id)
-        return await self.shelf.read(session_id)
+        return await self.shelf.read(session_id, takes=False)
 
     def get(self, session_id: str) -> Session:
         """The live session of that id. Raises SessionNotFound, also for one that is being deleted or has expired."""
@@ -226,8 +246,18 @@ class Sessions:
             return
         for session_id in await self.shelf.expired():
             if session_id not in self._sessions:
-                with suppress(SessionNotFound):  # somebody has deleted it meanwhile
+                with suppress(SessionNotFound, SessionElsewhere):  # somebody has deleted it meanwhile, or taken it
                     await self._remove(self.shelf, session_id, SessionEnd.EXPIRED)
+
+    def let_go(self, session_id: SessionId, why: StorageUnavailable) -> Session | None:
+        """Let go of a session that another process may have by now; whoever still works on it is refused by `why`."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.refusal = why
+            self._count_tokens(session, 0)
+            session.close()
+            self.num_forgotten += 1
+        return session
 
     def log_stopped(self) -> None:
         """Log the end of each session that ends with the process."""

@@ -83,12 +83,15 @@ class Shelf:
         found = await self.store.find(key)
         return None if found is None else found.session_id
 
-    async def read(self, session_id: str) -> Session:
-        """A session as it is in the store, which nobody else has. Raises SessionNotFound, also for one that is being
-        deleted or has been idle for too long, SessionDamaged or StorageUnavailable."""
+    async def read(self, session_id: str, *, takes: bool = True) -> Session:
+        """A session as it is in the store, which nobody else has; where it is not taken, it is only to be read.
+
+        Raises SessionNotFound, also for one that is being deleted or has been idle for too long, SessionDamaged,
+        StorageUnavailable or SessionElsewhere.
+        """
         self._reading[session_id] += 1
         try:
-            session = await self._newest(session_id)
+            session = await self._newest(session_id, takes=takes)
             session.on_closed = partial(self._note_left, session_id)
             self.num_read += 1
             return session
@@ -101,18 +104,21 @@ class Shelf:
                 del self._reading[session_id], self._num_left[session_id]
                 self._deleted.discard(session_id)
 
-    async def _newest(self, session_id: str) -> Session:
+    async def _newest(self, session_id: str, *, takes: bool) -> Session:
         """A session as its rows are, also if it was woken, went on and left memory again while it was read here. Raises
         as `read`."""
+        find = self.store.take if takes else self.store.load
         while True:
             num_left = self._num_left[session_id]
-            stored = await self.store.take(SessionId(session_id))
+            stored = await find(SessionId(session_id))
             if stored is None:
                 raise SessionNotFound(session_id)
             session = await self._restored(stored)
             is_gone = session_id in self._deleted or self._deleting[session_id] > 0  # while it was read
             if is_gone or session.is_expired(self._clock.monotonic()):
                 raise SessionNotFound(session_id)
+            if takes and session.tail is not None:
+                self.store.check_owned(session.tail)  # whoever goes on with it may be another by now
             if self._num_left[session_id] == num_left:
                 return session
 

@@ -28,6 +28,7 @@ from stenograph.core.errors import ContextLengthExceeded, InvalidRequest
 from stenograph.core.logprobs import is_held_by_engine, reported_kind
 from stenograph.core.messages import Message, Role
 from stenograph.core.rewrites import AppliedRewrite
+from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import (
     Chunk,
     EngineReply,
@@ -39,6 +40,7 @@ from stenograph.core.types import (
     Prompt,
     RequestId,
     SampledTurn,
+    SamplingParams,
     Stage,
     StageTimes,
     Usage,
@@ -123,6 +125,7 @@ class TurnRun:
         stages: StageTimes,
         services: TurnServices,
         wants_support: bool = False,
+        trace: TraceContext | None = None,
     ) -> None:
         self.request_id = request_id
         self.reply_id = reply_id
@@ -138,6 +141,7 @@ class TurnRun:
         self._affinity_key = affinity_key
         self._services = services
         self._wants_support = wants_support
+        self._trace = trace
         self._requested_at = services.clock.wall()
         self.capabilities: Capabilities
         """Those of the engine, as they are when the turn is opened."""
@@ -173,6 +177,21 @@ class TurnRun:
     def num_new_tokens(self) -> int:
         """Tokens that its prompt adds to its line, once it is open."""
         return len(self.prompt.new_ids) - self.prompt.num_trimmed
+
+    @property
+    def params(self) -> SamplingParams:
+        """The effective parameters of its sampling, once they are granted."""
+        return self._params
+
+    @property
+    def policy(self) -> str:
+        """The model that samples, as its engine calls it; empty before the engine is asked."""
+        return self._policy
+
+    @property
+    def sampled(self) -> SampledTurn | None:
+        """Its tokens, once they are all there and checked."""
+        return None if self._reply is None else self._reply.sampled
 
     def end_early(self) -> bool:
         """Sample nothing if it has not begun to. Returns whether that ends it now, without the engine's knowing."""
@@ -233,6 +252,7 @@ class TurnRun:
             affinity_key=self._affinity_key,
             streams=request.reply.stream,
             priority=request.priority,
+            trace=self._trace,
         )
         try:
             # From this check to the engine's taking the request there is no await: no abort falls between.
@@ -378,6 +398,7 @@ class TurnRun:
             requested_at=self._requested_at,
             committed_at=now,
             stages=self.stages,
+            trace_id="" if self._trace is None else self._trace.trace_id,
         )
 
     def _mark(self, stage: Stage) -> None:

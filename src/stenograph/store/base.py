@@ -10,14 +10,15 @@ The contract:
 - Rows of one session are written in the order of `append`, and `done` is called in that order, on the loop, once each.
 - A row that fails is absent now, unless the store has failed for good: then the next start tells. It harms no other
   row: the number and the digest of a row are settled when it is written.
-- After a full disk all goes on once there is room, and `delete` works meanwhile. Any other failure to write is for
-  good: `failure` is set, and nothing is done any more.
+- After a full disk all goes on once there is room, and `delete` works meanwhile. Any other failure to write a file is
+  for good: `failure` is set, and nothing is done any more. A database that is away comes back.
 - `take` is for who goes on with a session, `load` for who only reads. There is one who goes on with a session at a
-  time: whoever has its `Tail`.
+  time: whoever has its `Tail`. Where several processes share a store, another may go on with it meanwhile:
+  `check_owned` tells, and a row that is appended then is refused.
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -130,7 +131,8 @@ class SessionStore(Protocol):
 
     @property
     def failure(self) -> StorageUnavailable | None:
-        """The failure after which nothing is done any more; None while there is none."""
+        """The failure because of which nothing is done: for good, or until a database that is away is back. None while
+        there is none."""
         ...
 
     async def create(
@@ -150,8 +152,12 @@ class SessionStore(Protocol):
     async def take(self, session_id: SessionId) -> StoredSession | None:
         """The rows of a session that the caller goes on with; None if there is none.
 
-        Raises SessionDamaged if they cannot be read, or StorageUnavailable.
+        Raises SessionDamaged if they cannot be read, StorageUnavailable, or SessionElsewhere if another process has it.
         """
+        ...
+
+    def check_owned(self, tail: Tail) -> None:
+        """Raise StorageUnavailable if another process may go on with the session by now."""
         ...
 
     async def load(self, session_id: SessionId) -> StoredSession | None:
@@ -184,6 +190,16 @@ class SessionStore(Protocol):
     async def aclose(self) -> None:
         """Write what is waiting, and close."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionColumns:
+    """The columns of a session that no digest covers, which its rows say too. `times` by number of row, 0 the
+    opening's."""
+
+    ttl_s: float | None
+    key: str | None
+    times: Mapping[int, float]
 
 
 def checked_payloads(stored: StoredSession) -> list[memoryview]:

@@ -7,16 +7,16 @@ by one step: each step lets go of the GIL, and to get it back beside a busy loop
 
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import FULL_RETRY_S, Durability, StoredRow, StoredSession, StoredSummary
+from stenograph.store.base import FULL_RETRY_S, Durability, SessionColumns, StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES, RowDamaged, Totals
+from stenograph.store.groups import NewRow, NewSession
 
 APPLICATION_ID = 0x53746E67
 """`Stng`, in `PRAGMA application_id`: the file is ours."""
@@ -134,33 +134,6 @@ class FileConnection:
 
     def close(self) -> None:
         self._sqlite.close()
-
-
-NewRow = tuple[int, int, float, bytes, bytes]
-"""A row that is to be written: the session's number, its own, the time, body and digest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSession:
-    """A session that is to be written, by its opening."""
-
-    number: int
-    session_id: SessionId
-    ttl_s: float | None
-    at: float
-    body: bytes
-    digest: bytes
-    key: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionColumns:
-    """The columns of a session that no digest covers, which its rows say too. `times` by number of row, 0 the
-    opening's."""
-
-    ttl_s: float | None
-    key: str | None
-    times: Mapping[int, float]
 
 
 class Database:

@@ -79,6 +79,9 @@ class FilesStore:
         assert store is not None, f"a session that was read has its file, {tail.session_id[:2]}"
         store.append(tail, payload, adds=adds, at=at, done=done, kind=kind)
 
+    def check_owned(self, tail: Tail) -> None:
+        """A folder has one server, so what it has stays its own."""
+
     async def take(self, session_id: SessionId) -> StoredSession | None:
         store = self._of(session_id)
         return None if store is None else await store.take(session_id)

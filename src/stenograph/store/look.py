@@ -11,8 +11,8 @@ from pathlib import Path
 
 from stenograph.core.errors import StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import StoredSession, StoredSummary
-from stenograph.store.database import Database, FileConnection, SessionColumns
+from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
+from stenograph.store.database import Database, FileConnection
 from stenograph.store.folder import looked_at
 
 _PAGE = 256
@@ -34,6 +34,11 @@ class StoreLook:
         """Raises StartupError."""
         self.path = path
         self._database = Database(path, durability=None, connect=partial(FileConnection, read_only=True))
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
 
     def __repr__(self) -> str:
         return f"<StoreLook at {str(self.path)!r}>"

@@ -71,6 +71,9 @@ class MemoryStore:
     async def take(self, session_id: SessionId) -> StoredSession | None:
         return await self.load(session_id)
 
+    def check_owned(self, tail: Tail) -> None:
+        """Nobody else can have it."""
+
     async def load(self, session_id: SessionId) -> StoredSession | None:
         held = self._sessions.get(session_id)
         if held is None:

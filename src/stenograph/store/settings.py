@@ -1,12 +1,15 @@
-"""The settings of the store: where sessions are kept, and what an acknowledged turn survives."""
+"""The settings of the store: where sessions are kept, who shares it, and what an acknowledged turn survives."""
 
 # ruff: noqa: RUF009  (`setting` makes dataclass fields)
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from stenograph.core.settings import choice, folder, setting
+from stenograph.core.settings import choice, folder, matching, seconds, setting
 from stenograph.store.base import Durability
+
+POSTGRES = r"postgres(ql)?://[^\s]+"
+"""An address of a database that sessions can be kept in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,27 @@ class StoreSettings:
         choice(Durability),
         "The events that an acknowledged turn survives: `commit` the end of the process and a loss of power, `interval`"
         " the end of the process, and a loss of power but for the last second.",
-        shown="commit with --data-dir, else none",
+        shown="commit with --data-dir or --store, else none",
+    )
+    store: str | None = setting(
+        None,
+        matching(POSTGRES, "an address like postgresql://user@host/database"),
+        "PostgreSQL database in which sessions are kept, shared by all servers that have the same one; in place of"
+        " `--data-dir`.",
+        shown="none",
+        secret=True,
+    )
+    advertise_url: str | None = setting(
+        None,
+        matching(r"https?://[^\s/?#@]+", "an address like http://10.0.0.5:8080, without a path"),
+        "With `--store`: the address under which the other servers reach this one.",
+        shown="that of --host and --port",
+    )
+    lease_s: float = setting(
+        5.0,
+        seconds(3600),
+        "With `--store`: the time after which the sessions of a server that is dead, or cut off, are taken over.",
+        unit="seconds",
     )
 
     @property
@@ -32,4 +55,4 @@ class StoreSettings:
         """The durability that holds."""
         if self.durability is not None:
             return self.durability
-        return Durability.NONE if self.data_dir is None else Durability.COMMIT
+        return Durability.NONE if self.data_dir is None and self.store is None else Durability.COMMIT

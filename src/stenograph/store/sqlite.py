@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -25,10 +24,9 @@ from stenograph.store.database import (
     Connect,
     Database,
     FileConnection,
-    NewRow,
-    NewSession,
 )
 from stenograph.store.folder import DataFolder
+from stenograph.store.groups import NewSession, RowAppend, RowGroup
 
 log = logging.getLogger(__name__)
 
@@ -49,24 +47,6 @@ SYNC_PERIOD_S = 1.0
 """With `interval`, the time after which what was written is synced."""
 
 
-class _Append:
-    """A row that is to be written behind a session's last."""
-
-    __slots__ = ("adds", "at", "done", "error", "kind", "payload", "tail")
-
-    def __init__(self, tail: Tail, kind: int, payload: bytes, adds: Totals, at: float, done: Done) -> None:
-        self.tail = tail
-        self.kind = kind
-        self.payload = payload
-        self.adds = adds
-        self.at = at
-        self.done = done
-        self.error: StenographError | None = None
-
-    def tell(self) -> None:
-        self.done(self.error)
-
-
 class _FileJob(Generic[T]):
     """Anything else that the thread does: it has the file to itself meanwhile."""
 
@@ -84,16 +64,7 @@ class _FileJob(Generic[T]):
             self._future.set_result(self.answer)  # type: ignore[arg-type]  # it has run
 
 
-_Job = _Append | _FileJob[object]
-
-
-@dataclass(slots=True)
-class _Pending:
-    """Rows of a group as they would be, and the ends of their sessions after them."""
-
-    jobs: list[_Append]
-    rows: list[NewRow]
-    ends: dict[int, tuple[Tail, int, bytes, Totals]]
+_Job = RowAppend | _FileJob[object]
 
 
 class SqliteStore:
@@ -168,7 +139,7 @@ class SqliteStore:
         if self._is_closed:
             self._loop.call_soon(done, _closed())
             return
-        self._jobs.put(_Append(tail, kind, payload, adds, at, done))
+        self._jobs.put(RowAppend(tail, kind, payload, adds, at, done))
 
     async def create(
         self, session_id: SessionId, payload: bytes, *, at: float, ttl_s: float | None, key: str | None = None
@@ -189,6 +160,9 @@ class SqliteStore:
 
     async def take(self, session_id: SessionId) -> StoredSession | None:
         return await self.load(session_id)
+
+    def check_owned(self, tail: Tail) -> None:
+        """Nobody else can have it."""
 
     async def load(self, session_id: SessionId) -> StoredSession | None:
         return await self._call(lambda database: database.read(session_id))
@@ -279,10 +253,10 @@ class SqliteStore:
                     return jobs, True
                 self._jobs.put(None)  # a backup is on its way: the end comes after it
                 break
-            if waits and not jobs and isinstance(job, _Append):
+            if waits and not jobs and isinstance(job, RowAppend):
                 self._gather(job.tail)
             jobs.append(job)
-            num_bytes += len(job.payload) if isinstance(job, _Append) else 0
+            num_bytes += len(job.payload) if isinstance(job, RowAppend) else 0
         return jobs, False
 
     def _gather(self, tail: Tail) -> None:
@@ -298,7 +272,7 @@ class SqliteStore:
             return None
         return max(0.0, self._unsynced_since + SYNC_PERIOD_S - time.monotonic())
 
-    def _do(self, group: "list[_Append] | _FileJob[object]") -> None:
+    def _do(self, group: "list[RowAppend] | _FileJob[object]") -> None:
         if isinstance(group, list):
             self._write(group)
             return
@@ -312,11 +286,11 @@ class SqliteStore:
             group.answer = error
             self._note(error)
 
-    def _write(self, jobs: list[_Append]) -> None:
+    def _write(self, jobs: list[RowAppend]) -> None:
         """Write a group's rows in one statement, and move the ends of their sessions if that went well."""
         error: StenographError | None = self._failure
         if error is None:
-            pending = _pending(jobs)
+            pending = RowGroup.of(jobs)
             try:
                 self._database.insert_rows(pending.rows)
             except Exception as failed:  # noqa: BLE001 -- whoever waits is told, whatever it is
@@ -328,13 +302,12 @@ class SqliteStore:
             for job in jobs:
                 job.error = error
 
-    def _written(self, pending: _Pending) -> None:
-        for tail, seq, digest, totals in pending.ends.values():
-            tail.seq, tail.digest, tail.totals = seq, digest, totals
-        self._num_rows += len(pending.rows)
+    def _written(self, group: RowGroup) -> None:
+        group.move_ends()
+        self._num_rows += len(group.rows)
         self._num_groups += 1
-        self._num_bytes += sum(len(body) for _, _, _, body, _ in pending.rows)
-        self._last_tail = pending.jobs[-1].tail if len(pending.ends) == 1 else None
+        self._num_bytes += sum(len(row.body) for row in group.rows)
+        self._last_tail = next(iter(group.ends.values())).tail if len(group.ends) == 1 else None
         self._last_end_s = time.monotonic()
         self._changed()
 
@@ -417,11 +390,11 @@ def _unexpected(error: Exception) -> StorageUnavailable:
     return made
 
 
-def _groups(jobs: Sequence[_Job]) -> "Iterator[list[_Append] | _FileJob[object]]":
+def _groups(jobs: Sequence[_Job]) -> "Iterator[list[RowAppend] | _FileJob[object]]":
     """Jobs in their order, rows that follow one another together."""
-    rows: list[_Append] = []
+    rows: list[RowAppend] = []
     for job in jobs:
-        if isinstance(job, _Append):
+        if isinstance(job, RowAppend):
             rows.append(job)
             continue
         if rows:
@@ -430,20 +403,6 @@ def _groups(jobs: Sequence[_Job]) -> "Iterator[list[_Append] | _FileJob[object]]
         yield job
     if rows:
         yield rows
-
-
-def _pending(jobs: Sequence[_Append]) -> _Pending:
-    """The rows of a group, each behind the one before it of its session."""
-    pending = _Pending(jobs=list(jobs), rows=[], ends={})
-    for job in jobs:
-        tail = job.tail
-        _, seq, digest, totals = pending.ends.get(id(tail), (tail, tail.seq, tail.digest, tail.totals))
-        seq, totals = seq + 1, totals.after(job.kind, seq + 1, job.adds)
-        body = row_body(job.kind, totals, job.payload)
-        digest = row_digest(digest, tail.session_id, seq, body)
-        pending.rows.append((tail.number, seq, job.at, body, digest))
-        pending.ends[id(tail)] = (tail, seq, digest, totals)
-    return pending
 
 
 def _tell_all(jobs: Sequence[_Job]) -> None:

@@ -81,7 +81,8 @@ class CommittedTurn(Struct, frozen=True, kw_only=True):
     recorded fields) as a JSON object.
     `stages` is the turn's own clock, which the reply still marks after the commit. `reply_id` is what the client
     knows the reply by. `rewrites` are the changes to what the client sent. `policy` is the model or LoRA
-    that sampled, as its engine calls it; "" where it is not known.
+    that sampled, as its engine calls it; "" where it is not known. `trace_id` is the trace that it is part of; "" where
+    none was made.
     """
 
     request_id: RequestId
@@ -103,6 +104,7 @@ class CommittedTurn(Struct, frozen=True, kw_only=True):
     requested_at: float = 0.0
     committed_at: float = 0.0
     stages: StageTimes = msgspec.field(default_factory=lambda: StageTimes(start=0.0))
+    trace_id: str = ""
 
     @property
     def num_tokens(self) -> int:

@@ -48,16 +48,28 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "matcher": "strict", "sampling": "rules.json", "side_rules": "side.toml",
         "canonical": "cc-date", "support": "on",
         "require_logprobs": "tempered",
-        "data_dir": "data", "durability": "interval",
+        "data_dir": "data", "durability": "interval", "store": "", "advertise_url": "", "lease": "",
         "max_sessions": "6", "max_in_flight": "7", "max_held_tokens": "9", "max_nodes": "8", "session_ttl": "60",
         "max_body_bytes": "8192", "header_timeout": "2.5", "body_timeout": "7.5",
         "request_timeout": "1.5", "abort_grace": "0.5", "drain_timeout": "2.5",
         "unknown_fields": "record", "over_budget": "clamp", "proxy_allow": "v1/models",
         "api_key": "one", "admin_key": "two",
         "allow_host": "box.local", "allow_origin": "https://ui.example:8443",
-        "log_level": "debug", "log_format": "json", "cache_dir": "/c",
+        "log_level": "debug", "log_format": "json", "otlp_endpoint": "http://collector:4318", "cache_dir": "/c",
     }  # fmt: skip
     assert list(texts) == [setting.name for setting in SETTINGS]
+    assert _from_all_sources(texts, tmp_path).request_timeout_s == 1.5
+    shared = {"store": "postgresql://me:hidden@db/x", "advertise_url": "http://10.0.0.5:80", "lease": "2.5"}
+    kept = {"data_dir": "", "workers": "1", "durability": "commit"}
+    loaded = _from_all_sources({**texts, **shared, **kept}, tmp_path)
+    assert loaded.cache_dir == Path("/c")
+    assert loaded.lease_s == 2.5
+    assert "hidden" not in repr(loaded)
+
+
+def _from_all_sources(texts: dict[str, str], tmp_path: Path) -> CommandSettings:
+    """The settings of these texts, those that are empty left out: the same from flags, environment and file."""
+    texts = {name: text for name, text in texts.items() if text}
     typed = {
         name: "{thinks = [false, 1.5]}"
         if name == "chat_template_kwargs"
@@ -69,11 +81,31 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         for name, text in texts.items()
     }
     from_flags = load_settings(texts, {}, None)
-    from_environ = load_settings({}, {setting.env: texts[setting.name] for setting in SETTINGS}, None)
+    from_environ = load_settings(
+        {}, {setting.env: texts[setting.name] for setting in SETTINGS if setting.name in texts}, None
+    )
     from_file = load_settings({}, {}, toml(tmp_path, "\n".join(f"{name} = {text}" for name, text in typed.items())))
     assert from_flags == from_environ == from_file
-    assert from_flags.cache_dir == Path("/c")
-    assert from_flags.request_timeout_s == 1.5
+    return from_flags
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"store": "mysql://db/x"}, "expected an address like postgresql"),
+        ({"store": "postgresql://db/x", "data_dir": "d"}, "are both set"),
+        ({"store": "postgresql://db/x", "workers": "2"}, "start several servers"),
+        ({"store": "postgresql://db/x", "durability": "interval"}, "keeps turns as commit does"),
+        ({"store": "postgresql://db/x", "lease": "0.1"}, "must be at least 0.3 s"),
+        ({"store": "postgresql://db/x", "host": "0.0.0.0"}, "give --advertise-url"),
+        ({"advertise_url": "http://10.0.0.5:80"}, "give --store, too"),
+        ({"lease": "2"}, "give --store, too"),
+        ({"store": "postgresql://db/x", "advertise_url": "http://10.0.0.5/x"}, "without a path"),
+    ],
+)
+def test_settings_of_a_shared_database_fit_each_other(given: dict[str, str], said: str):
+    with pytest.raises(StartupError, match=said):
+        load_settings(given, {}, None)
 
 
 @pytest.mark.parametrize("value", ["""'{"thinks": false}'""", "{on = 2020-01-01}", "{x = nan}", "[1]"])
@@ -131,7 +163,7 @@ def test_unknown_keys_are_refused_in_every_source(tmp_path: Path):
         load_settings({"prot": "1"}, {}, None)
 
 
-@pytest.mark.parametrize("name", ["LEASE", "LOG", "STORE"])
+@pytest.mark.parametrize("name", ["LETTERS", "LOG", "SHOP"])
 def test_an_unknown_name_that_is_no_slip_of_a_known_one_gets_no_hint(tmp_path: Path, name: str):
     with pytest.raises(StartupError, match=f"unknown setting 'STENOGRAPH_{name}' in the environment; docs/settings.md"):
         load_settings({}, {f"STENOGRAPH_{name}": "1"}, None)

@@ -49,6 +49,7 @@ class Session:
         kind: LogprobsKind = LogprobsKind.RAW,
         tempered: Sequence[float] | None = None,
         forced: Sequence[bool] | None = None,
+        support: bytes | None = None,
     ) -> Node:
         turn = CommittedTurn(
             request_id=RequestId("r"),
@@ -66,6 +67,7 @@ class Session:
                 logprobs_kind=kind,
                 tempered_logprobs=None if tempered is None else array("d", tempered),
                 forced=None if forced is None else bytes(forced),
+                support=support,
                 replay=None if experts is indexer is None else Replay(routed_experts=experts, indexer_topk=indexer),
             ),
             status=TurnStatus.of(reason),

@@ -1,5 +1,6 @@
 """Files of samples are read whatever bytes they have, and what differs from the turns is a fault."""
 
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.json_pieces import json_pieces
 from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.support import SupportColumns, SupportWriter
 from stenograph.export.arrow import to_arrow
 from stenograph.export.custody import DigestChain
 from stenograph.export.safetensors import to_safetensors
@@ -141,3 +143,53 @@ def test_a_digest_depends_on_each_thing_that_is_recorded_and_on_the_turns_before
     ]
     assert len(set(digests)) == len(digests)
     assert last([turn, then]) == digests[0]
+
+
+def supports_of(ids: list[int], rows: list[list[int]]) -> bytes:
+    columns = SupportColumns(320)
+    columns.extend(SupportWriter(320).write_rows(ids, rows), len(ids))
+    return columns.whole()
+
+
+DRAWN_BESIDE = [(7, -0.5), (8, -0.25)]
+KEPT = supports_of([7, 8], [[7, 9], list(range(100))])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        (KEPT, None),
+        (supports_of([7, 8], [[7, 10], list(range(100))]), "the support of token 2 is not what the store has"),
+        (supports_of([7, 8], [[7, 9], list(range(101))]), "the support of token 3 is not what the store has"),
+        (None, "it lacks the supports that the store has"),
+        (KEPT[:-1], "its supports cannot be read: "),
+        (b"", "its supports cannot be read: "),
+    ],
+)
+def test_a_support_that_is_not_the_store_s_is_found(
+    new_session: NewSession, kind: str, found: bytes | None, fault: str | None
+) -> None:
+    session = new_session()
+    first = session.add(None, [5, 6], DRAWN_BESIDE, support=KEPT)
+    session.add(first, [9], [(10, -1.5)])
+    samples = made_of(session)
+    for turns in (sample.turns for sample in samples):
+        if found is None:
+            del turns[0]["support"]
+        else:
+            turns[0]["support"] = b64encode(found).decode()
+    filed = list(sample_file(memoryview(written(samples, kind))).samples)
+    faults = faults_of(filed, turns_of(session))
+    assert len(faults) == (fault is not None)
+    if fault is not None:
+        assert fault in faults[0]
+
+
+def test_supports_that_the_store_lacks_are_found(new_session: NewSession) -> None:
+    session = new_session()
+    session.add(None, [5, 6], DRAWN_BESIDE)
+    samples = made_of(session)
+    samples[0].turns[0]["support"] = b64encode(KEPT).decode()
+    (filed,) = sample_file(memoryview(written(samples, "json"))).samples
+    assert faults_of([filed], turns_of(session)) == ["turn 0 (row 1): it has supports, the store has none"]

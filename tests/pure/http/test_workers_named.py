@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.http.workers.merging import exposition, readiness, sums
+from stenograph.http.workers.merging import engines, exposition, readiness, sums
 from stenograph.http.workers.named import Named, body_bytes_of, named_by
 from stenograph.http.workers.owners import FileOwners
 
@@ -54,6 +54,30 @@ def test_a_key_is_that_of_an_opening_alone() -> None:
         assert other.key is None
 
 
+def test_what_one_process_does_for_all_is_named_by_its_path_alone() -> None:
+    for path in (
+        "/pause_generation",
+        "/update_weights_from_disk?x=1",
+        "/model_info#x",
+        "/engines",
+        "/engines/http://a",
+    ):
+        for headers in ((), (f"X-Session-Id: {ID}", f"Authorization: Bearer {ID}")):
+            named = named_by(head(f"POST {path}", *headers), by_credential=True)
+            assert named is not None
+            assert (named.is_of_server, named.session_id, named.key) == (True, None, None)
+    for path in (
+        f"/sessions/{ID}/pause_generation",
+        "/v1/pause_generation",
+        "/pause_generations",
+        "/enginesx",
+        "/ready",
+    ):
+        named = named_by(head(f"POST {path}"), by_credential=True)
+        assert named is not None
+        assert not named.is_of_server
+
+
 @given(st.binary(max_size=300), st.booleans())
 def test_no_bytes_are_too_odd(data: bytes, by_credential: bool) -> None:
     for given_head in (data, b"GET " + data, head("GET /v1/x") + data):
@@ -86,12 +110,16 @@ def test_answers_of_all_become_one() -> None:
     )
     engine = b'{"engine":"e","name":"n","state":"%b","detail":"%b","num_running":1}'
     up, down = engine % (b"ready", b""), engine % (b"down", b"gone")
-    is_ready, body = readiness([b'{"ready":true,"engines":[%b]}' % one for one in (up, up)], num_away=0)
-    assert (is_ready, body) == (True, b'{"ready":true,"engines":[%b]}' % up.replace(b":1}", b":2}"))
-    one, other = b'{"ready":true,"engines":[%b]}' % up, b'{"ready":false,"engines":[%b]}' % down
+    is_ready, body = readiness([b'{"ready":true,"paused":false,"engines":[%b]}' % one for one in (up, up)], num_away=0)
+    assert (is_ready, body) == (True, b'{"ready":true,"paused":false,"engines":[%b]}' % up.replace(b":1}", b":2}"))
+    one = b'{"ready":true,"paused":false,"engines":[%b]}' % up
+    other = b'{"ready":false,"paused":true,"engines":[%b]}' % down
     is_ready, body = readiness([one, other], num_away=0)
-    assert (is_ready, b'"state":"down","detail":"gone"' in body) == (False, True)
-    assert not readiness([b'{"ready":true,"engines":[]}'], num_away=1)[0]
+    assert (is_ready, b'"state":"down","detail":"gone"' in body, b'"paused":true' in body) == (False, True, True)
+    assert not readiness([b'{"ready":true,"paused":false,"engines":[]}'], num_away=1)[0]
+    assert engines([b'{"engines":[%b]}' % one for one in (up, down)]) == b'{"engines":[%b]}' % down.replace(
+        b":1}", b":2}"
+    )
     text = b'# HELP a b\n# TYPE a counter\na{x="1"} 2.0\na{x="2"} 1e+06\n# HELP g h\n# TYPE g gauge\ng 3.0\n'
     assert exposition({0: text, 2: text}) == (
         b'# HELP a b\n# TYPE a counter\na{worker="0",x="1"} 2.0\na{worker="0",x="2"} 1e+06\n'

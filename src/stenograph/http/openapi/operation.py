@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stenograph.core.errors import SessionDamaged, StenographError, StorageUnavailable
+from stenograph.core.errors import SessionDamaged, SessionElsewhere, StenographError, StorageUnavailable
 from stenograph.dialects.openai.errors import ErrorBody
 from stenograph.http.openapi.schemas import Schema, ref
 
 Errors = tuple[type[StenographError], ...]
 
-STORED: Errors = (SessionDamaged, StorageUnavailable)
+STORED: Errors = (SessionDamaged, StorageUnavailable, SessionElsewhere)
 """Faults of a session that is read from the store."""
 
 JSON = "application/json"

@@ -81,6 +81,8 @@ class ForwardingConnection(ClientConnection):
                 owner = self._owners.owner_of(named.session_id)
             elif named is not None and named.key is not None:
                 owner = self._owners.opener_of(named.key)
+            elif named is not None and named.is_of_server:
+                owner = self._owners.first()
             if owner is not None and named is not None:
                 self._begin_elsewhere(owner, data, named.method, named.path)
                 return

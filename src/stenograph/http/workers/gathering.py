@@ -1,11 +1,10 @@
-"""The routes whose answer is that of all workers: lists, metrics, readiness, aborting every turn, backups.
+"""The routes whose answer is that of all workers: lists, metrics, readiness, deleting and aborting by filter, backups.
 
 An ASGI application around each worker's own. The request goes to all workers as it came, each checks it as its own,
 and their answers become one; an error of any of them is the answer.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -18,32 +17,17 @@ from stenograph.core.types import SessionId
 from stenograph.dialects.base import Refuse
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import ClientGone, count_error, read_body, send_refusal
-from stenograph.http.workers.merging import exposition, readiness, sums
-from stenograph.http.workers.peer_connection import is_of_peer
+from stenograph.http.workers.merging import engines, exposition, moment, readiness, sums, waste
+from stenograph.http.workers.owners import number_of
+from stenograph.http.workers.peer_connection import is_workers_own
+from stenograph.http.workers.peer_routes import KEY_HEADER, OPENED_PATH
 from stenograph.http.workers.peers import DROPPED, PeerAnswer, Peers
-from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
+from stenograph.session.keyed_openings import OpenedElsewhere
 
 LOOK_S = 5.0
 """Longest time that a worker may take to answer what costs nothing."""
 
 MAX_BODY_BYTES = 2**20
-
-OPENED_PATH = "/workers/opened"
-"""Where workers ask each other; of a client's request it is no route."""
-KEY_HEADER = b"idempotency-key"
-
-OF_ONE_PROCESS = (
-    ("POST", "/samples"),
-    ("DELETE", "/sessions"),
-    ("GET", "/waste"),
-    ("POST", "/update_weights_from_disk"),
-    ("POST", "/pause_generation"),
-    ("POST", "/continue_generation"),
-    ("POST", "/flush_cache"),
-    ("POST", "/update_weight_version"),
-    ("POST", "/engines"),
-)
-"""Routes that would be done by one worker alone: a server of several refuses them."""
 
 _OURS = DROPPED | {"server", "date"}
 """Headers of a worker's answer that the server writes anew."""
@@ -73,28 +57,33 @@ class Gathering:
         self,
         app: ASGIApp,
         *,
+        of_workers: ASGIApp,
         peers: Peers,
         own: int,
-        openings: KeyedOpenings,
         metrics: Metrics,
         refuse: Refuse,
         long_s: float,
     ) -> None:
-        """`long_s`: the longest time that a worker may take for what is work."""
+        """`of_workers` are the routes that workers ask each other by. `long_s`: the longest time that a worker may take
+        for what is work."""
         self._app = app
+        self._of_workers = of_workers
         self._peers = peers
         self._own = own
-        self._openings = openings
         self._metrics = metrics
         self._refuse = refuse
         self._long_s = long_s
         self._routes: Mapping[tuple[str, str], Callable[[_Asked], Awaitable[PeerAnswer]]] = {
             ("GET", "/metrics"): self._exposition,
             ("GET", "/ready"): self._readiness,
+            ("GET", "/console/api/now"): self._now,
+            ("GET", "/console/api/group"): self._not_here,
             ("GET", "/sessions"): self._list,
+            ("DELETE", "/sessions"): self._sums,
+            ("GET", "/waste"): self._waste,
+            ("GET", "/engines"): self._engines,
             ("POST", "/abort_request"): self._sums,
             ("POST", "/backup"): self._one_by_one,
-            **dict.fromkeys(OF_ONE_PROCESS, self._not_here),
         }
 
     def __repr__(self) -> str:
@@ -102,10 +91,10 @@ class Gathering:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI, for HTTP."""
-        is_peers = is_of_peer(scope)
-        route = None if is_peers else self._route(scope["method"], scope["path"])
-        if is_peers and scope["path"] == OPENED_PATH:
-            route = self._opened
+        if is_workers_own(scope):
+            await (self._of_workers if scope["path"].startswith("/workers/") else self._app)(scope, receive, send)
+            return
+        route = self._routes.get((scope["method"], scope["path"]))
         if route is None:
             await self._app(scope, receive, send)
             return
@@ -124,12 +113,6 @@ class Gathering:
         except StenographError as error:
             count_error(self._metrics, error)
             await send_refusal(send, self._refuse(error))
-
-    def _route(self, method: str, path: str) -> Callable[[_Asked], Awaitable[PeerAnswer]] | None:
-        """The way of a request that is not one worker's own; None for one that is."""
-        if method == "DELETE" and path.startswith("/engines/"):
-            return self._not_here
-        return self._routes.get((method, path))
 
     async def _all(self, asked: _Asked, timeout_s: float) -> Answers:
         """The answers of all workers. Raises WorkerUnavailable."""
@@ -179,6 +162,24 @@ class Gathering:
         is_ready, body = readiness([one.body for one in given], num_away=len(answers) - len(given))
         return PeerAnswer(status=200 if is_ready else 503, headers=given[0].headers, body=body)
 
+    async def _waste(self, asked: _Asked) -> PeerAnswer:
+        answers = await self._all(asked, self._long_s)
+        return _refused(answers) or _with_body(answers[0], waste([answer.body for answer in answers]))
+
+    async def _engines(self, asked: _Asked) -> PeerAnswer:
+        answers = await self._all(asked, LOOK_S)
+        return _refused(answers) or _with_body(answers[0], engines([answer.body for answer in answers]))
+
+    async def _now(self, asked: _Asked) -> PeerAnswer:
+        """The moment of the workers that answer, by an answer of its own to each question: of several there is no
+        stream."""
+        headers = [pair for pair in asked.headers if pair[0] != b"accept"]
+        answers = await self._peers.ask_all(asked.method, asked.target, headers, timeout_s=LOOK_S)
+        given = [answer for answer in answers if isinstance(answer, PeerAnswer)]
+        if not given:
+            return await self._own_answer(asked)
+        return _refused(given) or _with_body(given[0], moment([one.body for one in given]))
+
     async def _not_here(self, asked: _Asked) -> PeerAnswer:
         raise RouteNotFound(
             f"{asked.method} {asked.path} is not there with --workers: it would reach one worker of {self._peers.num}."
@@ -195,7 +196,8 @@ class Gathering:
         after, limit = query.pop("after", None), query.pop("limit", "100")
         worker, num_left = 0, int(limit) if limit.isascii() and limit.isdecimal() and len(limit) <= 4 else 0
         if after is not None:
-            worker = self._number_of(after)
+            found = number_of(after, self._peers.num)
+            worker = self._own if found is None else found  # which refuses it
         sessions: list[msgspec.Raw] = []
         answer: PeerAnswer | None = None
         while worker < self._peers.num:
@@ -219,21 +221,9 @@ class Gathering:
         assert answer is not None
         return _with_body(answer, msgspec.json.encode(_Page(sessions=sessions, next=None)))
 
-    async def _opened(self, asked: _Asked) -> PeerAnswer:
-        """Answer another worker whether this one has opened a session with a key."""
-        (key,) = [value for name, value in asked.headers if name == KEY_HEADER]
-        found = await self._openings.find(key.decode("latin-1"), asked.body)
-        return PeerAnswer(status=200, headers=(), body=msgspec.json.encode(found))
-
     async def _page(self, worker: int, query: Mapping[str, str], asked: _Asked) -> PeerAnswer:
         target = f"{asked.path}?{urlencode(query)}"
         return await self._peers.ask(worker, asked.method, target, asked.headers, timeout_s=self._long_s)
-
-    def _number_of(self, session_id: str) -> int:
-        """The worker that has a session, or that refuses what is none."""
-        with suppress(ValueError):
-            return int(session_id[:2], 16) % self._peers.num
-        return self._own
 
 
 def opened_elsewhere(peers: Peers, *, own: int) -> OpenedElsewhere:
@@ -244,7 +234,7 @@ def opened_elsewhere(peers: Peers, *, own: int) -> OpenedElsewhere:
         for worker in range(peers.num):
             if worker == own:
                 continue
-            headers = [(KEY_HEADER, key.encode("latin-1"))]
+            headers = [(KEY_HEADER.encode(), key.encode("latin-1"))]
             answer = await peers.ask(worker, "POST", OPENED_PATH, headers, body, timeout_s=LOOK_S)
             if answer.status == IdempotencyMismatch.status:
                 raise IdempotencyMismatch

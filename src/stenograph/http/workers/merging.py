@@ -19,25 +19,91 @@ def sums(bodies: Sequence[bytes]) -> bytes:
     return msgspec.json.encode(merged)
 
 
-def first(bodies: Sequence[bytes]) -> bytes:
-    """The first of answers that all say the same."""
-    return bodies[0]
+_SUMMED = frozenset({
+    "workers", "num_sessions", "num_held_tokens", "num_in_flight", "turns", "errors", "sampled_tokens", "prompt_tokens",
+    "wasted_tokens", "turns_per_s", "sampled_per_s", "prompt_per_s",
+})  # fmt: skip
+
+
+def moment(bodies: Sequence[bytes]) -> bytes:
+    """The console's moment of all workers: counts and rates summed, of latencies the worst."""
+    decoded = [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
+    merged = dict(decoded[0])
+    for name in _SUMMED:
+        merged[name] = sum(one[name] for one in decoded)
+    for name in ("loop_lag", "ttft"):
+        found = [one[name] for one in decoded]
+        merged[name] = {key: max((one[key] for one in found if one[key] is not None), default=None) for key in found[0]}
+        merged[name]["num"] = sum(one["num"] for one in found)
+    running = [row for one in decoded for row in one["running"]]
+    merged["running"] = sorted(running, key=lambda row: -row["age_s"])
+    engines: dict[tuple[str, str], dict[str, Any]] = {}
+    for engine in (engine for one in decoded for engine in one["engines"]):
+        seen = engines.setdefault((engine["engine"], engine["name"]), engine)
+        if seen is not engine and engine["num_running"] is not None:
+            seen["num_running"] = (seen["num_running"] or 0) + engine["num_running"]
+    merged["engines"] = [*engines.values()]
+    return msgspec.json.encode(merged)
 
 
 def readiness(bodies: Sequence[bytes], *, num_away: int) -> tuple[bool, bytes]:
     """Whether all workers are ready, none of them away; and the engines as they see them, each once."""
     decoded = [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
-    engines: dict[tuple[str, str], dict[str, Any]] = {}
+    is_ready, is_paused = not num_away and all(one["ready"] for one in decoded), any(one["paused"] for one in decoded)
+    return is_ready, msgspec.json.encode({"ready": is_ready, "paused": is_paused, "engines": _merged_engines(decoded)})
+
+
+def engines(bodies: Sequence[bytes]) -> bytes:
+    """The engines as all workers see them, each once."""
+    return msgspec.json.encode(
+        {"engines": _merged_engines([msgspec.json.decode(body, type=dict[str, Any]) for body in bodies])}
+    )
+
+
+def _merged_engines(decoded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each engine once, with what runs there of all workers, and the first state that is not ready."""
+    merged: dict[tuple[str, str], dict[str, Any]] = {}
     for engine in (engine for one in decoded for engine in one["engines"]):
-        seen = engines.setdefault((engine["engine"], engine["name"]), engine)
+        seen = merged.setdefault((engine["engine"], engine["name"]), engine)
         if seen is engine:
             continue
         if engine["num_running"] is not None:
             seen["num_running"] = (seen["num_running"] or 0) + engine["num_running"]
         if seen["state"] == "ready":
             seen["state"], seen["detail"] = engine["state"], engine["detail"] or seen["detail"]
-    is_ready = not num_away and all(one["ready"] for one in decoded)
-    return is_ready, msgspec.json.encode({"ready": is_ready, "engines": [*engines.values()]})
+    return [*merged.values()]
+
+
+class _WasteRow(msgspec.Struct):
+    group: str | None
+    live_sessions: int
+    ended_sessions: int
+    tokens: dict[str, int]
+
+    def add(self, other: "_WasteRow | _Waste") -> None:
+        self.live_sessions += other.live_sessions
+        self.ended_sessions += other.ended_sessions
+        self.tokens = {fate: num + other.tokens[fate] for fate, num in self.tokens.items()}
+
+
+class _Waste(msgspec.Struct):
+    live_sessions: int
+    ended_sessions: int
+    tokens: dict[str, int]
+    groups: list[_WasteRow]
+
+
+def waste(bodies: Sequence[bytes]) -> bytes:
+    """The waste of all workers, in all and by group."""
+    first, *others = (msgspec.json.decode(body, type=_Waste) for body in bodies)
+    groups = {row.group: row for row in first.groups}
+    whole = _WasteRow(None, first.live_sessions, first.ended_sessions, first.tokens)
+    for other in others:
+        whole.add(other)
+        for row in other.groups:
+            if (seen := groups.setdefault(row.group, row)) is not row:
+                seen.add(row)
+    return msgspec.json.encode(_Waste(whole.live_sessions, whole.ended_sessions, whole.tokens, [*groups.values()]))
 
 
 def exposition(texts: Mapping[int, bytes]) -> bytes:

@@ -3,11 +3,17 @@
 With `--workers` it is seen from the id. Leases in a database are another implementation of `Owners`.
 """
 
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+FIRST = 0
+"""The number of the worker that speaks for all to the engines."""
+
+_FILE = re.compile("[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +35,15 @@ class Owners(Protocol):
         """The other process that opens the session of an `Idempotency-Key`."""
         ...
 
+    def first(self) -> Owner | None:
+        """The other process that speaks for the server to its engines: of pauses, of weights, of which there are."""
+        ...
+
+
+def number_of(session_id: str, num_workers: int) -> int | None:
+    """The worker that has the session of an id; None for what is no id."""
+    return int(session_id[:2], 16) % num_workers if _FILE.match(session_id) else None
+
 
 class FileOwners:
     """The first two digits of an id name its file, and worker `file mod N` has it. `sockets` are those of all workers,
@@ -48,3 +63,6 @@ class FileOwners:
 
     def opener_of(self, key: bytes) -> Owner | None:
         return self._owners[zlib.crc32(key) % len(self._owners)]
+
+    def first(self) -> Owner | None:
+        return self._owners[FIRST]

@@ -33,8 +33,8 @@ def client_line(client: tuple[str, int] | None, server: tuple[str, int | None] |
     return f"PROXY {family} {client[0]} {server[0]} {client[1]} {server[1] or 0}\r\n".encode()
 
 
-def is_of_peer(scope: Scope) -> bool:
-    """Whether a request came from another worker, which knows that this one is to serve it."""
+def is_workers_own(scope: Scope) -> bool:
+    """Whether a worker of the server asks on its own behalf: not for a client whose request it passes on."""
     return _PEER in scope.get("extensions", {})
 
 
@@ -82,7 +82,8 @@ class PeerConnection(ClientConnection):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.extensions[_PEER] = {}
+        if not self._is_clients:
+            self.extensions[_PEER] = {}
         self._has_left = self.loop.create_future() if self._is_clients else None
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,0 +1,150 @@
+"""The pieces of an answer of many sessions: their ids in order, and each session's part of the bytes.
+
+A server of one process makes every part itself (`OwnParts`); of several, each makes those of its own sessions
+(http/workers/all_parts.py). Knows nothing of the answer around the parts.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from stenograph.core.errors import StenographError
+from stenograph.dialects.sessions import BulkSamplesRequest
+from stenograph.export.arrow import bulk_arrow
+from stenograph.export.safetensors import to_safetensors
+from stenograph.http.session_routes import SessionRoutes
+from stenograph.http.wire import count_error
+from stenograph.session.selection import SessionFilter, created_at, id_of, selected
+from stenograph.session.session import Session
+
+Pieces = AsyncGenerator[bytes | memoryview, None]
+
+SIZE_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One session's part of an answer. `revision` differs after each turn that the session commits; None: the session
+    failed, and the part is its error."""
+
+    revision: str | None
+    pieces: Pieces
+
+
+class SessionParts(Protocol):
+    """The sessions of a server."""
+
+    def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
+        """The ids of those that pass, oldest first. Raises WorkerUnavailable where the rest of them is lost."""
+        ...
+
+    def part(self, session_id: str, wire: BulkSamplesRequest) -> AbstractAsyncContextManager[Part]:
+        """A session's part. Its pieces raise WorkerUnavailable where the rest of them is lost."""
+        ...
+
+    async def delete(self, session_id: str, revision: str) -> bool:
+        """Delete a session that is still of this revision and runs no turn; returns whether it has gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnParts:
+    """The sessions of this process."""
+
+    sessions: SessionRoutes
+
+    async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
+        async for _, session_id in self.dated_ids(wanted):
+            yield session_id
+
+    async def dated_ids(self, wanted: SessionFilter) -> AsyncGenerator[tuple[float, str], None]:
+        """The ids of those that pass, oldest first, each with the time of its opening."""
+        async for session in selected(self.sessions.manager, wanted):
+            yield created_at(session), id_of(session)
+
+    @asynccontextmanager
+    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[Part, None]:
+        part = await self.made(session_id, wire)
+        async with aclosing(part.pieces):
+            yield part
+
+    async def made(self, session_id: str, wire: BulkSamplesRequest) -> Part:
+        """A session's part; whoever takes it closes its pieces."""
+        try:
+            return await (self._rows if wire.format == "arrow" else self._frame)(session_id, wire)
+        except StenographError as error:
+            return self.failed(session_id, wire, error)
+
+    def failed(self, session_id: str, wire: BulkSamplesRequest, error: StenographError) -> Part:
+        """The part of a session that has no samples because of an error."""
+        count_error(self.sessions.metrics, error)
+        if wire.format == "arrow":
+            return Part(None, _all_of(bulk_arrow().failed(session_id, code=error.code, message=str(error))))
+        facts = {"code": error.code, "status": error.status, "message": str(error)}
+        return Part(None, _all_of(sized(msgspec.json.encode({"session_id": session_id, "error": facts})), sized(b"")))
+
+    async def delete(self, session_id: str, revision: str) -> bool:
+        manager = self.sessions.manager
+        try:
+            session = await manager.look(session_id)
+            if session.is_busy or _revision(session) != revision:
+                return False
+            await manager.delete(session_id)
+        except StenographError:
+            return False
+        return True
+
+    async def _frame(self, session_id: str, wire: BulkSamplesRequest) -> Part:
+        """A head and a payload, each behind its size: whole before the first byte leaves, which an error must not
+        follow. Raises StenographError."""
+        session = await self.sessions.manager.look(session_id)
+        revision = _revision(session)
+        made, metadata, _ = await self.sessions.made_samples(session, self.sessions.wishes(wire))
+        payload = to_safetensors(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
+        pieces = [piece async for piece in self.sessions.share.pieces(payload) if piece]
+        head = msgspec.json.encode({"session_id": session_id, "num_samples": len(made.samples)})
+
+        async def sent() -> Pieces:
+            yield sized(head)
+            yield sum(map(len, pieces)).to_bytes(SIZE_BYTES, "little")
+            for piece in pieces:
+                yield piece
+            self.sessions.manager.note_trained(session, made.num_trained)
+
+        return Part(revision, sent())
+
+    async def _rows(self, session_id: str, wire: BulkSamplesRequest) -> Part:
+        """A row for each sample; a session without samples has one with its reason alone. Raises StenographError."""
+        session = await self.sessions.manager.look(session_id)
+        revision = _revision(session)
+        made, _, num_bytes = await self.sessions.made_samples(session, self.sessions.wishes(wire))
+        rows = bulk_arrow().rows(session_id, made)
+
+        async def sent() -> Pieces:
+            while (row := await self.sessions.pool.run(_next_of(rows), num_bytes=num_bytes)) is not None:
+                yield row
+            self.sessions.manager.note_trained(session, made.num_trained)
+
+        return Part(revision, sent())
+
+
+def sized(content: bytes) -> bytes:
+    """Bytes behind their size."""
+    return len(content).to_bytes(SIZE_BYTES, "little") + content
+
+
+def _revision(session: Session) -> str:
+    latest = None if session.latest is None else session.latest.id
+    return f"{len(session.nodes)} {latest} {session.strands.discarded}"
+
+
+async def _all_of(*pieces: bytes | memoryview) -> Pieces:
+    for piece in pieces:
+        yield piece
+
+
+def _next_of(rows: Iterator[memoryview]) -> Callable[[], Any]:
+    return lambda: next(rows, None)

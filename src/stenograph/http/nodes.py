@@ -1,0 +1,187 @@
+"""The nodes that share a database: a request for a session that another node has is passed on to it, as it came.
+
+The request's body and the answer are streamed; a client that hangs up ends the request at the other node. A request is
+passed on once: a node that gets one for a session that it does not have refuses it, and says who has it.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+from multidict import CIMultiDict
+from starlette.types import Receive, Scope, Send
+from yarl import URL
+
+from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
+from stenograph.dialects.base import Refusal
+from stenograph.http.metrics import Metrics
+from stenograph.http.wire import ClientGone, WaitingClient, count_error, header_value, send_refusal
+from stenograph.session.ownership import Ownership
+
+PASSED_ON = b"x-stenograph-passed-on"
+"""Header of a request that a node has passed on."""
+
+CONNECT_TIMEOUT_S = 1.0
+
+_IN_PATH = re.compile(r"/sessions/([0-9a-f]{32})(?:/.*)?")
+_ID = re.compile(r"[0-9a-f]{32}")
+_IN_QUERY = re.compile(rb"(?:^|&)key=([0-9a-f]{32})(?:&|$)")
+
+_FRAMING = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"host", b"expect", b"upgrade", b"te"}
+)
+"""Request headers that are between two ends of a connection."""
+
+_OURS = frozenset({b"server", b"date", b"connection", b"keep-alive", b"transfer-encoding"})
+"""Answer headers that each node sends itself."""
+
+RefuseAt = Callable[[str, StenographError], Refusal]
+
+
+class Nodes:
+    """The other nodes, as this one sees them. `by_credential`: a credential may be a session's id."""
+
+    def __init__(self, ownership: Ownership, *, metrics: Metrics, by_credential: bool, timeout_s: float) -> None:
+        self._ownership = ownership
+        self._metrics = metrics
+        self._by_credential = by_credential
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        self._client: aiohttp.ClientSession | None = None
+        self.num_passed_on = 0
+        """Requests that were passed on to another node."""
+        self.num_unreachable = 0
+        """Those of them whose node could not be reached, or left before it answered."""
+
+    def __repr__(self) -> str:
+        return f"<Nodes by {self._ownership!r}>"
+
+    async def answered(self, scope: Scope, receive: Receive, send: Send, refuse_at: RefuseAt) -> bool:
+        """Answer a request for a session that another node has; False for every other one, of which nothing was read.
+
+        From then on nothing is in memory that may be another's.
+        """
+        if scope["type"] != "http":
+            return False
+        self._ownership.settle()
+        session_id = self._named(scope)
+        if session_id is None:
+            return False
+        try:
+            elsewhere = await self._ownership.elsewhere(session_id)
+            if elsewhere is None:
+                return False
+            if not elsewhere.url or header_value(scope, PASSED_ON) is not None:
+                raise elsewhere
+            await self._pass_on(scope, receive, send, elsewhere)
+        except (SessionElsewhere, StorageUnavailable) as error:
+            count_error(self._metrics, error)
+            await send_refusal(send, refuse_at(scope["path"], error))
+        except ClientGone:
+            pass
+        return True
+
+    async def aclose(self) -> None:
+        """Close the connections to other nodes."""
+        if self._client is not None:
+            await self._client.close()
+
+    def _named(self, scope: Scope) -> str | None:
+        """The session that a request names, as `Doorman.session_of` finds it."""
+        if (found := _IN_PATH.fullmatch(scope["path"])) is not None:
+            return found[1]
+        if not scope["path"].startswith("/v1"):
+            return None
+        headers = dict(scope["headers"])
+        given = [headers.get(b"x-session-id", b"")]
+        if self._by_credential and not given[0]:
+            bearer = headers.get(b"authorization", b"").partition(b" ")[2].strip()
+            given += [bearer, headers.get(b"x-api-key", b""), headers.get(b"x-goog-api-key", b"")]
+            given += _IN_QUERY.findall(scope["query_string"])
+        ids = (value.decode("latin-1") for value in given)
+        return next((value for value in ids if _ID.fullmatch(value)), None)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, owner: SessionElsewhere) -> None:
+        """Raises SessionElsewhere if the owner could not be reached and nothing was answered, and ClientGone."""
+        body = _StreamedBody(receive)
+        work = self._exchange(scope, body, send, owner)
+        passing = asyncio.get_running_loop().create_task(work, name="pass-on")
+
+        def gone() -> None:
+            passing.cancel()
+
+        self.num_passed_on += 1
+        try:
+            await asyncio.wait({passing, body.is_read}, return_when=asyncio.FIRST_COMPLETED)
+            with WaitingClient(scope, on_gone=gone):
+                await asyncio.wait({passing})
+        finally:
+            passing.cancel()
+            body.is_read.cancel()
+            await asyncio.wait({passing})
+        if passing.cancelled():
+            raise ClientGone
+        passing.result()
+
+    async def _exchange(self, scope: Scope, body: "_StreamedBody", send: Send, owner: SessionElsewhere) -> None:
+        headers = CIMultiDict(
+            [
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in scope["headers"]
+                if name not in _FRAMING
+            ]
+        )
+        headers[PASSED_ON.decode()] = "1"
+        if (length := header_value(scope, b"content-length")) is not None:
+            headers["content-length"] = length
+        query = scope["query_string"].decode("latin-1")
+        target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+        has_body = length not in (None, "0") or header_value(scope, b"transfer-encoding") is not None
+        if not has_body:
+            body.is_read.set_result(None)
+        has_begun = False
+        if self._client is None:
+            self._client = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        try:
+            async with self._client.request(
+                scope["method"],
+                URL(owner.url + target, encoded=True),
+                headers=headers,
+                data=body.pieces() if has_body else None,
+                timeout=self._timeout,
+                allow_redirects=False,
+                skip_auto_headers=("user-agent", "accept", "content-type", "accept-encoding"),
+            ) as answer:
+                raw = [(name.lower(), value) for name, value in answer.raw_headers if name.lower() not in _OURS]
+                has_begun = True
+                await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+                async for piece in answer.content.iter_any():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self.num_unreachable += 1
+            if has_begun:  # the client sees that it is cut off
+                raise
+            raise owner from error
+
+
+class _StreamedBody:
+    """A request's body, as it comes. `is_read` is done when it was read to its end."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Its pieces. Raises ClientGone."""
+        has_more = True
+        while has_more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            has_more = message.get("more_body", False)
+            if message.get("body"):
+                yield message["body"]
+        self.is_read.set_result(None)

@@ -1,0 +1,98 @@
+"""The sessions of all workers, for an answer of many: each worker makes the parts of its own, one is held at a time.
+
+Whoever takes the request asks for one part after the other, and reads it as its client takes it; so no worker is ahead
+by more than the buffers of a socket, and a client that leaves ends the one part that is made. A session is deleted by
+its worker, on the word of the one that has seen its part leave.
+"""
+
+import heapq
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from stenograph.core.errors import WorkerUnavailable
+from stenograph.dialects.sessions import BulkSamplesRequest
+from stenograph.http.bulk_parts import OwnParts, Part
+from stenograph.http.workers.owners import number_of
+from stenograph.http.workers.peers import Peers
+from stenograph.session.selection import SessionFilter
+
+IDS_PATH, PART_PATH, DELETE_PATH = "/workers/ids", "/workers/part", "/workers/delete"
+REVISION_HEADER = "x-revision"
+
+
+class PartAsked(msgspec.Struct):
+    """A question for a session's part."""
+
+    session_id: str
+    wire: BulkSamplesRequest
+
+
+class DeleteAsked(msgspec.Struct):
+    """A question to delete a session that is still of this revision."""
+
+    session_id: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllParts:
+    """The sessions of a server of several workers. `own` writes the errors of those that cannot be asked."""
+
+    own: OwnParts
+    peers: Peers
+    number: int
+    timeout_s: float
+
+    async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
+        """The lists of all workers, merged by the time at which sessions were opened."""
+        asked = msgspec.json.encode(wanted)
+        async with AsyncExitStack() as stack:
+            lists: list[AsyncGenerator[bytes, None]] = []
+            for worker in range(self.peers.num):
+                stream = await stack.enter_async_context(self.peers.reading(worker, IDS_PATH, asked))
+                lists.append(await stack.enter_async_context(aclosing(stream.lines())))
+            firsts: list[tuple[float, int, str]] = []
+            for worker, lines in enumerate(lists):
+                await _push_next(firsts, worker, lines)
+            while firsts:
+                _, worker, session_id = heapq.heappop(firsts)
+                yield session_id
+                await _push_next(firsts, worker, lists[worker])
+
+    @asynccontextmanager
+    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[Part, None]:
+        """The part as the session's worker makes it; an error in its place where that worker is away."""
+        asked = msgspec.json.encode(PartAsked(session_id=session_id, wire=replace(wire, sessions=None)))
+        async with AsyncExitStack() as stack:
+            try:
+                stream = await stack.enter_async_context(self.peers.reading(self._worker(session_id), PART_PATH, asked))
+            except WorkerUnavailable as error:
+                failed = self.own.failed(session_id, wire, error)
+                yield Part(None, await stack.enter_async_context(aclosing(failed.pieces)))
+                return
+            yield Part(stream.header(REVISION_HEADER), await stack.enter_async_context(aclosing(stream.pieces())))
+
+    async def delete(self, session_id: str, revision: str) -> bool:
+        """False also where its worker does not answer: whether the session has gone is not known then."""
+        asked = msgspec.json.encode(DeleteAsked(session_id=session_id, revision=revision))
+        worker = self._worker(session_id)
+        try:
+            answer = await self.peers.ask(worker, "POST", DELETE_PATH, body=asked, timeout_s=self.timeout_s)
+        except WorkerUnavailable:
+            return False
+        return answer.status == 200 and msgspec.json.decode(answer.body, type=bool)
+
+    def _worker(self, session_id: str) -> int:
+        """The worker that has a session; what is no id, this one refuses."""
+        number = number_of(session_id, self.peers.num)
+        return self.number if number is None else number
+
+
+async def _push_next(firsts: list[tuple[float, int, str]], worker: int, lines: AsyncGenerator[bytes, None]) -> None:
+    if (line := await anext(lines, None)) is not None:
+        opened_at, session_id = msgspec.json.decode(line, type=tuple[float, str])
+        heapq.heappush(firsts, (opened_at, worker, session_id))

@@ -1,0 +1,117 @@
+"""The routes that workers of one server ask each other by, each about what is its own. A client's request never gets
+here, by whichever worker it is passed on. Starlette endpoints.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stenograph.core.errors import StartupError, StenographError
+from stenograph.dialects.openai.errors import refusal
+from stenograph.http.bulk_parts import OwnParts, Pieces
+from stenograph.http.delivery import delivery_of
+from stenograph.http.engine_routes import EngineRoutes
+from stenograph.http.wire import ClosedStream, json_response
+from stenograph.http.workers.all_parts import (
+    DELETE_PATH,
+    IDS_PATH,
+    PART_PATH,
+    REVISION_HEADER,
+    DeleteAsked,
+    PartAsked,
+)
+from stenograph.http.workers.other_workers import ABORT_PATH, ENGINES_PATH, FOLLOW_PATH
+from stenograph.http.workers.state_file import StateFile
+from stenograph.session.keyed_openings import KeyedOpenings
+from stenograph.session.selection import SessionFilter
+from stenograph.session.shared_state import SharedState
+from stenograph.session.weights import WeightSync
+
+OPENED_PATH = "/workers/opened"
+KEY_HEADER = "idempotency-key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRoutes:
+    """The routes of one worker."""
+
+    openings: KeyedOpenings
+    parts: OwnParts
+    sync: WeightSync
+    engines: EngineRoutes
+    file: StateFile
+
+    def app(self) -> Starlette:
+        """The Starlette application."""
+        return Starlette(
+            routes=[
+                Route(OPENED_PATH, self.opened, methods=["POST"]),
+                Route(IDS_PATH, self.ids, methods=["POST"]),
+                Route(PART_PATH, self.part, methods=["POST"]),
+                Route(DELETE_PATH, self.delete, methods=["POST"]),
+                Route(FOLLOW_PATH, self.follow_state, methods=["POST"]),
+                Route(ENGINES_PATH, self.follow_engines, methods=["POST"]),
+                Route(ABORT_PATH, self.abort, methods=["POST"]),
+            ],
+            exception_handlers={StenographError: _refused},
+        )
+
+    async def opened(self, request: Request) -> Response:
+        """Whether this worker has opened a session with a key and a body."""
+        return json_response(await self.openings.find(request.headers[KEY_HEADER], await request.body()))
+
+    async def ids(self, request: Request) -> Response:
+        """The ids of the sessions that pass a filter, oldest first, each with its time: a line for each."""
+        wanted = msgspec.json.decode(await request.body(), type=SessionFilter)
+        return ClosedStream(delivery_of(request.scope), self._lines(wanted))
+
+    async def _lines(self, wanted: SessionFilter) -> Pieces:
+        async for dated in self.parts.dated_ids(wanted):
+            yield msgspec.json.encode(dated) + b"\n"
+
+    async def part(self, request: Request) -> Response:
+        """A session's part of an answer of many."""
+        asked = msgspec.json.decode(await request.body(), type=PartAsked)
+        part = await self.parts.made(asked.session_id, asked.wire)
+        headers = {} if part.revision is None else {REVISION_HEADER: part.revision}
+        return ClosedStream(delivery_of(request.scope), part.pieces, headers=headers)
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a session, if it is as it was."""
+        asked = msgspec.json.decode(await request.body(), type=DeleteAsked)
+        return json_response(await self.parts.delete(asked.session_id, asked.revision))
+
+    def follow(self) -> SharedState | None:
+        """Be as the state in the file says; None if there is none."""
+        state = self.file.read()
+        if state is not None:
+            self.sync.follow(state)
+        return state
+
+    async def follow_state(self, request: Request) -> Response:
+        """Follow the first worker; says how many turns run here."""
+        self.follow()
+        return json_response(len(self.sync.weights.runs))
+
+    async def follow_engines(self, request: Request) -> Response:
+        """Use the engines of the state; says why one cannot join, or nothing."""
+        state = self.follow()
+        try:
+            await self.engines.follow(() if state is None else state.addresses)
+        except StartupError as error:
+            return json_response(str(error))
+        return json_response("")
+
+    async def abort(self, request: Request) -> Response:
+        """End every turn of this worker with what it has; says how many there were."""
+        return json_response(await self.sync.abort_all())
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StenographError)
+    refused = refusal(error)
+    return Response(refused.content, status_code=refused.status)

@@ -1,0 +1,94 @@
+"""Rows that wait to be written, as a group: their numbers and digests are settled together, when they are written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stenograph.core.errors import StenographError
+from stenograph.core.types import SessionId
+from stenograph.store.base import Done, Tail
+from stenograph.store.codec.rows import Totals, row_body, row_digest
+
+
+class NewRow(NamedTuple):
+    """A row that is to be written, in the order of the file's columns."""
+
+    session: int
+    seq: int
+    at: float
+    body: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession:
+    """A session that is to be written, by its opening."""
+
+    number: int
+    session_id: SessionId
+    ttl_s: float | None
+    at: float
+    body: bytes
+    digest: bytes
+    key: str | None = None
+
+
+class RowAppend:
+    """A row that is to be written behind a session's last."""
+
+    __slots__ = ("adds", "at", "done", "error", "kind", "payload", "tail")
+
+    def __init__(self, tail: Tail, kind: int, payload: bytes, adds: Totals, at: float, done: Done) -> None:
+        self.tail = tail
+        self.kind = kind
+        self.payload = payload
+        self.adds = adds
+        self.at = at
+        self.done = done
+        self.error: StenographError | None = None
+
+    def tell(self) -> None:
+        self.done(self.error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowEnd:
+    """The end of a session's rows as it will be, and when the last was made."""
+
+    tail: Tail
+    seq: int
+    digest: bytes
+    totals: Totals
+    at: float
+
+    def move(self) -> None:
+        """The rows are there: the session ends here."""
+        self.tail.seq, self.tail.digest, self.tail.totals = self.seq, self.digest, self.totals
+
+
+@dataclass(slots=True)
+class RowGroup:
+    """Rows of a group as they would be, and the ends of their sessions after them, by the identities of their tails."""
+
+    rows: list[NewRow]
+    ends: dict[int, RowEnd]
+
+    @staticmethod
+    def of(jobs: Sequence[RowAppend]) -> "RowGroup":
+        """The rows of these jobs, each behind the one before it of its session."""
+        group = RowGroup(rows=[], ends={})
+        for job in jobs:
+            tail, end = job.tail, group.ends.get(id(job.tail))
+            before = tail if end is None else end
+            seq = before.seq + 1
+            totals = before.totals.after(job.kind, seq, job.adds)
+            body = row_body(job.kind, totals, job.payload)
+            digest = row_digest(before.digest, tail.session_id, seq, body)
+            group.rows.append(NewRow(session=tail.number, seq=seq, at=job.at, body=body, digest=digest))
+            group.ends[id(tail)] = RowEnd(tail=tail, seq=seq, digest=digest, totals=totals, at=job.at)
+        return group
+
+    def move_ends(self) -> None:
+        """All of it is there."""
+        for end in self.ends.values():
+            end.move()

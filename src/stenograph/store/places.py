@@ -1,0 +1,52 @@
+"""The places that sessions are kept in, for a look: a folder of files, or a database that servers share."""
+
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from stenograph.core.types import SessionId
+from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
+from stenograph.store.look import looks
+from stenograph.store.postgres.look import looked_at_database
+from stenograph.store.settings import POSTGRES
+
+StorePlace = Path | str
+"""A folder, or the address of a database."""
+
+
+class Look(Protocol):
+    """A part of a place, opened for reading."""
+
+    @property
+    def name(self) -> str:
+        """Its name, in what is said of its faults."""
+        ...
+
+    def summaries(self) -> Iterator[StoredSummary]:
+        """All sessions in the order of their creation. Raises StorageUnavailable."""
+        ...
+
+    def read(self, session_id: SessionId) -> StoredSession | None:
+        """A session's rows. Raises SessionDamaged or StorageUnavailable."""
+        ...
+
+    def columns(self, session_id: SessionId) -> SessionColumns:
+        """The columns beside a session's rows. Raises StorageUnavailable."""
+        ...
+
+    def faults(self) -> list[str]:
+        """Faults of its own structure."""
+        ...
+
+
+@contextmanager
+def looks_at(place: StorePlace) -> Generator[list[Look]]:
+    """The parts of a place. Raises StartupError."""
+    if isinstance(place, str) and re.fullmatch(POSTGRES, place):
+        with looked_at_database(place) as database:
+            yield [database]
+    else:
+        with looks(Path(place)) as files:
+            yield [*files]

@@ -1,0 +1,1 @@
+"""Sessions in a PostgreSQL that several nodes share: who owns which, and rows that only the owner can add."""

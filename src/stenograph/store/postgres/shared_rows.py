@@ -1,0 +1,119 @@
+"""The questions that a node asks of the database it shares with other nodes. Each is answered at once, whole or not.
+
+`store/postgres/server.py` asks a PostgreSQL, `testing/standins/shared_rows.py` is one in memory, for simulations; one
+test holds them to each other. A node that joins becomes an *owner*, with a number that nobody had before and a lease
+that runs by the database's clock. A lease that has run out is never renewed: whoever finds it so removes the owner, and
+then takes its sessions. Each session has an *epoch*, which is one more with each new owner.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stenograph.core.types import SessionId
+from stenograph.store.base import StoredSession, StoredSummary
+from stenograph.store.codec.rows import Totals
+from stenograph.store.groups import NewRow, NewSession
+
+
+class DatabaseAway(Exception):
+    """The database has not answered: what was asked for may have been done, may be done yet, or never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndMove:
+    """The end of a session's rows, as it was when they were made, and as it is to be. `digest` is the last row's."""
+
+    session: int
+    epoch: int
+    before: int
+    seq: int
+    at: float
+    digest: bytes
+    totals: Totals
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """A session that is the asking owner's, in this epoch. `is_new`: it was another's, or nobody's, before."""
+
+    session: int
+    epoch: int
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBy:
+    """A session is another owner's, whose node is at `url`, for so long if the lease is not renewed."""
+
+    url: str
+    remaining_s: float
+
+
+class Deletion(enum.Enum):
+    """The outcome of a deletion."""
+
+    DELETED = enum.auto()
+    ABSENT = enum.auto()
+    NOT_OWNED = enum.auto()
+
+
+class SharedRows(Protocol):
+    """A shared database. Every method raises DatabaseAway, after a time that it bounds itself, and StorageUnavailable
+    where the database has refused: then nothing of it was done."""
+
+    async def join(self, url: str, *, lease_s: float, instead_of: int | None) -> int:
+        """Become an owner: its number. The one that this node was before, if any, is removed."""
+        ...
+
+    async def renew(self, owner: int, *, lease_s: float) -> bool:
+        """Let an owner's lease run from now; False if it has run out, or is gone: it stays so."""
+        ...
+
+    async def leave(self, owner: int) -> None:
+        """End a lease, so that others need not wait for that."""
+        ...
+
+    async def create(self, new: NewSession, owner: int) -> int | None:
+        """Keep a new session, whose owner this is: the number it is given. The same one once more changes nothing, and
+        says the same, as long as it is this owner's and has no rows. None otherwise, and if the owner is gone."""
+        ...
+
+    async def append(self, moves: Sequence[EndMove], rows: Sequence[NewRow]) -> set[int]:
+        """Write rows, durably, of those sessions whose epoch and end are as `moves` say; the numbers of the sessions
+        whose rows are there. The same once more changes nothing, and says the same."""
+        ...
+
+    async def claim(self, session_id: SessionId, owner: int) -> Claimed | HeldBy | None:
+        """Take a session for this owner, unless another's lease on it runs; None if there is no such session."""
+        ...
+
+    async def holder(self, session_id: SessionId, owner: int) -> HeldBy | None:
+        """Another owner than this that has a session, by a lease that runs; None if none has. Changes nothing."""
+        ...
+
+    async def read(self, session_id: SessionId) -> StoredSession | None:
+        """A session's rows; None if there is none."""
+        ...
+
+    async def find(self, key: str) -> StoredSession | None:
+        """The opening of the session that was kept last by a key."""
+        ...
+
+    async def delete(self, session_id: SessionId, owner: int) -> Deletion:
+        """Forget a session and all its rows, if it is this owner's."""
+        ...
+
+    async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
+        """As `SessionStore.page`."""
+        ...
+
+    async def expired(self, *, now: float, limit: int, owner: int) -> Sequence[SessionId]:
+        """As `SessionStore.expired`, of this owner's sessions and those that no lease runs on."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        ...

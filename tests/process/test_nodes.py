@@ -1,0 +1,308 @@
+"""Two real servers on one real PostgreSQL, under load: killed, stopped past their lease, and without their database.
+
+Run by `scripts/test-cluster`, which sets KILLS, STOPS and AWAY_S for the long runs; a few of each without.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stenograph.core.clock import SystemClock
+from stenograph.store.postgres.connection import connect
+from stenograph.store.postgres.owner import pause
+from stenograph.testing.standins.postgres_server import PostgresServer, postgres_server, programs
+from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.testing.tiny.llama import write_tiny_folder
+
+from .chat_load import END, Turn, unique_replies
+
+KILLS = int(os.environ.get("KILLS", "1"))
+STOPS = int(os.environ.get("STOPS", "2"))
+AWAY_S = float(os.environ.get("AWAY_S", "0.7"))
+LEASE_S = float(os.environ.get("LEASE", "0.5"))
+NUM_SESSIONS = 8
+MAX_TURNS = 25
+ASK_AGAIN_S = 0.03
+PATIENCE_S = 1.0
+"""Time that a client waits for an answer before it asks another server."""
+
+FOUND = programs()
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(120 + 20 * KILLS + 10 * STOPS + 2 * AWAY_S),
+    pytest.mark.skipif(FOUND is None, reason="no PostgreSQL is installed: scripts/test-cluster installs it"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("asyncpg") is None, reason="asyncpg is not installed: pip install -e '.[postgres]'"
+    ),
+]
+
+OWNED = (
+    "SELECT s.id FROM stenograph_sessions s JOIN stenograph_ends e ON e.session = s.number"
+    " JOIN stenograph_owners o ON o.number = e.owner WHERE o.url = $1 AND o.until > clock_timestamp()"
+)
+
+
+@dataclass(slots=True)
+class Load:
+    """Clients that each work on a session, at whichever server answers, and what was acknowledged to them."""
+
+    urls: list[str]
+    client: aiohttp.ClientSession
+    is_over: bool = False
+    sessions: dict[str, list[Turn]] = field(default_factory=dict[str, list[Turn]])
+    acknowledged_at: dict[str, float] = field(default_factory=dict[str, float])
+    back_at: dict[str, float] = field(default_factory=dict[str, float])
+    """When each session had its first turn since this was cleared."""
+    num_acknowledged: int = 0
+    num_asked_again: int = 0
+    num_refused: int = 0
+    refusals: dict[str, int] = field(default_factory=dict[str, int])
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    may_ask: asyncio.Event = field(default_factory=asyncio.Event)
+    chance: random.Random = field(default_factory=lambda: random.Random(7))
+
+    async def post(self, path: str, body: Any, **headers: str) -> Any:
+        """Ask until there is an answer: the same body, the same key."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        while True:
+            await self.may_ask.wait()
+            try:
+                url = self.chance.choice(self.urls)
+                async with self.client.post(url + path, json=body, headers=named) as response:
+                    answer = await response.read()
+                    if response.status == 200:
+                        return json.loads(answer)
+                    error = json.loads(answer)["error"]
+                    assert response.status in (409, 503), answer
+                    if response.status == 503:
+                        assert "retry-after" in response.headers, answer
+                    self.num_refused += 1
+                    self.refusals[error["code"]] = self.refusals.get(error["code"], 0) + 1
+            except (aiohttp.ClientError, ConnectionError, TimeoutError):
+                self.num_asked_again += 1
+            await pause(SystemClock(), ASK_AGAIN_S)
+
+    async def work(self, number: int) -> None:
+        while not self.is_over:
+            opened = await self.post("/sessions", {}, idempotency_key=f"open {number} {len(self.sessions)}")
+            session = opened["session_id"]
+            turns = self.sessions.setdefault(session, [])
+            messages: list[dict[str, Any]] = []
+            while len(turns) < MAX_TURNS and not self.is_over:
+                messages.append({"role": "user", "content": f"client {number}, question {len(turns)}"})
+                body = {"messages": messages, "return_token_ids": True}
+                path = f"/sessions/{session}/v1/chat/completions"
+                reply = await self.post(path, body, idempotency_key=f"{session}-{len(turns)}")
+                choice = reply["choices"][0]
+                text = choice["message"]["content"]
+                turns.append(Turn(ids=choice["token_ids"], reply_id=reply["id"], text=text))
+                messages.append({"role": "assistant", "content": text})
+                self.acknowledged_at[session] = time.monotonic()
+                self.back_at.setdefault(session, self.acknowledged_at[session])
+                async with self.changed:
+                    self.num_acknowledged += 1
+                    self.changed.notify_all()
+
+    async def more(self, num: int) -> None:
+        """Wait for so many more turns."""
+        wanted = self.num_acknowledged + num
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.num_acknowledged >= wanted)
+
+    async def all_after(self, sessions: set[str], moment: float) -> None:
+        """Wait until each of these sessions has had a turn after a moment."""
+        async with self.changed:
+            await self.changed.wait_for(lambda: all(self.acknowledged_at.get(one, 0.0) > moment for one in sessions))
+
+    def working(self) -> set[str]:
+        """Sessions that will have turns."""
+        return {session for session, turns in self.sessions.items() if 0 < len(turns) < MAX_TURNS - 4}
+
+
+@dataclass(slots=True)
+class Server:
+    """A server's process, which can be started again at the same address."""
+
+    port: int
+    flags: tuple[str, ...]
+    process: Any = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stenograph.cli.main", "serve", "--port", str(self.port), *self.flags),
+            *("--log-level", "error"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        line = (await self.process.stdout.readline()).decode()
+        assert re.search(r"ready at http://127\.0\.0\.1:\d+ ", line), line
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def cluster(tmp_path: Path, postgres: PostgresServer) -> AsyncIterator[tuple[list[Server], Load]]:
+    """Two servers, and clients at work."""
+    model = write_tiny_folder(tmp_path / "tiny")
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(SGLangServer(answers=unique_replies(), stop_id=END, remembers=False))
+        flags = (
+            *("--model", str(model), "--family", "smollm2", "--engine", "sglang-generate", "--engine-url", engine.url),
+            *("--store", postgres.url(), "--lease", str(LEASE_S)),
+        )
+        with socket.socket() as one, socket.socket() as other:
+            for free in (one, other):
+                free.bind(("127.0.0.1", 0))
+            ports = [free.getsockname()[1] for free in (one, other)]
+        servers = [Server(port, flags) for port in ports]
+        await asyncio.gather(*(server.start() for server in servers))
+        try:
+            timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+            async with aiohttp.ClientSession(timeout=timeout) as client, asyncio.TaskGroup() as tasks:
+                load = Load([server.url for server in servers], client)
+                load.may_ask.set()
+                for number in range(NUM_SESSIONS):
+                    tasks.create_task(load.work(number))
+                await load.more(3 * NUM_SESSIONS)
+                yield servers, load
+                await load.more(3 * NUM_SESSIONS)
+                load.is_over = True
+            async with aiohttp.ClientSession() as client:
+                for number, (session, turns) in enumerate(load.sessions.items()):
+                    await check(client, load.urls[number % 2], session, turns)
+        finally:
+            for server in servers:
+                if server.process.returncode is None:
+                    server.process.send_signal(signal.SIGTERM)
+            codes = [await server.process.wait() for server in servers]
+        assert codes == [0, 0]
+
+
+async def check(client: aiohttp.ClientSession, url: str, session: str, turns: list[Turn]) -> None:
+    """Every acknowledged turn is there once, with its ids, in its order; one more may be on its way to its client."""
+    async with client.get(f"{url}/sessions/{session}") as response:
+        assert response.status == 200, await response.text()
+        view = await response.json()
+    ids = [record["response"]["id"] for record in view["records"]]
+    kept = [
+        [row[1] for row in record["response"]["choices"][0]["meta_info"]["output_token_logprobs"]]
+        for record in view["records"]
+    ]
+    assert kept[: len(turns)] == [turn.ids for turn in turns]
+    assert ids[: len(turns)] == [turn.reply_id for turn in turns]
+    assert len(kept) <= len(turns) + 1
+    assert len(set(ids)) == len(ids)
+    assert view["metadata"]["discarded"] == {"turns": 0, "sampled_tokens": 0}
+    assert len(view["metadata"]["strands"]) <= 1
+
+
+async def owned(postgres: PostgresServer, server: Server) -> set[str]:
+    """The sessions of a server's lease."""
+    connection = await connect(postgres.url(), name="test", timeout_s=5)
+    try:
+        return {row[0] for row in await connection.fetch(OWNED, server.url)}
+    finally:
+        connection.terminate()
+
+
+async def killed(servers: list[Server], load: Load, postgres: PostgresServer) -> list[float]:
+    """Kill a server, again and again; the times until its sessions had a turn again."""
+    times_s: list[float] = []
+    for number in range(KILLS):
+        victim = servers[number % 2]
+        await load.more(3 * NUM_SESSIONS)
+        theirs = await owned(postgres, victim)
+        load.back_at.clear()
+        await victim.kill()
+        moment = time.monotonic()
+        theirs &= load.working()
+        await load.all_after(theirs, moment)
+        times_s += [load.back_at[one] - moment for one in theirs]
+        load.may_ask.clear()  # beside clients at full speed a start takes most of the time
+        await victim.start()
+        load.may_ask.set()
+    return times_s
+
+
+async def stopped(servers: list[Server], load: Load, postgres: PostgresServer) -> int:
+    """Stop a server past its lease, ask it for a session that another has by then, and wake it; the sessions asked."""
+    num_asked = 0
+    for number in range(STOPS):
+        victim, other = servers[number % 2], servers[1 - number % 2]
+        theirs = await owned(postgres, victim) & load.working()
+        victim.process.send_signal(signal.SIGSTOP)
+        try:
+            moment = time.monotonic()
+            load.urls = [other.url]
+            await load.all_after(theirs, moment)
+            had = {one: len(load.sessions[one]) for one in theirs}
+            async with aiohttp.ClientSession() as client:
+                asked = [asyncio.ensure_future(seen(client, victim.url, one, num)) for one, num in had.items()]
+                await load.more(1)
+                victim.process.send_signal(signal.SIGCONT)
+                await asyncio.gather(*asked)
+            num_asked += len(asked)
+        finally:
+            victim.process.send_signal(signal.SIGCONT)
+            load.urls = [server.url for server in servers]
+        await load.more(NUM_SESSIONS)
+    return num_asked
+
+
+async def seen(client: aiohttp.ClientSession, url: str, session: str, num_turns: int) -> None:
+    """Ask a server that is stopped for a session that has gone on: it says what there is, or that it cannot."""
+    async with client.get(f"{url}/sessions/{session}?records=delta") as response:
+        answer = await response.json()
+        if response.status != 503:
+            assert response.status == 200, answer
+            assert len(answer["records"]) >= num_turns, "an answer from memory that is not current any more"
+
+
+async def away(load: Load, postgres: PostgresServer) -> None:
+    """Kill the database, and start it again after a while."""
+    await asyncio.to_thread(postgres.kill)
+    before = load.refusals.get("storage_unavailable", 0)
+    await pause(SystemClock(), AWAY_S)
+    await asyncio.to_thread(postgres.start)
+    moment = time.monotonic()
+    await load.all_after(load.working(), moment)
+    assert load.refusals.get("storage_unavailable", 0) > before
+    sys.stdout.write(f"\ndatabase away {AWAY_S:g} s: all sessions go on {time.monotonic() - moment:.1f} s later\n")
+
+
+async def test_nodes_killed_stopped_and_without_their_database_lose_no_turn(tmp_path: Path) -> None:
+    assert FOUND is not None
+    with postgres_server(FOUND) as postgres:
+        async with cluster(tmp_path, postgres) as (servers, load):
+            took_s = sorted(await killed(servers, load, postgres))
+            num_seen = await stopped(servers, load, postgres)
+            if AWAY_S:
+                await away(load, postgres)
+        p99_s = took_s[int(0.99 * len(took_s))] if took_s else 0.0
+        assert p99_s <= LEASE_S + 1.5, took_s
+        sys.stdout.write(
+            f"\n{KILLS} kills: {len(took_s)} sessions taken over, p99 {p99_s:.2f} s after it, lease {LEASE_S:g} s;"
+            f" {STOPS} stops past the lease, {num_seen} sessions asked of the woken; {load.num_acknowledged} turns"
+            f" acknowledged in {len(load.sessions)} sessions, {load.num_asked_again} asked again, refused"
+            f" {load.refusals}; 0 lost, 0 doubled, 0 forks\n"
+        )

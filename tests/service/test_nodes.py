@@ -1,0 +1,215 @@
+"""Servers that share a database: any of them takes any request, and the owner of its session serves it."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stenograph.cli.main import main
+from stenograph.core.clock import SystemClock
+from stenograph.http.server import listen, url_of
+from stenograph.store.postgres.connection import Lane
+from stenograph.store.postgres.schema import prepare
+from stenograph.store.postgres.server import PostgresRows
+from stenograph.store.postgres.store import PostgresStore
+from stenograph.testing.standins.clock import ManualClock
+from stenograph.testing.standins.postgres_server import postgres_server, programs
+from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
+
+from .conftest import Live, assistant, output_ids, user
+from .test_durable import conversation
+
+pytestmark = pytest.mark.timeout(60)
+
+Serve = Callable[..., AbstractAsyncContextManager[Live]]
+
+
+@dataclass(slots=True)
+class Node:
+    """A server and its store."""
+
+    live: Live
+    store: PostgresStore
+
+
+@pytest.fixture
+def tables() -> SharedTables:
+    return SharedTables(time.monotonic)
+
+
+@pytest.fixture
+def node(serve: Serve, tables: SharedTables) -> Callable[..., AbstractAsyncContextManager[Node]]:
+    """A server on the tables. `at` is its address; None: its own."""
+
+    @asynccontextmanager
+    async def started(
+        at: str | None = None, clock: ManualClock | None = None, **options: object
+    ) -> AsyncIterator[Node]:
+        with listen("127.0.0.1", 0) as listener:
+            url = at or url_of(listener)
+            store = await PostgresStore.open(MemoryRows(tables), clock or SystemClock(), url=url, lease_s=30.0)
+            async with aclosing(store), serve(store=store, listener=listener, **options) as live:
+                yield Node(live, store)
+
+    return started
+
+
+MakeNode = Callable[..., AbstractAsyncContextManager[Node]]
+
+
+async def test_any_node_takes_a_request_and_the_owner_serves_it(node: MakeNode) -> None:
+    async with node() as owner, node() as other:
+        session = await owner.live.open(metadata={"task": 1})
+        owner.live.says("one")
+        first = await other.live.chat(session, user("hello"))
+        assert (first.status, first.json()["choices"][0]["message"]["content"]) == (200, "one")
+        assert "x-request-id" in first.headers
+        assert all(len(first.headers.getall(name)) == 1 for name in ("server", "date"))  # type: ignore[attr-defined]
+        owner.live.says("two")
+        messages = (user("hello"), assistant("one"), user("and on"))
+        streamed = await other.live.chat(session, *messages, stream=True)
+        events = [line[6:] for line in streamed.body.decode().splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        text = "".join(json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1])
+        assert text == "two"
+        owner.live.says("by the header")
+        body = {"messages": [user("another opening")]}
+        by_header = await other.live.call("POST", "/v1/chat/completions", body, x_session_id=session)
+        assert by_header.status == 200, by_header.body
+        views = [(await one.live.call("GET", f"/sessions/{session}")).json() for one in (owner, other)]
+        assert views[0] == views[1]
+        assert len(views[0]["records"]) >= 2
+        assert (other.store.num_taken, len(other.live.engine.requests)) == (0, 0)
+        wrong = await other.live.chat(session, {"role": "user", "content": 3})
+        assert wrong.status == 400, "refusals are passed on as they are"
+        put = await other.live.call("PUT", f"/sessions/{session}/outcome", {"reward": 1.0, "verdict": "ok"})
+        assert put.status == 200
+        gone = await other.live.call("DELETE", f"/sessions/{session}")
+        assert (gone.status, gone.body) == (204, b"")
+        assert (await owner.live.call("GET", f"/sessions/{session}")).status == 404
+        metrics = (await other.live.call("GET", "/metrics")).body.decode()
+        assert 'stenograph_requests_passed_on_total{outcome="unreachable"} 0.0' in metrics
+        assert "stenograph_lease_held 1.0" in metrics
+
+
+async def test_who_hangs_up_at_one_node_ends_the_turn_at_the_owner(node: MakeNode) -> None:
+    async with node() as owner, node() as other:
+        session = await owner.live.open()
+        owner.live.says("never read", paused=True)
+        chat = asyncio.ensure_future(other.live.chat(session, user("hello")))
+        await owner.live.engine.begun(1)
+        chat.cancel()
+        await asyncio.wait({chat})
+        await owner.live.engine.idle()
+        owner.live.says("in its place")
+        again = await other.live.chat(session, user("hello"))
+        assert again.json()["choices"][0]["message"]["content"] == "in its place"
+
+
+async def test_sessions_of_a_node_that_left_go_on_at_another(node: MakeNode) -> None:
+    async with node() as other:
+        async with node() as owner:
+            session = await owner.live.open()
+            owner.live.says("one")
+            assert (await owner.live.chat(session, user("hello"))).status == 200
+            before = (await owner.live.call("GET", f"/sessions/{session}")).json()
+        after = (await other.live.call("GET", f"/sessions/{session}")).json()
+        assert [output_ids(record) for record in after["records"]] == [output_ids(one) for one in before["records"]]
+        other.live.says("two")
+        answer = await other.live.chat(session, user("hello"), assistant("one"), user("and on"))
+        assert answer.status == 200
+        assert other.store.num_taken == 1
+
+
+async def test_a_node_that_cannot_be_reached_is_named_until_its_lease_has_run_out(node: MakeNode) -> None:
+    async with node() as other, node(at="http://127.0.0.1:9") as owner:
+        session = await owner.live.open()
+        refused = await other.live.chat(session, user("hello"))
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "session_elsewhere")
+        assert "http://127.0.0.1:9" in refused.json()["error"]["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 30
+        as_messages = await other.live.call(
+            "POST", f"/sessions/{session}/v1/messages", {"model": "m", "max_tokens": 5, "messages": [user("hello")]}
+        )
+        assert as_messages.json()["type"] == "error", "in the words of the protocol that was spoken"
+        passed_on = await other.live.call("GET", f"/sessions/{session}", x_stenograph_passed_on="1")
+        assert passed_on.status == 503, "what was passed on is not passed on again"
+
+
+async def test_a_node_whose_lease_is_over_answers_for_no_session_and_ends_its_turns(
+    node: MakeNode, tables: SharedTables
+) -> None:
+    clock = ManualClock()
+    async with node(clock=clock) as owner:
+        session = await owner.live.open()
+        owner.live.says("one")
+        assert (await owner.live.chat(session, user("hello"))).status == 200
+        owner.live.says("never kept", paused=True)
+        chat = asyncio.ensure_future(owner.live.chat(session, user("hello"), assistant("one"), user("and on")))
+        await owner.live.engine.begun(2)
+        tables.leave(owner.store.owner.needed().owner)  # the database has ended it; the node is stopped meanwhile
+        owner.store._living.cancel()
+        clock.advance(27.0)
+        refused = await chat
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert "retry-after" in refused.headers
+        for method, path in (("GET", ""), ("GET", "/ledger"), ("DELETE", "")):
+            answer = await owner.live.call(method, f"/sessions/{session}{path}")
+            assert (answer.status, answer.json()["error"]["code"]) == (503, "storage_unavailable"), path
+        assert owner.live.manager.num_sessions == 0
+        assert (await owner.live.call("GET", "/ready")).status == 503
+        assert (await owner.live.call("GET", "/health")).status == 200
+        assert (await owner.live.call("POST", "/sessions", {})).status == 503
+    async with node() as other:
+        shown = (await other.live.call("GET", f"/sessions/{session}")).json()
+        assert len(shown["records"]) == 1
+
+
+async def test_a_backup_is_the_database_s_own(node: MakeNode, tmp_path: Path) -> None:
+    async with node() as one:
+        answer = await one.live.call("POST", "/backup", {"path": str(tmp_path / "copy")})
+        assert answer.status == 400
+        assert "pg_dump" in answer.json()["error"]["message"]
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.skipif(programs() is None, reason="no PostgreSQL is installed: scripts/test-cluster installs it")
+async def test_what_is_in_a_database_is_listed_and_checked_without_a_server(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bin_folder = programs()
+    assert bin_folder is not None
+    with postgres_server(bin_folder) as postgres:
+        url = postgres.url()
+        assert await asyncio.to_thread(main, ["check", url]) == 2
+        assert "there are no sessions in this database" in capsys.readouterr().err
+        await prepare(url, timeout_s=20)
+        store = await PostgresStore.open(PostgresRows(url, timeout_s=20), SystemClock(), url="http://a", lease_s=30.0)
+        async with aclosing(store), serve(store=store) as live:
+            sessions = [await live.open() for _ in range(3)]
+            for session in sessions:
+                await conversation(live, session, turns=["one", "two", "three"])
+            assert await asyncio.to_thread(main, ["check", url]) == 0, "a server may run meanwhile"
+        assert capsys.readouterr().out == "3 sessions, 12 rows: whole\n"
+        assert await asyncio.to_thread(main, ["inspect", url]) == 0
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == sessions
+        assert await asyncio.to_thread(main, ["inspect", url, sessions[0]]) == 0
+        assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == ["one", "two", "three"]
+        assert await asyncio.to_thread(main, ["inspect", url, "0" * 32]) == 2
+        lane = Lane(url, name="test", timeout_s=20)
+        async with aclosing(lane):
+            await lane.fetch("UPDATE stenograph_rows SET body = set_byte(body, 100, 1) WHERE session = 2 AND seq = 2")
+            await lane.fetch("DELETE FROM stenograph_rows WHERE session = 3 AND seq = 3")
+            await lane.fetch("DELETE FROM stenograph_sessions WHERE number = 1")
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, ["check", url]) == 1
+        said = capsys.readouterr().out
+    assert f"Session {sessions[1]} is damaged on disk, in row 2" in said
+    assert f"session {sessions[2]} ends at row 3 by its end, and at row 2 by its rows" in said
+    assert "session number 1 is gone, but 3 rows of it are there" in said
