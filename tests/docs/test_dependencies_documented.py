@@ -22,12 +22,14 @@ def test_every_dependency_has_its_reason() -> None:
         "For sessions in PostgreSQL": names(extras["postgres"]),
         "For a Ray cluster": names(extras["ray"]),
         "For models of the Hugging Face hub": names(extras["hub"]),
+        "For traces": names(extras["otel"]),
         "For the benchmarks' plots": names(extras["bench"]),
         "For the demo": names(extras["demo"]),
         "To develop": names(extras["dev"]),
         "For the whole set of model families": names(extras["families"]),
         "For losses of power": names(extras["crash"]),
         "For real agents": names(extras["agents"]),
+        "For the console in a browser": names(extras["console"]),
         "For packaging": names(extras["packaging"]),
     }
     page = (ROOT / "docs" / "dependencies.md").read_text()

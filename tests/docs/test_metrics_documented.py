@@ -6,6 +6,7 @@ from pathlib import Path
 from stenograph.http.metric_table import METRICS, Metric
 from stenograph.http.metrics import Metrics
 from stenograph.http.store_metrics import OWNER_METRICS, STORE_METRICS
+from stenograph.http.traces.tracing import TRACE_METRICS
 from stenograph.http.weight_routes import WEIGHT_METRICS
 from stenograph.http.workers.worker import WORKER_METRICS
 
@@ -43,6 +44,12 @@ def test_every_metric_of_the_store_is_listed_as_it_is() -> None:
 def test_every_metric_of_weights_is_listed_as_it_is() -> None:
     assert rows("Weights") == [
         f"| `{metric.name}` | {metric.type} | {label_cell(metric)} | {metric.help} |" for metric in WEIGHT_METRICS
+    ]
+
+
+def test_every_metric_of_traces_is_listed_as_it_is() -> None:
+    assert rows("Traces") == [
+        f"| `{metric.name}` | {metric.type} | {label_cell(metric)} | {metric.help} |" for metric in TRACE_METRICS
     ]
 
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -22,6 +24,8 @@ from stenograph.cli.settings_table import SETTINGS, load_settings
 from stenograph.http.metric_table import METRICS, MetricType
 from stenograph.http.metrics import Metrics
 from stenograph.http.store_metrics import STORE_METRICS
+from stenograph.http.traces.tracing import TRACE_METRICS
+from stenograph.http.weight_routes import WEIGHT_METRICS
 from stenograph.http.workers.worker import WORKER_METRICS
 from stenograph.testing.tiny.llama import write_tiny_folder
 
@@ -29,6 +33,56 @@ ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
 
 pytestmark = pytest.mark.timeout(120)
+
+EVERY_METRIC = (*METRICS, *STORE_METRICS, *WEIGHT_METRICS, *TRACE_METRICS, *WORKER_METRICS)
+
+_TEXT = {"type": "string", "minLength": 1}
+_TIME = {"type": "string", "pattern": "^([0-9]+(ms|[smhdwy]))+$"}
+RULES_SCHEMA = {
+    "type": "object",
+    "required": ["groups"],
+    "additionalProperties": False,
+    "properties": {
+        "groups": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "rules"],
+                "additionalProperties": False,
+                "properties": {
+                    "name": _TEXT,
+                    "interval": _TIME,
+                    "rules": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["alert", "expr", "labels", "annotations"],
+                            "additionalProperties": False,
+                            "properties": {
+                                "alert": {"type": "string", "pattern": "^Stenograph[A-Za-z]+$"},
+                                "expr": _TEXT,
+                                "for": _TIME,
+                                "keep_firing_for": _TIME,
+                                "labels": {
+                                    "type": "object",
+                                    "required": ["severity"],
+                                    "additionalProperties": False,
+                                    "properties": {"severity": {"enum": ["critical", "warning", "info"]}},
+                                },
+                                "annotations": {
+                                    "type": "object",
+                                    "required": ["summary"],
+                                    "additionalProperties": _TEXT,
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        }
+    },
+}
+"""A file of alerting rules. Source: prometheus.io/docs/prometheus/latest/configuration/recording_rules."""
 
 
 def instructions() -> Iterator[tuple[str, str]]:
@@ -149,14 +203,81 @@ def test_the_files_of_packaging_agree_with_one_another() -> None:
     assert {environment()[name] for name in ("STENOGRAPH_DATA_DIR", "STENOGRAPH_CACHE")} == {"/data", "/cache"}
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are_with_labels_that_they_have() -> None:
-    dashboard = json.loads((PACKAGING / "grafana/dashboards/stenograph.json").read_text())
+def labels_of_metrics() -> dict[str, set[str]]:
+    """Each series that Prometheus reads of a server, and the labels of its own that it has there."""
     labels: dict[str, set[str]] = {}
-    for metric in (*METRICS, *STORE_METRICS, *WORKER_METRICS):
+    for metric in EVERY_METRIC:
         for suffix in ("_bucket", "_sum", "_count") if metric.type is MetricType.HISTOGRAM else ("",):
             labels[metric.name + suffix] = {*metric.labels, "worker", *(("le",) if suffix == "_bucket" else ())}
     of_process = re.findall(r"^# TYPE (process_\w+)", Metrics(version="1").exposition()[0].decode(), re.MULTILINE)
-    labels |= {name: {"worker"} for name in of_process}
+    return labels | {name: {"worker"} for name in of_process}
+
+
+def alerts() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((PACKAGING / "alerts.yaml").read_text())["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def test_the_alerts_have_the_shape_that_prometheus_loads() -> None:
+    jsonschema.validate(yaml.safe_load((PACKAGING / "alerts.yaml").read_text()), RULES_SCHEMA)
+    names = [rule["alert"] for rule in alerts()]
+    assert len(set(names)) == len(names) > 20
+    mounted = dict(volume.split(":")[:2] for volume in compose()["services"]["prometheus"]["volumes"])
+    beside = Path(mounted["./prometheus.yaml"]).parent
+    (loaded,) = yaml.safe_load((PACKAGING / "prometheus.yaml").read_text())["rule_files"]
+    assert Path(mounted[f"./{loaded}"]) == beside / loaded
+
+
+def test_the_alerts_ask_for_metrics_that_there_are_with_labels_and_values_that_they_have() -> None:
+    labels, metrics = labels_of_metrics(), {metric.name: metric for metric in EVERY_METRIC}
+    for rule in alerts():
+        found = set(re.findall(r"\b(?:stenograph|process)_\w+", rule["expr"]))
+        assert found or rule["expr"].startswith("up{"), rule
+        assert found <= set(labels), rule
+        of_all = set.intersection(*(labels[name] for name in found)) if found else set()
+        of_prometheus = {"instance", "job"}
+        grouped = {name for group in re.findall(r"by \(([^)]*)\)", rule["expr"]) for name in group.split(", ")}
+        shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert grouped | shown <= of_all | of_prometheus, rule
+        if grouped:
+            assert shown <= grouped, rule
+        for name, matchers in re.findall(r"\b(\w+)\{([^}]*)\}", rule["expr"]):
+            for label, values in re.findall(r"(\w+)(?:=|!=|=~)\"([^\"]*)\"", matchers):
+                assert label in of_prometheus or label == metrics[name].label, rule
+                known = metrics[name].values if label not in of_prometheus else ("stenograph",)
+                assert set(values.split("|")) <= set(known), rule
+        for name in found & metrics.keys():
+            if metrics[name].is_open and not metrics[name].values:
+                assert "increase(" not in rule["expr"], f"{rule['alert']}: it would not see a first count"
+
+
+def test_each_alert_has_its_line_in_the_handbook() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text().split("## Metrics to watch\n")[1].split("\n## ")[0]
+    rows = [row.split("|")[1:3] for row in page.splitlines() if row.startswith("| `Stenograph")]
+    assert rows == [[f" `{rule['alert']}` ", f" {rule['labels']['severity']} "] for rule in alerts()]
+
+
+def test_prometheus_s_own_tool_takes_the_alerts() -> None:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not installed here")
+    done = subprocess.run([tool, "check", "rules", str(PACKAGING / "alerts.yaml")], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_expression_is_one_of_prometheus() -> None:
+    promql = pytest.importorskip("promql_parser", reason="scripts/test-packaging installs it")
+    dashboard = json.loads((PACKAGING / "grafana/dashboards/stenograph.json").read_text())
+    for expression in [
+        *(rule["expr"] for rule in alerts()),
+        *(one["expr"] for panel in dashboard["panels"] for one in panel["targets"]),
+    ]:
+        assert promql.parse(expression) is not None
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are_with_labels_that_they_have() -> None:
+    dashboard, labels = json.loads((PACKAGING / "grafana/dashboards/stenograph.json").read_text()), labels_of_metrics()
     expressions = [(panel["title"], one) for panel in dashboard["panels"] for one in panel["targets"]]
     assert len(expressions) > 15
     for title, one in expressions:

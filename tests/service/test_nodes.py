@@ -189,8 +189,8 @@ async def test_what_is_in_a_database_is_listed_and_checked_without_a_server(
         url = postgres.url()
         assert await asyncio.to_thread(main, ["check", url]) == 2
         assert "there are no sessions in this database" in capsys.readouterr().err
-        await prepare(url, timeout_s=5)
-        store = await PostgresStore.open(PostgresRows(url, timeout_s=5), SystemClock(), url="http://a", lease_s=5.0)
+        await prepare(url, timeout_s=20)
+        store = await PostgresStore.open(PostgresRows(url, timeout_s=20), SystemClock(), url="http://a", lease_s=30.0)
         async with aclosing(store), serve(store=store) as live:
             sessions = [await live.open() for _ in range(3)]
             for session in sessions:
@@ -202,7 +202,7 @@ async def test_what_is_in_a_database_is_listed_and_checked_without_a_server(
         assert await asyncio.to_thread(main, ["inspect", url, sessions[0]]) == 0
         assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == ["one", "two", "three"]
         assert await asyncio.to_thread(main, ["inspect", url, "0" * 32]) == 2
-        lane = Lane(url, name="test", timeout_s=5)
+        lane = Lane(url, name="test", timeout_s=20)
         async with aclosing(lane):
             await lane.fetch("UPDATE stenograph_rows SET body = set_byte(body, 100, 1) WHERE session = 2 AND seq = 2")
             await lane.fetch("DELETE FROM stenograph_rows WHERE session = 3 AND seq = 3")

@@ -8,7 +8,7 @@ import importlib.util
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stenograph.core.clock import SystemClock
+from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import SessionElsewhere, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, OUTCOME, Totals, row_body, row_digest
@@ -26,12 +26,14 @@ from stenograph.store.postgres.schema import SCHEMA, check_schema, prepare
 from stenograph.store.postgres.server import PostgresRows
 from stenograph.store.postgres.shared_rows import Claimed, EndMove, SharedRows
 from stenograph.store.postgres.store import PostgresStore
+from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.postgres_server import PostgresServer, postgres_server, programs
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
 from stenograph.testing.suite.store_laws import ONE_TURN, appended, check_store, payloads, session_id
 
 pytestmark = pytest.mark.timeout(120)
 
+TIMEOUT_S = 20.0
 FOUND = programs()
 HAS_ASYNCPG = importlib.util.find_spec("asyncpg") is not None
 
@@ -54,7 +56,7 @@ async def new_database(postgres: PostgresServer) -> str:
 
 
 async def asked(url: str, query: str, *args: Any) -> list[Any]:
-    connection = await connect(url, name="test", timeout_s=5)
+    connection = await connect(url, name="test", timeout_s=TIMEOUT_S)
     try:
         return list(await connection.fetch(query, *args))
     finally:
@@ -71,13 +73,13 @@ async def rows(request: pytest.FixtureRequest) -> MakeRows:
         tables = SharedTables(time.monotonic)
         return lambda: MemoryRows(tables)
     url = await new_database(request.getfixturevalue("postgres"))
-    await prepare(url, timeout_s=5)
-    return lambda: PostgresRows(url, timeout_s=5)
+    await prepare(url, timeout_s=TIMEOUT_S)
+    return lambda: PostgresRows(url, timeout_s=TIMEOUT_S)
 
 
 @asynccontextmanager
-async def node(rows: SharedRows, *, at: str = "http://a", lease_s: float = 30.0) -> AsyncIterator[PostgresStore]:
-    store = await PostgresStore.open(rows, SystemClock(), url=at, lease_s=lease_s)
+async def node(rows: SharedRows, *, at: str = "http://a", clock: Clock | None = None) -> AsyncIterator[PostgresStore]:
+    store = await PostgresStore.open(rows, clock or SystemClock(), url=at, lease_s=30.0)
     async with aclosing(store):
         yield store
 
@@ -283,8 +285,8 @@ class Played:
 def test_the_tables_in_memory_answer_as_postgresql_does(postgres: PostgresServer) -> None:
     async def prepared() -> PostgresRows:
         url = await new_database(postgres)
-        await prepare(url, timeout_s=5)
-        return PostgresRows(url, timeout_s=5)
+        await prepare(url, timeout_s=TIMEOUT_S)
+        return PostgresRows(url, timeout_s=TIMEOUT_S)
 
     with asyncio.Runner() as runner:
         real = runner.run(prepared())
@@ -313,9 +315,9 @@ async def test_a_newer_schema_is_refused_and_an_older_one_is_brought_up_whole_or
 ) -> None:
     url = await new_database(postgres)
     with pytest.raises(StartupError, match="no sessions in this database"):
-        await check_schema(url, timeout_s=5)
-    await asyncio.gather(*(prepare(url, timeout_s=5) for _ in range(4)))  # several nodes start at once
-    await check_schema(url, timeout_s=5)
+        await check_schema(url, timeout_s=TIMEOUT_S)
+    await asyncio.gather(*(prepare(url, timeout_s=TIMEOUT_S) for _ in range(4)))  # several nodes start at once
+    await check_schema(url, timeout_s=TIMEOUT_S)
     later = ("", "CREATE TABLE stenograph_new (a int); CREATE TABLE stenograph_rows (a int)")
     with pytest.raises(StartupError, match="already exists"):
         await prepare(url, timeout_s=5, migrations=later)
@@ -323,9 +325,9 @@ async def test_a_newer_schema_is_refused_and_an_older_one_is_brought_up_whole_or
     assert found[0] == (None, SCHEMA)
     await prepare(url, timeout_s=5, migrations=("", "CREATE TABLE stenograph_new (a int)"))
     with pytest.raises(StartupError, match=f"has schema {SCHEMA + 1}, and this server knows {SCHEMA}"):
-        await prepare(url, timeout_s=5)
+        await prepare(url, timeout_s=TIMEOUT_S)
     with pytest.raises(StartupError, match="a newer stenograph has written it"):
-        await check_schema(url, timeout_s=5)
+        await check_schema(url, timeout_s=TIMEOUT_S)
 
 
 async def test_a_connection_commits_before_it_answers_whatever_the_database_says(
@@ -341,48 +343,52 @@ async def test_a_connection_commits_before_it_answers_whatever_the_database_says
 async def test_rows_are_kept_once_though_every_connection_is_ended_again_and_again(postgres: PostgresServer) -> None:
     """Connections die at any moment of a commit: before it, after it, while it is answered."""
     url = await new_database(postgres)
-    await prepare(url, timeout_s=5)
+    await prepare(url, timeout_s=TIMEOUT_S)
     id_ = session_id(1)
     end_all = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name = 'stenograph rows'"
     )
-    lane = Lane(url, name="test", timeout_s=5)
-    async with aclosing(lane), node(PostgresRows(url, timeout_s=5)) as store:
+    lane = Lane(url, name="test", timeout_s=TIMEOUT_S)
+    async with aclosing(lane), node(PostgresRows(url, timeout_s=TIMEOUT_S)) as store:
         tail = await store.create(id_, b"opening", at=1.0, ttl_s=None)
-        num_ended = 0
-        for number in range(0, 90, 3):
-            rows = [appended(store, tail, b"%d" % (number + one)) for one in range(3)]
+        num_ended = num_rows = 0
+        while num_ended < 15:
+            rows = [appended(store, tail, b"%d" % (num_rows + one)) for one in range(3)]
             ended, *_ = await asyncio.gather(lane.fetch(end_all), *rows)
-            num_ended += len(ended)
-        assert num_ended > 20
-        assert payloads(await store.load(id_)) == [b"opening", *(b"%d" % number for number in range(90))]
-        assert tail.totals == Totals(num_turns=90, num_tokens=90 * ONE_TURN.num_tokens)
+            num_ended, num_rows = num_ended + len(ended), num_rows + 3
+        assert payloads(await store.load(id_)) == [b"opening", *(b"%d" % number for number in range(num_rows))]
+        assert tail.totals == Totals(num_turns=num_rows, num_tokens=num_rows * ONE_TURN.num_tokens)
 
 
 async def test_while_the_database_is_away_all_is_refused_and_after_it_all_goes_on(postgres: PostgresServer) -> None:
     url = await new_database(postgres)
-    await prepare(url, timeout_s=5)
-    id_ = session_id(1)
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(node(PostgresRows(url, timeout_s=1), lease_s=0.5))
+    await prepare(url, timeout_s=TIMEOUT_S)
+    id_, clock = session_id(1), ManualClock()
+    async with node(PostgresRows(url, timeout_s=TIMEOUT_S), clock=clock) as store:
         tail = await store.create(id_, b"opening", at=1.0, ttl_s=None)
         await appended(store, tail, b"one")
         lost = asyncio.Event()
         store.on_lost = lost.set
         await asyncio.to_thread(postgres.kill)
         try:
+            second = asyncio.ensure_future(appended(store, tail, b"two"))
+            await asyncio.sleep(0)  # it is with the store
+            clock.advance(27.0)
             with pytest.raises(StorageUnavailable, match=r"does not answer|may have been kept or not") as refused:
-                await appended(store, tail, b"two")
+                await second
             assert lost.is_set()
-            assert refused.value.retry_after_s == 1.0
+            assert refused.value.retry_after_s == 5.0
             assert store.failure is not None
             with pytest.raises(StorageUnavailable, match="does not answer"):
                 await store.take(id_)
+            store.owner.joined.clear()
         finally:
             await asyncio.to_thread(postgres.start)
-        store.owner.joined.clear()
-        await store.owner.joined.wait()
+        joined = asyncio.ensure_future(store.owner.joined.wait())
+        while not joined.done():
+            clock.advance(0.05)  # it asks again after a while
+            await asyncio.wait({joined}, timeout=0.01)
         with pytest.raises(StorageUnavailable):
             await appended(store, tail, b"of a session that is not in memory any more")
         stored = await store.take(id_)

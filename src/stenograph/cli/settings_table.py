@@ -102,6 +102,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "log_level",
         "log_format",
     ),
+    "traces": ("otlp_endpoint",),
     "files": ("cache_dir",),
 }
 """The groups of `serve --help`, and the settings of each, by name."""

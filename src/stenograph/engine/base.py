@@ -23,6 +23,7 @@ from msgspec import Struct
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import RouteNotFound
 from stenograph.core.telemetry import GrammarStep
+from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import (
     RAW_LOGPROBS,
     Chunk,
@@ -60,7 +61,7 @@ class Capabilities:
     `streams`: tokens come as they are sampled; else one chunk holds the whole reply. `parses`: the engine writes the
     client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. Then both
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
-    `takes_json`: it takes ids as JSON text, so it wants `Prompt.ids_json`. `logprobs`: which distribution its
+    `takes_json`: it takes ids as JSON text, so it wants `Prompt.json`. `logprobs`: which distribution its
     log-probabilities are of. `reports_support`: it reports which ids could be sampled, where it is asked for that and
     set up for it. `note`: one line for the operator on how the engine is used; empty where there is nothing
     to say. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.
@@ -86,7 +87,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as
     `chat`, for what it parses and for nothing else: which ids the model sees, `prompt` alone says. `affinity_key` is
     the same for all turns of a session, None for a turn without one. `streams`: somebody wants the tokens as they are
-    sampled; else an engine may send all at once. `priority` is the client's, for an engine that goes by it.
+    sampled; else an engine may send all at once. `priority` is the client's, for an engine that goes by it. `trace` is
+    the span of this generation, where traces are made.
     """
 
     request_id: RequestId
@@ -96,6 +98,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     affinity_key: str | None = None
     streams: bool = False
     priority: int | None = None
+    trace: TraceContext | None = None
 
 
 class ForwardedAnswer(Protocol):

@@ -121,7 +121,8 @@ class RecordedResponse(TypedDict):
 
 class Record(TypedDict):
     """One turn. `stages` are monotonic seconds, `stage_seconds` durations. `policy` is the model or LoRA as its engine
-    calls it. With `mixed_version` the weights changed meanwhile, no token's are known: `weight_versions` is null."""
+    calls it. With `mixed_version` the weights changed meanwhile, no token's are known: `weight_versions` is null.
+    `trace_id` is there where `--otlp-endpoint` made a trace."""
 
     timestamp: float
     request_timestamp: float
@@ -138,6 +139,7 @@ class Record(TypedDict):
     policy: str
     stages: Mapping[str, float]
     stage_seconds: Mapping[str, float]
+    trace_id: NotRequired[Hex32]
 
 
 class DiscardedTurns(TypedDict):
@@ -342,7 +344,7 @@ def _record(node: Node, request: Mapping[str, object]) -> Record:
         "sampling_params": msgspec.to_builtins(turn.params),
         **(of_chats if turn.asked is Asked.CHAT else {}),
     }
-    return {
+    record: Record = {
         "timestamp": turn.committed_at,
         "request_timestamp": turn.requested_at,
         "method": "POST",
@@ -359,6 +361,9 @@ def _record(node: Node, request: Mapping[str, object]) -> Record:
         "stages": {"start": stages.start, **{str(stage): end for stage, end in stages.ends.items()}},
         "stage_seconds": {str(stage): seconds for stage, seconds in stages.durations_s().items()},
     }
+    if turn.trace_id:
+        record["trace_id"] = turn.trace_id
+    return record
 
 
 def _response(node: Node) -> RecordedResponse:

@@ -36,8 +36,7 @@ from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
-from stenograph.http.openapi.document import openapi_document
-from stenograph.http.openapi.schemas import Described
+from stenograph.http.openapi.document import described_by, openapi_document
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import listen, run_uvicorn, url_of
@@ -46,6 +45,7 @@ from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.settings import Settings
 from stenograph.http.storage import backup_route, held_folder, model_mark, opened_store, other_nodes
 from stenograph.http.store_metrics import StoreMetrics
+from stenograph.http.traces.tracing import opened_tracing
 from stenograph.http.turn_route import TurnRoute
 from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
 from stenograph.http.workers.peer_routes import PeerRoutes
@@ -69,7 +69,7 @@ from stenograph.session.weights import Weights, WeightSync
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
 from stenograph.trajectory.commits import ModelMark
-from stenograph.trajectory.matching import MATCHERS, load_matcher
+from stenograph.trajectory.matching import load_matcher
 
 log = logging.getLogger(__name__)
 
@@ -156,9 +156,7 @@ def make_app(
         backup=backup_route(settings, manager.shelf, None if worker is None else worker.place),
         parts=parts if worker is None else worker.all_parts(parts),
         engines=engines,
-        weights=WeightRoutes(
-            sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
-        ),
+        weights=_weight_routes(settings, sync, model),
         responses=_held_responses(settings, services, doorman, model),
         doorman=doorman,
         metrics=metrics,
@@ -173,24 +171,31 @@ def make_app(
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
-        openapi=openapi_document(_described(settings, services)),
+        openapi=openapi_document(described_by(settings, services)),
         refuse=refusal,
     )
+    spoken = all_dialects(settings, renderer, model) if dialects is None else dialects
+    counted = all_counters(settings) if counters is None else counters
     turns = _turn_routes(
-        settings,
-        all_dialects(settings, renderer, model) if dialects is None else dialects,
-        all_counters(settings) if counters is None else counters,
-        services=services,
-        manager=manager,
-        doorman=doorman,
-        metrics=metrics,
-        body_slots=body_slots,
+        settings, spoken, counted, services=services, doorman=doorman, metrics=metrics, body_slots=body_slots
     )
-    nodes = other_nodes(settings, manager, metrics, store)
-    app = App(turns=turns, control=control.app(), metrics=metrics, refuse=refusal, nodes=nodes)
+    app = App(
+        turns=turns,
+        control=control.app(),
+        metrics=metrics,
+        refuse=refusal,
+        nodes=other_nodes(settings, manager, metrics, store),
+        tracing=opened_tracing(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics),
+    )
     if worker is not None:
         worker.wire(app, PeerRoutes(openings=openings, parts=parts, sync=sync, engines=engines, file=worker.file))
     return app, manager
+
+
+def _weight_routes(settings: Settings, sync: WeightSync, model: str) -> WeightRoutes:
+    return WeightRoutes(
+        sync=sync, weights_dir=settings.weights_dir, model=model, max_body_bytes=settings.max_body_bytes
+    )
 
 
 def _held_responses(settings: Settings, services: TurnServices, doorman: Doorman, model: str) -> HeldResponses:
@@ -213,18 +218,17 @@ def _turn_routes(
     counters: Sequence[CountDialect],
     *,
     services: TurnServices,
-    manager: SessionManager,
     doorman: Doorman,
     metrics: Metrics,
     body_slots: BodySlots,
 ) -> list[TurnRoute | CountRoute]:
     """The routes of the dialects: those that make turns, and those that only count."""
-    counter = PromptCounter(manager, services)
+    counter = PromptCounter(doorman.manager, services)
     sought_headers = frozenset(name.encode() for name in services.kind_rules.headers)
     turns = [
         TurnRoute(
             dialect=dialect,
-            manager=manager,
+            manager=doorman.manager,
             doorman=doorman,
             metrics=metrics,
             clock=services.clock,
@@ -357,19 +361,6 @@ def _session_routes(
         replay_shape=None if moe_shape is None else ReplayShape(layers=moe_shape[0], top_k=moe_shape[1]),
         required_logprobs=None if settings.require_logprobs is None else LogprobsKind(settings.require_logprobs),
         max_body_bytes=settings.max_body_bytes,
-    )
-
-
-def _described(settings: Settings, services: TurnServices) -> Described:
-    """The facts of this server for its OpenAPI document."""
-    return Described(
-        unknown_fields=settings.unknown_fields,
-        matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
-        rewrites=services.rewrite_rules.names,
-        vocab_size=services.renderer.tokenizer.vocab_size,
-        proxy_allow=settings.proxy_allow,
-        forwards=services.engine.forwards,
-        has_keys=bool(settings.api_key),
     )
 
 

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 
 from stenograph.core.errors import Forbidden, SessionNotFound, Unauthorized
+from stenograph.http.wire import headers_of
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
 
@@ -26,7 +27,7 @@ class Doorman:
         """An administrator's key is also one for everything else."""
         self._admin_keys = [key.encode() for key in admin_keys]
         self._keys = [key.encode() for key in api_keys] + (self._admin_keys if api_keys else [])
-        self._manager = manager
+        self.manager = manager
 
     def check_key(self, scope: Scope) -> None:
         """Raise Unauthorized if the server has keys and the request carries none of them."""
@@ -68,19 +69,19 @@ class Doorman:
         if need be; where the request `wakes` none, that is only to be read. Raises SessionNotFound for a path or header
         that names none, and as `SessionManager.wake`; a credential that is no session is just a key.
         """
-        find = self._manager.wake if wakes else self._manager.look
+        find = self.manager.wake if wakes else self.manager.look
         if path_session_id is not None:
             try:
-                return self._manager.get(path_session_id)
+                return self.manager.get(path_session_id)
             except SessionNotFound:
                 return await find(path_session_id)
-        found = dict(scope["headers"])
+        found = headers_of(scope)
         if (named := found.get(b"x-session-id")) is not None:
             return await find(named.decode("latin-1"))
         for credential in () if self._keys else _credentials(scope):
-            if self._manager.has(credential.decode("latin-1")):
-                return self._manager.get(credential.decode("latin-1"))
-        return None if self._keys or self._manager.shelf is None else await _asleep(scope, find)
+            if self.manager.has(credential.decode("latin-1")):
+                return self.manager.get(credential.decode("latin-1"))
+        return None if self._keys or self.manager.shelf is None else await _asleep(scope, find)
 
 
 async def _asleep(scope: Scope, find: Callable[[str], Awaitable[Session]]) -> Session | None:

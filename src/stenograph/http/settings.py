@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stenograph.core.settings import seconds, setting, text, texts, whole_number
+from stenograph.core.settings import matching, seconds, setting, text, texts, whole_number
 from stenograph.dialects.settings import DialectSettings
 from stenograph.embedded.settings import EmbeddedSettings
 from stenograph.engine.settings import EngineSettings
@@ -77,6 +77,13 @@ class HttpSettings:
         "A name that this server is asked for under, besides this machine's own; repeatable. Asked of every request"
         " where `--host` is a loopback address, or where any is given.",
         shown="none",
+    )
+    otlp_endpoint: str | None = setting(
+        None,
+        matching(r"https?://[^\s/?#@,]+(/[^\s?#,]*)?", "an http or https URL, without a query"),
+        "Address of an OpenTelemetry collector, to which traces of requests are sent by OTLP over HTTP. It needs the"
+        " extra `otel`.",
+        shown="none: no traces",
     )
     allow_origin: tuple[str, ...] = setting(
         (),

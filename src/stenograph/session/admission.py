@@ -20,6 +20,7 @@ from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.types import StageTimes
 from stenograph.session.kept import StoredReply
 from stenograph.session.ledger import NO_NOTE, LedgerNote
+from stenograph.session.request import RequestTrace
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
 
@@ -37,13 +38,14 @@ class Caller(Struct, frozen=True, kw_only=True, gc=False):
     """The sender of a request: the name that it calls itself, the path, and the headers that rules look at.
 
     It labels and is logged; it decides about nothing but the agent id. `note` is the request's row in its session's
-    ledger.
+    ledger, `trace` the trace that it is part of, where traces are made.
     """
 
     name: str = ""
     path: str = ""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     note: LedgerNote = NO_NOTE
+    trace: RequestTrace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

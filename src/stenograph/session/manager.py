@@ -7,7 +7,7 @@ All state changes are synchronous.
 
 import asyncio
 import logging
-import uuid
+import os
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from stenograph.session.journal import log_discarded, log_turn_end
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
 from stenograph.session.opening import openings
-from stenograph.session.request import Keep, RequestRun, TurnOutcome, turn_reports
+from stenograph.session.request import Keep, RequestRun, RequestTrace, TurnOutcome, turn_reports
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
@@ -71,6 +71,11 @@ class SessionManager(Sessions):
     def num_in_flight(self) -> int:
         """Turns that run now. May be read on any thread, as all numbers here."""
         return self._capacity.num_in_flight
+
+    @property
+    def running(self) -> list[RequestTask]:
+        """The requests that run now."""
+        return list(self._turns)
 
     async def settle(self, session: Session | None) -> None:
         """Wait for the abandoned turns to end. They have been cancelled; this takes no engine's time.
@@ -143,11 +148,12 @@ class SessionManager(Sessions):
                 stages=stages,
                 services=self._services,
                 keep=None if self.shelf is None else self._keep(place, seats, caller),
+                trace=caller.trace,
             )
         except BaseException:
             seats.give_back()
             raise
-        return self._run(run, place, seats, caller.name).watch()
+        return self._run(run, place, seats, caller).watch()
 
     async def delete(self, session_id: str) -> None:
         """Close a session: refuse new turns at once, end the running ones at the engine, forget everything.
@@ -267,7 +273,7 @@ class SessionManager(Sessions):
             request = session.strands.pinned(session.strands.pins, request, agent_id)
         return request
 
-    def _run(self, run: RequestRun, place: Place, seats: Seats, client: str) -> RequestTask:
+    def _run(self, run: RequestRun, place: Place, seats: Seats, caller: Caller) -> RequestTask:
         """Start the task of a request. Its callback ends its life here: a coroutine that is cancelled before its first
         step runs no `finally`, a task's callback always runs."""
         task = asyncio.get_running_loop().create_task(run.run(), name=f"turn-{run.request_id}")
@@ -302,9 +308,11 @@ class SessionManager(Sessions):
                         self._recent.move_to_end(session.id)
             seats.give_back()
             error = None if task.cancelled() else task.exception()
+            if caller.trace is not None:
+                caller.trace.ended(run, reports, None if session is None else session.id, error)
             for one, report in zip(run.turns, reports, strict=True):
                 self._telemetry.turn_ended(report)
-                log_turn_end(one, report, session=session, client=client, error=error)
+                log_turn_end(one, report, session=session, client=caller.name, error=error)
                 error = None  # is logged once
             if session is not None:
                 log_discarded(session, run.turns)
@@ -322,6 +330,7 @@ def _request_run(
     stages: StageTimes,
     services: TurnServices,
     keep: Keep | None,
+    trace: RequestTrace | None,
 ) -> RequestRun:
     """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
     opened = openings(
@@ -336,7 +345,7 @@ def _request_run(
         clock=services.clock,
         opened_at=session.created_at if session is not None else services.clock.wall(),
     )
-    ids = [RequestId(uuid.uuid4().hex) for _ in opened]
+    ids = [RequestId(os.urandom(16).hex()) for _ in opened]
     reply_id = request.spelling.id_prefix + ids[0]
     turns = [
         TurnRun(
@@ -350,6 +359,7 @@ def _request_run(
             stages=stages if len(ids) == 1 else StageTimes(start=stages.start, ends=dict(stages.ends)),
             services=services,
             wants_support=session is not None and session.options.support,
+            trace=None if trace is None else trace.generation(request_id),
         )
         for index, (request_id, opening) in enumerate(zip(ids, opened, strict=True))
     ]

@@ -81,7 +81,8 @@ class CommittedTurn(Struct, frozen=True, kw_only=True):
     recorded fields) as a JSON object.
     `stages` is the turn's own clock, which the reply still marks after the commit. `reply_id` is what the client
     knows the reply by. `rewrites` are the changes to what the client sent. `policy` is the model or LoRA
-    that sampled, as its engine calls it; "" where it is not known.
+    that sampled, as its engine calls it; "" where it is not known. `trace_id` is the trace that it is part of; "" where
+    none was made.
     """
 
     request_id: RequestId
@@ -103,6 +104,7 @@ class CommittedTurn(Struct, frozen=True, kw_only=True):
     requested_at: float = 0.0
     committed_at: float = 0.0
     stages: StageTimes = msgspec.field(default_factory=lambda: StageTimes(start=0.0))
+    trace_id: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -152,6 +154,22 @@ def line_ids(node: Node | None) -> "array[int]":
             del ids[-step.turn.num_trimmed :]
         ids.extend(step.turn.new_prompt_ids)
         ids.extend(step.turn.sampled.ids)
+    return ids
+
+
+def last_line_ids(node: Node | None, num: int) -> "array[int]":
+    """The last ids of the line down to `node`: at least `num`, or all of it."""
+    turns: list[CommittedTurn] = []
+    before = 0 if node is None else node.num_tokens - num
+    while node is not None and (not turns or node.num_tokens > before):
+        turns.append(node.turn)
+        node = node.parent
+    ids = token_ids()
+    for turn in reversed(turns):
+        if turn.num_trimmed:
+            del ids[-turn.num_trimmed :]
+        ids.extend(turn.new_prompt_ids)
+        ids.extend(turn.sampled.ids)
     return ids
 
 

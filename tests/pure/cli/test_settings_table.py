@@ -55,7 +55,7 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "unknown_fields": "record", "over_budget": "clamp", "proxy_allow": "v1/models",
         "api_key": "one", "admin_key": "two",
         "allow_host": "box.local", "allow_origin": "https://ui.example:8443",
-        "log_level": "debug", "log_format": "json", "cache_dir": "/c",
+        "log_level": "debug", "log_format": "json", "otlp_endpoint": "http://collector:4318", "cache_dir": "/c",
     }  # fmt: skip
     assert list(texts) == [setting.name for setting in SETTINGS]
     assert _from_all_sources(texts, tmp_path).request_timeout_s == 1.5

@@ -206,6 +206,7 @@ turns = st.builds(
     requested_at=finite,
     committed_at=finite,
     stages=stages,
+    trace_id=st.just("") | st.uuids().map(lambda one: one.hex),
 )
 ledger_rows = st.builds(
     LedgerRow,
@@ -410,7 +411,7 @@ def test_an_outcome_comes_back_bit_for_bit(outcome: SessionOutcome) -> None:
 def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
-        CommittedTurn: 19, SampledTurn: 14, SessionOpened: 17, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
+        CommittedTurn: 20, SampledTurn: 14, SessionOpened: 17, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 17, Message: 6, Tool: 3, ToolCall: 3, Replay: 2, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 2,

@@ -358,7 +358,7 @@ class Fleet(Engine):
             raise EngineUnavailable(
                 f"None of the {len(self._posts)} engines takes turns now.", retry_after_s=FIRST_PAUSE_S
             )
-        session, cost = self._session_of(request.affinity_key), cost_of(len(request.prompt.ids))
+        session, cost = self._session_of(request.affinity_key), cost_of(request.prompt.num_tokens)
         post = _choose(ready, request.affinity_key or request.request_id, session.home, cost)
         turn.post = post
         turn.tried.add(post.name)
@@ -387,9 +387,9 @@ class Fleet(Engine):
             run.outcome = Outcome.ANSWERED
             run.post.num_expected_cached += run.num_expected
             # What cannot be true is refused where the turn is checked; here it must not spoil a count.
-            run.post.num_cached += min(chunk.num_cached_tokens, len(request.prompt.ids))
+            run.post.num_cached += min(chunk.num_cached_tokens, request.prompt.num_tokens)
             if request.affinity_key is not None:
-                left = len(request.prompt.ids) + run.num_sampled
+                left = request.prompt.num_tokens + run.num_sampled
                 self._settle(self._session_of(request.affinity_key), run.post, left)
 
     def _moves_on(self, error: StenographError, run: _Try, turn: _FleetTurn) -> bool:

@@ -15,12 +15,7 @@ from typing import TypeVar
 
 from yarl import URL
 
-from stenograph.core.errors import (
-    EngineUnavailable,
-    StenographError,
-    UpstreamError,
-    UpstreamUnreachable,
-)
+from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamError, UpstreamUnreachable
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
@@ -495,6 +490,7 @@ class HttpEngine(Engine):
 
 
 def _routing(request: GenerateRequest) -> Headers:
-    """The headers that say to a router which session a generation is of, if it is of any."""
+    """The headers that say to a router which session a generation is of, if it is of any, and of which trace."""
     key = request.affinity_key
-    return () if key is None else ((AFFINITY_HEADER, key), (SESSION_HEADER, key))
+    routing = () if key is None else ((AFFINITY_HEADER, key), (SESSION_HEADER, key))
+    return routing if request.trace is None else (*routing, *request.trace.headers())

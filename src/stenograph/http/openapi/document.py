@@ -27,9 +27,13 @@ from stenograph.core.errors import (
 )
 from stenograph.dialects.openai.errors import ErrorBody, error_type
 from stenograph.http.auth import KEY_HEADERS, KEY_QUERY
+from stenograph.http.openapi.console import PAGE_PATHS
 from stenograph.http.openapi.operation import ANY, ID, JSON, Operation, in_json
 from stenograph.http.openapi.routes import operations
 from stenograph.http.openapi.schemas import Described, Schema, components, public, ref
+from stenograph.http.settings import Settings
+from stenograph.session.turn import TurnServices
+from stenograph.trajectory.matching import MATCHERS
 
 _ERROR_HEADERS: dict[str, Schema] = {
     "x-should-retry": {
@@ -47,7 +51,7 @@ _ANYWHERE = (Forbidden, RequestTimeout, UriTooLong, HeadersTooLarge, UnexpectedF
 """Errors of every operation."""
 _READING_JSON = (InvalidJson, InvalidRequest, BodyTooLarge, UnsupportedMediaType)
 
-_WITHOUT_KEY = ("/", "/health", "/ready", "/metrics", "/openapi.json")
+_WITHOUT_KEY = ("/", "/health", "/ready", "/metrics", "/openapi.json", *PAGE_PATHS)
 _PATH_ID: Schema = {"name": "id", "in": "path", "required": True, "description": "The session.", "schema": ID}
 
 _ABOUT = """Sessions record the tokens that an agent's model sampled, behind the APIs of OpenAI (Chat Completions,
@@ -57,6 +61,19 @@ Completions, Responses), Anthropic (Messages) and Gemini.
 route is 404 `route_not_found`, or 403 `forbidden` below `/sessions/{id}/` and `/v1/`. A body whose `content-type` is
 not JSON is 415, and a compressed body is 400. Integers are written without a fraction. Bytes that are not an HTTP
 request are 400 `invalid_request`."""
+
+
+def described_by(settings: Settings, services: TurnServices) -> Described:
+    """The facts of a server for its document."""
+    return Described(
+        unknown_fields=settings.unknown_fields,
+        matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
+        rewrites=services.rewrite_rules.names,
+        vocab_size=services.renderer.tokenizer.vocab_size,
+        proxy_allow=settings.proxy_allow,
+        forwards=services.engine.forwards,
+        has_keys=bool(settings.api_key),
+    )
 
 
 def openapi_document(described: Described) -> bytes:

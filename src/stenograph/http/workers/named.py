@@ -25,6 +25,8 @@ _OF_SERVER = frozenset(
 )
 """Paths of what one process does for all."""
 _KEY = re.compile(rb"\nidempotency-key:[ \t]*([^\r\n]*)", re.IGNORECASE)
+_CONSOLE = b"/console/api"
+"""Before the path of a session that the console asks for."""
 _LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]+)[ \t]*\r?\n", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\ntransfer-encoding:", re.IGNORECASE)
 
@@ -50,8 +52,8 @@ def named_by(head: bytes, *, by_credential: bool) -> Named | None:
     method, path, query = found.groups()
     if b"%" in path:
         path = unquote_to_bytes(path)
-    if path.startswith(b"/sessions"):
-        named = _IN_PATH.match(path)
+    if path.startswith((b"/sessions", _CONSOLE)):
+        named = _IN_PATH.match(path.removeprefix(_CONSOLE))
         session_id = None if named is None else named[1].decode()
         opens = method == b"POST" and path.strip(b"/") == b"sessions"
         return Named(method, path, session_id, (_last(_KEY, head) or None) if opens else None)

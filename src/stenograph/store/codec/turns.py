@@ -91,6 +91,7 @@ class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     started: float
     stages: dict[str, float]
     policy: bytes = b""
+    trace_id: str = ""  # older rows end before it
 
 
 def turn_written(placed: PlacedTurn) -> WrittenTurn:
@@ -130,6 +131,7 @@ def turn_written(placed: PlacedTurn) -> WrittenTurn:
         started=turn.stages.start,
         stages=turn.stages.ends,
         policy=text_written(turn.policy),
+        trace_id=turn.trace_id,
     )
 
 
@@ -170,6 +172,7 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
         committed_at=written.committed_at,
         stages=StageTimes(start=written.started, ends=written.stages),
         policy=text_read(written.policy),
+        trace_id=written.trace_id,
     )
     opened = StrandOpened()
     if written.opened is not None:

@@ -1,0 +1,141 @@
+"""Traces of a server's requests: begins one for each request that comes to a dialect, and owns where they go.
+
+Without `--otlp-endpoint` there is no `Tracing`, nothing here is called, and OpenTelemetry's SDK is not imported.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import Receive, Scope, Send
+
+from stenograph import __version__
+from stenograph.core.clock import Clock
+from stenograph.core.errors import StartupError
+from stenograph.core.trace_context import read_trace_context
+from stenograph.engine.base import Engine
+from stenograph.http.count_route import CountRoute
+from stenograph.http.metric_table import Metric, MetricType
+from stenograph.http.metrics import Metrics
+from stenograph.http.traces.request import RequestFacts, SpanSink, TracedRequest
+from stenograph.http.traces.spans import EngineName
+from stenograph.http.turn_route import RequestPath, TurnRoute, client_name
+from stenograph.http.wire import headers_of
+
+SPANS = Metric(
+    name="stenograph_trace_spans_total",
+    type=MetricType.COUNTER,
+    help="Spans of traces, by outcome: exported; failed, because the collector did not take them; or dropped, because"
+    " too many waited for it.",
+    label="outcome",
+    values=("exported", "failed", "dropped"),
+)
+
+TRACE_METRICS = (SPANS,)
+
+
+class SpanExport(SpanSink, Protocol):
+    """A sink that sends spans to a collector, on a thread of its own."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Spans by the outcomes of `SPANS`. May be read on any thread."""
+        ...
+
+    async def aclose(self) -> None:
+        """Send what waits, for as long as a stop may take; then drop it."""
+        ...
+
+
+class TraceMetrics(Collector):
+    """Reads the counts of spans at the time of a scrape."""
+
+    def __init__(self, export: SpanExport) -> None:
+        self._export = export
+
+    def __repr__(self) -> str:
+        return f"<TraceMetrics of {self._export!r}>"
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The families of `TRACE_METRICS`, in that order."""
+        family = CounterMetricFamily(SPANS.name, SPANS.help, labels=SPANS.labels)
+        for outcome, num in self._export.counts.items():
+            family.add_metric([outcome], num)
+        yield family
+
+
+class Tracing:
+    """Begins the traces of requests to an engine."""
+
+    def __init__(self, export: SpanExport, *, engine: Engine, clock: Clock) -> None:
+        self.export = export
+        self._engine = engine
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<Tracing to {self.export!r}>"
+
+    def routes(self, turns: Sequence[TurnRoute | CountRoute]) -> "list[TracedRoute | CountRoute]":
+        """Routes, of which those that make turns have traces."""
+        return [TracedRoute(route, self) if isinstance(route, TurnRoute) else route for route in turns]
+
+    async def aclose(self) -> None:
+        """Send the spans that wait, for as long as a stop may take."""
+        await self.export.aclose()
+
+    def begin(self, scope: Scope, path: RequestPath, dialect: str) -> TracedRequest:
+        """The trace of a request that has just come; the client's is continued if it sent a valid one."""
+        capabilities = self._engine.capabilities
+        facts = RequestFacts(
+            method=scope["method"],
+            path=scope["path"],
+            route="" if path.at else path.route,
+            dialect=dialect,
+            user_agent=client_name(headers_of(scope)),
+            session_id=path.session_id,
+        )
+        engine = EngineName(engine=capabilities.engine, model=capabilities.model, is_remote=self._engine.forwards)
+        parent = read_trace_context(scope["headers"])
+        return TracedRequest(facts, parent, engine=engine, clock=self._clock, sink=self.export)
+
+
+class TracedRoute:
+    """A dialect's route whose requests have traces."""
+
+    def __init__(self, route: TurnRoute, tracing: Tracing) -> None:
+        self.dialect = route.dialect
+        self._route = route
+        self._tracing = tracing
+
+    def __repr__(self) -> str:
+        return f"<TracedRoute {self.dialect.name}>"
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
+        """Serve one request, which came to `path`."""
+        trace = self._tracing.begin(scope, path, self.dialect.name)
+        try:
+            await self._route.handle(scope, receive, send, replace(path, trace=trace))
+        finally:
+            trace.served()
+
+
+def opened_tracing(endpoint: str | None, *, engine: Engine, clock: Clock, metrics: Metrics) -> Tracing | None:
+    """The traces of requests to `engine`, sent to the collector at `endpoint`; None where there is none.
+
+    Its counts are among the `metrics`. Raises StartupError, one line, where the SDK is not installed.
+    """
+    if endpoint is None:
+        return None
+    try:
+        otlp: Any = importlib.import_module("stenograph.http.traces.otlp")
+    except ImportError as error:
+        raise StartupError(
+            f"--otlp-endpoint needs OpenTelemetry's SDK and its exporter by HTTP, and {error.name or error} cannot be"
+            " imported: pip install -e '.[otel]'"
+        ) from error
+    export: SpanExport = otlp.OtlpExport(endpoint, version=__version__)
+    metrics.register(TraceMetrics(export))
+    return Tracing(export, engine=engine, clock=clock)
