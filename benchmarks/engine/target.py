@@ -63,7 +63,7 @@ class EmbeddedTarget:
     async def ask(self, ids: "array[int]", num_tokens: int, on_sampled: OnSampled) -> DrawnReply:
         request = GenerateRequest(
             request_id=RequestId(f"bench-{next(self._numbers)}"),
-            prompt=Prompt(ids=ids),
+            prompt=Prompt(new_ids=ids),
             params=SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
             streams=True,
         )

@@ -29,6 +29,7 @@ def test_every_dependency_has_its_reason() -> None:
         "For the whole set of model families": names(extras["families"]),
         "For losses of power": names(extras["crash"]),
         "For real agents": names(extras["agents"]),
+        "For the console in a browser": names(extras["console"]),
         "For packaging": names(extras["packaging"]),
     }
     page = (ROOT / "docs" / "dependencies.md").read_text()

@@ -24,7 +24,7 @@ LAYERS = [
     ["engine", "store"],
     ["session"],
     ["export"],
-    ["verify"],
+    ["verify", "console"],
     ["http"],
     ["client"],
     ["trainers"],
@@ -43,6 +43,7 @@ PURE = (
     "render",
     "families",
     "export",
+    "console",
     "engine/validate",
     "engine/fleet/placement",
     "engine/fleet/trust",
@@ -82,6 +83,7 @@ IMPURE_ON_PURPOSE = {
     "session/kinds": "reads the shipped rules at import",
     "trajectory/matching": "imports a matcher by its dotted path",
     "export/arrow": "imports pyarrow where it is installed",
+    "console/assets": "reads the page's files at import",
 }
 IMPURE_MODULES = {
     "asyncio", "time", "random", "socket", "logging", "threading", "subprocess", "selectors", "importlib", "pathlib",
@@ -89,7 +91,7 @@ IMPURE_MODULES = {
 
 BELOW_DIALECTS = {
     "core", "model", "trajectory", "offload", "reply", "render", "families", "embedded", "engine", "store", "session",
-    "export",    "verify",
+    "export", "verify", "console",
 }  # fmt: skip
 """Rooms that know requests as values, whatever dialect they came in."""
 
@@ -100,6 +102,7 @@ TASK_OWNERS = {
     "http/proxy_route": "the handler owns its exchange and awaits it on exit",
     "http/nodes": "the handler owns its exchange and awaits it on exit",
     "store/postgres/store": "owns its lease, its writer and what it asks; aclose awaits them",
+    "http/workers/worker": "owns what tells the other workers of a state; aclose cancels and awaits it",
     "http/wire": "the handler owns its watcher and awaits it on exit",
     "client/client": "owns what opens and deletes sessions; its end awaits them",
     "client/rollouts": "a rollout cancels its agent and awaits it",

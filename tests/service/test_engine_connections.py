@@ -258,7 +258,7 @@ async def connected(kind: Kind, moment: str) -> AsyncIterator[tuple[Engine, Http
 async def drawn(engine: HttpEngine, number: int, *, streams: bool) -> SampledTurn:
     of = GenerateRequest(
         request_id=RequestId(f"r-{number}"),
-        prompt=Prompt(ids=token_ids(PROMPT)),
+        prompt=Prompt(new_ids=token_ids(PROMPT)),
         params=SamplingParams(max_tokens=1),
         chat=CHAT if engine.capabilities.parses else None,
         streams=streams,

@@ -47,7 +47,7 @@ class Rig:
         self._num_requests += 1
         return GenerateRequest(
             request_id=RequestId(f"r{self._num_requests}"),
-            prompt=Prompt(ids=token_ids(range(num_prompt)), num_kept=num_kept),
+            prompt=Prompt.of(token_ids(range(num_prompt)), num_kept=num_kept),
             params=SamplingParams(),
             affinity_key=key,
         )

@@ -105,7 +105,7 @@ def stream(**changes: Any) -> Answer:
 def asked(rid: str = "r") -> GenerateRequest:
     return GenerateRequest(
         request_id=RequestId(rid),
-        prompt=Prompt(ids=token_ids(STREAM["request"]["json"]["prompt"])),
+        prompt=Prompt(new_ids=token_ids(STREAM["request"]["json"]["prompt"])),
         params=SamplingParams(temperature=0.0, max_tokens=4),
     )
 

@@ -115,7 +115,7 @@ async def engine(server: PlannedServer, kind: Kind) -> AsyncIterator[HttpEngine]
 def request(rid: str = "r-0", *, streams: bool = True, key: str | None = None, **params: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id=RequestId(rid),
-        prompt=Prompt(ids=token_ids(PROMPT)),
+        prompt=Prompt(new_ids=token_ids(PROMPT)),
         params=SamplingParams(**params),
         affinity_key=key,
         streams=streams,

@@ -119,7 +119,7 @@ def bound_routes(renderer: Renderer, engine: ScriptedEngine) -> tuple[set[str], 
     app, _ = make_app(Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock())
     pool.close()
     routes = [route for route in app._control.routes if isinstance(route, Route)]  # type: ignore[attr-defined]
-    paths = [(route.path.replace("{name:path}", "{name}"), route.methods or ()) for route in routes]
+    paths = [(re.sub(r"\{(name|file):path\}", r"{\1}", route.path), route.methods or ()) for route in routes]
     bound = {f"{method} {path}" for path, methods in paths for method in methods if method != "HEAD"}
     (served,) = (route.endpoint for route in routes if route.path == "/openapi.json")
     return bound, json.loads(served.__self__.openapi)
@@ -209,6 +209,8 @@ async def test_what_is_said_to_ask_for_a_key_does_and_the_rest_does_not(serve: S
             "GET /ready",
             "GET /metrics",
             "GET /openapi.json",
+            "GET /console",
+            "GET /console/{file}",
         ]
 
 
@@ -639,6 +641,7 @@ NOT_IN_THE_SCHEMA = (
     "This model's maximum context length is ",
     "truncation_side needs truncate_prompt_tokens.",
     "strand must be a number below ",
+    "leaf must be a turn of this session",
     "truncate_prompt_tokens is not for a chat on a session",
     "seed and sampling_seed disagree",
     "min_tokens and min_new_tokens disagree",

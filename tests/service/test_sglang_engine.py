@@ -90,7 +90,7 @@ async def engine(server: SGLangServer, connect: Connect) -> AsyncIterator[HttpEn
 def request(rid: str = "r-0", *, key: str | None = None, **params: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id=RequestId(rid),
-        prompt=Prompt(ids=token_ids((1, 2, 3))),
+        prompt=Prompt(new_ids=token_ids((1, 2, 3))),
         params=SamplingParams(**params),
         chat=CHAT,
         affinity_key=key,

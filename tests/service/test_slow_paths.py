@@ -478,7 +478,7 @@ async def test_the_ids_of_many_long_prompts_are_written_a_piece_in_a_pass_togeth
     prompts = await asyncio.gather(*(one.render(at) for one, at in zip(opened, attached, strict=True)))
     counter.cancel()
     pool.close()
-    assert {prompt.ids_json for prompt in prompts} == {encode_ids(ids)}
+    assert {prompt.json for prompt in prompts} == {encode_ids(ids)}
     assert passes >= 5 * 6
 
 

@@ -112,7 +112,7 @@ async def engine(server: VLLMServer, connect: Connect) -> AsyncIterator[HttpEngi
 def request(rid: str = "r-0", *, streams: bool = True, key: str | None = None, **params: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id=RequestId(rid),
-        prompt=Prompt(ids=token_ids(PROMPT)),
+        prompt=Prompt(new_ids=token_ids(PROMPT)),
         params=SamplingParams(**params),
         affinity_key=key,
         streams=streams,
@@ -318,7 +318,7 @@ async def test_alternatives_are_told(server: VLLMServer, engine: HttpEngine) -> 
 
 
 async def test_the_request_carries_its_id_and_the_session_s_key(server: VLLMServer, engine: HttpEngine) -> None:
-    prompt = Prompt(ids=token_ids(PROMPT), ids_json=b"1,2, 3")
+    prompt = Prompt(new_ids=token_ids(PROMPT), json_fragments=(b"1,2", b" 3"))
     asking = GenerateRequest(
         request_id=RequestId("mine"), prompt=prompt, params=SamplingParams(), affinity_key="session-1"
     )

@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stenograph.http.workers.gathering import OF_ONE_PROCESS
 from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 
@@ -391,10 +390,3 @@ async def test_a_large_reply_that_nobody_read_through_the_wrong_worker_comes_aga
         assert len(workers.engine.requests) == 1
         other = await ask(live, path, BODY, x_stainless_retry_count="1")
         assert other.json()["choices"][0]["text"] == "two"
-
-
-@pytest.mark.parametrize(("method", "path"), [*OF_ONE_PROCESS, ("DELETE", "/engines/http://127.0.0.1:1")])
-async def test_what_would_reach_one_worker_alone_is_refused(workers: Workers, method: str, path: str) -> None:
-    for worker in (0, 1):
-        answer = await workers.lives[worker].call(method, path, None if method in ("GET", "DELETE") else {})
-        assert (answer.status, answer.json()["error"]["code"]) == (404, "route_not_found")

@@ -87,9 +87,10 @@ async def serving(
     *,
     folder: DataFolder | None = None,
     patience_s: float = 30.0,
+    starts: bool = False,
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager, Server]]:
-    """One worker, whose engine has been started: its URL, its manager, and its server."""
+    """One worker, whose engine has been started, or is started here: its URL, its manager, and its server."""
     made = Settings(drain_timeout_s=10.0, **settings)
     worker, pool = Worker(place, made, patience_s=patience_s), CpuPool(2)
     async with opened_store(made, folder, place, address="", on_failed=lambda _: None) as store:
@@ -104,6 +105,8 @@ async def serving(
             store=store,
             worker=worker,
         )
+        if starts:
+            await engine.start()
         ready = asyncio.Event()
         config = uvicorn_config(app, made, worker)
         server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0, worker=worker)

@@ -38,7 +38,7 @@ from stenograph.store.places import Look, StorePlace, looks_at
 from stenograph.trajectory.commits import ModelMark
 
 EXPORT = "export"
-EXPORT_SETTINGS = ("model", "family", "chat_template_kwargs", "cache_dir", "require_logprobs")
+EXPORT_SETTINGS = ("model", "family", "chat_template_kwargs", "cache_dir", "require_logprobs", "api_key")
 """The settings that `export` reads."""
 
 EXIT_ALL = 0
@@ -78,7 +78,7 @@ def export_folder(options: ExportOptions, settings: Settings, *, out: TextIO, pr
         replay_shape=None if shape is None else ReplayShape(layers=shape[0], top_k=shape[1]),
     )
     num_sessions = 0
-    with looks_at(options.folder) as looked, _target(options.out) as target, ExitStack() as lent:
+    with looks_at(options.folder) as looked, new_file(options.out) as target, ExitStack() as lent:
         file = _one_file(options, target.parent, lent)
         for look in looked:
             summaries = list(look.summaries())
@@ -87,7 +87,7 @@ def export_folder(options: ExportOptions, settings: Settings, *, out: TextIO, pr
                 export.session(look, summary.session_id, file)
             progress("exporting", len(summaries), len(summaries))
             num_sessions += len(summaries)
-        _write(target, file.pieces())
+        write_file(target, file.pieces())
     out.writelines(f"{fault}\n" for fault in export.faults)
     left = f", {len(export.faults)} sessions could not be exported" if export.faults else ""
     out.write(f"{num_sessions} sessions, {file.num_samples} samples, {export.num_empty} sessions without one{left}\n")
@@ -95,18 +95,18 @@ def export_folder(options: ExportOptions, settings: Settings, *, out: TextIO, pr
 
 
 @contextmanager
-def _target(out: Path) -> Generator[Path]:
+def new_file(out: Path, *, flag: str = "--out") -> Generator[Path]:
     """The file to write, which gets its name when it is whole, and is gone if it never is. Raises StartupError."""
     if out.exists():
         kind = "a folder: name a file in it" if out.is_dir() else "there already: name another file, or remove it"
-        raise StartupError(f"--out: {str(out)!r} is {kind}")
+        raise StartupError(f"{flag}: {str(out)!r} is {kind}")
     part = out.with_name(out.name + _PART)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         yield part
         part.rename(out)
     except OSError as error:
-        raise StartupError(f"--out: cannot write {str(out)!r}: {error.strerror}") from error
+        raise StartupError(f"{flag}: cannot write {str(out)!r}: {error.strerror}") from error
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -124,7 +124,8 @@ def _one_file(options: ExportOptions, folder: Path, lent: ExitStack) -> OneFile:
         raise StartupError(f"--format arrow: {error}") from error
 
 
-def _write(target: Path, pieces: Iterator[bytes | memoryview]) -> None:
+def write_file(target: Path, pieces: Iterator[bytes | memoryview]) -> None:
+    """Write a file, which is on the disk then."""
     with target.open("wb") as written:
         written.writelines(pieces)
         written.flush()

@@ -31,7 +31,7 @@ _SHOWN_CHARS = 60
 def inspect_folder(folder: StorePlace, session: str | None, *, out: TextIO) -> int:
     """Write the sessions of a folder or a database, or the turns of one. Raises StartupError, if there is none too."""
     with looks_at(folder) as files:
-        lines = _session_lines(files) if session is None else _turn_lines(_found(files, SessionId(session)))
+        lines = _session_lines(files) if session is None else _turn_lines(found_session(files, SessionId(session)))
         for line in lines:
             print(line, file=out)
     return EXIT_WHOLE
@@ -106,12 +106,13 @@ def _stored(file: Look, session_id: SessionId) -> StoredSession:
     return stored
 
 
-def _found(files: Sequence[Look], session_id: SessionId) -> Session:
-    """A session of a folder. Raises StartupError if it is not there, or damaged."""
+def found_session(files: Sequence[Look], session_id: SessionId, *, model: ModelMark | None = None) -> Session:
+    """A session of a folder. One of another `model` has a refusal. Raises StartupError if it is not there, or
+    damaged."""
     try:
         stored = next((one for file in files if (one := file.read(session_id)) is not None), None)
         if stored is not None:
-            return restored(stored).session
+            return restored(stored, model).session
     except SessionDamaged as error:
         raise StartupError(str(error)) from error
     raise StartupError(f"there is no session {session_id!r} here")

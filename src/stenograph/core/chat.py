@@ -6,7 +6,7 @@ Knows neither a wire format nor a template.
 import enum
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,15 +111,14 @@ class SystemBlocks:
 class KnownMessages:
     """Messages that a request may begin with, and the print of its body up to the end of the last one.
 
-    Their list begins at the byte `list_start` of the body, which is of this `dialect`. `of_line` gives them as they
-    are kept, rewrites made: `num_messages`, with the `gaps` and the `system_blocks` that `ChatRequest` has.
+    Their list begins at the byte `list_start` of the body, which is of this `dialect`. `messages` are as they are kept,
+    rewrites made, with the `gaps` and the `system_blocks` that `ChatRequest` has.
     """
 
     dialect: str
     text_print: TextPrint
     list_start: int
-    of_line: Callable[[], Sequence[Message]]
-    num_messages: int
+    messages: tuple[Message, ...]
     gaps: tuple[int, ...] = ()
     system_blocks: SystemBlocks | None = None
 

@@ -8,7 +8,7 @@ that built one may change it.
 import enum
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NewType, cast
@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from stenograph.core.ids_json import encode_ids, with_commas
 from stenograph.core.messages import Message
 from stenograph.core.support import SupportPiece
 
@@ -86,25 +87,40 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     support: bool = False
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ParamOutOfRange("temperature", "in [0, 100]", self.temperature)
+        if not 0.0 < self.top_p <= 1.0:
+            raise ParamOutOfRange("top_p", "in (0, 1]", self.top_p)
+        if not 0 <= self.top_k < 2**31:
+            raise ParamOutOfRange("top_k", "in [0, 2^31)", self.top_k)
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ParamOutOfRange("min_p", "in [0, 1]", self.min_p)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise ParamOutOfRange("seed", "a 64-bit integer", self.seed)
+        if not all(self.stop):
+            raise ParamOutOfRange("stop", "non-empty strings", self.stop)
+        if not -2.0 <= self.presence_penalty <= 2.0:
+            raise ParamOutOfRange("presence_penalty", "in [-2, 2]", self.presence_penalty)
+        if not -2.0 <= self.frequency_penalty <= 2.0:
+            raise ParamOutOfRange("frequency_penalty", "in [-2, 2]", self.frequency_penalty)
+        if not 0.01 <= self.repetition_penalty <= 100.0:
+            raise ParamOutOfRange("repetition_penalty", "in [0.01, 100]", self.repetition_penalty)
+        if not 0 <= self.num_top_logprobs <= 20:
+            raise ParamOutOfRange("top_logprobs", "in [0, 20]", self.num_top_logprobs)
+        self._check_lengths()
+        if self.stop_token_ids or self.logit_bias:
+            self._check_ids()
+
+    def _check_lengths(self) -> None:
         limit = self.max_tokens
-        checks = (
-            (0.0 <= self.temperature <= 100.0, "temperature", "in [0, 100]", self.temperature),
-            (0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]", self.top_p),
-            (0 <= self.top_k < 2**31, "top_k", "in [0, 2^31)", self.top_k),
-            (0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]", self.min_p),
-            (self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer", self.seed),
-            (limit is None or 1 <= limit < 2**31, "max_tokens", "in [1, 2^31)", limit),
-            (0 <= self.min_tokens < 2**31, "min_tokens", "in [0, 2^31)", self.min_tokens),
-            (limit is None or self.min_tokens <= limit, "min_tokens", f"at most max_tokens, {limit}", self.min_tokens),
-            (all(self.stop), "stop", "non-empty strings", self.stop),
-            (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]", self.presence_penalty),
-            (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]", self.frequency_penalty),
-            (0.01 <= self.repetition_penalty <= 100.0, "repetition_penalty", "in [0.01, 100]", self.repetition_penalty),
-            (0 <= self.num_top_logprobs <= 20, "top_logprobs", "in [0, 20]", self.num_top_logprobs),
-        )
-        for holds, name, expected, actual in checks:
-            if not holds:
-                raise ParamOutOfRange(name, expected, actual)
+        if limit is not None and not 1 <= limit < 2**31:
+            raise ParamOutOfRange("max_tokens", "in [1, 2^31)", limit)
+        if not 0 <= self.min_tokens < 2**31:
+            raise ParamOutOfRange("min_tokens", "in [0, 2^31)", self.min_tokens)
+        if limit is not None and self.min_tokens > limit:
+            raise ParamOutOfRange("min_tokens", f"at most max_tokens, {limit}", self.min_tokens)
+
+    def _check_ids(self) -> None:
         for id_ in self.stop_token_ids:
             if not 0 <= id_ < 2**31:
                 raise ParamOutOfRange("stop_token_ids", "token ids", id_)
@@ -274,12 +290,14 @@ class Chunk(Struct, frozen=True, kw_only=True):
     unasked_replay: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # A list, as a decoder makes it, could still change.
-        for name in ("ids", "logprobs", "tempered_logprobs", "sampling_logprobs", "forced"):
-            if isinstance(row := getattr(self, name), list):
-                force_setattr(self, name, tuple(cast("list[float]", row)))
+        is_plain = self.tempered_logprobs is None and self.sampling_logprobs is None
+        is_plain = is_plain and self.forced is None and self.top_logprobs is None
+        if not is_plain or type(self.ids) is not array or type(self.logprobs) is not array:
+            self._make_tuples()
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
+        if is_plain:
+            return
         for name, values in (("tempered", self.tempered_logprobs), ("sampling", self.sampling_logprobs)):
             if values is not None and len(values) != len(self.ids):
                 raise ValueError(f"{len(self.ids)} ids but {len(values)} {name} logprobs")
@@ -287,6 +305,12 @@ class Chunk(Struct, frozen=True, kw_only=True):
             raise ValueError(f"{len(self.ids)} ids, but of {len(self.forced)} it is known whether they were forced")
         if self.top_logprobs is not None and len(self.top_logprobs) != len(self.ids):
             raise ValueError(f"{len(self.ids)} ids but {len(self.top_logprobs)} rows of top logprobs")
+
+    def _make_tuples(self) -> None:
+        """Make tuples of lists, which could still change."""
+        for name in ("ids", "logprobs", "tempered_logprobs", "sampling_logprobs", "forced"):
+            if isinstance(row := getattr(self, name), list):
+                force_setattr(self, name, tuple(cast("list[float]", row)))
 
 
 def all_finite(values: "array[float]") -> bool:
@@ -368,24 +392,50 @@ class PromptEnd(enum.Enum):
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
-    """Ids that go to the engine: `ids[:num_kept]` are the parent node's, untouched; the rest is new.
+    """Ids that go to the engine: first the `num_kept` of the parent node's line, untouched; then `new_ids`.
 
-    `num_trimmed` of the parent's last ids are left out: a stop token that the next message's opener replaces.
-    `ids_json` is `ids` as JSON without brackets, for an engine that is sent text; None where it is not. `end` says
-    whether a chat's prompt opened the reasoning: it is settled where the prompt is rendered, and read from here.
+    `of_kept` makes the ids that are kept, which are as many as the history has: few ask for them, and `ids` is made of
+    them anew each time; `num_tokens` counts all. `num_trimmed` of the parent's last ids are left out: a stop token that
+    the next message's opener replaces. `json_fragments` are all ids as JSON without brackets, in pieces to be joined by
+    commas, for an engine that is sent text; None where it is not. `end` says whether a chat's prompt opened the
+    reasoning: it is settled where the prompt is rendered, and read from here.
     """
 
-    ids: "array[int]"
+    new_ids: "array[int]"
     num_kept: int = 0
     num_trimmed: int = 0
-    ids_json: bytes | None = None
+    of_kept: "Callable[[], array[int]] | None" = None
+    json_fragments: tuple[bytes, ...] | None = None
     end: PromptEnd = PromptEnd.SILENT
+    num_tokens: int = 0
+
+    @staticmethod
+    def of(ids: "array[int]", *, num_kept: int = 0) -> "Prompt":
+        """The prompt of these ids, of which the first `num_kept` are kept."""
+        return Prompt(new_ids=ids[num_kept:], num_kept=num_kept, of_kept=lambda: ids[:num_kept])
 
     def __post_init__(self) -> None:
-        if not self.ids:
+        num_tokens = self.num_kept + len(self.new_ids)
+        if not num_tokens:
             raise ValueError("a prompt has at least one token")
-        if not 0 <= self.num_kept <= len(self.ids):
-            raise ValueError(f"{self.num_kept} kept of {len(self.ids)} ids")
+        force_setattr(self, "num_tokens", num_tokens)
+        if self.num_kept < 0 or (self.num_kept and self.of_kept is None):
+            raise ValueError(f"{self.num_kept} ids are kept, and nobody has them")
+
+    @property
+    def ids(self) -> "array[int]":
+        """All ids [T]."""
+        return self.new_ids if self.of_kept is None else self.of_kept() + self.new_ids
+
+    @property
+    def json(self) -> bytes:
+        """All ids as JSON without brackets."""
+        return b"".join(self.json_parts)
+
+    @property
+    def json_parts(self) -> list[bytes]:
+        """The same in parts, commas included, for whoever joins it with more."""
+        return [encode_ids(self.ids)] if self.json_fragments is None else with_commas(self.json_fragments)
 
 
 class Usage(Struct, frozen=True, kw_only=True, gc=False):
@@ -439,8 +489,11 @@ class StageTimes:
         durations: dict[Stage, float] = {}
         before = self.start
         for name, end in sorted(self.ends.items(), key=itemgetter(1)):
-            durations[_STAGES[name]] = end - before if end > before else 0.0
-            before = max(before, end)
+            if end > before:
+                durations[_STAGES[name]] = end - before
+                before = end
+            else:
+                durations[_STAGES[name]] = 0.0
         return durations
 
 

@@ -1,6 +1,7 @@
 """The embedded engine's process where a server has several workers: started by their parent, and again when it dies.
 
-Its listening socket is the parent's too: workers that connect while it is started again wait there.
+Its listening socket is the parent's too: workers that connect while it is started again wait there. It begins with the
+weights that it had at last.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from stenograph.http.app import LoadedModel
 from stenograph.http.engines import embedded_options
 from stenograph.http.settings import Settings
 from stenograph.http.workers.place import WorkerPlace
+from stenograph.http.workers.state_file import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ class SharedEngineProcess:
 
     def __init__(self, settings: Settings, loaded: LoadedModel, folder: Path) -> None:
         self._path = folder / "engine.sock"
+        self._state = StateFile(folder)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._path))
         self._listener.listen(128)
@@ -108,9 +111,13 @@ class SharedEngineProcess:
     def _spawn(self) -> None:
         threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(self._threads))
         number = self._listener.fileno()
+        state, options = self._state.read(), self._options
+        if state is not None and state.num_taken:
+            weights, version = state.path or options.weights, state.version or options.weight_version
+            options = dataclasses.replace(options, weights=weights, weight_version=version)
         command = (sys.executable, "-m", "stenograph.embedded.child")
         self._process = subprocess.Popen(
-            [*command, str(self._model), self._options.to_json(), str(number)],
+            [*command, str(self._model), options.to_json(), str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **threads},

@@ -19,6 +19,7 @@ from stenograph.embedded.wire import (
     COMMANDS,
     Abort,
     Command,
+    Controlled,
     Event,
     Failed,
     GrammarTook,
@@ -61,7 +62,7 @@ class ConnectionDesk:
                     first = next(iter(self._connections.values()), None)
                 if first is not None:
                     first.put(event)
-            elif isinstance(event, Sampled | Failed | TokenizedText):
+            elif isinstance(event, Sampled | Failed | TokenizedText | Controlled):
                 number, _, name = event.request_id.partition(":")
                 with self._lock:
                     connection = self._connections.get(int(number))
@@ -117,7 +118,8 @@ class _Connection:
 
     def put(self, event: Event) -> None:
         """Write an event, after those before it."""
-        if isinstance(event, TokenizedText | Failed) or (isinstance(event, Sampled) and event.chunk.finish is not None):
+        is_last = event.chunk.finish is not None if isinstance(event, Sampled) else True
+        if is_last and isinstance(event, Sampled | TokenizedText | Failed | Controlled):
             self._ended.put(event.request_id)
         self._events.put(event)
 

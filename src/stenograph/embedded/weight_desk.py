@@ -61,7 +61,7 @@ class WeightDesk:
                 raise AssertionError("weights are loaded on a thread of their own")
             case _:
                 assert_never(command.kind)
-        return Controlled(request_id=command.request_id, num_paused=num_paused)
+        return Controlled(request_id=command.request_id, num_paused=num_paused, version=core.weight_version)
 
     def _load(self, command: Control) -> None:
         """Read, prepare, have it swapped in, give back what it replaced; then answer, so that the next may come."""
@@ -74,7 +74,8 @@ class WeightDesk:
             problem = f"{path}: there is no memory for a second set of weights"
         finally:
             self._is_loading = False
-        self._send(Controlled(request_id=command.request_id, problem=problem, num_paused=num_running))
+        version = self._core.weight_version
+        self._send(Controlled(request_id=command.request_id, problem=problem, num_paused=num_running, version=version))
 
     def _swap(self, prepared: PreparedWeights, version: str) -> int:
         """Swap between two steps; returns how many requests ran then."""

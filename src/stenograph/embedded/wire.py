@@ -140,11 +140,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 class Controlled(msgspec.Struct, frozen=True, tag="controlled"):
     """The answer to a control command. `problem`: why nothing was done; empty where it was. `num_paused` requests ran
-    at that moment."""
+    at that moment; `version` names the weights after it."""
 
     request_id: RequestId
     problem: str = ""
     num_paused: int = 0
+    version: str = ""
 
 
 Event = Ready | LoadFailed | Sampled | Failed | TokenizedText | GrammarTook | Controlled

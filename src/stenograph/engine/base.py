@@ -14,7 +14,7 @@ The conformance suite (`check_engine`) tests these invariants:
 
 import enum
 from array import array
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,7 +61,7 @@ class Capabilities:
     `streams`: tokens come as they are sampled; else one chunk holds the whole reply. `parses`: the engine writes the
     client's reply itself (`Chunk.reply`), tool calls and reasoning included, and forces tool calls itself. Then both
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
-    `takes_json`: it takes ids as JSON text, so it wants `Prompt.ids_json`. `logprobs`: which distribution its
+    `takes_json`: it takes ids as JSON text, so it wants `Prompt.json`. `logprobs`: which distribution its
     log-probabilities are of. `reports_support`: it reports which ids could be sampled, where it is asked for that and
     set up for it. `note`: one line for the operator on how the engine is used; empty where there is nothing
     to say. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.
@@ -171,6 +171,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def addresses(self) -> Mapping[str, str]:
+        """Names of the engines behind this one that stay, by their addresses, where engines can join and leave."""
+        return {}
+
+    @property
     def forwards(self) -> bool:
         """Whether `forward` takes requests: the engine is a server. Known from the beginning."""
         return False
@@ -220,6 +225,11 @@ class Engine(Protocol):
 
     def require_version(self, version: str) -> None:
         """Take no turns until the weights are those of this name: others have them, and this engine refused."""
+        return
+
+    def follow_version(self, version: str | None, lacking: Collection[str]) -> None:
+        """Another process has told the engines to take the weights of this name, and those named in `lacking` have not:
+        they take no turns until they have. None: nobody knows the name."""
         return
 
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:

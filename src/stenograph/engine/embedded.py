@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,6 +189,10 @@ class EmbeddedEngine(Engine):
     async def find_version(self) -> str | None:
         return self._options.weight_version
 
+    def follow_version(self, version: str | None, lacking: Collection[str]) -> None:
+        if version is not None:
+            self._options = replace(self._options, weight_version=version)
+
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
         """The process does it between two steps. What it has taken holds for the next process too, if it dies."""
         self._check_ready()
@@ -206,8 +210,8 @@ class EmbeddedEngine(Engine):
             del self._controls[name]
         if not event.problem and isinstance(command, UpdateWeights):
             self._options = replace(self._options, weights=command.path, weight_version=command.version)
-        elif not event.problem and isinstance(command, NameWeights):
-            self._options = replace(self._options, weight_version=command.version)
+        elif not event.problem:  # another process may have named them meanwhile
+            self._options = replace(self._options, weight_version=event.version)
         return (ControlAnswer(name=self.name, problem=event.problem, num_paused=event.num_paused),)
 
     async def aclose(self) -> None:

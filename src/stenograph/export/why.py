@@ -17,7 +17,7 @@ from stenograph.core.outcome import RolloutVerdict
 from stenograph.core.strand_kinds import TRAINED_KINDS
 from stenograph.export.ledger_rows import LedgerEntry, ledger_rows
 from stenograph.export.strand_facts import SessionFacts, StrandFacts
-from stenograph.render.drift import FORBIDDEN, DriftReport
+from stenograph.render.drift import FORBIDDEN, Drift, DriftReport
 from stenograph.trajectory.commits import LedgerRow
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import Node, TurnStatus
@@ -68,7 +68,8 @@ class FindingKind(enum.StrEnum):
 
 
 class SampleFinding(TypedDict):
-    """One finding. `told` is a sentence or two for a person; `see` are addresses below the session's with more.
+    """One finding. `told` is a sentence or two for a person; `see` are addresses below the session's with more, and
+    `link` is the place in this server's console that shows it.
 
     `turns` are node ids and `requests` numbers in the ledger: the first 32 of those that it is about, `count` in all.
     """
@@ -81,6 +82,7 @@ class SampleFinding(TypedDict):
     requests: Sequence[Count]
     count: Count
     see: Sequence[str]
+    link: str
 
 
 class SessionFindings(TypedDict):
@@ -127,6 +129,8 @@ def findings(evidence: Evidence) -> list[SampleFinding]:
     """All findings, in the order of `FindingKind`."""
     order = {kind: at for at, kind in enumerate(FindingKind)}
     found = [finding for look in _LOOKS for finding in look(evidence)]
+    for finding in found:
+        finding["link"] = f"/console#/session/{evidence.facts.session_id}?{finding['link']}"
     return sorted(found, key=lambda finding: order[finding["kind"]])
 
 
@@ -140,7 +144,15 @@ def _finding(
     rows: Sequence[LedgerEntry] = (),
     count: int | None = None,
     see: Sequence[str] = (),
+    place: str | None = None,
 ) -> SampleFinding:
+    """A finding. `place` is where the console shows it, by default its first turn or request."""
+    if place is None:
+        place = "tab=facts"
+        if nodes:
+            place = f"turn={nodes[0].id}"
+        elif rows:
+            place = f"tab=ledger&request={rows[0]['number']}"
     return {
         "kind": kind,
         "gravity": gravity,
@@ -150,6 +162,7 @@ def _finding(
         "requests": [row["number"] for row in rows[:MAX_LISTED]],
         "count": count or len(nodes) or len(rows) or 1,
         "see": [*see, *([f"?strand={strand.number}"] if strand is not None and nodes else [])],
+        "link": place,
     }
 
 
@@ -159,7 +172,7 @@ def _of_session(evidence: Evidence) -> Iterator[SampleFinding]:
     if not facts.nodes:
         told = "No turn was committed, so there is nothing to train on."
         told += " No request came." if not evidence.requests else ""
-        yield _finding(FindingKind.NO_TURNS, Gravity.LOST, told, see=("/ledger",))
+        yield _finding(FindingKind.NO_TURNS, Gravity.LOST, told, see=("/ledger",), place="tab=ledger")
     outcome = facts.outcome
     if outcome is None:
         told = "Nobody has said how the rollout ended: its samples have no reward. PUT …/outcome says it."
@@ -176,7 +189,9 @@ def _of_session(evidence: Evidence) -> Iterator[SampleFinding]:
         told = f"{_num(gone.num_turns, 'turn')} with {_num(gone.num_tokens, 'sampled token')} had been committed and"
         told += " were replaced, because a client asked again from an earlier message. They are in no sample."
         told += ' With {"history": "tree"} they would be.'
-        yield _finding(FindingKind.DISCARDED, Gravity.LOST, told, count=gone.num_turns, see=("/ledger",))
+        yield _finding(
+            FindingKind.DISCARDED, Gravity.LOST, told, count=gone.num_turns, see=("/ledger",), place="tab=ledger"
+        )
 
 
 def _of_requests(evidence: Evidence) -> Iterator[SampleFinding]:
@@ -202,7 +217,10 @@ def _of_drift(evidence: Evidence) -> Iterator[SampleFinding]:
         if report.unrenderable is not None:
             if all(node.turn.asked is Asked.CHAT for node in strand.nodes):
                 told = f"The chat template cannot show this line, so it was not compared: {_seen(report.unrenderable)}"
-                yield _finding(FindingKind.UNRENDERABLE, Gravity.NOTE, told, strand=strand, see=("/drift",))
+                place = f"tab=drift&leaf={leaf_id}"
+                yield _finding(
+                    FindingKind.UNRENDERABLE, Gravity.NOTE, told, strand=strand, see=("/drift",), place=place
+                )
             continue
         forbidden = [drift for drift in report.drifts if drift.type in FORBIDDEN]
         tolerated = len(report.drifts) - len(forbidden)
@@ -213,18 +231,34 @@ def _of_drift(evidence: Evidence) -> Iterator[SampleFinding]:
                 f" {first.type} at token {first.start}, where the template writes {_seen(first.expected_text)} and"
                 f" the line has {_seen(first.actual_text)}. Is the template append-only? `stenograph verify` says so."
             )
-            count = len(forbidden)
             yield _finding(
-                FindingKind.FORBIDDEN_DRIFT, Gravity.WRONG, told, strand=strand, count=count, see=("/drift",)
+                FindingKind.FORBIDDEN_DRIFT,
+                Gravity.WRONG,
+                told,
+                strand=strand,
+                count=len(forbidden),
+                see=("/drift",),
+                place=_drift_place(leaf_id, forbidden[0]),
             )
         if tolerated:
             told = (
                 f"The model spelled {_num(tolerated, 'place')} with other tokens than the tokenizer would. The sample"
                 " has what it sampled; a trainer that tokenizes the text again would not."
             )
+            first = next(drift for drift in report.drifts if drift.type not in FORBIDDEN)
             yield _finding(
-                FindingKind.OTHER_SPELLING, Gravity.NOTE, told, strand=strand, count=tolerated, see=("/drift",)
+                FindingKind.OTHER_SPELLING,
+                Gravity.NOTE,
+                told,
+                strand=strand,
+                count=tolerated,
+                see=("/drift",),
+                place=_drift_place(leaf_id, first),
             )
+
+
+def _drift_place(leaf_id: int, drift: Drift) -> str:
+    return f"tab=drift&leaf={leaf_id}&token={drift.start}"
 
 
 def _of_strands(evidence: Evidence) -> Iterator[SampleFinding]:
@@ -256,7 +290,8 @@ def _of_strands(evidence: Evidence) -> Iterator[SampleFinding]:
                 " trainer that takes one policy for a sample. weight_spans says which token is whose."
             )
             nodes = [node for node in strand.nodes if node.turn.sampled.weights]
-            yield _finding(FindingKind.MIXED_VERSIONS, Gravity.WRONG, told, strand=strand, nodes=nodes)
+            place = f"turn={nodes[0].id}&colour=version"
+            yield _finding(FindingKind.MIXED_VERSIONS, Gravity.WRONG, told, strand=strand, nodes=nodes, place=place)
 
 
 def _of_turns(evidence: Evidence) -> Iterator[SampleFinding]:
@@ -265,8 +300,17 @@ def _of_turns(evidence: Evidence) -> Iterator[SampleFinding]:
         for kind, gravity, is_so, tell in _TURN_LOOKS:
             nodes = [node for node in strand.nodes if is_so(strand, node)]
             if nodes:
-                yield _finding(kind, gravity, tell(nodes), strand=strand, nodes=nodes)
+                place = f"turn={nodes[0].id}{_VIEW_OF.get(kind, '')}"
+                yield _finding(kind, gravity, tell(nodes), strand=strand, nodes=nodes, place=place)
 
+
+_VIEW_OF = {
+    FindingKind.CUT_TURN: "&colour=mask",
+    FindingKind.FORCED_TOKENS: "&colour=source",
+    FindingKind.FOREIGN_REPLY: "&colour=source",
+    FindingKind.REWRITES: "&tab=rewrites",
+}
+"""Views of the console beside a turn, where one explains the finding."""
 
 _Look = Callable[[StrandFacts, Node], bool]
 _Tell = Callable[[Sequence[Node]], str]

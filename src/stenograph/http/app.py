@@ -1,6 +1,7 @@
 """The only place that wires things together: settings in, a running server out."""
 
 import asyncio
+import dataclasses
 import logging
 import signal
 import socket
@@ -140,21 +141,21 @@ def make_app(
     Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `worker` is the process among
     several; None: the server has one.
     """
-    body_slots = body_slots or BodySlots(settings.body_slots)
+    body_slots, share = body_slots or BodySlots(settings.body_slots), LoopShare()
     metrics = Metrics(version=__version__)
-    share = LoopShare()
     services = _services(settings, engine, renderer, pool, share, clock)
     manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), worker)
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
     openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
     sessions = _session_routes(settings, services, openings, manager=manager, metrics=metrics, moe_shape=moe_shape)
     parts = OwnParts(sessions=sessions)
-    sync = _weight_sync(engine, services, manager, metrics)
+    sync = _weight_sync(engine, services, manager, metrics, worker)
+    engines = EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes)
     control = ControlRoutes(
         sessions=sessions,
         backup=backup_route(settings, manager.shelf, None if worker is None else worker.place),
         parts=parts if worker is None else worker.all_parts(parts),
-        engines=EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes),
+        engines=engines,
         weights=_weight_routes(settings, sync, model),
         responses=_held_responses(settings, services, doorman, model),
         doorman=doorman,
@@ -187,7 +188,7 @@ def make_app(
         tracing=opened_tracing(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics),
     )
     if worker is not None:
-        worker.wire(app, PeerRoutes(openings=openings, parts=parts))
+        worker.wire(app, PeerRoutes(openings=openings, parts=parts, sync=sync, engines=engines, file=worker.file))
     return app, manager
 
 
@@ -203,8 +204,10 @@ def _held_responses(settings: Settings, services: TurnServices, doorman: Doorman
     return HeldResponses(doorman=doorman, share=services.share, model=model, write=dialect.held)
 
 
-def _weight_sync(engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics) -> WeightSync:
-    sync = WeightSync(engine, services.weights, lambda: manager.abort(None))
+def _weight_sync(
+    engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics, worker: Worker | None
+) -> WeightSync:
+    sync = WeightSync(engine, services.weights, lambda: manager.abort(None), None if worker is None else worker.others)
     metrics.register(WeightMetrics(sync))
     return sync
 
@@ -439,8 +442,9 @@ async def _serve_model(
     """Serve a model until a signal comes or `failed` is set."""
     files, renderer = loaded.files, loaded.renderer
     body_slots = BodySlots(settings.body_slots)
+    urls = None if worker is None else worker.engine_urls()
     engine = make_engine(
-        settings,
+        settings if urls is None else dataclasses.replace(settings, engine_url=urls),
         files,
         loaded.path,
         body_slots,

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 
 from stenograph.core.errors import Forbidden, SessionNotFound, Unauthorized
+from stenograph.http.wire import headers_of
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
 
@@ -74,7 +75,7 @@ class Doorman:
                 return self.manager.get(path_session_id)
             except SessionNotFound:
                 return await find(path_session_id)
-        found = dict(scope["headers"])
+        found = headers_of(scope)
         if (named := found.get(b"x-session-id")) is not None:
             return await find(named.decode("latin-1"))
         for credential in () if self._keys else _credentials(scope):

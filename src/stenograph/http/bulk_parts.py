@@ -4,7 +4,7 @@ A server of one process makes every part itself (`OwnParts`); of several, each m
 (http/workers/all_parts.py). Knows nothing of the answer around the parts.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -66,7 +66,7 @@ class OwnParts:
             yield created_at(session), id_of(session)
 
     @asynccontextmanager
-    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncIterator[Part]:
+    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[Part, None]:
         part = await self.made(session_id, wire)
         async with aclosing(part.pieces):
             yield part

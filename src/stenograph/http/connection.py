@@ -1,10 +1,10 @@
-"""One client connection: uvicorn's HTTP protocol, with limits and deadlines that uvicorn lacks.
+"""One client connection: HTTP/1.1 by httptools, within limits and deadlines, one request at a time.
 
 - A head is collected first, within the limits of `RequestHead`, and parsed when it is whole.
 - A head and a body have deadlines. A connection has one timer at most: it is armed when a read leaves a request half
-  sent, and a request that comes in one read costs none. Bytes that the server does not read do not count against the
-  client.
-- A pipelined request would hide a hang-up: uvicorn queues it, reads no further, and never learns that the client left,
+  sent or an answer whole, and runs on for the requests after it, so that a request costs none. Bytes that the server
+  does not read do not count against the client.
+- A pipelined request would hide a hang-up: whoever queues it reads no further, and never learns that the client left,
   so that a turn would be sampled to its end for nobody. No client of these routes pipelines; one that does is hung up
   on.
 
@@ -17,11 +17,11 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
+from starlette.types import Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from stenograph.core.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, StenographError
@@ -29,16 +29,24 @@ from stenograph.dialects.base import Refuse
 from stenograph.http.delivery import DeliveryConnection
 from stenograph.http.metrics import Metrics
 from stenograph.http.request_head import MAX_HEAD_BYTES, RequestHead
+from stenograph.http.served_request import STATUS_LINES, ServedRequest
 from stenograph.http.settings import Settings
 from stenograph.http.wire import count_error
 
 LEAST_BODY_BYTES_PER_S = 1024
 """The least rate of a body, over each `body_timeout_s`; a slower one is refused."""
 
+KEEP_ALIVE_S = 20.0
+"""Seconds for which a connection is kept between two requests: longer than clients keep theirs (httpx 5 s, aiohttp 15),
+so that none is closed under a request that is on its way."""
+
 LINGER_S = 2.0
 LINGER_BYTES = 2**20
 """The time and bytes for which a refused client may go on sending: a socket that is closed with bytes unread is reset,
 and the client would not see why."""
+
+
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,21 +89,11 @@ class RequestPhase(enum.Enum):
     """Another process serves the request."""
 
 
-class _Flow(FlowControl):
-    """uvicorn's flow control, which says when bodies are read on."""
-
-    def __init__(self, transport: asyncio.Transport, on_resumed: Callable[[], None]) -> None:
-        super().__init__(transport)
-        self._on_resumed = on_resumed
-
-    def resume_reading(self) -> None:
-        super().resume_reading()
-        self._on_resumed()
-
-
 class ClientConnection(DeliveryConnection):
     """A connection that takes one request at a time. `refuse` writes an error, and `on_refused` hears of each that
     it answers by itself."""
+
+    keep_alive_s = KEEP_ALIVE_S
 
     def __init__(
         self,
@@ -108,7 +106,17 @@ class ClientConnection(DeliveryConnection):
         refuse: Refuse,
         on_refused: Callable[[StenographError], None],
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        del app_state  # of a lifespan, which there is none of
+        super().__init__(server_state)
+        if not config.loaded:
+            config.load()
+        self.loop = _loop or asyncio.get_running_loop()
+        self._app = config.loaded_app
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        # An answer may be sent before a request is whole, and the parser is to take the rest of it.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
         self._deadlines = deadlines
         self._refuse_with = refuse
         self._on_refused = on_refused
@@ -124,14 +132,15 @@ class ClientConnection(DeliveryConnection):
         self._is_unread = False
         """The client waits for us: bytes stay in its socket, or it was not yet told to send its body."""
         self._num_discarded = 0
+        self._idle_since: float | None = None
+        """Set between two requests."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<ClientConnection {self.client} {self._phase.name}>"
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.flow = _Flow(transport, self._reading_resumed)
         self._head_since = self.loop.time()
         self._arm(self._head_since + self._deadlines.header_timeout_s)
 
@@ -140,9 +149,10 @@ class ClientConnection(DeliveryConnection):
             self._timer.cancel()
         self._phase = RequestPhase.REFUSED
         super().connection_lost(exc)
+        self._parser = None  # it has bound methods of this object
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        self._idle_since = None
         while data:
             match self._phase:
                 case RequestPhase.HEAD:
@@ -197,7 +207,8 @@ class ClientConnection(DeliveryConnection):
 
     def _take_more(self, data: bytes) -> bytes:
         """Take the bytes after a whole request: the next request if this one is answered, else a pipelined one."""
-        if self.cycle.response_complete:
+        assert self.request is not None, "a whole request is served"
+        if self.request.is_answered:
             self._phase = RequestPhase.HEAD
             self._head_since = self.loop.time()
             return data
@@ -215,59 +226,101 @@ class ClientConnection(DeliveryConnection):
             self.transport.close()
 
     def _feed(self, data: bytes) -> None:
-        assert self.parser is not None, "bytes come only while the connection is there"
+        assert self._parser is not None, "bytes come only while the connection is there"
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             # To another protocol, which we do not speak: the request is answered, and nothing after it is HTTP.
             self._phase = RequestPhase.LAST_ANSWER
-            self.cycle.keep_alive = False
+            assert self.request is not None, "its head is whole"
+            self.request.keeps_connection = False
         except httptools.HttpParserError as error:
             self._refuse(InvalidRequest(f"The request is not HTTP/1.1: {error}."))
 
     def on_message_begin(self) -> None:
         if self._phase is RequestPhase.HEAD:
-            super().on_message_begin()
+            self._url, self._headers = b"", []
         else:  # after a chunked body, in one read with it
             self._hang_up()
 
     def on_url(self, url: bytes) -> None:
         if self._phase is RequestPhase.HEAD:
-            self.url += url
+            self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is not RequestPhase.HEAD:
-            return  # trailers are dropped
-        # As in the method that this one overrides: a call less for each header.
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        if self._phase is RequestPhase.HEAD:  # trailers are dropped
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._phase is not RequestPhase.HEAD:
             return
-        super().on_headers_complete()
-        self._phase = RequestPhase.BODY
-        self._num_left, self._num_framing = None, 0
-        for name, value in self.headers:
-            if name == b"content-length":
-                self._num_left = int(value)
-        self._is_unread = self.expect_100_continue
+        parser, self._phase = self._parser, RequestPhase.BODY
+        assert parser is not None, "its callback"
+        headers = dict(self._headers)
+        length = headers.get(b"content-length")
+        self._num_left, self._num_framing = None if length is None else int(length), 0
+        self._is_unread = b"expect" in headers and headers[b"expect"].lower() == b"100-continue"
+        version = parser.get_http_version()
+        self.request = request = ServedRequest(
+            self._scope(parser.get_method().decode("ascii"), version),
+            self.transport,
+            self.flow,
+            default_headers=self.server_state.default_headers,
+            keeps_connection=version != "1.0" and parser.should_keep_alive(),
+            awaits_continue=self._is_unread,
+            on_answered=self._answered,
+        )
+        task = self.loop.create_task(request.run(self._app))
+        tasks = self.server_state.tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def _scope(self, method: str, version: str) -> Scope:
+        """The request as ASGI describes it."""
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "method": method,
+            "scheme": "http",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "root_path": "",
+            "headers": self._headers,
+            "server": self.server,
+            "client": self.client,
+            "extensions": self.extensions,
+        }
 
     def on_body(self, body: bytes) -> None:
-        if self._phase is RequestPhase.BODY:
+        if self._phase is RequestPhase.BODY and self.request is not None:
             self._num_framing = 0
-            super().on_body(body)
+            self.request.body_came(body)
             self._is_unread |= self.flow.read_paused
 
     def on_message_complete(self) -> None:
-        if self._phase is RequestPhase.BODY:
+        if self._phase is RequestPhase.BODY and self.request is not None:
             self._phase = RequestPhase.ANSWER
-            super().on_message_complete()
+            self.request.body_ended()
+            if self.request.is_answered:
+                self._rest()
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: an operator can do nothing about it."""
+    def _answered(self) -> None:
+        """The answer to the request is written."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        self._rest()
+
+    def _rest(self) -> None:
+        """Close the connection if the next request does not begin in time."""
+        self._idle_since = now = self.loop.time()
+        self._arm(now + self.keep_alive_s)
 
     def _body_flows(self, num_bytes: int) -> None:
         """Note that bytes of a body came, and that it is not whole yet."""
@@ -292,7 +345,9 @@ class ClientConnection(DeliveryConnection):
 
     def _on_time(self) -> None:
         self._timer = None
-        if self._phase is RequestPhase.HEAD:
+        if self._idle_since is not None:
+            self._check_idle(self._idle_since + self.keep_alive_s)
+        elif self._phase is RequestPhase.HEAD:
             self._check_head()
         elif self._phase is RequestPhase.BODY:
             self._check_body()
@@ -305,6 +360,12 @@ class ClientConnection(DeliveryConnection):
             self._arm(self._head_since + timeout_s)
         elif self._head.is_begun:
             self._refuse(RequestTimeout(f"The request's head took longer than {timeout_s:g} s (--header-timeout)."))
+        else:
+            self._hang_up()
+
+    def _check_idle(self, until: float) -> None:
+        if self.loop.time() < until:
+            self._arm(until)
         else:
             self._hang_up()
 
@@ -334,19 +395,18 @@ class ClientConnection(DeliveryConnection):
 
     def _refuse(self, error: StenographError) -> None:
         """Answer with an error, if the request that it is about has no answer yet, and close."""
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        is_answered = self._phase is RequestPhase.BODY and cycle is not None and cycle.response_started
+        request = self.request
+        is_answered = self._phase is RequestPhase.BODY and request is not None and request.has_begun_answer
         self._phase = RequestPhase.REFUSED
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        if request is not None:
+            request.disconnect()
         if is_answered or self.transport.is_closing():
             self.transport.close()
             return
         self._on_refused(error)
         refusal = self._refuse_with(error)
         headers = [*refusal.headers, ("content-length", str(len(refusal.content))), ("connection", "close")]
-        lines = [STATUS_LINE[refusal.status]]
+        lines = [STATUS_LINES[refusal.status]]
         lines += [b"%b: %b\r\n" % pair for pair in self.server_state.default_headers]
         lines += [f"{name}: {value}\r\n".encode("ascii") for name, value in headers]
         self.transport.write(b"".join([*lines, b"\r\n", refusal.content]))

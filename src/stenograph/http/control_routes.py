@@ -23,6 +23,8 @@ from stenograph.engine.base import Engine, EngineState
 from stenograph.http.auth import Doorman
 from stenograph.http.bulk_parts import SessionParts
 from stenograph.http.bulk_routes import BulkRoutes
+from stenograph.http.console_page import console_file, console_page
+from stenograph.http.console_routes import ConsoleRoutes, NowBoard
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
@@ -143,6 +145,7 @@ class ControlRoutes:
                 Route("/tokenize", keyed(self._tokenize), methods=["POST"]),
                 Route("/detokenize", keyed(self._detokenize), methods=["POST"]),
                 *self._admin_routes(),
+                *self._console_routes(),
                 Route("/model_info", keyed(self.weights.model_info), methods=["GET"]),
                 Route("/abort_request", keyed(sessions.abort_all), methods=["POST"]),
                 Route("/sessions", keyed(sessions.create), methods=["POST"]),
@@ -189,6 +192,22 @@ class ControlRoutes:
             Route("/engines", admin(engines.list_engines), methods=["GET"]),
             Route("/engines", admin(engines.add), methods=["POST"]),
             Route("/engines/{name:path}", admin(engines.remove), methods=["DELETE"]),
+        ]
+
+    def _console_routes(self) -> list[Route]:
+        """The page, which is for everybody, and its data."""
+        keyed, weights = self._with_key, self.weights.sync.weights
+        board = NowBoard(self.sessions, self.engine, weights, self.model, self.instance_id)
+        console = ConsoleRoutes(sessions=self.sessions, board=board)
+        return [
+            Route("/console", console_page, methods=["GET"]),
+            Route("/console/api/now", keyed(console.now), methods=["GET"]),
+            Route("/console/api/group", keyed(console.group), methods=["GET"]),
+            Route("/console/api/vocabulary/{hash}", keyed(console.vocabulary), methods=["GET"]),
+            Route("/console/api/sessions/{id}", keyed(console.session), methods=["GET"]),
+            Route("/console/api/sessions/{id}/turns", keyed(console.turns), methods=["GET"]),
+            Route("/console/api/sessions/{id}/tokens", keyed(console.tokens), methods=["GET"]),
+            Route("/console/{file:path}", console_file, methods=["GET"]),
         ]
 
     def _proxy(self) -> ProxyRoute:

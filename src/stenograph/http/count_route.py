@@ -15,7 +15,7 @@ from stenograph.dialects.base import CountDialect, Incoming
 from stenograph.http.auth import Doorman
 from stenograph.http.metrics import Metrics
 from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES, RequestPath, client_name, sought_headers
-from stenograph.http.wire import ClientGone, count_error, read_json, send_refusal, send_whole
+from stenograph.http.wire import ClientGone, count_error, headers_of, read_json, send_refusal, send_whole
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Caller
@@ -44,13 +44,13 @@ class CountRoute:
         try:
             self.doorman.check_key(scope)
             session = await self.doorman.session_of(path.session_id, scope)
-            name = client_name(scope)
+            name = client_name(headers_of(scope))
             if session is not None:
                 note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
             body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
             request = await self._decode(Incoming(body=body, at=path.at))
             spelling = request.spelling
-            headers = sought_headers(scope, self.sought_headers)
+            headers = sought_headers(headers_of(scope), self.sought_headers)
             caller = Caller(name=name, path=path.route, headers=headers, note=note)
             num_tokens = await self.counter.count(session, request, caller)
             note.counted(num_tokens)

@@ -1,16 +1,21 @@
 """Sends a whole answer at once, and detects that a client has left, and that an answer has: its last byte is out of the
 transport's write buffer while the connection lives.
 
-uvicorn's `send` returns when the bytes are handed to the transport, of which megabytes may wait there for a client that
+ASGI's `send` returns when the bytes are handed to the transport, of which megabytes may wait there for a client that
 reads nothing; and of a lost connection it tells only a task that waits for it. A handler finds the connection in its
-scope, under ASGI's `extensions`. Knows nothing of what is sent.
+scope, under ASGI's `extensions`. Knows nothing of what is sent, and reads nothing.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol, cast
 
 from starlette.types import Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
+from uvicorn.server import ServerState
+
+from stenograph.http.served_request import Flow, ServedRequest
 
 _EXTENSION = "stenograph.delivery"
 
@@ -43,21 +48,41 @@ class ClientLink(Protocol):
         ...
 
 
-class DeliveryConnection(HttpToolsProtocol):
-    """A connection that calls a handler when it is lost, and knows when what was written to it has left."""
+class DeliveryConnection(asyncio.Protocol):
+    """A connection that calls a handler when it is lost, and knows when what was written to it has left.
 
-    _is_lost = False
-    _is_gone = False
-    _on_gone: Callable[[], None] | None = None
+    `request` is the one that it serves, or has served last; the server closes its connections by `shutdown`.
+    """
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {_EXTENSION: {"connection": self}}
+    transport: asyncio.Transport
+    flow: Flow
+
+    def __init__(self, server_state: ServerState) -> None:
+        self.server_state = server_state
+        self.request: ServedRequest | None = None
+        self.server: tuple[str, int | None] | None = None
+        self.client: tuple[str, int] | None = None
+        self.extensions: dict[str, dict[str, object]] = {_EXTENSION: {"connection": self}}
+        """As a handler finds it in its scope."""
+        self._is_lost = False
+        self._is_gone = False
+        self._on_gone: Callable[[], None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass of it
+        self.flow = Flow(self.transport, self._reading_resumed)
+        self.server = get_local_addr(self.transport)
+        self.client = get_remote_addr(self.transport)
+        self.server_state.connections.add(cast("HttpToolsProtocol", self))
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Lost without an error are connections that were closed, which is after the last byte, or aborted.
         self._is_lost = exc is not None or self.flow.write_paused
-        super().connection_lost(exc)
+        self.server_state.connections.discard(cast("HttpToolsProtocol", self))
+        if self.request is not None:
+            self.request.disconnect()
+        self.flow.resume_writing()
+        self.transport.close()
         self._is_gone = True
         if self._on_gone is not None:
             self._on_gone()
@@ -69,41 +94,49 @@ class DeliveryConnection(HttpToolsProtocol):
     def cut(self) -> None:
         self.transport.abort()
 
+    def eof_received(self) -> None:
+        """The client sends no more, and so the connection is closed."""
+
+    def pause_writing(self) -> None:
+        self.flow.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.flow.resume_writing()
+
+    def shutdown(self) -> None:
+        """Close it once its request is answered, or now. The server calls it when it ends."""
+        if self.request is None or self.request.is_answered:
+            self.transport.close()
+        else:
+            self.request.keeps_connection = False
+
+    def _reading_resumed(self) -> None:
+        """The request's body is read on."""
+
     def when_gone(self, on_gone: Callable[[], None] | None) -> None:
         self._on_gone = on_gone
         if on_gone is None:
             return
-        self.flow.resume_reading()  # after a large body nothing is read, not even the connection's end
+        if self.flow.read_paused:
+            self.flow.resume_reading()  # after a large body nothing is read, not even the connection's end
         if self._is_gone:
             on_gone()
 
     async def answer(self, send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        cycle = self.cycle
-        if send != cycle.send:  # the headers that a page of another site needs are added on the way
+        request = self.request
+        if request is None or send != request.send:  # a page of another site needs headers that are added on the way
             await _send_whole(send, status, body, headers)
             return
-        # As the cycle's `send` does, which writes the head before it has seen a body.
-        if self.flow.write_paused and not cycle.disconnected:
+        if self.flow.write_paused and not request.disconnected:
             await self.flow.drain()
-        if cycle.disconnected:
+        if request.disconnected:
             return
-        assert not cycle.response_started, "a request is answered once"
-        lines = [b"%b: %b\r\n" % pair for pair in self.server_state.default_headers]
-        lines += [b"%b: %b\r\n" % pair for pair in headers]
-        if not cycle.keep_alive:
-            lines.append(b"connection: close\r\n")
-        head = b"%bcontent-length: %d\r\n%b\r\n" % (STATUS_LINE[status], len(body), b"".join(lines))
-        assert head.count(b"\n") == head.count(b"\r") == len(lines) + 3, "no header has a line break"
-        cycle.response_started = cycle.response_complete = True
-        cycle.waiting_for_100_continue = False
+        head = request.begin_answer(status, headers, len(body))
         if len(body) <= JOINED_BYTES:
             self.transport.write(head + body)
         else:
             self.transport.writelines((head, body))
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            self.transport.close()
-        cycle.on_response()
+        request.end_answer()
 
     async def has_left(self) -> bool:
         if not self._is_lost and self.transport.get_write_buffer_size():

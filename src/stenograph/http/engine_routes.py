@@ -1,5 +1,6 @@
 """The routes by which an administrator adds engines to a fleet and takes them from it while it runs."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, cast
@@ -7,7 +8,7 @@ from typing import Literal, TypedDict, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.errors import InvalidRequest, RouteNotFound, StartupError
+from stenograph.core.errors import InvalidRequest, RouteNotFound, StartupError, StenographError
 from stenograph.core.json_types import Count
 from stenograph.dialects.engine_commands import decode_engine
 from stenograph.engine.base import Engine, EngineState, EngineStatus
@@ -67,20 +68,54 @@ class EngineRoutes:
             await self._join(fleet, member)
         except StartupError as error:
             raise InvalidRequest(f"The engine cannot join: {error}.", param="/url") from error
+        try:
+            await self.sync.change_engines()
+        except StenographError:
+            fleet.dismiss(member.name)
+            await asyncio.gather(fleet.leave(member.name), self.sync.change_engines())
+            raise
         status = next(status for status in fleet.statuses() if status.name == member.name)
         return json_response(_row(status))
 
     async def remove(self, request: Request) -> Response:
         """`DELETE /engines/{name}`, answered when the turns that it runs have ended."""
-        name = str(request.path_params["name"])
+        name, fleet = str(request.path_params["name"]), self._fleet()
         try:
-            found = await self._fleet().leave(name)
+            found = fleet.dismiss(name)
         except StartupError as error:
             raise InvalidRequest(f"The engine cannot leave: {error}.") from error
         if not found:
             raise RouteNotFound(f"There is no engine {name[:200]!r}; GET /engines lists them.")
+        await asyncio.gather(fleet.leave(name), self.sync.change_engines())
         left: EngineLeft = {"name": name, "removed": True}
         return json_response(left)
+
+    async def follow(self, addresses: Sequence[str]) -> None:
+        """Use the engines at these addresses, as another process does; return when the turns at those that leave have
+        ended. Raises StartupError."""
+        if not isinstance(self.engine, Fleet) or self.engine.make is None:
+            return
+        fleet = self.engine
+        gone = [name for url, name in fleet.addresses.items() if url not in addresses]
+        for url in addresses:
+            if url not in fleet.addresses:
+                await self._follow_one(fleet, self.engine.make(url))
+        await asyncio.gather(*map(fleet.leave, gone))
+
+    async def _follow_one(self, fleet: Fleet, member: FleetMember) -> None:
+        """Start an engine that has its weights from another process, and let it join, unless it has meanwhile."""
+        state = self.sync.state()
+        try:
+            if state.num_taken:
+                member.engine.follow_version(state.version, state.lacking)
+            await member.engine.start()
+            if member.url in fleet.addresses:
+                await member.engine.aclose()
+            else:
+                fleet.join(member)
+        except BaseException:
+            await member.engine.aclose()
+            raise
 
     async def _join(self, fleet: Fleet, member: FleetMember) -> None:
         """Start an engine, give it the weights, and let it join. Raises StartupError; nothing is left behind then."""

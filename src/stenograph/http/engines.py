@@ -93,7 +93,7 @@ def maker(settings: Settings, files: ModelFiles, body_slots: BodySlots) -> Calla
             control_timeout_s=settings.request_timeout_s,
         )
         engine = HttpEngine(server, adapter, reply_slots)
-        return FleetMember(name=engine.name, engine=engine)
+        return FleetMember(name=engine.name, engine=engine, url=url)
 
     return make
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from stenograph import __version__
 
 LINKS: Sequence[tuple[str, str]] = (
+    ("/console", "sessions, their tokens, and what runs now, to look at"),
     ("/health", "whether the server is alive"),
     ("/ready", "whether an engine is usable, and why not"),
     ("/metrics", "metrics for Prometheus"),

@@ -136,10 +136,15 @@ class _Histogram:
 
     def observe_one_each(self, durations_s: Mapping[Stage, float], *, but: Stage) -> None:
         """Observe one duration for each label value, without the value `but`."""
+        counts, sums, bounds = self._counts, self._sums, self._bounds
         for value, duration_s in durations_s.items():
             if value is not but:
-                self._counts[value][bisect_left(self._bounds, duration_s)] += 1
-                self._sums[value] += duration_s
+                counts[value][bisect_left(bounds, duration_s)] += 1
+                sums[value] += duration_s
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        return tuple(self._counts[""])
 
     def family(self) -> HistogramMetricFamily:
         family = HistogramMetricFamily(self._metric.name, self._metric.help, labels=self._metric.labels)
@@ -265,6 +270,14 @@ class Metrics(Collector):
         """Count differences, by drift class."""
         for drift_class, num in counts.items():
             self._counters[DRIFT].add(num, drift_class)
+
+    def count_of(self, metric: Metric) -> int:
+        """A counter's sum over all values of its label."""
+        return self._counters[metric].total
+
+    def buckets_of(self, metric: Metric) -> tuple[int, ...]:
+        """A histogram's number of durations in each bucket; it has no label."""
+        return self._histograms[metric].buckets
 
     def exposition(self) -> tuple[bytes, str]:
         """Everything counted so far, as the body of an answer and its content type.

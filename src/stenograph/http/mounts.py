@@ -1,9 +1,11 @@
 """The ASGI application: a turn's request goes straight to its dialect's route, every other through Starlette."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from stenograph.core.errors import MethodNotAllowed, StenographError, UpgradeRequired
 from stenograph.dialects.base import Refusal, Refuse
@@ -13,6 +15,9 @@ from stenograph.http.nodes import Nodes
 from stenograph.http.traces.tracing import TracedRoute, Tracing
 from stenograph.http.turn_route import RequestPath, TurnRoute
 from stenograph.http.wire import count_error, header_value, send_refusal
+
+_OURS = "stenograph.ours"
+"""In a scope: no other node has the request's session."""
 
 
 class App:
@@ -35,28 +40,34 @@ class App:
         traces of the requests that make turns; None: nothing does."""
         routes = turns if tracing is None else tracing.routes(turns)
         self._mounts = [(_pattern(path), turn) for turn in routes for path in turn.dialect.paths]
+        behind: Any = ProxyHeadersMiddleware(cast("Any", control))  # uvicorn has types of its own for ASGI
+        self._control: ASGIApp = behind
+        """Some routes show addresses, of which a proxy before the server knows more."""
         self._tracing = tracing
-        self._control = control
         self._nodes = nodes
         self.metrics = metrics
         self.refuse = refuse
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._nodes is not None and await self._nodes.answered(scope, receive, send, self.refuse_at):
-            return
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if self._nodes is not None and _OURS not in scope:
+            return self._somewhere(self._nodes, scope, receive, send)
         found = self._find(scope["path"]) if scope["type"] == "http" else None
         if found is None:
-            await self._control(_with_one_v1(scope), receive, send)
-            return
+            return self._control(_with_one_v1(scope), receive, send)
         turn, parts = found
         if scope["method"] == "POST":
-            await turn.handle(scope, receive, send, parts)
-            return
+            return turn.handle(scope, receive, send, parts)
         error: StenographError = MethodNotAllowed(scope["method"], scope["path"], allowed=("POST",))
         if (header_value(scope, b"upgrade") or "").lower() == "websocket":
             error = UpgradeRequired(f"{scope['path']} opens no websocket: send the request by POST.")
         count_error(self.metrics, error)
-        await send_refusal(send, turn.dialect.refusal(error, None))
+        return send_refusal(send, turn.dialect.refusal(error, None))
+
+    async def _somewhere(self, nodes: Nodes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer by the node that has the request's session, or here."""
+        if not await nodes.answered(scope, receive, send, self.refuse_at):
+            scope[_OURS] = True
+            await self(scope, receive, send)
 
     async def aclose(self) -> None:
         """Close the connections to other nodes, and send the spans that wait."""

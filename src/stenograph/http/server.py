@@ -107,7 +107,9 @@ def uvicorn_config(app: App, settings: Settings, worker: Worker | None = None) -
         access_log=False,
         log_config=None,
         lifespan="off",
+        interface="asgi3",
         server_header=False,
+        proxy_headers=False,  # of use to few routes, which read them themselves
         headers=[("server", "stenograph")],
         # The drain ends every turn by its own deadline; this one is for a client that does not take its reply.
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + settings.abort_grace_s) + 5,

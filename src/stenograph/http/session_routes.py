@@ -205,7 +205,7 @@ class SessionRoutes:
         The line is the main strand's or that of strand N, where there are several the one that was committed last.
         """
         session = await self._look(request)
-        _check_query(request, "records", "strand")
+        check_query(request, "records", "strand")
         wanted = request.query_params.get("records", "full")
         if wanted not in ("full", "delta"):
             raise InvalidRequest(f"records must be 'full' or 'delta', got {wanted[:20]!r}.", param="/records")
@@ -270,15 +270,13 @@ class SessionRoutes:
         session = await self._look(request)
         reports = await self._drift_of(leaves(session.nodes))
         self._count_drift(session, {leaf.id: report for leaf, report in reports})
-        lines = as_list(_drifted_line(leaf, report) for leaf, report in reports)
-        body: DriftReports = {"session_id": session.id, "lines": lines}
-        return json_in_pieces(self.share, body)
+        return json_in_pieces(self.share, drift_reports(session.id, reports))
 
     async def ledger(self, request: Request) -> Response:
         """`GET /sessions/{id}/ledger?limit=&after=`: every request that named the session, in order."""
         session = await self._look(request)
-        _check_query(request, "limit", "after")
-        limit, after = _number(request, "limit", 1000, least=1), _number(request, "after", 0, least=0)
+        check_query(request, "limit", "after")
+        limit, after = number_of(request, "limit", 1000, least=1), number_of(request, "after", 0, least=0)
         if limit > MAX_PAGE:
             raise InvalidRequest(f"limit must be at most {MAX_PAGE}, got {limit}.", param="/limit")
         rows = session.ledger.rows(limit, after)
@@ -427,6 +425,11 @@ class SessionRoutes:
         return await self.pool.run(lambda: decode(body), num_bytes=len(body))
 
 
+def drift_reports(session_id: str, reports: Sequence[tuple[Node, DriftReport]]) -> DriftReports:
+    """The drift of each line, as it is told. To be written once."""
+    return {"session_id": session_id, "lines": as_list(_drifted_line(leaf, report) for leaf, report in reports)}
+
+
 def _drifted_line(leaf: Node, report: DriftReport) -> DriftedLine:
     return {
         "leaf": leaf.id,
@@ -448,7 +451,7 @@ def _strand(facts: SessionFacts, number: str) -> Node | None:
     )
 
 
-def _number(request: Request, name: str, default: int, *, least: int) -> int:
+def number_of(request: Request, name: str, default: int, *, least: int) -> int:
     """A number of the query. Raises InvalidRequest."""
     given = request.query_params.get(name)
     if given is None:
@@ -466,14 +469,14 @@ def filter_of(request: Request, *others: str, filters: Sequence[str] = ("group",
     query = request.query_params
     texts = {name.removeprefix(_METADATA): text for name, text in query.items() if name.startswith(_METADATA)}
     keys = [_METADATA + key for key in texts] if _METADATA in filters else []
-    _check_query(request, *others, *(name for name in filters if name != _METADATA), *keys)
+    check_query(request, *others, *(name for name in filters if name != _METADATA), *keys)
     state = query.get("state")
     check_state(state)
     return SessionFilter(group=query.get("group"), state=None if state is None else SessionState(state), texts=texts)
 
 
-def _check_query(request: Request, *known: str) -> None:
+def check_query(request: Request, *known: str) -> None:
     """Raise InvalidRequest for a query parameter that means nothing here."""
     for name in request.query_params:
         if name not in known:
-            raise InvalidRequest(f"Unknown query parameter {name[:40]!r}; known are {', '.join(known)}.")
+            raise InvalidRequest(f"Unknown query parameter {name[:40]!r}; known are {', '.join(known) or 'none'}.")

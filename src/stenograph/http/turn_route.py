@@ -5,7 +5,7 @@ leaving stops what still runs. The terminal event of a stream is sent after the 
 """
 
 import logging
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -24,7 +24,7 @@ from stenograph.http.wire import (
     ClientGone,
     WaitingClient,
     count_error,
-    header_value,
+    headers_of,
     read_json,
     send_refusal,
 )
@@ -113,13 +113,14 @@ class TurnRoute:
     ) -> Watch:
         self.doorman.check_key(scope)
         session = await self.doorman.session_of(path.session_id, scope)
-        name = client_name(scope)
+        headers = headers_of(scope)
+        name = client_name(headers)
         if session is not None:
             reading.note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
         body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
         stages.mark(Stage.RECEIVE, self.clock.monotonic())
         await self.manager.settle(session)
-        identity = None if session is None else _identity(scope, path, body)
+        identity = None if session is None else _identity(headers, path, body)
         admitted = self.manager.admit(session, stages=stages, identity=identity)
         if not isinstance(admitted, Place):
             return admitted
@@ -146,7 +147,7 @@ class TurnRoute:
             caller = Caller(
                 name=name,
                 path=path.route,
-                headers=sought_headers(scope, self.sought_headers),
+                headers=sought_headers(headers, self.sought_headers),
                 note=reading.note,
                 trace=path.trace,
             )
@@ -272,8 +273,7 @@ class _Reading:
         self.spelling: Spelling | None = None
 
 
-def _identity(scope: Scope, path: RequestPath, body: bytes) -> RequestIdentity:
-    headers: dict[bytes, bytes] = dict(scope["headers"])
+def _identity(headers: Mapping[bytes, bytes], path: RequestPath, body: bytes) -> RequestIdentity:
     count = headers.get(b"x-stainless-retry-count", b"0")
     return RequestIdentity(
         route=path.route,
@@ -283,18 +283,14 @@ def _identity(scope: Scope, path: RequestPath, body: bytes) -> RequestIdentity:
     )
 
 
-def sought_headers(scope: Scope, sought: Container[bytes]) -> dict[str, str]:
-    """The headers that rules look at; of several with one name the last."""
-    found: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        if name in sought:
-            found[name.decode()] = value.decode("latin-1")
-    return found
+def sought_headers(headers: Mapping[bytes, bytes], sought: Set[bytes]) -> dict[str, str]:
+    """The headers that rules look at."""
+    return {name.decode(): headers[name].decode("latin-1") for name in headers.keys() & sought}
 
 
-def client_name(scope: Scope) -> str:
+def client_name(headers: Mapping[bytes, bytes]) -> str:
     """The client's own name, shortened. Nothing checks it."""
-    return (header_value(scope, b"user-agent") or "")[:MAX_CLIENT_CHARS]
+    return headers.get(b"user-agent", b"").decode("latin-1")[:MAX_CLIENT_CHARS]
 
 
 async def _result(watch: Watch, note: LedgerNote) -> TurnOutcome:

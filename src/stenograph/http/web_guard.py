@@ -5,7 +5,7 @@ an attacker's name comes to mean this machine, the page looks like the server's 
 """
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import lru_cache
 
 from starlette.middleware.cors import CORSMiddleware
@@ -46,15 +46,14 @@ class WebGuard:
             expose_headers=sorted(OUR_HEADERS | {"allow", "retry-after", "x-should-retry"}),
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI, for HTTP."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """ASGI, for HTTP. It does not stand in the way of what it lets pass."""
         try:
             origin = self.allowed_origin(scope["headers"])
         except Forbidden as error:
             count_error(self._metrics, error)
-            await send_refusal(send, self._refuse(error))
-        else:
-            await (self._app if origin is None else self._to_pages)(scope, receive, send)
+            return send_refusal(send, self._refuse(error))
+        return (self._app if origin is None else self._to_pages)(scope, receive, send)
 
     def allowed_origin(self, headers: Headers) -> bytes | None:
         """The page of another, allowed site that a request comes from; None if it comes from no other site.

@@ -27,6 +27,8 @@ from stenograph.offload.loop_share import LoopShare
 Headers = Iterable[tuple[str, str]]
 
 
+_HEADERS = "stenograph.headers"
+
 WHOLE_PIECES = 2
 """An answer of no more pieces than this is sent whole, with its length."""
 
@@ -37,7 +39,7 @@ class ClientGone(Exception):
 
 async def read_json(scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None) -> bytes:
     """`read_body` for a route that takes JSON. Raises UnsupportedMediaType besides, for a body of another type."""
-    headers = dict(scope["headers"])
+    headers = headers_of(scope)
     if headers.get(b"content-type") != b"application/json":
         _check_type(headers)
     return await _body(headers, receive, max_bytes=max_bytes, body_slots=body_slots)
@@ -70,7 +72,7 @@ def _has_body(headers: dict[bytes, bytes]) -> bool:
 async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None) -> bytes:
     """Read the whole body, a large one in a slot. Raises BodyTooLarge before reading more than `max_bytes`,
     ClientGone, InvalidRequest."""
-    return await _body(dict(scope["headers"]), receive, max_bytes=max_bytes, body_slots=body_slots)
+    return await _body(headers_of(scope), receive, max_bytes=max_bytes, body_slots=body_slots)
 
 
 async def _body(
@@ -107,9 +109,17 @@ async def _gather(receive: Receive, max_bytes: int) -> bytes:
             return b"".join(chunks)  # of one it makes no copy
 
 
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """The headers of a request by their names in lower case; of several with one name the last. Made once."""
+    found: dict[bytes, bytes] | None = scope.get(_HEADERS)
+    if found is None:
+        found = scope[_HEADERS] = dict(scope["headers"])
+    return found
+
+
 def header_value(scope: Scope, name: bytes) -> str | None:
     """A header of a request; `name` in lower case."""
-    value = dict(scope["headers"]).get(name)
+    value = headers_of(scope).get(name)
     return None if value is None else value.decode("latin-1")
 
 
@@ -164,8 +174,6 @@ class ClosedStream(StreamingResponse):
     """An answer whose source is closed at its end, and once the client has left: what is written after that goes
     nowhere, and nothing else says so before the next event-loop iteration."""
 
-    body_iterator: AsyncGenerator[bytes | memoryview, None]
-
     def __init__(
         self,
         link: ClientLink,
@@ -176,10 +184,11 @@ class ClosedStream(StreamingResponse):
     ) -> None:
         super().__init__(content, headers=headers, media_type=media_type)
         self._link = link
+        self._content = content
 
     async def stream_response(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self.body_iterator) as pieces:
+        async with aclosing(self._content) as pieces:
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
                 if self._link.is_gone:

@@ -125,7 +125,10 @@ class Tokenizer:
         skipped: Collection[int] = self.special_ids if skip_special else ()
         texts: list[bytes] = []
         while some := list(islice(rest, _JOINED_AT_ONCE)):
-            texts.append(b"".join([table[i] if 0 <= i < num and i not in skipped else b"" for i in some]))
+            if not skipped and min(some) >= 0 and max(some) < num:
+                texts.append(b"".join(map(table.__getitem__, some)))
+            else:
+                texts.append(b"".join([table[i] if 0 <= i < num and i not in skipped else b"" for i in some]))
         return b"".join(texts).decode("utf-8", "replace")
 
     def bytes_of(self, token_id: int) -> bytes:

@@ -59,9 +59,9 @@ class BodySlots:
         finally:
             slot.give_up()
 
-    async def small(self) -> None:
+    def small(self) -> Awaitable[None]:
         """Wait for the event-loop iteration in which this small body is served."""
-        await self._passes.enter()
+        return self._passes.enter()
 
     @asynccontextmanager
     async def decoding(self) -> AsyncGenerator[None]:

@@ -30,8 +30,15 @@ def trim_memory() -> None:
     _TRIM()
 
 
-_IS_PART: dict[type[object], bool] = dict.fromkeys((array, dict, list, tuple), True)
-"""Whether a type is part of records, for the types that were met."""
+class _RecordParts(dict[type[object], bool]):
+    """Whether a type is part of records, for the types that were met."""
+
+    def __missing__(self, kind: type[object]) -> bool:
+        self[kind] = is_part = is_dataclass(kind) or issubclass(kind, Struct)
+        return is_part
+
+
+_IS_PART = _RecordParts(dict.fromkeys((array, dict, list, tuple), True))
 
 
 def _find_untrack() -> Callable[[object], object]:
@@ -54,18 +61,15 @@ def untrack(record: object) -> None:
     the same whatever it hangs on. References are counted as ever, and free it. Source: CPython's C API,
     `PyObject_GC_UnTrack`.
     """
-    if not gc.is_tracked(record):
+    is_tracked = gc.is_tracked
+    if not is_tracked(record):
         return  # it may have no header for the garbage collector
     _UNTRACK(record)
     found: list[object] = [record]
     while found:
-        parts: list[object] = list(filter(gc.is_tracked, gc.get_referents(*found)))
+        parts = filter(is_tracked, gc.get_referents(*found))
         found = []
-        for one in parts:
-            kind = type(one)
-            is_part = _IS_PART.get(kind)
-            if is_part is None:
-                is_part = _IS_PART[kind] = is_dataclass(kind) or issubclass(kind, Struct)
-            if is_part and gc.is_tracked(one):  # one that two refer to is met twice
+        for one in parts:  # one that two refer to is untracked when it is met again
+            if _IS_PART[type(one)]:
                 _UNTRACK(one)
                 found.append(one)

@@ -316,11 +316,9 @@ class Renderer:
 
 def _overlap(tail_ids: Sequence[int], ids: Sequence[int], closing_ids: Sequence[int]) -> int:
     """Number of first ids that the tail ends with already; no more than the closing ids that they begin with."""
-    same = 0
-    for one, other in zip(ids, closing_ids, strict=False):
-        if one != other:
-            break
-        same += 1
+    same = len(closing_ids)
+    if ids[:same] != closing_ids:
+        same = next((at for at, pair in enumerate(zip(ids, closing_ids, strict=False)) if pair[0] != pair[1]), len(ids))
     tail, first = list(tail_ids[-same:]) if same else [], list(ids[:same])
     for num in range(len(tail), 0, -1):
         if tail[-num:] == first[:num]:

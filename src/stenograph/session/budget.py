@@ -20,15 +20,15 @@ def max_tokens(
     wanted, room = request.params.max_tokens, remaining.context_tokens
     if room is not None and (room < 1 or (over_budget is OverBudget.REFUSE and (wanted or 1) > room)):
         raise ContextLengthExceeded(
-            num_prompt_tokens=len(prompt.ids),
+            num_prompt_tokens=prompt.num_tokens,
             max_tokens=wanted,
-            max_context_tokens=room + len(prompt.ids),
+            max_context_tokens=room + prompt.num_tokens,
             prompt=part,
         )
     if remaining.session_tokens is not None and remaining.session_tokens < 1:
         raise LimitExceeded(
             Limit.SESSION_TOKENS,
-            f"a prompt of {len(prompt.ids)} tokens leaves nothing of what this session may have (max_total_tokens)",
+            f"a prompt of {prompt.num_tokens} tokens leaves nothing of what this session may have (max_total_tokens)",
         )
     limits = [limit for limit in (wanted, room, remaining.session_tokens) if limit is not None]
     return min(limits, default=None)

@@ -33,7 +33,7 @@ def log_turn_end(
             "status": report.end.value,
             "finish": report.finish,
             "error": report.code,
-            "prompt_tokens": len(turn.prompt.ids) if turn.is_open else None,
+            "prompt_tokens": turn.prompt.num_tokens if turn.is_open else None,
             "cached_tokens": None if report.finish is None else report.num_cached,
             "sampled_tokens": report.num_completion if turn.is_open else None,
             "detail": None if error is None else str(error) or type(error).__name__,

@@ -167,7 +167,7 @@ def held_reply(node: Node, model: str) -> ChatReply:
         id=turn.reply_id,
         created=int(turn.committed_at),
         model=model,
-        prompt=Prompt(ids=line_ids(node)[:num_prompt]),
+        prompt=Prompt(new_ids=line_ids(node)[:num_prompt]),
         parsed=turn.reply,
         sampled=turn.sampled,
         usage=Usage(

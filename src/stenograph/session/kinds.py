@@ -175,7 +175,10 @@ class KindRules:
         self.agent_ids = tuple(agent_ids)
         ids = {name for place in agent_ids for name in (place.header, place.unlike) if name is not None}
         self.headers: frozenset[str] = frozenset(ids).union(*(rule.needs for rule in rules))
-        self._without_headers = tuple(rule for rule in rules if not rule.needs)
+        both = (False, True)
+        # By whether a request shows tools; few requests have a header that a rule looks at.
+        self._with_headers = {tools: tuple(r for r in rules if r.when.has_tools in (None, tools)) for tools in both}
+        self._plain = {tools: tuple(r for r in self._with_headers[tools] if not r.needs) for tools in both}
 
     def __repr__(self) -> str:
         return f"<KindRules {len(self.rules)} rules, {len(self.agent_ids)} agent ids>"
@@ -205,21 +208,18 @@ class KindRules:
         request, headers = sighting.request, sighting.headers
         messages = request.messages if isinstance(request, ChatRequest) else ()
         has_tools = isinstance(request, ChatRequest) and bool(request.tools)
-        texts: tuple[str | None, ...] | None = None
-        for rule in self.rules if headers else self._without_headers:
+        texts = _texts_of(messages)
+        for rule in self._with_headers[has_tools] if headers else self._plain[has_tools]:
             when = rule.when
             if (
-                not rule.needs <= headers.keys()
-                or (when.has_tools is not None and when.has_tools is not has_tools)
-                or (when.num_messages is not None and when.num_messages != len(messages))
+                (when.num_messages is not None and when.num_messages != len(messages))
                 or (when.stop is not None and when.stop not in request.params.stop)
+                or (rule.needs and not rule.needs <= headers.keys())
                 or (rule.has_more and not rule.more_holds(sighting))
             ):
                 continue
-            if rule.texts and texts is None:
-                texts = _texts_of(messages)
             for place, pattern in rule.texts:
-                text = texts[place] if texts is not None else None
+                text = texts[place]
                 if text is None or pattern.search(text, 0, SEARCHED_CHARS) is None:
                     break
             else:

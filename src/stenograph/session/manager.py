@@ -7,7 +7,7 @@ All state changes are synchronous.
 
 import asyncio
 import logging
-import uuid
+import os
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -71,6 +71,11 @@ class SessionManager(Sessions):
     def num_in_flight(self) -> int:
         """Turns that run now. May be read on any thread, as all numbers here."""
         return self._capacity.num_in_flight
+
+    @property
+    def running(self) -> list[RequestTask]:
+        """The requests that run now."""
+        return list(self._turns)
 
     async def settle(self, session: Session | None) -> None:
         """Wait for the abandoned turns to end. They have been cancelled; this takes no engine's time.
@@ -340,7 +345,7 @@ def _request_run(
         clock=services.clock,
         opened_at=session.created_at if session is not None else services.clock.wall(),
     )
-    ids = [RequestId(uuid.uuid4().hex) for _ in opened]
+    ids = [RequestId(os.urandom(16).hex()) for _ in opened]
     reply_id = request.spelling.id_prefix + ids[0]
     turns = [
         TurnRun(

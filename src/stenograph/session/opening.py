@@ -6,6 +6,7 @@ which is matched by its ids and goes to the engine as it is. Neither knows what 
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from stenograph.core.chat import Asked, ChatRequest, CompletionRequest, ToolChoi
 from stenograph.core.clock import Clock
 from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, TruncatedGeneration, UnrenderableMessage
-from stenograph.core.ids_json import PIECE_IDS, encode_ids, join_ids, pieces_of
+from stenograph.core.ids_json import PIECE_IDS, encode_ids, pieces_of
 from stenograph.core.messages import Message
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams, token_ids
@@ -32,9 +33,10 @@ from stenograph.session.chunk_reader import READ_AT_ONCE
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand, chapter_of
 from stenograph.trajectory.history import Attachment
+from stenograph.trajectory.latest import LineText
 from stenograph.trajectory.line_rewrites import rewrites_after
 from stenograph.trajectory.matching import num_compared
-from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, line_ids
+from stenograph.trajectory.turn import Node, PromptContext, TurnStatus, last_line_ids, line_ids
 
 FRAME_BYTES = 32
 """The cost of an empty message for the template and the tokenizer."""
@@ -44,7 +46,6 @@ CHECK_BYTES = 4
 
 TAIL_TOKENS = 64
 """Number of a line's last ids that a bridge gets: more than any template writes between two messages."""
-
 
 PROOF_BYTES = 1 << 20
 """Cost of the proof that a template is append-only with new arguments: about 0.1 s."""
@@ -219,13 +220,13 @@ class ChatOpening:
         num_bytes = _num_bytes(new)
         if parent is None or not renderer.family.tools_before_turns:
             num_bytes += self.context.num_bytes
-        kept = line_ids(parent)
+        tail = last_line_ids(parent, TAIL_TOKENS)
         if parent is None:
             num_bytes += 0 if renderer.is_known(kwargs) else PROOF_BYTES
             work: Callable[[], Bridge] = lambda: Bridge(ids=renderer.render(new, tools, kwargs))  # noqa: E731
         else:
             reply = parent.turn.reply.message
-            work = lambda: renderer.bridge(kept[-TAIL_TOKENS:], reply, new, tools, kwargs)  # noqa: E731
+            work = lambda: renderer.bridge(tail[-TAIL_TOKENS:], reply, new, tools, kwargs)  # noqa: E731
         try:
             if parent is None and self.tokenization is not None:
                 spans = await self._pool.run(lambda: renderer.spans(new, tools, kwargs), num_bytes=num_bytes)
@@ -236,16 +237,18 @@ class ChatOpening:
             raise UnrenderableMessage("A tool call's arguments are nested too deeply to be shown.") from error
         if self._request.truncation is not None:  # there is no line: a session keeps its ids
             return await self._truncated(bridge.ids)
-        if bridge.num_trimmed:
-            del kept[-bridge.num_trimmed :]
-        at_hand = None if bridge.num_trimmed else self.strand.line_json.of(parent)
-        ids = kept + bridge.ids
+        num_trimmed = bridge.num_trimmed
+        at_hand = self.strand.line_json.of(parent, num_trimmed)
+        of_kept = None if parent is None else partial(_line_without, parent, num_trimmed)
         return Prompt(
-            ids=ids,
-            end=renderer.prompt_end(ids),
-            num_kept=len(kept),
-            num_trimmed=bridge.num_trimmed,
-            ids_json=await _ids_json(self._share, at_hand, kept, bridge.ids) if self._capabilities.takes_json else None,
+            new_ids=bridge.ids,
+            end=renderer.prompt_end(tail[: len(tail) - num_trimmed] + bridge.ids),
+            num_kept=0 if parent is None else parent.num_tokens - num_trimmed,
+            num_trimmed=num_trimmed,
+            of_kept=of_kept,
+            json_fragments=await _json_of(self._share, at_hand, of_kept, bridge.ids)
+            if self._capabilities.takes_json
+            else None,
         )
 
     async def _truncated(self, ids: "array[int]") -> Prompt:
@@ -253,8 +256,8 @@ class ChatOpening:
         request, capabilities = self._request, self._capabilities
         num_kept = _num_kept(request.truncation, request.params, capabilities, self._over_budget)
         ids = _truncated(ids, request.truncation, num_kept)
-        ids_json = await _ids_json(self._share, None, token_ids(), ids) if capabilities.takes_json else None
-        return Prompt(ids=ids, end=self._renderer.prompt_end(ids), ids_json=ids_json)
+        fragments = await _json_of(self._share, None, None, ids) if capabilities.takes_json else None
+        return Prompt(new_ids=ids, end=self._renderer.prompt_end(ids), json_fragments=fragments)
 
     def _check_view(self) -> None:
         """Raise InvalidRequest for a message that could not be sent back."""
@@ -342,11 +345,10 @@ class CompletionOpening:
         """The ids as they are."""
         assert self._ids is not None, "a turn is positioned before it is rendered"
         ids, parent = self._ids, attachment.parent
-        num_kept = 0 if parent is None else parent.num_tokens
-        ids_json = None
-        if self._capabilities.takes_json:
-            ids_json = await _ids_json(self._share, self.strand.line_json.of(parent), ids[:num_kept], ids[num_kept:])
-        return Prompt(ids=ids, num_kept=num_kept, ids_json=ids_json)
+        prompt, at_hand = Prompt.of(ids, num_kept=parent.num_tokens if parent else 0), self.strand.line_json.of(parent)
+        if not self._capabilities.takes_json:
+            return prompt
+        return replace(prompt, json_fragments=await _json_of(self._share, at_hand, prompt.of_kept, prompt.new_ids))
 
     async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         return None
@@ -417,13 +419,21 @@ def _truncated(ids: "array[int]", truncation: Truncation | None, num_kept: int |
     return ids[-num_kept:] if truncation.keeps_end else ids[:num_kept]
 
 
-async def _ids_json(share: LoopShare, at_hand: Sequence[bytes] | None, kept: "array[int]", new: "array[int]") -> bytes:
-    """`kept` and `new` as JSON without brackets. `at_hand` is the text of `kept`; None if it has to be written too."""
-    written = at_hand or ()
-    ids = new if at_hand is not None else kept + new
+def _line_without(parent: Node, num_trimmed: int) -> "array[int]":
+    """The ids of the line down to `parent` but for the last ones."""
+    ids = line_ids(parent)
+    return ids[: len(ids) - num_trimmed] if num_trimmed else ids
+
+
+async def _json_of(
+    share: LoopShare, at_hand: LineText | None, of_kept: "Callable[[], array[int]] | None", new: "array[int]"
+) -> tuple[bytes, ...]:
+    """The fragments of a prompt. `at_hand` is the text of its kept ids; None if all have to be written."""
+    written, kept = at_hand or ((), token_ids() if of_kept is None else of_kept())
+    ids = kept + new
     if len(ids) < PIECE_IDS:
-        return join_ids((*written, encode_ids(ids)))
-    return join_ids([*written, *[fragment async for fragment in share.pieces(map(encode_ids, pieces_of(ids)))]])
+        return (*written, encode_ids(ids))
+    return (*written, *[one async for one in share.pieces(map(encode_ids, pieces_of(ids)))])
 
 
 def _num_bytes(messages: Sequence[Message]) -> int:

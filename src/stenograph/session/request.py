@@ -192,10 +192,10 @@ class RequestRun:
 
     def _grant(self) -> None:
         """Settle how much each turn may sample. Of what the session leaves, each gets the same share."""
-        limit, session = self._services.engine.capabilities.max_context_tokens, None
+        limit, session = self.turns[0].capabilities.max_context_tokens, None
         longest = 0
         for turn in self.turns:
-            longest = max(longest, len(turn.prompt.ids))
+            longest = max(longest, turn.prompt.num_tokens)
         if self._token_limit is not None:
             num_before = self.seats.num_tokens_before([(turn.strand, turn.attachment) for turn in self.turns])
             session = self._token_limit - num_before - sum(turn.num_new_tokens for turn in self.turns)
@@ -204,7 +204,7 @@ class RequestRun:
         for turn in self.turns:
             turn.grant(
                 Remaining(
-                    context_tokens=None if limit is None else limit - len(turn.prompt.ids),
+                    context_tokens=None if limit is None else limit - turn.prompt.num_tokens,
                     session_tokens=None if session is None else session // len(self.turns),
                 )
             )
@@ -226,8 +226,8 @@ class RequestRun:
             reply = turn.commit(is_kept=committed)
             replies.append(reply)
             num_sampled += len(reply.sampled.ids)
-            longest = max(longest, len(reply.prompt.ids) + len(reply.sampled.ids))
-        limit, before = self._services.engine.capabilities.max_context_tokens, self.remaining
+            longest = max(longest, reply.prompt.num_tokens + len(reply.sampled.ids))
+        limit, before = self.turns[0].capabilities.max_context_tokens, self.remaining
         remaining = Remaining(
             context_tokens=None if limit is None else limit - longest,
             session_tokens=None if before.session_tokens is None else before.session_tokens - num_sampled,
@@ -316,7 +316,6 @@ def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group:
     meter = turn.meter
     report = partial(
         TurnReport,
-        stages_s=turn.stages.durations_s(),
         num_completion=meter.num_sampled,
         ttft_s=meter.ttft_s,
         tpot_s=meter.tpot_s,
@@ -326,18 +325,19 @@ def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group:
         group=group,
     )
     if task.cancelled():
-        return report(end=TurnEnd.ABANDONED)
+        return report(end=TurnEnd.ABANDONED, stages_s=turn.stages.durations_s())
     error = task.exception()
     if error is not None:
         code = error.code if isinstance(error, StenographError) else "internal_error"
         law = error.law if isinstance(error, UpstreamInvalid) else None
-        return report(end=TurnEnd.FAILED, code=code, law=law)
+        return report(end=TurnEnd.FAILED, stages_s=turn.stages.durations_s(), code=code, law=law)
     outcome = task.result()
     reply, num_discarded = outcome.replies[index], 0
     for gone in turn.discarded:
         num_discarded += len(gone.sampled.ids)
     return report(
         end=TurnEnd.COMMITTED if outcome.committed else TurnEnd.UNRECORDED,
+        stages_s=reply.stages_s,
         was_aborted=reply.sampled.finish.reason is FinishReason.ABORT,
         num_prompt=reply.usage.num_prompt,
         num_kept=reply.prompt.num_kept,

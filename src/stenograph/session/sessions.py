@@ -66,6 +66,16 @@ class Sessions:
         return f"<Sessions {len(self._sessions)} in memory>"
 
     @property
+    def clock(self) -> Clock:
+        """The clock of its turns."""
+        return self._clock
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is shutting down."""
+        return self._capacity.is_draining
+
+    @property
     def num_held_tokens(self) -> int:
         """Tokens of all sessions."""
         return self._capacity.num_held_tokens

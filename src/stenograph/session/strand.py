@@ -99,7 +99,8 @@ class Strands:
     ) -> None:
         self.pins = PinnedOpenings(pins, strips=isinstance(matcher, HarnessMatcher)) if pins else None
         """The openings that requests are spelled as, where rules say so."""
-        self._session_id = session_id
+        self.session_id = session_id
+        """The session's."""
         self._matcher = matcher
         self._after_length = after_length
         self._ids = itertools.count()
@@ -193,7 +194,7 @@ class Strands:
         """The strand that a chat belongs to, as it is now: for who takes no place in it, while others may commit."""
         strand = self.of_chat(request, context, agent_id)
         self.released(strand)
-        gate = Gate(self._session_id, exclusive=False)
+        gate = Gate(self.session_id, exclusive=False)
         copy = Strand(strand.history.as_it_is(), gate, key=strand.key, agent_id=agent_id)
         copy.recent, copy.line_json, copy.number = strand.recent, strand.line_json, strand.number
         return copy
@@ -318,7 +319,7 @@ class Strands:
 
     def _new(self, key: bytes | None, agent_id: str) -> Strand:
         history = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids)
-        return Strand(history, Gate(self._session_id, exclusive=True), key=key, agent_id=agent_id)
+        return Strand(history, Gate(self.session_id, exclusive=True), key=key, agent_id=agent_id)
 
 
 class Seats:
@@ -348,6 +349,11 @@ class Seats:
 
     def __repr__(self) -> str:
         return f"<Seats {len(self._leases)}>"
+
+    @property
+    def session_id(self) -> SessionId | None:
+        """The session's; None if there is none."""
+        return None if self._strands is None else self._strands.session_id
 
     def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
         """Take a chat's place. Raises SessionBusy."""

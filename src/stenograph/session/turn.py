@@ -15,6 +15,7 @@ from array import array
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from msgspec import Struct
@@ -45,7 +46,7 @@ from stenograph.core.types import (
     Usage,
     token_ids,
 )
-from stenograph.engine.base import Engine, GenerateRequest
+from stenograph.engine.base import Capabilities, Engine, GenerateRequest
 from stenograph.engine.validate import TurnCollector
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.memory import untrack
@@ -97,13 +98,6 @@ class TurnServices:
     weights: Weights = field(default_factory=Weights)
 
 
-class _OpenTurn(Struct, frozen=True, kw_only=True):
-    """A turn that has its place and its prompt."""
-
-    attachment: Attachment
-    prompt: Prompt
-
-
 class _ReadReply(Struct, frozen=True, kw_only=True):
     """A generation's reply, checked and parsed."""
 
@@ -149,7 +143,14 @@ class TurnRun:
         self._wants_support = wants_support
         self._trace = trace
         self._requested_at = services.clock.wall()
-        self._opened: _OpenTurn | None = None
+        self.capabilities: Capabilities
+        """Those of the engine, as they are when the turn is opened."""
+        self.is_open = False
+        """Whether it has its place and its prompt."""
+        self.attachment: Attachment
+        """The place where it attaches, once it is open."""
+        self.prompt: Prompt
+        """Its prompt, once it is open."""
         self._params = request.params
         self._forced: Grammar | None = None
         self._reply: _ReadReply | None = None
@@ -168,23 +169,6 @@ class TurnRun:
         return f"<TurnRun {self.request_id}>"
 
     @property
-    def is_open(self) -> bool:
-        """Whether it has its prompt."""
-        return self._opened is not None
-
-    @property
-    def prompt(self) -> Prompt:
-        """Its prompt, once it is open."""
-        assert self._opened is not None, "a turn is opened first"
-        return self._opened.prompt
-
-    @property
-    def attachment(self) -> Attachment:
-        """The place where it attaches, once it is open."""
-        assert self._opened is not None, "a turn is opened first"
-        return self._opened.attachment
-
-    @property
     def strand(self) -> Strand:
         """The strand that it is of, once it is open."""
         return self._opening.strand
@@ -192,7 +176,7 @@ class TurnRun:
     @property
     def num_new_tokens(self) -> int:
         """Tokens that its prompt adds to its line, once it is open."""
-        return len(self.prompt.ids) - self.prompt.num_kept - self.prompt.num_trimmed
+        return len(self.prompt.new_ids) - self.prompt.num_trimmed
 
     @property
     def params(self) -> SamplingParams:
@@ -217,6 +201,7 @@ class TurnRun:
 
     async def open(self) -> None:
         """Find the turn's place, and make the ids of its prompt. Changes nothing of the session."""
+        self.capabilities = self._services.engine.capabilities
         attachment = await self._opening.position()
         prompt = await self._opening.render(attachment)
         self._forced = await self._opening.forced_grammar(prompt)
@@ -224,11 +209,11 @@ class TurnRun:
         if tokenization is not None and tokenization.began_at is not None:
             self.stages.mark(Stage.RENDER, tokenization.began_at)
         self._mark(Stage.RENDER if tokenization is None or tokenization.began_at is None else Stage.TOKENIZE)
-        self._opened = _OpenTurn(attachment=attachment, prompt=prompt)
+        self.attachment, self.prompt, self.is_open = attachment, prompt, True
 
     def grant(self, remaining: Remaining) -> None:
         """Settle the parameters: the request's, with the reply's constraints and the tokens that are left."""
-        request, prompt, capabilities = self._request, self.prompt, self._services.engine.capabilities
+        request, prompt, capabilities = self._request, self.prompt, self.capabilities
         num = max_tokens(request, prompt, remaining, self._services.over_budget, part=self._opening.prompt_blame)
         grammar = asked = request.params.grammar
         if asked is not None or self._forced is not None:
@@ -246,7 +231,7 @@ class TurnRun:
     async def sample(self) -> None:
         """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin."""
         services, params, request, prompt = self._services, self._params, self._request, self.prompt
-        capabilities = services.engine.capabilities
+        capabilities = self.capabilities
         tools = self._opening.context.tools if capabilities.parses else ()
         num_changes = services.weights.num_changes
         is_held = bool(tools) and is_held_by_engine(tools, self._opening.tool_choice)
@@ -254,7 +239,7 @@ class TurnRun:
         collector = TurnCollector(
             vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,
-            num_prompt=len(prompt.ids),
+            num_prompt=prompt.num_tokens,
             logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
             weight_version=services.weights.version,
         )
@@ -325,8 +310,8 @@ class TurnRun:
         return ChatReply(
             id=self.reply_id,
             created=int(self._services.clock.wall()),
-            model=self._services.engine.capabilities.model,
-            prompt=Prompt(ids=line_ids(last), num_kept=last.num_tokens),
+            model=self.capabilities.model,
+            prompt=Prompt(new_ids=token_ids(), num_kept=last.num_tokens, of_kept=partial(line_ids, last)),
             parsed=ParsedReply(message=Message(role=Role.ASSISTANT)),
             sampled=empty,
             usage=Usage(num_prompt=last.num_tokens, num_completion=0, num_cached=last.num_tokens),
@@ -347,7 +332,7 @@ class TurnRun:
         self._mark(Stage.COMMIT)
         sampled, parsed, prompt, attachment = self._reply.sampled, self._reply.parsed, self.prompt, self.attachment
         now = self._services.clock.wall() if self._made is None else self._made.committed_at
-        capabilities = self._services.engine.capabilities
+        capabilities = self.capabilities
         if is_kept:
             turn, strand = self._made or self._make(sampled, parsed, now), self._opening.strand
             node, replaced = self._seats.commit(strand, attachment, turn, prompt)
@@ -365,14 +350,14 @@ class TurnRun:
             parsed=parsed,
             sampled=sampled,
             usage=Usage(
-                num_prompt=len(prompt.ids),
+                num_prompt=prompt.num_tokens,
                 num_completion=len(sampled.ids),
                 num_cached=sampled.num_cached_tokens,
                 num_reasoning=parsed.num_reasoning_tokens,
             ),
             written=self._reply.written,
             stages_s=self.stages.durations_s(),
-            fills_context=len(prompt.ids) + len(sampled.ids) >= (capabilities.max_context_tokens or math.inf),
+            fills_context=prompt.num_tokens + len(sampled.ids) >= (capabilities.max_context_tokens or math.inf),
         )
 
     def made(self) -> CommittedTurn:
@@ -395,7 +380,7 @@ class TurnRun:
             request_json = _kept_once(request_json, before.request_json)
         return CommittedTurn(
             request_id=self.request_id,
-            new_prompt_ids=prompt.ids[prompt.num_kept :],
+            new_prompt_ids=prompt.new_ids,
             num_trimmed=prompt.num_trimmed,
             sampled=sampled,
             status=TurnStatus.of(sampled.finish.reason),

@@ -200,6 +200,8 @@ class LiveWatch:
         self._task = task
         self._reader: BufferReader | None = None
         self._has_left = False
+        self._prompts: list[array[int]] | None = None
+        """Made once: they are as long as the history."""
 
     def __repr__(self) -> str:
         return f"<LiveWatch of {self._task!r}>"
@@ -222,7 +224,12 @@ class LiveWatch:
 
     @property
     def prompts(self) -> "list[array[int]]":
-        return [turn.prompt.ids if turn.is_open else token_ids() for turn in self._task.run.turns]
+        if self._prompts is not None:
+            return self._prompts
+        turns = self._task.run.turns
+        prompts = [turn.prompt.ids if turn.is_open else token_ids() for turn in turns]
+        self._prompts = prompts if all(turn.is_open for turn in turns) else None
+        return prompts
 
     @property
     def remaining(self) -> Remaining:

@@ -1,7 +1,9 @@
 """The policy's weights as turns see them: their name, whether new turns wait, and which turns a change reaches.
 
-`Weights` is that state, owned by one server; every method is synchronous. `WeightSync` is what changes it: it tells the
-engines what a trainer says, one change at a time. Sessions, ids and histories are not touched.
+`Weights` is that state, owned by one process; every method is synchronous. `WeightSync` is what changes it: it tells
+the engines what a trainer says, one change at a time. Of several processes one does so, and the others follow the state
+that it says (`Others`): they hold their turns before an engine is told, and let them go on after. Sessions, ids and
+histories are not touched.
 
 Invariants. A turn that is let in is in `runs` until it ends. A turn that was in `runs` at any moment between a change's
 beginning and its end cannot tell by itself which weights sampled which token: only an engine that reports it for each
@@ -16,6 +18,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
+from stenograph.core.errors import StenographError
 from stenograph.core.weights import (
     ContinueGeneration,
     ControlAnswer,
@@ -27,6 +32,7 @@ from stenograph.core.weights import (
     WeightCommand,
 )
 from stenograph.engine.base import Engine
+from stenograph.session.shared_state import NoOthers, Others, SharedState
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +65,8 @@ class Weights:
         self.is_held = False
         """Whether new turns wait: generation is paused, or a change is under way."""
         self.num_changes = 0
+        self.num_taken = 0
+        """Changes that an engine took, also those that another process made before this one began."""
         self.num_mixed_turns = 0
         """Turns whose weights changed, and nobody knows for which tokens."""
         self.runs: set[Freezable] = set()
@@ -72,6 +80,11 @@ class Weights:
     def is_changing(self) -> bool:
         """Whether a change is under way."""
         return self.num_changes % 2 == 1
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the clocks of running turns stand still."""
+        return self._is_frozen
 
     def opened(self) -> "asyncio.Future[None]":
         """A turn's wait; done once new turns are let in. Whoever leaves cancels it."""
@@ -116,10 +129,31 @@ class Weights:
         if version is None:
             self.num_changes -= 1
         else:
-            self.num_changes += 1
-            self.version = version
-            self._names.append(version)
+            self._took(version)
         self._let_in()
+
+    def follow(self, state: SharedState) -> None:
+        """Be as the process that changes the weights says. A change that is over already has reached what runs here."""
+        self.is_paused = state.is_paused
+        if state.num_taken != self.num_taken:
+            self.num_changes |= 1
+            self._took(state.version)
+            self.num_taken = state.num_taken
+        elif not state.is_changing:
+            self.num_changes -= self.num_changes % 2
+        if state.version is not None:
+            self.version = self._names[-1] = state.version
+        if state.is_changing and not self.is_changing:
+            self.begin_change()
+        if state.is_frozen:
+            self.freeze()
+        self._let_in()
+
+    def _took(self, version: str | None) -> None:
+        self.num_changes += 1
+        self.num_taken += 1
+        self.version = version
+        self._names.append(version)
 
     def _let_in(self) -> None:
         self.is_held = self.is_paused or self.is_changing
@@ -154,12 +188,23 @@ class SyncResult:
 
 
 class WeightSync:
-    """A trainer's commands, carried out on all engines. `abort_all` ends every running turn with what it has."""
+    """A trainer's commands, carried out on all engines. `abort_all` ends every turn of this process with what it has;
+    `others` are the processes that follow this one.
 
-    def __init__(self, engine: Engine, weights: Weights, abort_all: Callable[[], Awaitable[int]]) -> None:
+    A change that was under way when the process before this one ended is in doubt: no engine's weights are known.
+    Turns wait until the trainer says it again, or lets them go on as things are.
+    """
+
+    def __init__(
+        self, engine: Engine, weights: Weights, abort_all: Callable[[], Awaitable[int]], others: Others | None = None
+    ) -> None:
         self._engine = engine
-        self._abort_all = abort_all
+        self._others = others or NoOthers()
+        self.abort_all = abort_all
         self.weights = weights
+        self._changes_now = False
+        self._path: str | None = None
+        self._lacking: tuple[str, ...] = ()
         self.last_update: UpdateWeights | None = None
         """The last weights that an engine took from a folder; None if others came later, or none did."""
         self.outcomes: Counter[UpdateOutcome] = Counter()
@@ -187,41 +232,103 @@ class WeightSync:
 
         Before it has them it takes no turns.
         """
-        version = self.weights.version
-        if version is None or not self.weights.num_changes or await engine.find_version() == version:
+        version, has_changed = self.weights.version, self.weights.num_taken or self.weights.is_changing
+        if version is None or not has_changed or await engine.find_version() == version:
             return ""
         engine.require_version(version)
-        if self.last_update is None:
-            return f"it has to be sent the weights {version!r}"
-        return "; ".join(_problems(await engine.control(self.last_update)))
+        problem = f"it has to be sent the weights {version!r}"
+        if self.last_update is not None:
+            problem = "; ".join(_problems(await engine.control(self.last_update)))
+        self._lacking += (engine.name,) if problem else ()
+        return problem
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a change was cut off, and nobody has said since what is to become of it."""
+        return self.weights.is_changing and not self._changes_now
+
+    def state(self) -> SharedState:
+        """The state that the other processes follow."""
+        weights = self.weights
+        return SharedState(
+            is_paused=weights.is_paused,
+            is_frozen=weights.is_frozen,
+            is_changing=weights.is_changing,
+            num_taken=weights.num_taken,
+            version=weights.version,
+            lacking=self._lacking,
+            last_update=self.last_update,
+            path=self._path,
+            addresses=tuple(self._engine.addresses),
+        )
+
+    def follow(self, state: SharedState) -> None:
+        """Be as the process that changes the weights says, or as the one before this one was."""
+        is_news = state.num_taken != self.weights.num_taken or state.lacking != self._lacking
+        self.weights.follow(state)
+        self.last_update, self._lacking, self._path = state.last_update, state.lacking, state.path
+        if is_news:
+            self._engine.follow_version(state.version, state.lacking)
+
+    async def change_engines(self) -> None:
+        """Have the other processes use the engines that this one has now. Raises InvalidRequest."""
+        await self._others.change_engines(self.state())
 
     async def pause(self, mode: PauseMode) -> SyncResult:
         """Hold new turns and have those that run end or stand still. If an engine refuses, nothing is paused."""
-        weights, was_paused = self.weights, self.weights.is_paused
+        weights, was_paused, is_done = self.weights, self.weights.is_paused, False
         weights.hold()
-        num_running = len(weights.runs)
-        if mode is PauseMode.ABORT:
-            await self._abort_all()
-        answers = await self._engine.control(PauseGeneration(mode=mode))
-        if problems := _problems(answers):
+        try:
+            num_running, problems = await self._stand_still(mode, was_paused=was_paused)
+            is_done = not problems
+        except StenographError:
             if not was_paused:
-                if len(problems) < len(answers):
-                    await self._engine.control(ContinueGeneration())
                 weights.release()
+                await self._others.follow(self.state())
+            raise
+        finally:
+            if is_done and mode is not PauseMode.ABORT:
+                weights.freeze()
+            elif not is_done and not was_paused:
+                weights.release()
+        await self._others.follow(self.state())
+        if problems:
             return SyncResult(success=False, message=f"Generation is not paused: {'; '.join(problems)}.")
-        if mode is not PauseMode.ABORT:
-            weights.freeze()
         log.info("paused (%s): new turns wait; %d were running", mode, num_running)
         return SyncResult(success=True, message="Generation is paused.", num_paused=num_running)
 
+    async def _stand_still(self, mode: PauseMode, *, was_paused: bool) -> tuple[int, list[str]]:
+        """Number of turns that ran, and why engines have not stopped. What has stopped goes on then."""
+        num_running = len(self.weights.runs) + await self._others.hold(self.state())
+        if mode is PauseMode.ABORT:
+            await self._abort_everywhere()
+        answers = await self._engine.control(PauseGeneration(mode=mode))
+        problems = _problems(answers)
+        if problems and not was_paused and len(problems) < len(answers):
+            await self._engine.control(ContinueGeneration())
+        return num_running, problems
+
     async def resume(self) -> SyncResult:
-        """Let all go on."""
+        """Let all go on, also where a change was cut off: with whichever weights the engines have."""
         answers = await self._engine.control(ContinueGeneration())
+        if self.is_in_doubt:
+            await self._settle_doubt()
         self.weights.release()
+        await self._others.follow(self.state())
         log.info("continued: new turns are let in")
         if problems := _problems(answers):
             return SyncResult(success=False, message=f"Not every engine goes on: {'; '.join(problems)}.")
         return SyncResult(success=True, message="Generation goes on.")
+
+    async def _settle_doubt(self) -> None:
+        """Call the weights what the engines call them; whatever runs has been over a change."""
+        self._engine.follow_version(None, ())
+        version = await self._engine.find_version()
+        self.last_update, self._lacking = None, ()
+        self.follow(replace(self.state(), is_changing=False, num_taken=self.weights.num_taken + 1, version=version))
+
+    async def _abort_everywhere(self) -> None:
+        await asyncio.gather(self.abort_all(), self._others.abort_all())
 
     async def flush(self) -> SyncResult:
         """Have all engines forget what they have cached."""
@@ -230,23 +337,25 @@ class WeightSync:
         return SyncResult(success=True, message="The caches are empty.")
 
     async def _change(self, command: WeightCommand, version: str, message: str, *, aborts: bool) -> SyncResult:
-        weights = self.weights
-        if weights.is_changing:
+        if self._changes_now:
             return SyncResult(success=False, message="Another change of weights is under way; send this one after it.")
-        weights.begin_change()
-        taken: str | None = None
+        was_in_doubt, num_running, answers = self.is_in_doubt, 0, list[ControlAnswer]()
+        self._changes_now = True
+        if not was_in_doubt:
+            self.weights.begin_change()
         try:
-            await self.find_version()
-            if aborts:
-                await self._abort_all()
-            num_running = len(weights.runs)
-            answers = await self._engine.control(command)
+            num_running = await self._hold_all(aborts=aborts)
+            answers += await self._engine.control(command)
+        except StenographError:
+            self._end_change(command, None, answers, was_in_doubt=was_in_doubt)
+            await self._others.follow(self.state())
+            raise
+        finally:
             problems = _problems(answers)
             taken = version if len(problems) < len(answers) else None
-        finally:
-            weights.end_change(taken)
-        if taken is not None:
-            self.last_update = command if isinstance(command, UpdateWeights) else None
+            if self._changes_now:
+                self._end_change(command, taken, answers, was_in_doubt=was_in_doubt)
+        await self._others.follow(self.state())
         outcome = (
             UpdateOutcome.TAKEN if not problems else UpdateOutcome.REFUSED if taken is None else UpdateOutcome.PARTIAL
         )
@@ -257,10 +366,36 @@ class WeightSync:
             outcome, version, num_running, "".join(f"; {problem}" for problem in problems),
         )  # fmt: skip
         if problems:
-            kept = "the weights before go on" if taken is None else "they get no turns until they have the version"
+            kept = "they get no turns until they have the version" if taken else _KEPT[was_in_doubt]
             message = f"Not every engine took it: {'; '.join(problems)}. Of these, {kept}."
         num_paused = sum(answer.num_paused for answer in answers)
         return SyncResult(success=not problems, message=message, num_paused=num_paused)
+
+    async def _hold_all(self, *, aborts: bool) -> int:
+        """See that no turn begins anywhere until the change is over; returns how many run. Raises WorkerUnavailable."""
+        await self.find_version()
+        num_elsewhere = await self._others.hold(self.state())
+        if aborts:
+            await self._abort_everywhere()
+        return len(self.weights.runs) + num_elsewhere
+
+    def _end_change(
+        self, command: WeightCommand, taken: str | None, answers: Sequence[ControlAnswer], *, was_in_doubt: bool
+    ) -> None:
+        """A change is over. One that no engine took does not end the doubt of one before."""
+        self._changes_now = False
+        if taken is not None or not was_in_doubt:
+            self.weights.end_change(taken)
+        if taken is not None:
+            self.last_update = command if isinstance(command, UpdateWeights) else None
+            self._path = self._path if self.last_update is None else self.last_update.path
+            self._lacking = tuple(answer.name for answer in answers if answer.problem)
+
+
+_KEPT = {
+    False: "the weights before go on",
+    True: "nobody knows the weights, because an update before was cut off: send it again, or continue_generation",
+}
 
 
 def next_version(version: str | None) -> str:

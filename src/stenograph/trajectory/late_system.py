@@ -32,7 +32,7 @@ def with_reminders(request: ChatRequest, unshown: Set[Role]) -> ChatRequest:
     known to begin with has been rewritten already, and is not looked at.
     """
     messages, known = request.messages, request.known
-    start = 0 if known is None else known.num_messages
+    start = 0 if known is None else len(known.messages)
     if start == 0 or messages[start - 1].role in _INSTRUCTING:
         begun = (i for i, message in enumerate(messages) if message.role not in _INSTRUCTING)
         start = max(start, next(begun, len(messages)))

@@ -6,35 +6,46 @@ them with each turn: writing 100k ids costs 4 ms, joining what is there a tenth 
 last is kept: it is the one that the next turn extends, as a rule.
 """
 
+from array import array
+
 from stenograph.core.chat import ChatRequest, KnownMessages
-from stenograph.core.ids_json import encode_ids
-from stenograph.core.types import Prompt, SampledTurn
+from stenograph.core.ids_json import merged_fragments
+from stenograph.core.types import Prompt, SampledTurn, token_ids
 from stenograph.trajectory.turn import Node, line_messages
+
+LineText = tuple[tuple[bytes, ...], "array[int]"]
+"""The ids of a line: fragments of JSON, and the ids after those, which are not written yet."""
 
 
 class LineJson:
-    """At most one line's ids, as fragments of JSON without brackets: whoever sends them joins them, once a turn."""
+    """At most one line's ids: as fragments of JSON without brackets, and as ids the last ones, which may never be sent.
+    Whoever sends them writes these, and joins all, once a turn."""
 
     def __init__(self) -> None:
         self._node: Node | None = None
         self._fragments: tuple[bytes, ...] = ()
+        self._unwritten = token_ids()
 
     def __repr__(self) -> str:
         return f"<LineJson of {self._node!r}, {sum(map(len, self._fragments))} bytes>"
 
-    def of(self, node: Node | None) -> tuple[bytes, ...] | None:
-        """The ids of the line down to `node`; None if they are not at hand. None's line is empty."""
+    def of(self, node: Node | None, num_trimmed: int = 0) -> LineText | None:
+        """The ids of the line down to `node` but for the last `num_trimmed`: fragments, and the ids after those. None
+        if they are not at hand. None's line is empty."""
         if node is None:
-            return ()
-        return self._fragments if node is self._node else None
+            return (), token_ids()
+        if node is not self._node or num_trimmed > len(self._unwritten):
+            return None
+        return self._fragments, self._unwritten[: len(self._unwritten) - num_trimmed]
 
     def extend(self, prompt: Prompt, sampled: SampledTurn, node: Node) -> None:
         """Keep the line of the turn that has just been committed as `node`, in place of the one before it.
 
         Does nothing if the prompt came without its text: then no engine has asked for it.
         """
-        if prompt.ids_json is not None:
-            self._node, self._fragments = node, (prompt.ids_json, encode_ids(sampled.ids))
+        if prompt.json_fragments is not None:
+            self._node = node
+            self._fragments, self._unwritten = merged_fragments(prompt.json_fragments), sampled.ids
 
 
 class RecentRequest:
@@ -58,14 +69,18 @@ class RecentRequest:
 
     def extend(self, request: ChatRequest, node: Node) -> None:
         """Keep the request of the turn that has just been committed as `node`. The messages are the stored ones."""
-        self._node, self._known = node, None
+        before, self._known = self._known, None
+        parent, self._node = self._node, node
         if request.text_print is not None:
+            if before is not None and parent is not None and node.parent is parent:
+                messages = (*before.messages, parent.turn.reply.message, *node.turn.messages)
+            else:
+                messages = tuple(line_messages(node)[:-1])
             self._known = KnownMessages(
                 dialect=request.spelling.dialect,
                 text_print=request.text_print,
                 list_start=request.list_start,
-                of_line=lambda: line_messages(node)[:-1],
-                num_messages=node.num_messages - 1,
+                messages=messages,
                 gaps=request.gaps,
                 system_blocks=request.system_blocks,
             )

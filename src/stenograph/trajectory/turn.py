@@ -157,6 +157,22 @@ def line_ids(node: Node | None) -> "array[int]":
     return ids
 
 
+def last_line_ids(node: Node | None, num: int) -> "array[int]":
+    """The last ids of the line down to `node`: at least `num`, or all of it."""
+    turns: list[CommittedTurn] = []
+    before = 0 if node is None else node.num_tokens - num
+    while node is not None and (not turns or node.num_tokens > before):
+        turns.append(node.turn)
+        node = node.parent
+    ids = token_ids()
+    for turn in reversed(turns):
+        if turn.num_trimmed:
+            del ids[-turn.num_trimmed :]
+        ids.extend(turn.new_prompt_ids)
+        ids.extend(turn.sampled.ids)
+    return ids
+
+
 def line_messages(node: Node | None) -> list[Message]:
     """The messages of the line down to `node`, replies included, as they are stored."""
     steps = node.line() if node is not None else ()

@@ -52,7 +52,7 @@ async def engine(folder: Path) -> AsyncIterator[EmbeddedEngine]:
 
 def request(name: str, *, prompt: Sequence[int] = (1, 5, 9), max_tokens: int = 5, **params: object) -> GenerateRequest:
     settings = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **params)  # type: ignore[arg-type]
-    return GenerateRequest(request_id=RequestId(name), prompt=Prompt(ids=token_ids(prompt)), params=settings)
+    return GenerateRequest(request_id=RequestId(name), prompt=Prompt(new_ids=token_ids(prompt)), params=settings)
 
 
 async def collect(engine: EmbeddedEngine, wanted: GenerateRequest) -> list[Chunk]:

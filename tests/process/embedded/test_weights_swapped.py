@@ -59,7 +59,7 @@ async def engine(folders: tuple[Path, Path]) -> AsyncIterator[EmbeddedEngine]:
 
 def asked(name: str, *, prompt: Sequence[int] = PROMPT, max_tokens: int = 8, **params: object) -> GenerateRequest:
     how = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, **params})  # type: ignore[arg-type]
-    return GenerateRequest(request_id=RequestId(name), prompt=Prompt(ids=token_ids(prompt)), params=how)
+    return GenerateRequest(request_id=RequestId(name), prompt=Prompt(new_ids=token_ids(prompt)), params=how)
 
 
 async def collect(engine: EmbeddedEngine, wanted: GenerateRequest) -> list[Chunk]:

@@ -46,7 +46,7 @@ E_ACUTE = (130, 105)
 def asked(rid: str = "r", ids: Sequence[int] = PROMPT, **params: Any) -> GenerateRequest:
     settings = {"temperature": 0.0, "max_tokens": 8} | params
     return GenerateRequest(
-        request_id=RequestId(rid), prompt=Prompt(ids=token_ids(ids)), params=SamplingParams(**settings)
+        request_id=RequestId(rid), prompt=Prompt(new_ids=token_ids(ids)), params=SamplingParams(**settings)
     )
 
 

@@ -68,7 +68,7 @@ def pointer_of(error: StenographError) -> str | None:
 def request(rid: str = "r-0", ids: Sequence[int] = (1, 2, 3), **params: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id=RequestId(rid),
-        prompt=Prompt(ids=token_ids(ids)),
+        prompt=Prompt(new_ids=token_ids(ids)),
         params=SamplingParams(**params),
         affinity_key="session-1",
     )
@@ -566,7 +566,7 @@ def test_a_request_names_everything_that_a_default_could_change() -> None:
 
 
 def test_ids_that_are_text_already_are_joined_as_they_are() -> None:
-    prompt = Prompt(ids=token_ids((1, 2)), ids_json=b"1, 2")
+    prompt = Prompt(new_ids=token_ids((1, 2)), json_fragments=(b"1, 2",))
     asked = GenerateRequest(request_id=RequestId("r"), prompt=prompt, params=SamplingParams())
     assert encode_request(asked, vocab_size=VOCAB).endswith(b'"prompt":[1, 2]}')
     assert encode_ranking(prompt, token_ids((3,)), 5).endswith(b'"prompt":[1, 2,3]}')

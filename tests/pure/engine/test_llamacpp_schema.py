@@ -169,7 +169,7 @@ def test_any_schema_is_let_through_or_refused(schema: Any) -> None:
 def end_of(text: bytes, *, kind: GrammarKind, stop_type: str = "eos", stop_token_ids: tuple[int, ...] = ()) -> None:
     """Read a turn whose tokens are these bytes, and an end token."""
     params = SamplingParams(grammar=Grammar(kind=kind, source="{}"), stop=(",",), stop_token_ids=stop_token_ids)
-    asked = GenerateRequest(request_id=RequestId("r"), prompt=Prompt(ids=token_ids([1])), params=params)
+    asked = GenerateRequest(request_id=RequestId("r"), prompt=Prompt(new_ids=token_ids([1])), params=params)
     capabilities = LlamaCpp(model="m", vocab_size=END + 1, pieces=PIECES).capabilities
     reading = LlamaCppReading(asked, capabilities, PIECES)
     for place, id_ in enumerate((*text, END), start=1):

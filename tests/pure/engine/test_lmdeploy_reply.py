@@ -454,10 +454,10 @@ def pointer_of(error: StenographError) -> str | None:
     return None if error.blame is None else OpenAISpelling(prompt="messages").pointer(error.blame)
 
 
-def request(*, ids_json: bytes | None = None, **params: Any) -> GenerateRequest:
+def request(*, json_fragments: tuple[bytes, ...] | None = None, **params: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id=RequestId("r-1"),
-        prompt=Prompt(ids=token_ids((1, 2, 3)), ids_json=ids_json),
+        prompt=Prompt(new_ids=token_ids((1, 2, 3)), json_fragments=json_fragments),
         params=SamplingParams(**params),
     )
 
@@ -513,7 +513,7 @@ def test_ids_that_are_at_hand_as_text_are_sent_as_they_are() -> None:
     wanted = Wanted(
         route=LMDeployRoute.GENERATE, fields=frozenset(), model="m", eos_ids=(), streams=False, replays=False
     )
-    assert encode_request(request(ids_json=b"1 ,2,  3"), wanted).endswith(b'"input_ids":[1 ,2,  3]}')
+    assert encode_request(request(json_fragments=(b"1 ,2", b"  3")), wanted).endswith(b'"input_ids":[1 ,2,  3]}')
 
 
 def test_every_parameter_is_sent_by_the_name_that_lmdeploy_has_for_it() -> None:

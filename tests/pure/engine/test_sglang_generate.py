@@ -487,10 +487,12 @@ def test_any_value_anywhere_is_refused_or_read_as_it_is(path: tuple[Any, ...], v
 # -- the request
 
 
-def request(*, streams: bool = False, ids_json: bytes | None = None, **params: Any) -> GenerateRequest:
+def request(
+    *, streams: bool = False, json_fragments: tuple[bytes, ...] | None = None, **params: Any
+) -> GenerateRequest:
     return GenerateRequest(
         request_id=RequestId("r-1"),
-        prompt=Prompt(ids=token_ids((1, 2, 3)), ids_json=ids_json),
+        prompt=Prompt(new_ids=token_ids((1, 2, 3)), json_fragments=json_fragments),
         params=SamplingParams(**params),
         streams=streams,
     )
@@ -540,7 +542,9 @@ def test_a_least_number_of_tokens_and_a_priority_are_sent() -> None:
 
 
 def test_ids_that_are_at_hand_as_text_are_sent_as_they_are() -> None:
-    assert b'"input_ids":[1 ,2,  3]' in encode_generate(request(ids_json=b"1 ,2,  3"), replay=ReplayKind.NONE)
+    assert b'"input_ids":[1 ,2,  3]' in encode_generate(
+        request(json_fragments=(b"1 ,2", b"  3")), replay=ReplayKind.NONE
+    )
 
 
 def test_every_parameter_is_sent_by_the_name_that_sglang_has_for_it() -> None:

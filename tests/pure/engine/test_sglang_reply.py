@@ -428,7 +428,7 @@ def pointer_of(error: StenographError) -> str | None:
 def request(chat: ChatRequest | None = None, ids: tuple[int, ...] = (1, 2, 3), **params: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id=RequestId("r-1"),
-        prompt=Prompt(ids=token_ids(ids)),
+        prompt=Prompt(new_ids=token_ids(ids)),
         params=SamplingParams(**params),
         chat=chat,
     )

@@ -487,7 +487,7 @@ def test_scores_that_lie_are_refused_by_their_law(law: str, body: Any) -> None:
 
 
 def request(**params: Any) -> GenerateRequest:
-    prompt = Prompt(ids=token_ids([1, 2, 3]), ids_json=b"1, 2,3")
+    prompt = Prompt(new_ids=token_ids([1, 2, 3]), json_fragments=(b"1, 2,3",))
     return GenerateRequest(request_id=RequestId("r-1"), prompt=prompt, params=SamplingParams(**params))
 
 

@@ -32,7 +32,7 @@ def commit(session: Session, strand: Strand, by_hand: Any, parent: Node | None, 
     made = by_hand.add(None, [1, 2], [(3, -1.0), (4, -1.0), (5, -1.0)])
     force_setattr(made.turn, "context", PromptContext(tools=(ADD,) if shows_tools else ()))
     at = Attachment(parent=parent, new_messages=made.turn.messages, revision=len(strand.history.nodes))
-    node, _ = session.strands.commit(strand, at, made.turn, Prompt(ids=token_ids([1, 2])))
+    node, _ = session.strands.commit(strand, at, made.turn, Prompt(new_ids=token_ids([1, 2])))
     return node
 
 

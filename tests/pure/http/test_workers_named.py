@@ -54,6 +54,30 @@ def test_a_key_is_that_of_an_opening_alone() -> None:
         assert other.key is None
 
 
+def test_what_one_process_does_for_all_is_named_by_its_path_alone() -> None:
+    for path in (
+        "/pause_generation",
+        "/update_weights_from_disk?x=1",
+        "/model_info#x",
+        "/engines",
+        "/engines/http://a",
+    ):
+        for headers in ((), (f"X-Session-Id: {ID}", f"Authorization: Bearer {ID}")):
+            named = named_by(head(f"POST {path}", *headers), by_credential=True)
+            assert named is not None
+            assert (named.is_of_server, named.session_id, named.key) == (True, None, None)
+    for path in (
+        f"/sessions/{ID}/pause_generation",
+        "/v1/pause_generation",
+        "/pause_generations",
+        "/enginesx",
+        "/ready",
+    ):
+        named = named_by(head(f"POST {path}"), by_credential=True)
+        assert named is not None
+        assert not named.is_of_server
+
+
 @given(st.binary(max_size=300), st.booleans())
 def test_no_bytes_are_too_odd(data: bytes, by_credential: bool) -> None:
     for given_head in (data, b"GET " + data, head("GET /v1/x") + data):

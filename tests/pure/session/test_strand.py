@@ -125,7 +125,7 @@ class StrandsMachine(RuleBasedStateMachine):
             line.real.recent.known
             for line in self.recent
             if line.real.recent.known is not None
-            and len(stored := list(line.real.recent.known.of_line())) < len(messages)
+            and len(stored := list(line.real.recent.known.messages)) < len(messages)
             and messages[: len(stored)] == stored
         ]
         chosen = data.draw(st.sampled_from([None, *known]), label="known")
@@ -194,7 +194,7 @@ class StrandsMachine(RuleBasedStateMachine):
         before = line_ids(at.parent)
         ids = before + token_ids([0]) if seat.ids is None else seat.ids
         turn = turn_of(at.new_messages, ids[len(before) :].tolist(), drawn, f"reply {self.num_drawn}", seat.context)
-        node, gone = seat.seats.commit(line.real, at, turn, Prompt(ids=ids, num_kept=len(before)))
+        node, gone = seat.seats.commit(line.real, at, turn, Prompt.of(ids, num_kept=len(before)))
         assert list(gone) == replaced
         if seat.request is not None:
             line.real.recent.extend(seat.request, node)

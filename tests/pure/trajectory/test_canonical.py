@@ -56,8 +56,7 @@ def test_a_request_whose_beginning_is_known_records_what_was_dropped_and_is_not_
         dialect="chat",
         text_print=TextPrint(),
         list_start=0,
-        of_line=lambda: first.messages,
-        num_messages=len(first.messages),
+        messages=first.messages,
         gaps=first.gaps,
         system_blocks=first.system_blocks,
     )

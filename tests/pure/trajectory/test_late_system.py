@@ -176,8 +176,7 @@ def test_a_request_whose_beginning_is_known_becomes_what_all_of_it_would(
         dialect="chat",
         text_print=first.text_print,
         list_start=0,
-        of_line=lambda: first.messages,
-        num_messages=len(first.messages),
+        messages=first.messages,
         gaps=first.gaps,
     )
     quick = with_reminders(request_of([*first.messages, *messages[num_known:]], known), unshown)

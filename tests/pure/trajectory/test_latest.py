@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stenograph.core.chat import ParsedReply
-from stenograph.core.ids_json import encode_ids, join_ids
+from stenograph.core.ids_json import MOST_FRAGMENTS, encode_ids, join_ids, merged_fragments
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, Prompt, RequestId, SampledTurn, token_ids
 from stenograph.trajectory.latest import LineJson
@@ -40,6 +41,16 @@ def node_of(parent: Node | None, new: Sequence[int], drawn: Sequence[int], id_: 
     return Node(id_=id_, turn=turn, parent=parent)
 
 
+@given(st.lists(st.integers(0, 9999), max_size=80))
+def test_fragments_are_merged_to_few_of_the_same_text(sizes: list[int]) -> None:
+    texts = [b"1," * size + b"1" for size in sizes]
+    kept: tuple[bytes, ...] = ()
+    for text in texts:
+        kept = merged_fragments((*kept, text))
+        assert len(kept) <= 2 * MOST_FRAGMENTS
+    assert join_ids(kept) == join_ids(texts)
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), IDS.filter(bool), IDS), min_size=1, max_size=8))
 def test_what_is_at_hand_is_the_line(turns: list[tuple[int, list[int], list[int]]]) -> None:
     lines, nodes = LineJson(), list[Node]()
@@ -48,16 +59,24 @@ def test_what_is_at_hand_is_the_line(turns: list[tuple[int, list[int], list[int]
         kept = line_ids(parent)
         at_hand = lines.of(parent)
         if at_hand is not None:
-            assert json.loads(b"[" + join_ids(at_hand) + b"]") == list(kept)
-        prompt = Prompt(
-            ids=kept + token_ids(new),
-            num_kept=len(kept),
-            ids_json=join_ids((*([encode_ids(kept)] if at_hand is None else at_hand), encode_ids(token_ids(new)))),
-        )
+            written, unwritten = at_hand
+            assert whole(written, unwritten) == list(kept)
+            fragments = (*written, encode_ids(unwritten + token_ids(new)))
+        else:
+            fragments = (encode_ids(kept + token_ids(new)),)
+        prompt = replace(Prompt.of(kept + token_ids(new), num_kept=len(kept)), json_fragments=fragments)
         node = node_of(parent, new, drawn, len(nodes))
         lines.extend(prompt, node.turn.sampled, node)
         nodes.append(node)
-        fragments = lines.of(node)
-        assert fragments is not None
-        assert json.loads(b"[" + join_ids(fragments) + b"]") == list(line_ids(node))
+        for num_trimmed in range(len(drawn) + 1):
+            found = lines.of(node, num_trimmed)
+            assert found is not None
+            ids = list(line_ids(node))
+            assert whole(*found) == ids[: len(ids) - num_trimmed]
+        assert lines.of(node, len(drawn) + 1) is None
         assert all(lines.of(other) is None for other in nodes[:-1])
+
+
+def whole(written: tuple[bytes, ...], unwritten: "array[int]") -> list[int]:
+    ids: list[int] = json.loads(b"[" + join_ids((*written, encode_ids(unwritten))) + b"]")
+    return ids

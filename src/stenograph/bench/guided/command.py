@@ -215,7 +215,7 @@ def _rendered(renderer: Renderer, conversations: Sequence[Conversation]) -> tupl
     prompts: list[Prompt] = []
     for messages in conversations:
         try:
-            prompts.append(Prompt(ids=renderer.render(messages, (), {})))
+            prompts.append(Prompt(new_ids=renderer.render(messages, (), {})))
         except CallerError as error:
             raise ValueError(f"prompt {len(prompts) + 1}: {error}") from error
     return tuple(prompts)

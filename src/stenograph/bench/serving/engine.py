@@ -84,7 +84,7 @@ class EngineTalk:
     async def ask(self, turn: TurnPlan) -> TimedReply:
         """Raises RequestFailed."""
         request = GenerateRequest(
-            request_id=RequestId(f"{self._name}-{self._turn}"), prompt=Prompt(ids=self._prompt), params=self._params
+            request_id=RequestId(f"{self._name}-{self._turn}"), prompt=Prompt(new_ids=self._prompt), params=self._params
         )
         try:
             reply = await read_reply(self._engine, request, lambda chunk: None)

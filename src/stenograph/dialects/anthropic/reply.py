@@ -89,7 +89,7 @@ def encode_message(reply: ChatReply, options: ReplyOptions, model: str, spelling
     num_ids = 0
     if options.return_token_ids:
         body["prompt_token_ids"], body["token_ids"] = reply.prompt.ids, reply.sampled.ids
-        num_ids = len(reply.prompt.ids) + len(reply.sampled.ids)
+        num_ids = reply.prompt.num_tokens + len(reply.sampled.ids)
     return reply_text(body, num_ids=num_ids, num_rows=0)
 
 
@@ -269,7 +269,7 @@ class MessagesStream:
             return events + named_event(b"message_delta", msgspec.json.encode(last)) + stop
         last |= {"prompt_token_ids": reply.prompt.ids, "token_ids": reply.sampled.ids}
         fragments = _between(events, named_event_pieces(b"message_delta", json_pieces(last)), stop)
-        return whole_or_pieces(fragments, num_ids=len(reply.prompt.ids) + len(reply.sampled.ids))
+        return whole_or_pieces(fragments, num_ids=reply.prompt.num_tokens + len(reply.sampled.ids))
 
     def alive(self, prompts: Sequence["array[int]"]) -> bytes:
         """A `ping`, after the beginning of the message."""

@@ -90,7 +90,7 @@ def decode_chat(
             read = _read(short, unknown_fields)
         except CallerError:
             break  # reading all of it says where in the whole body it is
-        whole = read._replace(messages=(*one.of_line(), *read.messages))
+        whole = read._replace(messages=one.messages + read.messages)
         if read.list_start == one.list_start and read.messages and len(whole.messages) <= MAX_MESSAGES:
             return _request(whole, body=body, end=read.list_end - one.list_start - 1 + place, known=one)
     read = _read(body, unknown_fields)

@@ -178,7 +178,7 @@ def encode_reply(reply: ChatReply, options: ReplyOptions, token_text: TokenText)
         choice["token_ids"] = reply.sampled.ids
         body["prompt_token_ids"] = reply.prompt.ids
     num_sampled = len(reply.sampled.ids)
-    num_ids = num_sampled + options.return_token_ids * len(reply.prompt.ids)
+    num_ids = num_sampled + options.return_token_ids * reply.prompt.num_tokens
     return reply_text(body, num_ids=num_ids, num_rows=options.logprobs * num_sampled)
 
 

@@ -88,7 +88,7 @@ def encode_completion(
         "usage": usage_body([reply.usage for reply in replies]),
     }
     num_sampled = sum(len(reply.sampled.ids) for reply in replies)
-    num_ids = num_sampled + options.return_token_ids * sum(len(reply.prompt.ids) for reply in replies)
+    num_ids = num_sampled + options.return_token_ids * sum(reply.prompt.num_tokens for reply in replies)
     return reply_text(body, num_ids=num_ids, num_rows=options.logprobs * num_sampled)
 
 

@@ -244,7 +244,7 @@ def encode_response(
     rows = logprob_rows(reply.sampled, token_text, options) if options.logprobs else iter(())
     output = output_items(turn_of_reply(reply.id), reply.parsed.message, form, reply.sampled.finish.reason, rows)
     num_sampled = len(reply.sampled.ids)
-    num_ids = options.return_token_ids * (num_sampled + len(reply.prompt.ids))
+    num_ids = options.return_token_ids * (num_sampled + reply.prompt.num_tokens)
     body = ended_response(head, output, reply, options)
     return reply_text(body, num_ids=num_ids, num_rows=options.logprobs * num_sampled)
 

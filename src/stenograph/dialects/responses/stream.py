@@ -134,7 +134,7 @@ class ResponseWriter:
         """The rest of each item, the calls, and the whole response."""
         (reply,) = replies
         num_sampled = len(reply.sampled.ids)
-        num_ids = self._options.return_token_ids * (num_sampled + len(reply.prompt.ids))
+        num_ids = self._options.return_token_ids * (num_sampled + reply.prompt.num_tokens)
         fragments = self._end(reply)
         if num_ids > PIECE_VALUES or (self._options.logprobs and num_sampled > ROWS_AT_ONCE):
             return joined(fragments)

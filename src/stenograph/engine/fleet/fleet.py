@@ -12,7 +12,7 @@ one engine, turns go straight to it, and nothing is counted.
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -44,19 +44,18 @@ from stenograph.engine.http.engine import AFFINITY_HEADER
 
 MAX_SESSIONS = 2**15
 """Sessions whose engine is remembered, the last to be used; one that is forgotten is placed anew."""
-TRIAL_S = 10.0
-"""Longer than a connection takes to fail, as a rule (`connect_timeout`)."""
-DRAIN_LOOK_S = 0.05
-"""Time between two looks at whether an engine that leaves is idle."""
+TRIAL_S = 10.0  # longer than a connection takes to fail, as a rule (`connect_timeout`)
+DRAIN_LOOK_S = 0.05  # between two looks at whether an engine that leaves is idle
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetMember:
-    """An engine and what it is called: its address, as a rule."""
+    """An engine and what it is called: its address, as a rule. `url` is where it is, with a password if it has one."""
 
     name: str
     engine: Engine
+    url: str = ""
 
 
 @dataclass(slots=True)
@@ -66,6 +65,7 @@ class _MemberState:
     name: str
     engine: Engine
     trust: Trust
+    url: str
     num_running: int = 0
     load_tokens: int = 0
     num_sessions: int = 0
@@ -127,7 +127,7 @@ class Fleet(Engine):
             raise StartupError(f"a fleet has one engine or more, each of its own name, not {names}")
         self._trial_s = trial_s
         self.make = make
-        self._posts = [_MemberState(member.name, member.engine, Trust(trial_s=trial_s)) for member in members]
+        self._posts = [_MemberState(one.name, one.engine, Trust(trial_s=trial_s), one.url) for one in members]
         self._clock = clock
         self._healths = [member.engine.health() for member in members]
         self._known: list[Capabilities] = []
@@ -206,16 +206,16 @@ class Fleet(Engine):
             raise StartupError(f"there is an engine {member.name} already")
         known = {post.name: post.engine.capabilities for post in self._posts}
         self._common = common_capabilities({**known, member.name: member.engine.capabilities})
-        self._posts.append(_MemberState(member.name, member.engine, Trust(trial_s=self._trial_s)))
+        self._posts.append(_MemberState(member.name, member.engine, Trust(trial_s=self._trial_s), member.url))
         self._count_anew()
 
-    async def leave(self, name: str) -> bool:
-        """Give an engine no more turns, and close it when those that it runs have ended. False for an unknown name.
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        return {post.url: post.name for post in self._posts if not post.is_leaving}
 
-        Raises StartupError for the last engine that stays.
-        """
-        post = next((post for post in self._posts if post.name == name), None)
-        if post is None:
+    def dismiss(self, name: str) -> bool:
+        """Give an engine no more turns. False for an unknown name. Raises StartupError for the last that stays."""
+        if (post := self._named(name)) is None:
             return False
         if all(other.is_leaving for other in self._posts if other is not post):
             raise StartupError(f"{name} is the only engine: add another one first")
@@ -223,6 +223,12 @@ class Fleet(Engine):
         for session in self._sessions.values():
             if session.home is post:
                 session.home = None
+        return True
+
+    async def leave(self, name: str) -> bool:
+        """Dismiss an engine, and close it when the turns that it runs have ended. As `dismiss`."""
+        if (post := self._named(name)) is None or not self.dismiss(name):
+            return False
         while post.engine.num_running:  # noqa: ASYNC110 - no engine tells of it
             await asyncio.sleep(DRAIN_LOOK_S)
         await post.engine.aclose()
@@ -230,6 +236,9 @@ class Fleet(Engine):
             self._posts.remove(post)
             self._count_anew()
         return True
+
+    def _named(self, name: str) -> "_MemberState | None":
+        return next((post for post in self._posts if post.name == name), None)
 
     def _count_anew(self) -> None:
         self._healths = [post.engine.health() for post in self._posts]
@@ -299,6 +308,10 @@ class Fleet(Engine):
         versions = set(await asyncio.gather(*(post.engine.find_version() for post in self._posts)))
         return versions.pop() if len(versions) == 1 else None
 
+    def follow_version(self, version: str | None, lacking: Collection[str]) -> None:
+        for post in self._posts:
+            post.engine.follow_version(version, lacking)
+
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
         """Tell all at once. Where some have taken new weights, those that have not get no turns until they have."""
         told = await asyncio.gather(*(post.engine.control(command) for post in self._posts))
@@ -345,7 +358,7 @@ class Fleet(Engine):
             raise EngineUnavailable(
                 f"None of the {len(self._posts)} engines takes turns now.", retry_after_s=FIRST_PAUSE_S
             )
-        session, cost = self._session_of(request.affinity_key), cost_of(len(request.prompt.ids))
+        session, cost = self._session_of(request.affinity_key), cost_of(request.prompt.num_tokens)
         post = _choose(ready, request.affinity_key or request.request_id, session.home, cost)
         turn.post = post
         turn.tried.add(post.name)
@@ -374,9 +387,9 @@ class Fleet(Engine):
             run.outcome = Outcome.ANSWERED
             run.post.num_expected_cached += run.num_expected
             # What cannot be true is refused where the turn is checked; here it must not spoil a count.
-            run.post.num_cached += min(chunk.num_cached_tokens, len(request.prompt.ids))
+            run.post.num_cached += min(chunk.num_cached_tokens, request.prompt.num_tokens)
             if request.affinity_key is not None:
-                left = len(request.prompt.ids) + run.num_sampled
+                left = request.prompt.num_tokens + run.num_sampled
                 self._settle(self._session_of(request.affinity_key), run.post, left)
 
     def _moves_on(self, error: StenographError, run: _Try, turn: _FleetTurn) -> bool:

@@ -8,19 +8,14 @@ hung up, so every way out before the reply was whole also aborts by the request'
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
 from yarl import URL
 
-from stenograph.core.errors import (
-    EngineUnavailable,
-    StenographError,
-    UpstreamError,
-    UpstreamUnreachable,
-)
+from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamError, UpstreamUnreachable
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
@@ -195,6 +190,15 @@ class HttpEngine(Engine):
 
     def require_version(self, version: str) -> None:
         self._lack(version, "others")
+
+    def follow_version(self, version: str | None, lacking: Collection[str]) -> None:
+        if version is not None and self.name in lacking:
+            self.require_version(version)
+            return
+        had_others, self._version, self._lacks = bool(self._lacks), version, ""
+        if had_others:
+            self._become(EngineState.READY, self._adapter.capabilities.note)
+            self._doubt.set()
 
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
         calls, told = self._adapter.control_calls(command), ControlReply(problem="")

@@ -165,7 +165,7 @@ class LlamaCppReading(EngineReading):
 
     def event(self, data: bytes) -> Sequence[Chunk]:
         """The event's tokens, unless a gap came before them. Raises UpstreamRefused for an error of the engine's."""
-        num_prompt = len(self._request.prompt.ids)
+        num_prompt = self._request.prompt.num_tokens
         event = decode_event(data, vocab_size=self._vocab_size, num_prompt=num_prompt)
         if isinstance(event, EngineFailure):
             raise UpstreamRefused(status=event.status, content_type="application/json", headers=(), body=data)
@@ -267,7 +267,7 @@ class LlamaCppReading(EngineReading):
             self._request, num, vocab_size=self._vocab_size, max_context_tokens=self._max_context_tokens
         )
         http = await self._asked(ask, body)
-        reply = decode_reply(http.body, vocab_size=self._vocab_size, num_prompt=len(self._request.prompt.ids))
+        reply = decode_reply(http.body, vocab_size=self._vocab_size, num_prompt=self._request.prompt.num_tokens)
         known = {**dict(enumerate(self._ids)), **{place: sampled.id for place, sampled in self._held.items()}}
         if len(reply.ids) != num or any(reply.ids[place] != id_ for place, id_ in known.items() if place < num):
             raise UpstreamInvalid(
@@ -281,7 +281,7 @@ class LlamaCppReading(EngineReading):
         prompt = self._request.prompt
         for num_top in (*(size for size in RANKING_SIZES if size < self._vocab_size), self._vocab_size):
             http = await self._asked(ask, encode_ranking(prompt, self._ids, num_top))
-            num_prompt = len(prompt.ids) + len(self._ids)
+            num_prompt = prompt.num_tokens + len(self._ids)
             ranking = decode_ranking(http.body, vocab_size=self._vocab_size, num_prompt=num_prompt)
             for top in ranking:
                 if top.id == id_:

@@ -97,7 +97,7 @@ def encode_ranking(prompt: Prompt, sampled: "array[int]", num_top: int) -> bytes
         "stream": False,
         "return_progress": False,
     }
-    ids = join_ids((_prompt_ids(prompt), encode_ids(sampled)))
+    ids = join_ids((prompt.json, encode_ids(sampled)))
     return b'%s,"prompt":[%s]}' % (_json(fields)[:-1], ids)
 
 
@@ -112,12 +112,8 @@ def _body(fields: dict[str, object], request: GenerateRequest) -> bytes:
     parts = [_json({**_fixed_fields(), **fields})[:-1]]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
-    parts += [b',"prompt":[', _prompt_ids(request.prompt), b"]}"]
+    parts += [b',"prompt":[', *request.prompt.json_parts, b"]}"]
     return b"".join(parts)
-
-
-def _prompt_ids(prompt: Prompt) -> bytes:
-    return encode_ids(prompt.ids) if prompt.ids_json is None else prompt.ids_json
 
 
 def _json(value: object) -> bytes:
@@ -198,7 +194,7 @@ def _num_penalized(request: GenerateRequest, max_context_tokens: int | None) -> 
     if params.repetition_penalty == 1.0:
         return 0
     limit = max_context_tokens or LONGEST_CONTEXT
-    return min(limit, len(request.prompt.ids) + (params.max_tokens or limit))
+    return min(limit, request.prompt.num_tokens + (params.max_tokens or limit))
 
 
 def _grammar_parts(grammar: Grammar) -> list[bytes]:

@@ -136,7 +136,7 @@ class LMDeploy(EngineAdapter):
         return LMDeployReading(
             route=known(self._found).route,
             vocab_size=self._capabilities.vocab_size,
-            num_prompt=len(request.prompt.ids),
+            num_prompt=request.prompt.num_tokens,
             stop_ids=(*self._eos_ids, *request.params.stop_token_ids),
             replays=self._replays,
         )

@@ -18,7 +18,7 @@ from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.types import Grammar, GrammarKind, RequestId, SamplingParams
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import decoded
-from stenograph.engine.sglang.request import as_json, prompt_ids
+from stenograph.engine.sglang.request import as_json
 
 JSON_TYPE = "application/json"
 MAX_TEMPERATURE = 2.0
@@ -164,7 +164,7 @@ def encode_request(request: GenerateRequest, wanted: Wanted) -> bytes:
             fields["stream_options"] = {"include_usage": True}
     if wanted.replays:
         fields["return_routed_experts"] = True
-    return as_json(fields)[:-1] + b',"input_ids":[' + prompt_ids(request.prompt) + b"]}"
+    return as_json(fields)[:-1] + b',"input_ids":[' + request.prompt.json + b"]}"
 
 
 def _fields(params: SamplingParams, wanted: Wanted) -> Iterator[tuple[str, object]]:

@@ -74,7 +74,7 @@ class SGLangChat(EngineAdapter):
         return SGLangChatReading(
             request_id=request.request_id,
             vocab_size=self._capabilities.vocab_size,
-            num_prompt=len(request.prompt.ids),
+            num_prompt=request.prompt.num_tokens,
             replay=self._replay,
             reply_mode=self._reply_mode,
             wants_support=request.params.support and tells_support(request.params),

@@ -46,7 +46,6 @@ from stenograph.engine.sglang.request import (
     as_json,
     pattern_field,
     priority_parts,
-    prompt_ids,
     replay_parts,
     sampling_fields,
     support_parts,
@@ -78,7 +77,7 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
     parts += [b",", as_json(_sampling_fields(request.params))[1:-1]]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
-    parts += [b',"input_ids":[', prompt_ids(request.prompt), b"]}"]
+    parts += [b',"input_ids":[', *request.prompt.json_parts, b"]}"]
     return b"".join(parts)
 
 

@@ -87,7 +87,7 @@ class SGLangGenerate(EngineAdapter):
         return SGLangGenerateReading(
             request_id=request.request_id,
             vocab_size=self._vocab_size,
-            num_prompt=len(request.prompt.ids),
+            num_prompt=request.prompt.num_tokens,
             replay=self._replay,
             wants_support=request.params.support and tells_support(request.params),
         )

@@ -41,7 +41,6 @@ from stenograph.engine.sglang.request import (
     as_json,
     pattern_field,
     priority_parts,
-    prompt_ids,
     replay_parts,
     sampling_fields,
     support_parts,
@@ -69,7 +68,7 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     if params.support:
         parts += support_parts(params)
     parts += [b',"sampling_params":', as_json(_sampling_fields(params))]
-    parts += [b',"input_ids":[', prompt_ids(request.prompt), b"]}"]
+    parts += [b',"input_ids":[', *request.prompt.json_parts, b"]}"]
     return b"".join(parts)
 
 

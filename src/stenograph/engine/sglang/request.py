@@ -10,9 +10,8 @@ import msgspec
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.ids_json import encode_ids
 from stenograph.core.logprobs import GREEDY_BELOW, is_truncated
-from stenograph.core.types import Grammar, GrammarKind, Prompt, SamplingParams
+from stenograph.core.types import Grammar, GrammarKind, SamplingParams
 from stenograph.engine.settings import ReplayKind
 
 GRAMMARS = frozenset(GrammarKind) - {GrammarKind.LARK}
@@ -24,11 +23,6 @@ _ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]')
 def as_json(value: object) -> bytes:
     """A value as JSON text."""
     return msgspec.json.encode(value)
-
-
-def prompt_ids(prompt: Prompt) -> bytes:
-    """The prompt's ids as JSON without brackets: those that are at hand as text are not written again."""
-    return encode_ids(prompt.ids) if prompt.ids_json is None else prompt.ids_json
 
 
 def sampling_fields(params: SamplingParams) -> dict[str, object]:

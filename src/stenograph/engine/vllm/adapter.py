@@ -132,7 +132,7 @@ class VLLM(EngineAdapter):
             request_id=request.request_id,
             route=found.route,
             vocab_size=self._capabilities.vocab_size,
-            num_prompt=len(request.prompt.ids),
+            num_prompt=request.prompt.num_tokens,
             num_top_logprobs=request.params.num_top_logprobs,
             eos_ids=self._eos_ids,
             wants_experts=self._wants_experts,
@@ -177,7 +177,7 @@ class VLLM(EngineAdapter):
 
         Raises ContextLengthExceeded where none is left to sample.
         """
-        params, limit, num_prompt = request.params, self._capabilities.max_context_tokens, len(request.prompt.ids)
+        params, limit, num_prompt = request.params, self._capabilities.max_context_tokens, request.prompt.num_tokens
         if not self._scores(params) or limit is None:
             return params
         room = limit - SCORING_TOKENS - num_prompt
@@ -244,7 +244,7 @@ class VLLMGuidedReading(EngineReading):
             ids,
             request_id=request_id,
             route=self._route,
-            num_prompt=len(self._request.prompt.ids),
+            num_prompt=self._request.prompt.num_tokens,
             num_top=self._request.params.num_top_logprobs,
         )
 

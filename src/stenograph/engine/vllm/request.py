@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.ids_json import encode_ids
-from stenograph.core.types import Grammar, GrammarKind, Prompt, SamplingParams
+from stenograph.core.types import Grammar, GrammarKind, SamplingParams
 from stenograph.engine.base import GenerateRequest
 
 GRAMMARS = frozenset(GrammarKind)
@@ -43,10 +42,10 @@ def encode_request(request: GenerateRequest, *, route: VLLMRoute, model: str, st
         if request.params.grammar is not None:
             # With a reasoning parser vLLM would hold the grammar back until the model has ended its reasoning.
             parts.append(b',"reasoning_ended":true')
-        parts += [b',"sampling_params":{', sampling, b'},"token_ids":[', _prompt_ids(request.prompt), b"]}"]
+        parts += [b',"sampling_params":{', sampling, b'},"token_ids":[', *request.prompt.json_parts, b"]}"]
     else:
         parts += [b',"return_token_ids":true,"return_tokens_as_token_ids":true,', sampling]
-        parts += [b',"prompt":[', _prompt_ids(request.prompt), b"]}"]
+        parts += [b',"prompt":[', *request.prompt.json_parts, b"]}"]
     return b"".join(parts)
 
 
@@ -63,10 +62,6 @@ def abort_ids(request_id: str, route: VLLMRoute) -> Sequence[str]:
 def encode_abort(request_id: str, route: VLLMRoute) -> bytes:
     """The body of an abort."""
     return b'{"request_ids":' + _json(abort_ids(request_id, route)) + b"}"
-
-
-def _prompt_ids(prompt: Prompt) -> bytes:
-    return encode_ids(prompt.ids) if prompt.ids_json is None else prompt.ids_json
 
 
 def _json(value: object) -> bytes:

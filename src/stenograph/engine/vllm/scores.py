@@ -59,7 +59,7 @@ class Scores:
 
 def encode_scoring(request: GenerateRequest, ids: "array[int]", *, route: VLLMRoute, model: str) -> bytes:
     """The body that asks for the scores of `ids` after the request's prompt."""
-    prompt = request.prompt.ids_json or encode_ids(request.prompt.ids)
+    prompt = request.prompt.json
     both = join_ids((prompt, encode_ids(ids)))
     asked = b'"temperature":0,"max_tokens":1,"prompt_logprobs":%d' % request.params.num_top_logprobs
     head = b'{"model":%b,"request_id":%b,' % (

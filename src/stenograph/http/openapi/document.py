@@ -27,6 +27,7 @@ from stenograph.core.errors import (
 )
 from stenograph.dialects.openai.errors import ErrorBody, error_type
 from stenograph.http.auth import KEY_HEADERS, KEY_QUERY
+from stenograph.http.openapi.console import PAGE_PATHS
 from stenograph.http.openapi.operation import ANY, ID, JSON, Operation, in_json
 from stenograph.http.openapi.routes import operations
 from stenograph.http.openapi.schemas import Described, Schema, components, public, ref
@@ -50,7 +51,7 @@ _ANYWHERE = (Forbidden, RequestTimeout, UriTooLong, HeadersTooLarge, UnexpectedF
 """Errors of every operation."""
 _READING_JSON = (InvalidJson, InvalidRequest, BodyTooLarge, UnsupportedMediaType)
 
-_WITHOUT_KEY = ("/", "/health", "/ready", "/metrics", "/openapi.json")
+_WITHOUT_KEY = ("/", "/health", "/ready", "/metrics", "/openapi.json", *PAGE_PATHS)
 _PATH_ID: Schema = {"name": "id", "in": "path", "required": True, "description": "The session.", "schema": ID}
 
 _ABOUT = """Sessions record the tokens that an agent's model sampled, behind the APIs of OpenAI (Chat Completions,

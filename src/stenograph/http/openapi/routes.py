@@ -40,6 +40,7 @@ from stenograph.http.bulk_routes import FRAMES_TYPE, Deleted
 from stenograph.http.control_routes import Health, ModelList, Readiness, Text, Tokens
 from stenograph.http.front_page import FrontPage
 from stenograph.http.openapi.admin import ADMIN
+from stenograph.http.openapi.console import CONSOLE
 from stenograph.http.openapi.operation import (
     ANY,
     ID,
@@ -72,6 +73,7 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _TOKENS
     yield from _SESSIONS
     yield from ADMIN
+    yield from CONSOLE
     yield from turn_operations(described)
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 

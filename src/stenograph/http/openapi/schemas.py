@@ -14,6 +14,7 @@ from typing import Any, cast, get_args, get_type_hints, is_typeddict
 
 import msgspec
 
+from stenograph.console.now import ConsoleNow
 from stenograph.core.messages import Role
 from stenograph.dialects.anthropic.errors import MessagesErrorBody
 from stenograph.dialects.anthropic.fields import (
@@ -66,7 +67,16 @@ class Described:
 
 
 _MORE = (
-    *(ChatCompletion, ChatCompletionChunk, ErrorBody, FrontPage, GeminiErrorBody, GenerateContentResponse, JsonSamples),
+    *(
+        ChatCompletion,
+        ChatCompletionChunk,
+        ConsoleNow,
+        ErrorBody,
+        FrontPage,
+        GeminiErrorBody,
+        GenerateContentResponse,
+        JsonSamples,
+    ),
     *(MessagesErrorBody, MessagesReply),
     *(TextCompletion, WireContent, WireMessage, WireMessageParam),
     *RESPONSES_PARTS,

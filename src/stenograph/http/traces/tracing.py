@@ -23,6 +23,7 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.traces.request import RequestFacts, SpanSink, TracedRequest
 from stenograph.http.traces.spans import EngineName
 from stenograph.http.turn_route import RequestPath, TurnRoute, client_name
+from stenograph.http.wire import headers_of
 
 SPANS = Metric(
     name="stenograph_trace_spans_total",
@@ -93,7 +94,7 @@ class Tracing:
             path=scope["path"],
             route="" if path.at else path.route,
             dialect=dialect,
-            user_agent=client_name(scope),
+            user_agent=client_name(headers_of(scope)),
             session_id=path.session_id,
         )
         engine = EngineName(engine=capabilities.engine, model=capabilities.model, is_remote=self._engine.forwards)

@@ -6,7 +6,7 @@ its worker, on the word of the one that has seen its part leave.
 """
 
 import heapq
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -64,7 +64,7 @@ class AllParts:
                 await _push_next(firsts, worker, lists[worker])
 
     @asynccontextmanager
-    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncIterator[Part]:
+    async def part(self, session_id: str, wire: BulkSamplesRequest) -> AsyncGenerator[Part, None]:
         """The part as the session's worker makes it; an error in its place where that worker is away."""
         asked = msgspec.json.encode(PartAsked(session_id=session_id, wire=replace(wire, sessions=None)))
         async with AsyncExitStack() as stack:

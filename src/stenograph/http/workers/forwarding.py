@@ -81,6 +81,8 @@ class ForwardingConnection(ClientConnection):
                 owner = self._owners.owner_of(named.session_id)
             elif named is not None and named.key is not None:
                 owner = self._owners.opener_of(named.key)
+            elif named is not None and named.is_of_server:
+                owner = self._owners.first()
             if owner is not None and named is not None:
                 self._begin_elsewhere(owner, data, named.method, named.path)
                 return
@@ -161,9 +163,7 @@ class ForwardingConnection(ClientConnection):
         if not (self._is_last or self._shuts_down):
             self._phase = RequestPhase.HEAD
             self._head_since = self.loop.time()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._rest()
         self._untold = way
         if self.transport.get_write_buffer_size():
             self._telling = self.loop.create_task(self._tell(), name="tell-of-delivery")

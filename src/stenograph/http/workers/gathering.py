@@ -17,7 +17,7 @@ from stenograph.core.types import SessionId
 from stenograph.dialects.base import Refuse
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import ClientGone, count_error, read_body, send_refusal
-from stenograph.http.workers.merging import engines, exposition, readiness, sums, waste
+from stenograph.http.workers.merging import engines, exposition, moment, readiness, sums, waste
 from stenograph.http.workers.owners import number_of
 from stenograph.http.workers.peer_connection import is_workers_own
 from stenograph.http.workers.peer_routes import KEY_HEADER, OPENED_PATH
@@ -28,16 +28,6 @@ LOOK_S = 5.0
 """Longest time that a worker may take to answer what costs nothing."""
 
 MAX_BODY_BYTES = 2**20
-
-OF_ONE_PROCESS = (
-    ("POST", "/update_weights_from_disk"),
-    ("POST", "/pause_generation"),
-    ("POST", "/continue_generation"),
-    ("POST", "/flush_cache"),
-    ("POST", "/update_weight_version"),
-    ("POST", "/engines"),
-)
-"""Routes that would be done by one worker alone: a server of several refuses them."""
 
 _OURS = DROPPED | {"server", "date"}
 """Headers of a worker's answer that the server writes anew."""
@@ -86,13 +76,14 @@ class Gathering:
         self._routes: Mapping[tuple[str, str], Callable[[_Asked], Awaitable[PeerAnswer]]] = {
             ("GET", "/metrics"): self._exposition,
             ("GET", "/ready"): self._readiness,
+            ("GET", "/console/api/now"): self._now,
+            ("GET", "/console/api/group"): self._not_here,
             ("GET", "/sessions"): self._list,
             ("DELETE", "/sessions"): self._sums,
             ("GET", "/waste"): self._waste,
             ("GET", "/engines"): self._engines,
             ("POST", "/abort_request"): self._sums,
             ("POST", "/backup"): self._one_by_one,
-            **dict.fromkeys(OF_ONE_PROCESS, self._not_here),
         }
 
     def __repr__(self) -> str:
@@ -104,8 +95,6 @@ class Gathering:
             await (self._of_workers if scope["path"].startswith("/workers/") else self._app)(scope, receive, send)
             return
         route = self._routes.get((scope["method"], scope["path"]))
-        if scope["method"] == "DELETE" and scope["path"].startswith("/engines/"):
-            route = self._not_here
         if route is None:
             await self._app(scope, receive, send)
             return
@@ -180,6 +169,16 @@ class Gathering:
     async def _engines(self, asked: _Asked) -> PeerAnswer:
         answers = await self._all(asked, LOOK_S)
         return _refused(answers) or _with_body(answers[0], engines([answer.body for answer in answers]))
+
+    async def _now(self, asked: _Asked) -> PeerAnswer:
+        """The moment of the workers that answer, by an answer of its own to each question: of several there is no
+        stream."""
+        headers = [pair for pair in asked.headers if pair[0] != b"accept"]
+        answers = await self._peers.ask_all(asked.method, asked.target, headers, timeout_s=LOOK_S)
+        given = [answer for answer in answers if isinstance(answer, PeerAnswer)]
+        if not given:
+            return await self._own_answer(asked)
+        return _refused(given) or _with_body(given[0], moment([one.body for one in given]))
 
     async def _not_here(self, asked: _Asked) -> PeerAnswer:
         raise RouteNotFound(

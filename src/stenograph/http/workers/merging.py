@@ -19,6 +19,33 @@ def sums(bodies: Sequence[bytes]) -> bytes:
     return msgspec.json.encode(merged)
 
 
+_SUMMED = frozenset({
+    "workers", "num_sessions", "num_held_tokens", "num_in_flight", "turns", "errors", "sampled_tokens", "prompt_tokens",
+    "wasted_tokens", "turns_per_s", "sampled_per_s", "prompt_per_s",
+})  # fmt: skip
+
+
+def moment(bodies: Sequence[bytes]) -> bytes:
+    """The console's moment of all workers: counts and rates summed, of latencies the worst."""
+    decoded = [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
+    merged = dict(decoded[0])
+    for name in _SUMMED:
+        merged[name] = sum(one[name] for one in decoded)
+    for name in ("loop_lag", "ttft"):
+        found = [one[name] for one in decoded]
+        merged[name] = {key: max((one[key] for one in found if one[key] is not None), default=None) for key in found[0]}
+        merged[name]["num"] = sum(one["num"] for one in found)
+    running = [row for one in decoded for row in one["running"]]
+    merged["running"] = sorted(running, key=lambda row: -row["age_s"])
+    engines: dict[tuple[str, str], dict[str, Any]] = {}
+    for engine in (engine for one in decoded for engine in one["engines"]):
+        seen = engines.setdefault((engine["engine"], engine["name"]), engine)
+        if seen is not engine and engine["num_running"] is not None:
+            seen["num_running"] = (seen["num_running"] or 0) + engine["num_running"]
+    merged["engines"] = [*engines.values()]
+    return msgspec.json.encode(merged)
+
+
 def readiness(bodies: Sequence[bytes], *, num_away: int) -> tuple[bool, bytes]:
     """Whether all workers are ready, none of them away; and the engines as they see them, each once."""
     decoded = [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+FIRST = 0
+"""The number of the worker that speaks for all to the engines."""
+
 _FILE = re.compile("[0-9a-f]{2}")
 
 
@@ -30,6 +33,10 @@ class Owners(Protocol):
 
     def opener_of(self, key: bytes) -> Owner | None:
         """The other process that opens the session of an `Idempotency-Key`."""
+        ...
+
+    def first(self) -> Owner | None:
+        """The other process that speaks for the server to its engines: of pauses, of weights, of which there are."""
         ...
 
 
@@ -56,3 +63,6 @@ class FileOwners:
 
     def opener_of(self, key: bytes) -> Owner | None:
         return self._owners[zlib.crc32(key) % len(self._owners)]
+
+    def first(self) -> Owner | None:
+        return self._owners[FIRST]

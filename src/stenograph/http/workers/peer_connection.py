@@ -8,7 +8,7 @@ another worker's own: it asks on its own behalf.
 
 import asyncio
 import re
-from typing import Any, cast
+from typing import Any
 
 from starlette.types import Scope
 
@@ -43,7 +43,7 @@ class PeerConnection(ClientConnection):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.timeout_keep_alive = cast("int", _FOR_EVER_S)  # the other worker closes it, with its client's
+        self.keep_alive_s = _FOR_EVER_S  # the other worker closes it, with its client's
         self._line: bytes | None = b""
         self._is_clients = False
         self._has_left: asyncio.Future[bool] | None = None
@@ -83,7 +83,7 @@ class PeerConnection(ClientConnection):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if not self._is_clients:
-            cast("dict[str, Any]", self.scope)["extensions"][_PEER] = {}
+            self.extensions[_PEER] = {}
         self._has_left = self.loop.create_future() if self._is_clients else None
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stenograph.core.errors import StenographError
+from stenograph.core.errors import StartupError, StenographError
 from stenograph.dialects.openai.errors import refusal
 from stenograph.http.bulk_parts import OwnParts, Pieces
 from stenograph.http.delivery import delivery_of
+from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.wire import ClosedStream, json_response
 from stenograph.http.workers.all_parts import (
     DELETE_PATH,
@@ -23,8 +24,12 @@ from stenograph.http.workers.all_parts import (
     DeleteAsked,
     PartAsked,
 )
+from stenograph.http.workers.other_workers import ABORT_PATH, ENGINES_PATH, FOLLOW_PATH
+from stenograph.http.workers.state_file import StateFile
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.selection import SessionFilter
+from stenograph.session.shared_state import SharedState
+from stenograph.session.weights import WeightSync
 
 OPENED_PATH = "/workers/opened"
 KEY_HEADER = "idempotency-key"
@@ -36,6 +41,9 @@ class PeerRoutes:
 
     openings: KeyedOpenings
     parts: OwnParts
+    sync: WeightSync
+    engines: EngineRoutes
+    file: StateFile
 
     def app(self) -> Starlette:
         """The Starlette application."""
@@ -45,6 +53,9 @@ class PeerRoutes:
                 Route(IDS_PATH, self.ids, methods=["POST"]),
                 Route(PART_PATH, self.part, methods=["POST"]),
                 Route(DELETE_PATH, self.delete, methods=["POST"]),
+                Route(FOLLOW_PATH, self.follow_state, methods=["POST"]),
+                Route(ENGINES_PATH, self.follow_engines, methods=["POST"]),
+                Route(ABORT_PATH, self.abort, methods=["POST"]),
             ],
             exception_handlers={StenographError: _refused},
         )
@@ -73,6 +84,31 @@ class PeerRoutes:
         """Delete a session, if it is as it was."""
         asked = msgspec.json.decode(await request.body(), type=DeleteAsked)
         return json_response(await self.parts.delete(asked.session_id, asked.revision))
+
+    def follow(self) -> SharedState | None:
+        """Be as the state in the file says; None if there is none."""
+        state = self.file.read()
+        if state is not None:
+            self.sync.follow(state)
+        return state
+
+    async def follow_state(self, request: Request) -> Response:
+        """Follow the first worker; says how many turns run here."""
+        self.follow()
+        return json_response(len(self.sync.weights.runs))
+
+    async def follow_engines(self, request: Request) -> Response:
+        """Use the engines of the state; says why one cannot join, or nothing."""
+        state = self.follow()
+        try:
+            await self.engines.follow(() if state is None else state.addresses)
+        except StartupError as error:
+            return json_response(str(error))
+        return json_response("")
+
+    async def abort(self, request: Request) -> Response:
+        """End every turn of this worker with what it has; says how many there were."""
+        return json_response(await self.sync.abort_all())
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """One worker's questions to the workers of its server, itself among them: each over its own socket, by HTTP."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ class Peers:
         headers: Sequence[tuple[bytes, bytes]] = (),
         body: bytes = b"",
         *,
-        timeout_s: float,
+        timeout_s: float | None,
     ) -> PeerAnswer:
         """Ask one. Raises WorkerUnavailable if there is no answer within the time; it is caused by a TimeoutError then,
         and by another error where the worker has ended."""
@@ -103,7 +103,7 @@ class Peers:
             raise _away(worker, error) from error
 
     @asynccontextmanager
-    async def reading(self, worker: int, target: str, body: bytes) -> AsyncIterator["PeerStream"]:
+    async def reading(self, worker: int, target: str, body: bytes) -> AsyncGenerator["PeerStream", None]:
         """Ask one for an answer that is read as it comes, and no faster than its reader takes it. It may take as long
         as it does; a worker that has ended is WorkerUnavailable, also in the middle."""
         try:

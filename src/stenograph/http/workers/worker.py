@@ -2,7 +2,9 @@
 
 import asyncio
 import functools
+import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import cast
 
 import uvicorn
@@ -11,6 +13,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from stenograph.core.errors import StenographError
 from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.connection import connections_of
 from stenograph.http.metric_table import Metric, MetricType
@@ -19,13 +22,19 @@ from stenograph.http.settings import Settings
 from stenograph.http.workers.all_parts import AllParts
 from stenograph.http.workers.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
 from stenograph.http.workers.gathering import Gathering, opened_elsewhere
+from stenograph.http.workers.other_workers import OtherWorkers
+from stenograph.http.workers.owners import FIRST
 from stenograph.http.workers.peer_connection import PeerConnection
 from stenograph.http.workers.peer_routes import PeerRoutes
 from stenograph.http.workers.peers import Peers
 from stenograph.http.workers.place import WorkerPlace
+from stenograph.http.workers.state_file import StateFile
 from stenograph.session.admission import Limits
 from stenograph.session.keyed_openings import OpenedElsewhere
 from stenograph.session.shared_capacity import CapacityPage, SharedCapacity
+from stenograph.session.shared_state import SharedState
+
+log = logging.getLogger(__name__)
 
 FORWARDED = Metric(
     name="stenograph_requests_forwarded_total",
@@ -43,6 +52,11 @@ RESTARTS = Metric(
     help="Times that this process was started again after it had ended.",
 )
 
+IN_DOUBT = (
+    "a change of weights was cut off by the end of this process, and which weights the engines have is not known: turns"
+    " wait until it is sent again, or until POST /continue_generation lets them go on with what there is"
+)
+
 WORKER_METRICS = (FORWARDED, FORWARDS_FAILED, RESTARTS)
 
 
@@ -57,6 +71,11 @@ class Worker:
         """Set when the server is configured."""
         self._settings = settings
         self._peers = Peers(place.sockets)
+        self.file = StateFile(place.sockets[0].parent)
+        self._others = OtherWorkers(
+            self._peers, self.file, own=place.number, long_s=settings.request_timeout_s, hear_s=patience_s
+        )
+        self._telling: asyncio.Task[None] | None = None
         self._forwarded = Forwarded()
         self._routes: PeerRoutes | None = None
         self._app: App | None = None
@@ -72,6 +91,21 @@ class Worker:
         """Finds sessions that other workers opened with a key. Without a store the key's own worker has them all."""
         return opened_elsewhere(self._peers, own=self.place.number) if has_store else None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it speaks for all to the engines."""
+        return self.place.number == FIRST
+
+    @property
+    def others(self) -> OtherWorkers | None:
+        """Those that follow it, if it is the first."""
+        return self._others if self.is_first else None
+
+    def engine_urls(self) -> tuple[str, ...] | None:
+        """The addresses of the engines that the server has now; None: those of its settings."""
+        state = self.file.read()
+        return None if state is None else state.addresses or None
+
     def all_parts(self, own: OwnParts) -> AllParts:
         """The sessions of all workers, its `own` among them."""
         return AllParts(
@@ -81,6 +115,7 @@ class Worker:
     def wire(self, app: App, routes: PeerRoutes) -> None:
         """Take what it serves to clients, and to the other workers."""
         self._app, self._routes = app, routes
+        routes.follow()
         app.metrics.register(WorkerMetrics(self._forwarded, self.place.page, self.place.number))
 
     def gathering(self, guarded: ASGIApp, app: App) -> Gathering:
@@ -114,6 +149,12 @@ class Worker:
         """Take the connections of other workers."""
         app, config = self._app, self.config
         assert app is not None
+        assert self._routes is not None
+        state_now = self._routes.follow()  # from here on it hears of every other
+        if self.is_first and state_now is not None:
+            if state_now.is_changing:
+                log.error(IN_DOUBT)
+            self._telling = asyncio.get_running_loop().create_task(self._tell(state_now), name="tell-others")
         assert config is not None, "a worker is configured before it listens"
         made = connections_of(self._settings, app.metrics, app.refuse, PeerConnection)
         factory = functools.partial(made, config, state, {})  # type: ignore[call-arg]
@@ -121,8 +162,17 @@ class Worker:
             cast("type[asyncio.Protocol]", factory), sock=self.place.listener, backlog=2048
         )
 
+    async def _tell(self, state: SharedState) -> None:
+        """Have the others follow what the process before this one said to some of them at most."""
+        await self._others.tell()
+        with suppress(StenographError):  # an engine that a worker cannot reach is its own to say
+            await self._others.change_engines(state)
+
     async def aclose(self) -> None:
         """Hang up on the other workers."""
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.wait({self._telling})
         await self._peers.aclose()
 
 

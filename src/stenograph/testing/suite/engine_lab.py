@@ -100,7 +100,7 @@ class Lab:
         own: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": self.under_test.num_tokens}
         return GenerateRequest(
             request_id=RequestId(f"law-{next(self._numbers)}"),
-            prompt=Prompt(ids=ids, ids_json=encode_ids(ids) if self.capabilities.takes_json else None),
+            prompt=Prompt(new_ids=ids, json_fragments=(encode_ids(ids),) if self.capabilities.takes_json else None),
             params=SamplingParams(**own | params),
             chat=_CHAT if self.capabilities.parses else None,
             streams=streams,

@@ -40,7 +40,9 @@ async def ids_and_logprobs(lab: Lab) -> None:
     assert turn.ids, "no token was drawn"
     assert max(turn.logprobs) <= lab.under_test.tolerance_nats, f"a logprob is above 0: {max(turn.logprobs)}"
     cached = turn.num_cached_tokens
-    assert 0 <= cached <= len(request.prompt.ids), f"{cached} of {len(request.prompt.ids)} prompt tokens were cached"
+    assert 0 <= cached <= request.prompt.num_tokens, (
+        f"{cached} of {request.prompt.num_tokens} prompt tokens were cached"
+    )
 
 
 async def prompt_as_it_is(lab: Lab) -> None:

@@ -72,7 +72,7 @@ class LlamaCppScores:
     def rank(self, ids: Sequence[int], wanted: int) -> tuple[float, int]:
         """The logprob of the token `wanted` after `ids`, and the likeliest token there."""
         for num_top in (NUM_RANKED, self._vocab_size):
-            body = encode_ranking(Prompt(ids=token_ids(ids)), array("i"), num_top)
+            body = encode_ranking(Prompt(new_ids=token_ids(ids)), array("i"), num_top)
             request = urllib.request.Request(f"{self._url}/completion", body, {"content-type": "application/json"})
             with urllib.request.urlopen(request) as response:
                 top = decode_ranking(response.read(), vocab_size=self._vocab_size, num_prompt=len(ids))

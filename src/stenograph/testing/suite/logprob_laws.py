@@ -58,7 +58,7 @@ async def _forced_logprobs(
 ) -> dict[LogprobsKind, Sequence[float]]:
     """The turn's logprobs by a teacher-forced pass: of each kind that the tester can score. Raises NotOffered."""
     assert lab.under_test.score is not None
-    ids, num_prompt, params = [*request.prompt.ids, *turn.ids], len(request.prompt.ids), request.params
+    ids, num_prompt, params = [*request.prompt.ids, *turn.ids], request.prompt.num_tokens, request.params
     forced = {LogprobsKind.RAW: await lab.under_test.score(ids, num_prompt)}
     if params.temperature and lab.under_test.score_at is not None:
         forced[LogprobsKind.TEMPERED] = await lab.under_test.score_at(ids, num_prompt, params.temperature)

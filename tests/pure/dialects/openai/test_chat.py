@@ -393,8 +393,7 @@ def test_what_was_read_before_is_not_read_again_and_nothing_else_is_skipped(
         dialect=CHAT,
         text_print=first.text_print,
         list_start=first.list_start,
-        of_line=lambda: first.messages,
-        num_messages=len(first.messages),
+        messages=first.messages,
         system_blocks=first.system_blocks,
     )
     whole = body_of([*before[: len(before) - cut], *after], other_head)
@@ -419,8 +418,7 @@ def test_an_error_after_what_is_known_points_at_the_messages_place_in_the_whole(
         dialect=CHAT,
         text_print=first.text_print,
         list_start=first.list_start,
-        of_line=lambda: first.messages,
-        num_messages=len(first.messages),
+        messages=first.messages,
     )
     for bad, param in (
         ({"role": "user", "content": "x", "zz": 1}, "/messages/3/zz"),

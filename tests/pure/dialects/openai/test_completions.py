@@ -344,7 +344,7 @@ def test_many_prompt_ids_in_a_stream_are_written_as_few_are(num_prompts: int) ->
                 id="r",
                 created=1,
                 model="m",
-                prompt=Prompt(ids=prompt, num_kept=0),
+                prompt=Prompt(new_ids=prompt),
                 parsed=ParsedReply(message=Message(role=Role.ASSISTANT, content="")),
                 sampled=SampledTurn(
                     ids=array("i"),

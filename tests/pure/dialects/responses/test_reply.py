@@ -65,7 +65,7 @@ def reply_of(message: Message, reason: FinishReason = FinishReason.STOP, num_ids
         id=f"resp_{TURN}",
         created=5,
         model="tiny",
-        prompt=Prompt(ids=token_ids([1, 2, 3])),
+        prompt=Prompt(new_ids=token_ids([1, 2, 3])),
         parsed=ParsedReply(message=message),
         sampled=sampled,
         usage=Usage(num_prompt=3, num_completion=num_ids, num_cached=2, num_reasoning=1),

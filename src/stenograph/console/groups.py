@@ -1,0 +1,122 @@
+"""The rollouts of a group side by side: their lengths, and where their tokens part. Pure; work for the CPU pool."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stenograph.core.json_types import Count, Hex32
+from stenograph.export.records import WireOutcome, outcome_json
+from stenograph.export.strand_facts import SessionFacts
+from stenograph.trajectory.turn import Node, TurnStatus, line_ids
+
+MAX_ROLLOUTS = 256
+"""Most rollouts of a group that are compared."""
+COMPARED_TOKENS = 65_536
+"""Tokens of a rollout's line that are compared, its first ones."""
+MAX_SPANS = 512
+
+
+class TurnSpan(TypedDict):
+    """One turn in a rollout's line: its prompt's ids begin at `prompt_start`, `[start, end)` were sampled."""
+
+    prompt_start: Count
+    start: Count
+    end: Count
+
+
+class GroupRollout(TypedDict):
+    """A rollout by its own line. `like` is the rollout with which its line begins in common for longest, `parts_at` the
+    first token that differs, the length of the shorter one where none does; both null of the first.
+
+    `spans` are its first 512 turns. `status` is its last turn's, null if it has none.
+    """
+
+    session_id: Hex32
+    created_at: float
+    outcome: WireOutcome | None
+    busy: bool
+    num_turns: Count
+    num_tokens: Count
+    sampled_tokens: Count
+    leaf: Count | None
+    status: TurnStatus | None
+    spans: Sequence[TurnSpan]
+    like: Hex32 | None
+    parts_at: Count | None
+
+
+class GroupView(TypedDict):
+    """The rollouts of a group, so that those which go together for long stand together. The first `compared_tokens` of
+    each line are compared; `num_left_out` rollouts are more than are shown."""
+
+    group: str
+    rollouts: Sequence[GroupRollout]
+    compared_tokens: Count
+    num_left_out: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFacts:
+    """A session of a group as it is now."""
+
+    facts: SessionFacts
+    created_at: float
+    busy: bool
+
+
+def group_view(group: str, rollouts: Sequence[RolloutFacts], *, num_left_out: int) -> GroupView:
+    """The rollouts in the order of their tokens."""
+    ids = [_first_ids(one.facts.latest) for one in rollouts]
+    order = sorted(range(len(rollouts)), key=lambda index: (ids[index].astype(">u4").tobytes(), index))
+    shown: list[GroupRollout] = []
+    for place, index in enumerate(order):
+        before = order[place - 1] if place else None
+        row = _row(rollouts[index])
+        if before is not None:
+            row["like"] = rollouts[before].facts.session_id
+            row["parts_at"] = num_common(ids[before], ids[index])
+        shown.append(row)
+    return {
+        "group": group,
+        "rollouts": shown,
+        "compared_tokens": COMPARED_TOKENS,
+        "num_left_out": num_left_out,
+    }
+
+
+def num_common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """The number of ids that two lines begin with in common."""
+    num = min(len(one), len(other))
+    differs = one[:num] != other[:num]
+    return int(differs.argmax()) if differs.any() else num
+
+
+def _first_ids(leaf: Node | None) -> NDArray[np.int32]:
+    return np.frombuffer(line_ids(leaf)[:COMPARED_TOKENS].tobytes(), np.int32)
+
+
+def _row(one: RolloutFacts) -> GroupRollout:
+    facts, leaf = one.facts, one.facts.latest
+    line = [] if leaf is None else leaf.line()
+    return {
+        "session_id": facts.session_id,
+        "created_at": one.created_at,
+        "outcome": outcome_json(facts.outcome),
+        "busy": one.busy,
+        "num_turns": len(line),
+        "num_tokens": 0 if leaf is None else leaf.num_tokens,
+        "sampled_tokens": sum(len(node.turn.sampled.ids) for node in line),
+        "leaf": None if leaf is None else leaf.id,
+        "status": None if leaf is None else leaf.turn.status,
+        "spans": [_span(node) for node in line[:MAX_SPANS]],
+        "like": None,
+        "parts_at": None,
+    }
+
+
+def _span(node: Node) -> TurnSpan:
+    start = node.num_tokens - len(node.turn.sampled.ids)
+    return {"prompt_start": start - len(node.turn.new_prompt_ids), "start": start, "end": node.num_tokens}

@@ -1,0 +1,134 @@
+// The conversation of a line: its turns with their texts, asked for in pages as they come into view.
+
+import { askTurns, askWholeTurn } from "./data.js";
+import { number, seconds, visible } from "./text.js";
+import { VirtualRows } from "./rows.js";
+import { Chip, html, render, useState } from "./ui.js";
+
+const TURNS_AT_ONCE = 20;
+const SHORT_CHARS = 1600;
+
+// The turns of one line by their place, each asked for once.
+export class TurnStore {
+  constructor(id, leaf, num) {
+    this.id = id;
+    this.leaf = leaf;
+    this.num = num;
+    this.turns = new Map();
+    this.waits = new Map();
+  }
+
+  async get(place) {
+    const page = Math.floor(place / TURNS_AT_ONCE);
+    if (!this.waits.has(page)) {
+      const wait = askTurns(this.id, this.leaf, page * TURNS_AT_ONCE, TURNS_AT_ONCE).then(({ turns, start }) => {
+        turns.forEach((turn, index) => this.turns.set(start + index, turn));
+      });
+      wait.catch(() => this.waits.delete(page));
+      this.waits.set(page, wait);
+    }
+    await this.waits.get(page);
+    return this.turns.get(place);
+  }
+
+  async all(most = 2000) {
+    const num = Math.min(this.num, most);
+    for (let place = 0; place < num; place += TURNS_AT_ONCE) await this.get(place);
+    return Array.from({ length: num }, (_, place) => this.turns.get(place));
+  }
+
+  async whole(place) {
+    const turn = await askWholeTurn(this.id, this.leaf, place);
+    this.turns.set(place, turn);
+    return turn;
+  }
+}
+
+export class ConversationPane {
+  constructor(scroller, { onTurn }) {
+    this.onTurn = onTurn;
+    this.rows = new VirtualRows(scroller, (index) => this.made(index));
+    this.current = -1;
+    this.closed = false;
+  }
+
+  close() {
+    this.closed = true;
+    this.rows.close();
+  }
+
+  open(store) {
+    this.store = store;
+    this.rows.reset(store.num, () => 160);
+    this.rows.update();
+  }
+
+  made(place) {
+    const element = document.createElement("article");
+    element.className = "turn";
+    this.draw(element, place);
+    return element;
+  }
+
+  draw(element, place) {
+    const turn = this.store.turns.get(place);
+    element.classList.toggle("current", place === this.current);
+    if (turn === undefined) {
+      render(html`<p class="note waiting">turn ${place} …</p>`, element);
+      this.store.get(place).then(
+        () => this.closed || !element.isConnected || this.draw(element, place),
+        (error) => render(html`<p class="note error">${error.message}</p>`, element),
+      );
+      return;
+    }
+    const whole = async () => {
+      await this.store.whole(place);
+      this.draw(element, place);
+    };
+    render(html`<${TurnCard} turn=${turn} place=${place} onPick=${() => this.onTurn(place)} onWhole=${whole} />`, element);
+  }
+
+  setCurrent(place, bring) {
+    this.current = place;
+    if (bring) this.rows.show(place);
+    for (const [index, element] of this.rows.rows) element.classList.toggle("current", index === place);
+  }
+}
+
+function TurnCard({ turn, place, onPick, onWhole }) {
+  const total = Object.values(turn.stages_s).reduce((sum, one) => sum + one, 0);
+  const sampled = Object.entries(turn.params).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+  const versions = turn.weights === null ? ["mixed"] : [...new Set(turn.weights.map((span) => span.version))];
+  return html`
+    <header><button class="pick" onClick=${onPick} title="show its tokens">turn ${place}</button>
+      <span class="dim">node ${turn.node}</span>
+      <${Chip} kind=${turn.status === "completed" ? "good" : "bad"}>${turn.status}<//>
+      <span class="dim" title=${sampled.map(visible).join(", ")}>${turn.finish}${turn.matched === null ? "" : ` by ${typeof turn.matched === "number" ? "token " : ""}${visible(String(turn.matched))}`}</span>
+      <span class="dim">prompt ${number(turn.prompt_tokens)}, cached ${number(turn.cached_tokens)}</span>
+      ${turn.mean_logprob !== null && html`<span class="dim" title="mean ${turn.logprobs_kind} log-probability of its sampled tokens">ln p̄ ${turn.mean_logprob.toFixed(3)}</span>`}
+      ${versions.length > 0 && html`<span class="dim">weights ${versions.map(visible).join(", ")}</span>`}
+      <span class="dim">${seconds(total)}</span></header>
+    ${turn.left_out > 0 && html`<button class="more" onClick=${onWhole}>${number(turn.left_out)} more messages</button>`}
+    ${turn.messages.map((message) => html`<${MessageView} message=${message} onWhole=${onWhole} />`)}
+    ${turn.rewrites.length > 0 && html`<p class="marks">rewritten by ${[...new Set(turn.rewrites.map((one) => one.rule))].map(visible).join(", ")}</p>`}
+    <${MessageView} message=${turn.reply} own onWhole=${onWhole} />
+    ${turn.faults.map((fault) => html`<p class="marks bad">${fault.problem}: ${visible(fault.seen)}</p>`)}`;
+}
+
+function MessageView({ message, own = false, onWhole }) {
+  return html`
+    <section class="message ${message.role} ${own ? "own" : ""}">
+      <h3>${own ? "sampled" : message.role}${message.answers === null ? "" : html` <small>answers ${visible(message.answers)}</small>`}</h3>
+      ${message.reasoning !== null && html`<details class="reasoning" open=${own}><summary>reasoning</summary><${TextView} text=${message.reasoning} /></details>`}
+      ${message.content !== null && html`<${TextView} text=${message.content} />`}
+      ${message.calls.map((call) => html`<div class="call"><b>${visible(call.name)}</b><${TextView} text=${call.arguments} /></div>`)}
+      ${message.cut > 0 && html`<button class="more" onClick=${onWhole}>${number(message.cut)} more characters</button>`}
+    </section>`;
+}
+
+function TextView({ text }) {
+  const [open, setOpen] = useState(false);
+  const short = !open && text.length > SHORT_CHARS;
+  return html`<pre class="text">${visible(short ? text.slice(0, SHORT_CHARS) : text)}</pre>
+    ${short && html`<button class="more" onClick=${() => setOpen(true)}>${number(text.length - SHORT_CHARS)} more characters shown on demand</button>`}`;
+}

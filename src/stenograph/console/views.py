@@ -1,0 +1,320 @@
+"""A session as the console shows it: its shape in columns, and its turns with texts cut to what can be read. Pure.
+
+What a session's other routes say already (drift, ledger, findings) is not said again here. No text is escaped: whoever
+shows it makes text of it, never markup.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypedDict
+
+import msgspec
+import numpy as np
+
+from stenograph.console.tokens import TokenLook, kept_lines, shown_kind
+from stenograph.core.chat import ParsedReply
+from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.json_pieces import as_list
+from stenograph.core.json_types import Count, Hex32
+from stenograph.core.logprobs import known_logprobs
+from stenograph.core.messages import Message
+from stenograph.core.types import FinishReason, LogprobsKind
+from stenograph.export.lines import WireSpan, leaves, spans_json
+from stenograph.export.records import DiscardedTurns, RecordedRewrite, WireOutcome, discarded_json, outcome_json
+from stenograph.export.strand_facts import SessionFacts, StrandRow
+from stenograph.trajectory.history import Discarded
+from stenograph.trajectory.turn import Node, TurnStatus
+
+MAX_TURNS = 200
+"""Most turns of one page."""
+SHOWN_CHARS = 8192
+"""Characters of a text that are shown unless the whole is asked for."""
+SHOWN_MESSAGES = 200
+"""Messages of a turn that are shown unless the whole is asked for."""
+
+
+class VocabularyRef(TypedDict):
+    """The vocabulary of the ids: its hash, by which it is fetched, and its size."""
+
+    hash: str
+    size: Count
+
+
+class ShownLine(TypedDict):
+    """A line, by its last turn. `kept`: it becomes a sample by default."""
+
+    leaf: Count
+    strand: Count
+    num_turns: Count
+    num_tokens: Count
+    kept: bool
+
+
+class TurnColumns(TypedDict):
+    """All turns, oldest commit first, a list for each fact. A root's `parent` is -1.
+
+    `num_tokens` is the length of the line down to the turn, `num_prompt` the number of ids that its prompt added,
+    `num_trained` that of its sampled ids which a sample trains. `status` is an index in `statuses`.
+    """
+
+    id: Sequence[Count]
+    parent: Sequence[int]
+    strand: Sequence[Count]
+    status: Sequence[Count]
+    num_prompt: Sequence[Count]
+    num_sampled: Sequence[Count]
+    num_trimmed: Sequence[Count]
+    num_trained: Sequence[Count]
+    num_tokens: Sequence[Count]
+    statuses: Sequence[TurnStatus]
+
+
+class ConsoleSession(TypedDict):
+    """A session's shape. `main` is the last turn of its own line, null while it has none. `versions` are those of the
+    weights, as the flags of tokens count them from 1. `vocabulary` is null if another model's ids are in it."""
+
+    session_id: Hex32
+    created_at: float
+    history: HistoryKind
+    group: str | None
+    metadata: Mapping[str, object]
+    outcome: WireOutcome | None
+    busy: bool
+    num_turns: Count
+    sampled_tokens: Count
+    trained_tokens: Count
+    num_requests: Count
+    discarded: DiscardedTurns
+    main: Count | None
+    lines: Sequence[ShownLine]
+    strands: Sequence[StrandRow]
+    turns: TurnColumns
+    versions: Sequence[str]
+    vocabulary: VocabularyRef | None
+
+
+class ShownCall(TypedDict):
+    """A tool call, its arguments as they were spelled."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ShownMessage(TypedDict):
+    """A message. `cut` is the number of characters that were left out of its texts."""
+
+    role: str
+    content: str | None
+    reasoning: str | None
+    calls: Sequence[ShownCall]
+    answers: str | None
+    cut: Count
+
+
+class ShownFault(TypedDict):
+    """A fault of a reply; ids `[start, end)` of the reply."""
+
+    problem: str
+    seen: str
+    start: Count
+    end: Count
+
+
+class ShownTurn(TypedDict):
+    """A turn. `messages` are those that its request added, `left_out` the number of those that are not shown.
+
+    Times are seconds: `requested_at` of the epoch, `stages_s` how long each stage took, in order. `mean_logprob` is
+    that of the sampled tokens, of the kind `logprobs_kind`, null where there is none. `weights` are spans of the
+    sampled tokens, null where the weights changed meanwhile and nobody knows for which.
+    """
+
+    node: Count
+    parent: Count | None
+    strand: Count
+    status: TurnStatus
+    finish: FinishReason
+    matched: int | str | None
+    asked: str
+    tools: Sequence[str]
+    messages: Sequence[ShownMessage]
+    left_out: Count
+    reply: ShownMessage
+    faults: Sequence[ShownFault]
+    rewrites: Sequence[RecordedRewrite]
+    params: Mapping[str, object]
+    prompt_tokens: Count
+    cached_tokens: Count
+    requested_at: float
+    stages_s: Mapping[str, float]
+    weights: Sequence[WireSpan] | None
+    policy: str
+    logprobs_kind: LogprobsKind
+    mean_logprob: float | None
+
+
+class TurnPage(TypedDict):
+    """Turns of a line, from its `start`-th on, counted from 0."""
+
+    session_id: Hex32
+    leaf: Count | None
+    start: Count
+    turns: Sequence[ShownTurn]
+    num_turns: Count
+
+
+def console_session(
+    facts: SessionFacts,
+    discarded: Discarded,
+    look: TokenLook,
+    *,
+    created_at: float,
+    busy: bool,
+    metadata: Mapping[str, object],
+    num_requests: int,
+    vocabulary: VocabularyRef | None,
+) -> ConsoleSession:
+    """A session's shape."""
+    nodes, by_node, main = facts.nodes, facts.by_node(), facts.latest
+    kept = {leaf.id for leaf in kept_lines(facts)}
+    lines: list[ShownLine] = [
+        {
+            "leaf": leaf.id,
+            "strand": by_node[leaf.id].number,
+            "num_turns": leaf.depth,
+            "num_tokens": leaf.num_tokens,
+            "kept": leaf.id in kept,
+        }
+        for leaf in leaves(nodes)
+    ]
+    return {
+        "session_id": facts.session_id,
+        "created_at": created_at,
+        "history": facts.history,
+        "group": facts.group,
+        "metadata": metadata,
+        "outcome": outcome_json(facts.outcome),
+        "busy": busy,
+        "num_turns": len(nodes),
+        "sampled_tokens": sum(len(node.turn.sampled.ids) for node in nodes),
+        "trained_tokens": sum(look.trained.values()),
+        "num_requests": num_requests,
+        "discarded": discarded_json(discarded),
+        "main": None if main is None else main.id,
+        "lines": lines,
+        "strands": [strand.row() for strand in facts.strands],
+        "turns": _columns(nodes, {id_: strand.number for id_, strand in by_node.items()}, look),
+        "versions": list(look.versions),
+        "vocabulary": vocabulary,
+    }
+
+
+def _columns(nodes: Sequence[Node], strand_of: Mapping[int, int], look: TokenLook) -> TurnColumns:
+    statuses = list(TurnStatus)
+    return {
+        "id": [node.id for node in nodes],
+        "parent": [-1 if node.parent is None else node.parent.id for node in nodes],
+        "strand": [strand_of[node.id] for node in nodes],
+        "status": [statuses.index(node.turn.status) for node in nodes],
+        "num_prompt": [len(node.turn.new_prompt_ids) for node in nodes],
+        "num_sampled": [len(node.turn.sampled.ids) for node in nodes],
+        "num_trimmed": [node.turn.num_trimmed for node in nodes],
+        "num_trained": [look.trained.get(node.id, 0) for node in nodes],
+        "num_tokens": [node.num_tokens for node in nodes],
+        "statuses": statuses,
+    }
+
+
+def turn_page(facts: SessionFacts, leaf: Node | None, *, start: int, limit: int, whole: bool) -> TurnPage:
+    """Turns of the line down to `leaf`, with their texts; `whole`: uncut. The turns are made while they are written."""
+    line = [] if leaf is None else leaf.line()
+    strand_of = {id_: strand.number for id_, strand in facts.by_node().items()}
+    shown = line[start : start + limit]
+    return {
+        "session_id": facts.session_id,
+        "leaf": None if leaf is None else leaf.id,
+        "start": start,
+        "turns": as_list(_turns(shown, strand_of, whole=whole)),
+        "num_turns": len(line),
+    }
+
+
+def _turns(nodes: Sequence[Node], strand_of: Mapping[int, int], *, whole: bool) -> Iterator[ShownTurn]:
+    return (shown_turn(node, strand_of[node.id], whole=whole) for node in nodes)
+
+
+def shown_turn(node: Node, strand: int, *, whole: bool) -> ShownTurn:
+    """A turn with its texts."""
+    turn, sampled = node.turn, node.turn.sampled
+    kind = shown_kind(turn)
+    logprobs = np.frombuffer(known_logprobs(sampled, turn.params)[kind])
+    messages = turn.messages if whole else turn.messages[:SHOWN_MESSAGES]
+    return {
+        "node": node.id,
+        "parent": None if node.parent is None else node.parent.id,
+        "strand": strand,
+        "status": turn.status,
+        "finish": sampled.finish.reason,
+        "matched": sampled.finish.matched,
+        "asked": turn.asked.value,
+        "tools": [tool.name for tool in turn.context.tools],
+        "messages": [_message(message, whole=whole) for message in messages],
+        "left_out": len(turn.messages) - len(messages),
+        "reply": _message(turn.reply.message, whole=whole),
+        "faults": _faults(turn.reply),
+        "rewrites": [
+            {"rule": one.rule, "where": one.where, "from": one.before, "to": one.after} for one in turn.rewrites
+        ],
+        "params": _asked_params(msgspec.to_builtins(turn.params)),
+        "prompt_tokens": node.num_tokens - len(sampled.ids),
+        "cached_tokens": sampled.num_cached_tokens,
+        "requested_at": turn.requested_at,
+        "stages_s": {str(stage): seconds for stage, seconds in turn.stages.durations_s().items()},
+        "weights": None if sampled.mixed is not None else spans_json(sampled.weights),
+        "policy": turn.policy,
+        "logprobs_kind": kind,
+        "mean_logprob": float(logprobs.mean()) if len(logprobs) else None,
+    }
+
+
+def _asked_params(params: Mapping[str, object]) -> dict[str, object]:
+    """The parameters that were set. A grammar is named, not written out: it may be long."""
+    empty: tuple[object, ...] = (None, False, [], 0)
+    shown = {name: value for name, value in params.items() if name == "temperature" or value not in empty}
+    if "grammar" in shown:
+        shown["grammar"] = True
+    return shown
+
+
+def _faults(reply: ParsedReply) -> list[ShownFault]:
+    return [
+        {"problem": str(fault.problem), "seen": fault.seen, "start": fault.start, "end": fault.end}
+        for fault in reply.faults
+    ]
+
+
+def _message(message: Message, *, whole: bool) -> ShownMessage:
+    cutter = _Cutter(None if whole else SHOWN_CHARS)
+    return {
+        "role": str(message.role),
+        "content": None if message.content is None else cutter.cut(message.content),
+        "reasoning": None if message.reasoning is None else cutter.cut(message.reasoning),
+        "calls": [
+            {"id": call.id, "name": call.name, "arguments": cutter.cut(call.arguments)} for call in message.tool_calls
+        ],
+        "answers": message.tool_call_id,
+        "cut": cutter.num_cut,
+    }
+
+
+class _Cutter:
+    """Cuts texts to a number of characters each, and counts what it leaves out."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self.num_cut = 0
+
+    def cut(self, text: str) -> str:
+        if self._limit is None or len(text) <= self._limit:
+            return text
+        self.num_cut += len(text) - self._limit
+        return text[: self._limit]

@@ -1,0 +1,297 @@
+"""The data of the console: what no other route has, or has in a form that a page cannot show. Starlette endpoints.
+
+Read-only. What is large is made on the CPU pool from a snapshot, or written in pieces; what is asked for again and
+again (the moment, the look at a live session) is kept for as long as it is true.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Hashable
+from dataclasses import dataclass, field
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from stenograph import __version__
+from stenograph.console.groups import MAX_ROLLOUTS, RolloutFacts, group_view
+from stenograph.console.now import ConsoleNow, Counts, NowEngine, Readings, running_requests
+from stenograph.console.tokens import MAX_PAGE_TOKENS, LineTurns, TokenLook, token_page
+from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, turn_page
+from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
+from stenograph.core.errors import InvalidRequest, RouteNotFound
+from stenograph.engine.base import Engine
+from stenograph.export.strand_facts import SessionFacts, session_facts
+from stenograph.http.metric_table import (
+    COMPLETION_TOKENS,
+    ERRORS,
+    LOOP_LAG,
+    PROMPT_TOKENS,
+    TTFT,
+    TURNS,
+    WASTED_TOKENS,
+)
+from stenograph.http.session_routes import SessionRoutes, check_query, number_of
+from stenograph.http.wire import in_pieces, json_in_pieces, json_response
+from stenograph.session.selection import SessionFilter, selected
+from stenograph.session.session import Session
+from stenograph.session.shelf import ShelvedSession
+from stenograph.session.weights import Weights
+from stenograph.trajectory.turn import Node
+
+EVERY_S = 1.0
+"""Between two events of `now`."""
+_FRESH_S = 0.5
+"""For so long the moment is not read again: viewers share it."""
+
+_BYTES_PER_TURN = 64
+"""About what a turn costs in a session's shape; only decides what is small enough for the loop."""
+_KEPT_LINES = 16
+_SENT_BYTES = 256 * 1024
+EVENTS_TYPE = "text/event-stream"
+BYTES_TYPE = "application/octet-stream"
+FOR_EVER = "private, max-age=31536000, immutable"
+
+
+class NowBoard:
+    """The server at this moment, read at most twice a second, however many watch."""
+
+    def __init__(self, sessions: SessionRoutes, engine: Engine, weights: Weights, model: str, instance_id: str) -> None:
+        self._sessions = sessions
+        self._engine = engine
+        self._weights = weights
+        self._model = model
+        self._instance_id = instance_id
+        self._readings = Readings()
+        self._last: tuple[float, ConsoleNow] | None = None
+
+    def __repr__(self) -> str:
+        return f"<NowBoard {len(self._readings.kept)} readings>"
+
+    def read(self) -> ConsoleNow:
+        """The moment, or one of half a second ago."""
+        now_s = self._sessions.manager.clock.monotonic()
+        if self._last is None or now_s - self._last[0] >= _FRESH_S:
+            self._last = (now_s, self._read(now_s))
+        return self._last[1]
+
+    def _read(self, now_s: float) -> ConsoleNow:
+        manager, metrics, readings, weights = (
+            self._sessions.manager,
+            self._sessions.metrics,
+            self._readings,
+            self._weights,
+        )
+        counts = Counts(
+            at_s=now_s,
+            turns=metrics.count_of(TURNS),
+            sampled_tokens=metrics.count_of(COMPLETION_TOKENS),
+            prompt_tokens=metrics.count_of(PROMPT_TOKENS),
+            lags=metrics.buckets_of(LOOP_LAG),
+            ttfts=metrics.buckets_of(TTFT),
+        )
+        readings.add(counts)
+        return {
+            "at": manager.clock.wall(),
+            "version": __version__,
+            "model": self._model,
+            "instance_id": self._instance_id,
+            "workers": 1,
+            "num_sessions": manager.num_sessions,
+            "num_held_tokens": manager.num_held_tokens,
+            "num_in_flight": manager.num_in_flight,
+            "running": running_requests(manager.running, now_s),
+            "turns": counts.turns,
+            "errors": metrics.count_of(ERRORS),
+            "sampled_tokens": counts.sampled_tokens,
+            "prompt_tokens": counts.prompt_tokens,
+            "wasted_tokens": metrics.count_of(WASTED_TOKENS),
+            "turns_per_s": readings.rate(lambda one: one.turns),
+            "sampled_per_s": readings.rate(lambda one: one.sampled_tokens),
+            "prompt_per_s": readings.rate(lambda one: one.prompt_tokens),
+            "loop_lag": readings.quantiles(lambda one: one.lags, LOOP_LAG.bounds),
+            "ttft": readings.quantiles(lambda one: one.ttfts, TTFT.bounds),
+            "engines": self._engines(),
+            "weights": {
+                "version": weights.version,
+                "paused": weights.is_held,
+                "changing": weights.is_changing,
+            },
+        }
+
+    def _engines(self) -> list[NowEngine]:
+        return [
+            {
+                "name": status.name,
+                "engine": status.engine,
+                "state": str(status.health.state),
+                "detail": status.health.detail or status.note,
+                "num_running": status.num_running,
+            }
+            for status in self._engine.statuses()
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SessionLook:
+    """A session as it was when its turns were those of `key`."""
+
+    key: Hashable
+    facts: SessionFacts
+    tokens: TokenLook
+    lines: dict[int, LineTurns] = field(default_factory=dict[int, LineTurns])
+
+    def line(self, leaf: Node) -> LineTurns:
+        """The turns of a line that was asked for; those of the last few are kept."""
+        if leaf.id not in self.lines:
+            if len(self.lines) >= _KEPT_LINES:
+                self.lines.clear()
+            self.lines[leaf.id] = LineTurns.of(leaf)
+        return self.lines[leaf.id]
+
+
+@dataclass(slots=True, kw_only=True)
+class ConsoleRoutes:
+    """The console's data of one server. Methods are endpoints; control_routes.py binds them to paths."""
+
+    sessions: SessionRoutes
+    board: NowBoard
+    _vocabulary: VocabularyBytes | None = None
+    _looks: WeakKeyDictionary[Session, _SessionLook] = field(default_factory=WeakKeyDictionary[Session, _SessionLook])
+
+    async def now(self, request: Request) -> Response:
+        """`GET /console/api/now`: the moment; with `accept: text/event-stream` one each second, until the drain."""
+        check_query(request)
+        if EVENTS_TYPE not in request.headers.get("accept", ""):
+            return json_response(self.board.read())
+        return StreamingResponse(self._events(), media_type=EVENTS_TYPE, headers={"cache-control": "no-store"})
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        while not self.sessions.manager.is_draining:
+            yield b"event: now\ndata: " + msgspec.json.encode(self.board.read()) + b"\n\n"
+            await asyncio.sleep(EVERY_S)
+
+    async def session(self, request: Request) -> Response:
+        """`GET /console/api/sessions/{id}`: a session's shape."""
+        check_query(request)
+        session = await self._session(request)
+        vocabulary = None if session.refusal is not None else await self._vocabulary_made()
+        look = await self._look(session)
+        ref: VocabularyRef | None = None
+        if vocabulary is not None:
+            ref = {"hash": vocabulary.digest, "size": self.sessions.renderer.tokenizer.vocab_size}
+        work = partial(
+            console_session,
+            look.facts,
+            session.strands.discarded,
+            look.tokens,
+            created_at=session.created_at,
+            busy=session.is_busy,
+            metadata=session.options.metadata,
+            num_requests=session.ledger.num_requests,
+            vocabulary=ref,
+        )
+        shape = await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * len(session.nodes))
+        return json_in_pieces(self.sessions.share, shape)
+
+    async def turns(self, request: Request) -> Response:
+        """`GET /console/api/sessions/{id}/turns?leaf=&start=&limit=&whole=`: turns of a line, with their texts."""
+        session = await self._session(request)
+        check_query(request, "leaf", "start", "limit", "whole")
+        start, limit = number_of(request, "start", 0, least=0), number_of(request, "limit", 50, least=1)
+        if limit > MAX_TURNS:
+            raise InvalidRequest(f"limit must be at most {MAX_TURNS}, got {limit}.", param="/limit")
+        whole = request.query_params.get("whole", "false")
+        if whole not in ("true", "false"):
+            raise InvalidRequest(f"whole must be 'true' or 'false', got {whole[:20]!r}.", param="/whole")
+        facts = session_facts(session)
+        leaf = _leaf(request, session, facts)
+        page = turn_page(facts, leaf, start=start, limit=limit, whole=whole == "true")
+        return json_in_pieces(self.sessions.share, page)
+
+    async def tokens(self, request: Request) -> Response:
+        """`GET /console/api/sessions/{id}/tokens?leaf=&start=&limit=`: tokens of a line, nine bytes each."""
+        session = await self._session(request)
+        check_query(request, "leaf", "start", "limit")
+        start = number_of(request, "start", 0, least=0)
+        limit = number_of(request, "limit", MAX_PAGE_TOKENS, least=1)
+        if limit > MAX_PAGE_TOKENS:
+            raise InvalidRequest(f"limit must be at most {MAX_PAGE_TOKENS}, got {limit}.", param="/limit")
+        look = await self._look(session)
+        leaf = _leaf(request, session, look.facts)
+        content = b""
+        if leaf is not None:  # of few turns on the loop: that is quicker than a hop, and waits for no thread
+            line, stop = look.line(leaf), start + limit
+            work = partial(token_page, line, start, stop, look.tokens)
+            content = await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * line.num_turns(start, stop))
+        return Response(content, media_type=BYTES_TYPE, headers={"cache-control": "no-store"})
+
+    async def vocabulary(self, request: Request) -> Response:
+        """`GET /console/api/vocabulary/{hash}`: the bytes of every token; by its hash it never changes."""
+        made = await self._vocabulary_made()
+        if request.path_params["hash"] != made.digest:
+            raise RouteNotFound(
+                "There is no vocabulary with this hash: a session of another model is shown by its ids."
+            )
+        starts = range(0, len(made.content), _SENT_BYTES)
+        pieces = (made.content[start : start + _SENT_BYTES] for start in starts)
+        response = in_pieces(self.sessions.share, pieces, media_type=BYTES_TYPE)
+        response.headers["cache-control"] = FOR_EVER
+        return response
+
+    async def group(self, request: Request) -> Response:
+        """`GET /console/api/group?name=`: the rollouts of a group, and where their tokens part."""
+        check_query(request, "name")
+        name = request.query_params.get("name")
+        if name is None:
+            raise InvalidRequest("name must be there: the group whose rollouts are shown.", param="/name")
+        rollouts: list[RolloutFacts] = []
+        num_left_out = 0
+        async for one in selected(self.sessions.manager, SessionFilter(group=name)):
+            if len(rollouts) == MAX_ROLLOUTS:
+                num_left_out += 1
+                continue
+            session = (
+                await self.sessions.manager.look(one.opened.session_id) if isinstance(one, ShelvedSession) else one
+            )
+            rollouts.append(
+                RolloutFacts(facts=session_facts(session), created_at=session.created_at, busy=session.is_busy)
+            )
+        work = partial(group_view, name, rollouts, num_left_out=num_left_out)
+        return json_in_pieces(self.sessions.share, await self.sessions.pool.run(work, num_bytes=_SENT_BYTES))
+
+    async def _session(self, request: Request) -> Session:
+        """The session of the path, to be read. Raises SessionNotFound."""
+        return await self.sessions.manager.look(request.path_params["id"])
+
+    async def _look(self, session: Session) -> _SessionLook:
+        """A session's facts, and what all pages of its tokens need: made again once its turns are others."""
+        strands, latest = session.strands, session.latest
+        key = (strands.num_turns, strands.discarded, None if latest is None else latest.id, session.outcome)
+        found = self._looks.get(session)
+        if found is None or found.key != key:
+            facts = session_facts(session)
+            num_bytes = _BYTES_PER_TURN * strands.num_turns
+            tokens = await self.sessions.pool.run(partial(TokenLook.of, facts), num_bytes=num_bytes)
+            found = self._looks[session] = _SessionLook(key=key, facts=facts, tokens=tokens)
+        return found
+
+    async def _vocabulary_made(self) -> VocabularyBytes:
+        if self._vocabulary is None:
+            maker = VocabularyMaker(self.sessions.renderer.tokenizer)
+            async for _ in self.sessions.share.pieces(maker.steps()):
+                pass
+            self._vocabulary = await self.sessions.pool.run(maker.made, num_bytes=_SENT_BYTES)
+        return self._vocabulary
+
+
+def _leaf(request: Request, session: Session, facts: SessionFacts) -> Node | None:
+    """The turn with which the wanted line ends: that of `leaf`, else the session's own. Raises InvalidRequest."""
+    if "leaf" not in request.query_params:
+        return facts.latest if facts.latest is not None else session.latest
+    wanted = number_of(request, "leaf", 0, least=0)
+    found = next((node for node in facts.nodes if node.id == wanted), None)
+    if found is None:
+        raise InvalidRequest(f"leaf must be a turn of this session, got {wanted}.", param="/leaf")
+    return found

@@ -1,0 +1,39 @@
+"""The state that all workers share, in a file of their server's own folder: it outlives each of them, and the server's
+end removes it. The first worker writes it, whole; whoever begins, or is told to, reads it. Blocks for microseconds.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from stenograph.core.errors import UnexpectedFailure
+from stenograph.session.shared_state import SharedState
+
+_DECODER = msgspec.json.Decoder(SharedState)
+
+
+class StateFile:
+    """The file in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "state.json"
+
+    def __repr__(self) -> str:
+        return f"<StateFile {self._path}>"
+
+    def read(self) -> SharedState | None:
+        """The last state; None if nothing has changed since the server's start."""
+        try:
+            return _DECODER.decode(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def write(self, state: SharedState) -> None:
+        """Put a state in the place of the one before. Raises UnexpectedFailure; that one stays then."""
+        written = self._path.with_suffix(".new")
+        try:
+            written.write_bytes(msgspec.json.encode(state))
+            os.replace(written, self._path)
+        except OSError as error:
+            raise UnexpectedFailure(f"The server's state cannot be kept in {self._path.parent}: {error}.") from error

@@ -1,0 +1,337 @@
+"""The console in a real browser: Debian's chromium, driven by Playwright. `scripts/test-console` installs both.
+
+With CONSOLE_SHOTS=FOLDER each view is also kept there as a picture.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stenograph.cli.main import main
+from stenograph.render.renderer import Renderer
+from stenograph.testing.standins.scripted_engine import ScriptedEngine
+
+from .conftest import Live, running, user
+from .console_kit import BAD, PROSE, branches, good, group_of, hostile, make_large, two_turns
+
+pytestmark = [pytest.mark.console, pytest.mark.timeout(180)]
+
+playwright = pytest.importorskip(
+    "playwright.async_api", reason="playwright is not installed: scripts/test-console does"
+)
+CHROMIUM = shutil.which("chromium")
+WIDE = {"width": 1366, "height": 820}
+
+Serve = Callable[..., AbstractAsyncContextManager[Live]]
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: scripts/test-console does")
+    async with playwright.async_playwright() as driver:
+        started = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        await started.close()
+
+
+@pytest.fixture
+async def live(renderer: Renderer) -> AsyncIterator[Live]:
+    """A server whose sessions may be long."""
+    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=2_000_000)
+    async with running(engine, renderer) as (url, manager), aiohttp.ClientSession() as client:
+        yield Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
+
+
+class Seen:
+    """A page, with all that it asked for and complained of."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.asked: list[str] = []
+        self.errors: list[str] = []
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        page.on("dialog", lambda dialog: self.errors.append(f"dialog {dialog.message}"))
+
+    async def shot(self, name: str) -> None:
+        if folder := os.environ.get("CONSOLE_SHOTS"):
+            await self.page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+async def opened(browser: Any, address: str, *, scheme: str = "light") -> Seen:
+    context = await browser.new_context(viewport=WIDE, color_scheme=scheme)
+    seen = Seen(await context.new_page())
+    await seen.page.goto(address)
+    return seen
+
+
+async def text_of(page: Any, selector: str) -> str:
+    return str(await page.locator(selector).first.inner_text())
+
+
+STRUCTURE = """() => [...document.querySelectorAll('main, nav, section, header, aside, [role], [aria-label]')]
+  .map((one) => [one.tagName.toLowerCase(), one.getAttribute('role') ?? '', one.getAttribute('aria-label') ?? '']
+  .filter(Boolean).join(' ')).filter((one, at, all) => all.indexOf(one) === at)"""
+
+
+async def test_every_view_has_its_parts(live: Live, browser: Any) -> None:
+    for make in BAD.values():
+        await make(live)
+    await group_of(live, "task-17", 8)
+    tree = await branches(live)
+    live.says("slowly now", paused=True)
+    asking = asyncio.create_task(live.chat(await good(live), user("Wait for it.")))
+    await live.engine.begun(len(live.engine.requests) + 1)
+    seen = await opened(browser, f"{live.url}/console")
+    page = seen.page
+    await page.wait_for_selector(".running .chip")
+    assert set(await page.evaluate(STRUCTURE)) >= {
+        "nav views", "main", "section figures", "section charts", "div requests in flight"
+    }  # fmt: skip
+    assert await page.locator("canvas").count() == 4
+    await page.wait_for_function("document.querySelectorAll('.figure b').length >= 11")
+    await seen.shot("now")
+    await page.click("text=sessions >> nth=0")
+    await page.wait_for_selector(".row .grid.session")
+    assert await page.locator(".row .grid.session").count() == len(BAD) + 8 + 2
+    await page.fill("[data-filter]", "infra_failed")
+    await page.wait_for_function("document.querySelectorAll('.row .grid.session').length === 1")
+    await page.fill("[data-filter]", "")
+    await seen.shot("sessions")
+    await page.goto(f"{live.url}/console#/session/{tree}")
+    await page.wait_for_selector(".tokens .t")
+    await page.wait_for_selector(".message.own")
+    expected = {"nav turns", "section conversation", "section tokens", "section what is known", "div tablist"}
+    assert set(await page.evaluate(STRUCTURE)) >= expected
+    assert await page.locator(".graph-row").count() == 5
+    assert await page.locator(".graph-row circle").count() == 5
+    for tab in ("stages", "drift", "ledger", "rewrites", "facts"):
+        await page.click(f"[data-tab={tab}]")
+        await page.wait_for_selector(f"[data-shown={tab}] :is(.bars, .drift h3, .grid.ledger, .note, .facts)")
+    for colour in ("mask", "source", "version", "logprob"):
+        await page.click(f"[data-colour={colour}]")
+        await page.wait_for_selector(f".scroller.by-{colour}")
+    await page.click("[data-tab=stages]")
+    await page.click(".graph-row >> nth=4")
+    await page.wait_for_selector(".tokens .current")
+    await page.wait_for_selector(".bars")
+    await seen.shot("session")
+    await page.goto(f"{live.url}/console#/group/task-17")
+    await page.wait_for_selector(".row .strip")
+    assert await page.locator(".row .strip").count() == 8
+    await seen.shot("group")
+    assert seen.errors == []
+    assert {url for url in seen.asked if not url.startswith(live.url + "/")} == set()
+    live.engine.step(20)
+    assert (await asking).status == 200
+
+
+SHOWN_AT = {
+    "forbidden_drift": "[data-shown=drift] .mismatch.forbidden mark",
+    "cut_turn": ".turn.current .chip.bad:has-text('truncated')",
+    "forced_tokens": ".by-source .t.s3",
+    "mixed_versions": ".by-version .t.v2",
+    "side_requests": ".graph-row.current[title*=title]",
+    "lost_client": "[data-shown=ledger] .failed.current:has-text('client left')",
+    "unread_call": ".turn.current .own:has-text('[TOOL_CALLS]')",
+    "infra_failed": "[data-shown=facts]:has-text('the sandbox died')",
+    "chapters": ".graph-row.current[title*='strand 1']",
+    "other_spelling": "[data-shown=drift] .mismatch:not(.forbidden):has-text('same text, other tokens')",
+}
+"""What explains each bad rollout, on the page."""
+
+
+async def test_ten_bad_rollouts_are_each_explained_in_three_clicks(live: Live, browser: Any) -> None:
+    assert set(SHOWN_AT) == set(BAD)
+    sessions = {kind: await make(live) for kind, make in BAD.items()}
+    for kind, session in sessions.items():
+        seen = await opened(browser, f"{live.url}/console")
+        page = seen.page
+        await page.click("nav.top >> text=sessions")
+        await page.click(f"a:text-is('{session}')")
+        await page.click(f".finding:has(b:text-is('{kind.replace('_', ' ')}'))")
+        await page.wait_for_selector(SHOWN_AT[kind])
+        if kind == "forbidden_drift":
+            await seen.shot("drift")
+        assert seen.errors == [], kind
+        await page.context.close()
+
+
+async def test_hostile_text_stays_text(live: Live, browser: Any) -> None:
+    session = await hostile(live)
+    title = "Stenograph"
+    at = f"session/{session}"
+    for place in (at, f"{at}?tab=facts", f"{at}?tab=ledger&turn=1", "sessions", "group/%3Cb%3Egroup%3C%2Fb%3E"):
+        seen = await opened(browser, f"{live.url}/console#/{place}")
+        page = seen.page
+        await page.wait_for_selector("[data-view]")
+        if place.startswith("session/"):
+            await page.wait_for_selector(".tokens .t")
+            await page.wait_for_selector(".message")
+        assert await page.title() == title
+        assert await page.locator("main :is(script, img, iframe, object, b b)").count() == 0
+        shown = await text_of(page, "main")
+        assert not any(char in shown for char in "\u202e\u2066\x00\x1b"), place
+        assert seen.errors == [], place
+        await page.context.close()
+    seen = await opened(browser, f"{live.url}/console#/session/{session}")
+    await seen.page.wait_for_selector(".message pre:has-text('<script>document.title')")
+    assert "⟨RLO⟩gnp.exe" in await text_of(seen.page, ".message pre")
+    # A text that goes on for thousands of characters is shown on demand.
+    await seen.page.click("button.more >> nth=0")
+    await seen.shot("hostile")
+
+
+async def test_everything_is_reached_by_the_keyboard(live: Live, browser: Any) -> None:
+    session = await good(live)
+    await two_turns(live, session)
+    seen = await opened(browser, f"{live.url}/console")
+    page, press = seen.page, seen.page.keyboard.press
+    await page.wait_for_selector("[data-view=now]")
+    await press("2")
+    await page.wait_for_selector("[data-view=sessions] .row")
+    await press("/")
+    await page.keyboard.type(session[:6])
+    await press("Escape")
+    for _ in range(40):
+        if await page.evaluate("document.activeElement?.textContent") == session:
+            break
+        await press("Tab")
+    await press("Enter")
+    await page.wait_for_selector(".tokens .t")
+    await press("j")
+    await page.wait_for_selector(".graph-row.current[title^='node 0']")
+    await press("j")
+    await page.wait_for_selector(".graph-row.current[title^='node 1']")
+    await press("c")
+    await page.wait_for_selector(".scroller.by-mask")
+    await press("]")
+    await page.wait_for_selector("[data-shown=stages]")
+    await press("[")
+    await page.wait_for_selector("[data-shown=why]")
+    await page.focus(".token-pane .scroller")
+    await press("Home")
+    await page.wait_for_selector("[data-facts]:has-text('#0  id')")
+    await press("ArrowRight")
+    await page.wait_for_selector("[data-facts]:has-text('#1  id')")
+    await press("End")
+    await page.wait_for_selector("[data-facts]:has-text('sampled  trained')")
+    await press("?")
+    await page.wait_for_selector("[role=dialog]")
+    await press("Escape")
+    assert await page.locator("[role=dialog]").count() == 0
+    assert seen.errors == []
+
+
+async def test_a_token_s_facts_are_those_of_the_sample(live: Live, browser: Any) -> None:
+    session = await good(live)
+    await two_turns(live, session)
+    (sample,) = (await live.call("POST", f"/sessions/{session}/samples", {"format": "json"})).json()["samples"]
+    num_prompt = len(sample["tokens"]) - sample["response_length"]
+    seen = await opened(browser, f"{live.url}/console#/session/{session}?token={num_prompt + 2}")
+    facts = await seen.page.wait_for_selector("[data-facts]:has-text('ln p')")
+    told = str(await facts.inner_text())
+    assert f"id {sample['tokens'][num_prompt + 2]} " in told
+    assert f"ln p {sample['rollout_log_probs'][2]:.4f}" in told
+
+
+async def test_a_key_is_asked_for_once_and_kept_in_the_tab(serve: Serve, browser: Any) -> None:
+    async with serve(api_key=("secret",)) as live:
+        seen = await opened(browser, f"{live.url}/console#/sessions")
+        page = seen.page
+        await page.wait_for_selector("input[type=password]")
+        await page.keyboard.press("Tab")
+        await page.fill("input[type=password]", "secret")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("[data-view=sessions]")
+        assert await page.evaluate("JSON.stringify({...sessionStorage})") == '{"stenograph-key":"secret"}'
+        assert await page.evaluate("localStorage.length + document.cookie.length") == 0
+        assert not any("secret" in url for url in seen.asked)
+
+
+async def test_light_and_dark_can_both_be_read(live: Live, browser: Any) -> None:
+    session = await good(live)
+    await two_turns(live, session)
+    for scheme in ("light", "dark"):
+        seen = await opened(browser, f"{live.url}/console#/session/{session}", scheme=scheme)
+        await seen.page.wait_for_selector(".tokens .t")
+        dark = await seen.page.evaluate(
+            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).every((part) => part < 64)"
+        )
+        assert dark is (scheme == "dark")
+        await seen.shot(f"tokens-{scheme}")
+
+
+OPEN = """async (hash) => {
+  const before = performance.now();
+  location.hash = hash;
+  while (document.querySelector('.token-pane .tokens .t') === null) await new Promise(requestAnimationFrame);
+  return performance.now() - before;
+}"""
+SCROLL = """async (step) => {
+  const pane = document.querySelector('.token-pane .scroller');
+  const [begin, frames] = [performance.now(), []];
+  for (let last = begin; last - begin < 4000;) {
+    pane.scrollTop += step;
+    const now = await new Promise(requestAnimationFrame);
+    frames.push(now - last);
+    last = now;
+  }
+  return frames.length / 4;
+}"""
+
+
+async def test_a_million_tokens_open_in_200_ms_and_scroll_at_50_frames_a_second(live: Live, browser: Any) -> None:
+    session = await live.open(history="linear")
+    alphabet = live.renderer.tokenizer.encode(PROSE)
+    make_large(live.manager.get(session), alphabet, num_tokens=1_000_000, num_turns=40)
+    assert (await live.call("GET", f"/console/api/sessions/{session}")).json()["turns"]["num_tokens"][-1] == 1_000_000
+    seen = await opened(browser, f"{live.url}/console#/sessions")
+    page = seen.page
+    await page.wait_for_selector("[data-view=sessions]")
+    opened_ms = []
+    for _ in range(5):
+        opened_ms.append(await page.evaluate(OPEN, f"#/session/{session}"))
+        await page.wait_for_selector("[data-shown=why] .finding")
+        await page.evaluate("location.hash = '#/sessions'")
+        await page.wait_for_selector("[data-view=sessions]")
+    await page.evaluate(OPEN, f"#/session/{session}")
+    await page.wait_for_selector("[data-shown=why] .finding")
+    frames = {step: await page.evaluate(SCROLL, step) for step in (20, 60)}
+    print(f"\nopen {', '.join(f'{one:.0f}' for one in sorted(opened_ms))} ms; frames a second {frames}")  # noqa: T201
+    await seen.shot("million")
+    assert sorted(opened_ms)[2] < 200
+    assert frames[60] >= 50
+
+
+async def test_an_exported_session_opens_from_a_file_and_fetches_nothing(
+    live: Live, browser: Any, tmp_path: Path
+) -> None:
+    for name, make in {"tree": branches, "hostile": hostile, "drift": BAD["forbidden_drift"]}.items():
+        session = await make(live)
+        page_file = tmp_path / f"{name}.html"
+        arguments = ["export", live.url, "--session", session, "--html", str(page_file)]
+        assert await asyncio.to_thread(main, arguments) == 0
+        seen = await opened(browser, page_file.as_uri())
+        page = seen.page
+        await page.wait_for_selector(".tokens .t")
+        await page.wait_for_selector(".message.own")
+        await page.click(".finding >> nth=0")
+        for tab in ("stages", "drift", "ledger", "rewrites", "facts"):
+            await page.click(f"[data-tab={tab}]")
+            await page.wait_for_selector(f"[data-shown={tab}] :is(.bars, .drift h3, .row .ledger, .note, .facts)")
+        assert await page.locator("nav.top a").count() == 1
+        assert await page.locator("main :is(script, img)").count() == 0
+        assert seen.errors == [], name
+        assert {url for url in seen.asked if not url.startswith("file:")} <= set(), name
+        await seen.shot(f"file-{name}")
+        await page.context.close()
