@@ -17,7 +17,7 @@ from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.logprobs import known_logprobs
 from stenograph.core.messages import Message
-from stenograph.core.types import FinishReason, LogprobsKind
+from stenograph.core.types import FinishReason, LogprobsKind, SamplingParams
 from stenograph.export.lines import WireSpan, leaves, spans_json
 from stenograph.export.records import DiscardedTurns, RecordedRewrite, WireOutcome, discarded_json, outcome_json
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, StrandRow
@@ -281,10 +281,12 @@ def shown_turn(node: Node, strand: int, *, whole: bool) -> ShownTurn:
     }
 
 
+_UNASKED: Mapping[str, object] = msgspec.to_builtins(SamplingParams())
+
+
 def _asked_params(params: Mapping[str, object]) -> dict[str, object]:
-    """The parameters that were set. A grammar is named, not written out: it may be long."""
-    empty: tuple[object, ...] = (None, False, [], 0)
-    shown = {name: value for name, value in params.items() if name == "temperature" or value not in empty}
+    """The parameters that have an effect, and the temperature. A grammar is named, not written out: it may be long."""
+    shown = {name: value for name, value in params.items() if name == "temperature" or value != _UNASKED[name]}
     if "grammar" in shown:
         shown["grammar"] = True
     return shown
