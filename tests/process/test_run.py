@@ -242,6 +242,25 @@ def read_until(terminal: int, text: str | None) -> str:
     return shown
 
 
+def test_a_chat_by_a_pipe_starts_a_server_and_leaves_none(tiny: Path, tmp_path: Path) -> None:
+    samples, sampling = tmp_path / "out.json", tmp_path / "sampling.json"
+    sampling.write_text('{"force": {"max_tokens": 8}}')
+    done = subprocess.run(
+        command("chat", "--model", str(tiny), "--sampling", str(sampling)),
+        input=f"hi\n/stages\n/samples {samples}\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^prefill +[0-9.]+ ms", done.stdout, re.MULTILINE)
+    (sample,) = json.loads(samples.read_text())["samples"]
+    assert 0 < sum(sample["loss_mask"]) <= 8
+    (port,) = re.findall(r"ready at http://127\.0\.0\.1:(\d+)", done.stderr)
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", int(port))) != 0, "its server is gone"
+
+
 def test_a_sample_of_a_session_that_is_gone_is_1_where_the_command_did_well(server: str, tmp_path: Path) -> None:
     delete: Any = """
 import os, urllib.request

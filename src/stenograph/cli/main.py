@@ -1,10 +1,10 @@
-"""The command line: `serve`, `run`, `ray`, `verify`, `fetch`, `inspect`, `check`, `export`, `bench`.
+"""The command line: `serve`, `run`, `chat`, `ray`, `verify`, `fetch`, `inspect`, `check`, `export`, `bench`.
 
 Flags are settings' rows.
 
 Owns exit codes: 0 when all went well, 1 when `verify`, `check` or `export` found a fault, 2 for whatever stops the
 start or the check (one line on stderr), 74 when the store of `serve` has failed, 130 for an interrupt, also where
-`serve` drained after it; `run` has its own.
+`serve` drained after it; `run` and `chat` have their own.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import uvloop
 
 from stenograph import __version__
 from stenograph.cli.bench_command import BENCH, become_bench
+from stenograph.cli.chat_command import CHAT, CHAT_EXAMPLES, ChatOptions, chat_command
 from stenograph.cli.export_command import EXPORT, EXPORT_SETTINGS, ExportOptions, export_folder
 from stenograph.cli.logs import LogFormat, LogProgress, logging_to_stderr
 from stenograph.cli.page_command import PageOptions, export_page
@@ -38,12 +39,12 @@ from stenograph.cli.settings_table import (
     load_settings,
 )
 from stenograph.cli.store_commands import CHECK, INSPECT, check_folder, inspect_folder
+from stenograph.cli.store_parsers import add_looking_commands, export_parser
 from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.nearest import nearest_name
 from stenograph.core.settings import Setting
 from stenograph.deploy.workers import EXIT_STARTUP, EXIT_STORAGE, serve_workers
-from stenograph.dialects.sessions import SAMPLE_FORMATS
 from stenograph.engine.settings import EngineKind
 from stenograph.http.app import serve
 from stenograph.model.fetch import resolve_model
@@ -76,6 +77,7 @@ _ALL = {setting.name for setting in SETTINGS}
 _SETTINGS_OF = {
     "serve": _ALL,
     RUN: _ALL,
+    CHAT: _ALL,
     RAY: _ALL,
     "fetch": FETCH_SETTINGS,
     VERIFY: VERIFY_SETTINGS,
@@ -85,6 +87,7 @@ _SETTINGS_OF = {
 
 _OWN_FLAGS = {
     RUN: ("--url", "--samples"),
+    CHAT: ("--url", "--session"),
     CHECK: ("--samples",),
     EXPORT: ("--out", "--format", "--include-side", "--include-failed", "--session", "--html"),
     RAY: ("--ray-address", "--cpus"),
@@ -115,8 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options["command"] in (INSPECT, CHECK, EXPORT):
             return _look(options)
-        if options["command"] in (RUN, RAY):
-            return _ray(options) if options["command"] == RAY else run_command(_run_options(options, agent))
+        if options["command"] in (RUN, CHAT, RAY):
+            return _start_and_use(options, agent)
         return _run_logged(options.pop("command"), options.pop("config"), options)
     except StartupError as error:
         print(f"stenograph: {error}", file=sys.stderr)
@@ -180,6 +183,17 @@ def _run_logged(command: str, config: Path | None, options: Mapping[str, object]
             return EXIT_STARTUP
 
 
+def _start_and_use(options: dict[str, Any], agent: Sequence[str]) -> int:
+    """Run a command that starts servers of its own; returns the exit code. Raises StartupError."""
+    if options["command"] == RAY:
+        return _ray(options)
+    return (
+        chat_command(_chat_options(options))
+        if options["command"] == CHAT
+        else run_command(_run_options(options, agent))
+    )
+
+
 def _ray(options: dict[str, Any]) -> int:
     """Do what `ray` is to do; returns the exit code. Raises StartupError, for a bad setting too."""
     del options["command"]
@@ -201,20 +215,44 @@ def _run_options(options: dict[str, object], agent: Sequence[str]) -> RunOptions
 
     Raises StartupError, for a bad setting too.
     """
-    url, samples, config = options.pop("url"), options.pop("samples"), options.pop("config")
-    del options["command"]
-    settings = load_settings(options, os.environ, config if isinstance(config, Path) else None)
-    given = {setting.flag: options[setting.name] for setting in SETTINGS if options[setting.name] is not None}
-    if url is not None:
-        given.pop("--api-key", None)
-    flags = [text for flag, value in given.items() for one in _listed(value) for text in (flag, one)]
+    url, samples = options.pop("url"), options.pop("samples")
+    flags, api_key = _serve_flags(options, is_started=url is None)
     return RunOptions(
         command=agent,
         url=None if url is None else str(url),
         samples=samples if isinstance(samples, Path) else None,
-        serve_flags=flags if config is None or url is not None else ["--config", str(config), *flags],
-        api_key=settings.api_key[0] if settings.api_key else None,
+        serve_flags=flags,
+        api_key=api_key,
     )
+
+
+def _chat_options(options: dict[str, object]) -> ChatOptions:
+    """The options of `chat`, as those of `run`. Raises StartupError, for a bad setting too."""
+    url, session = options.pop("url"), options.pop("session")
+    flags, api_key = _serve_flags(options, is_started=url is None)
+    return ChatOptions(
+        url=None if url is None else str(url),
+        session=None if session is None else str(session),
+        serve_flags=flags,
+        api_key=api_key,
+    )
+
+
+def _serve_flags(options: dict[str, object], *, is_started: bool) -> tuple[list[str], str | None]:
+    """The flags of a server that is started by another command, and the key by which it is asked.
+
+    Of one that runs already only the key is wanted. Raises StartupError for a bad setting.
+    """
+    config = options.pop("config")
+    del options["command"]
+    settings = load_settings(options, os.environ, config if isinstance(config, Path) else None)
+    given = {setting.flag: options[setting.name] for setting in SETTINGS if options[setting.name] is not None}
+    if not is_started:
+        given.pop("--api-key", None)
+    flags = [text for flag, value in given.items() for one in _listed(value) for text in (flag, one)]
+    if config is not None and is_started:
+        flags = ["--config", str(config), *flags]
+    return flags, settings.api_key[0] if settings.api_key else None
 
 
 def _listed(value: object) -> list[str]:
@@ -287,7 +325,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         formatter_class=_SectionedHelp,
         usage="stenograph serve [--model MODEL] [--engine ENGINE --engine-url URL] [flags]",
     )
-    running = _run_parser(commands.add_parser)
+    running, chatting = _run_parser(commands.add_parser), _chat_parser(commands.add_parser)
     placing = _ray_parser(commands.add_parser)
     fetching = commands.add_parser(
         "fetch",
@@ -304,16 +342,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 it could not be checked,"
         " because a file cannot be read or the engine does not answer.",
     )
-    _add_looking_commands(commands.add_parser)
-    exporting = _export_parser(commands.add_parser)
+    add_looking_commands(commands.add_parser)
+    exporting = export_parser(commands.add_parser)
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
-    for command in (serving, running, placing):
+    for command in (serving, running, chatting, placing):
         _add_sections(command)
     for command, names in ((fetching, FETCH_SETTINGS), (verifying, VERIFY_SETTINGS), (exporting, EXPORT_SETTINGS)):
         for setting in SETTINGS:
             if setting.name in names:
                 _add_flag(command.add_argument, setting)
-    for command in (serving, running, placing, fetching, verifying, exporting):
+    for command in (serving, running, chatting, placing, fetching, verifying, exporting):
         command.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
     return parser, commands.choices
 
@@ -325,68 +363,6 @@ def _add_sections(command: argparse.ArgumentParser) -> None:
         group = command.add_argument_group(title)
         for name in names:
             _add_flag(group.add_argument, by_name[name])
-
-
-def _add_looking_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
-    """The commands that look at what a server kept, and read no settings."""
-    inspecting = add_parser(
-        INSPECT,
-        help="list the sessions that a server kept, or the turns of one",
-        description="List the sessions in a folder of --data-dir, or the turns of one. Changes nothing, and needs no"
-        " server: a folder that one holds is refused.",
-    )
-    checking = add_parser(
-        CHECK,
-        allow_abbrev=False,
-        help="check that what a server kept is what was written, or that samples are what it holds",
-        description="Read every row of every session in a folder of --data-dir, and hold it to its digest, its place"
-        " and the sums of its session. With --samples, hold the samples of a file to the sessions that they are of"
-        " instead: ids, loss mask, log-probabilities, session and turns. Changes nothing, and needs no server: a"
-        " folder that one holds is refused. Exit code: 0 all is whole, 1 a fault was found, each on a line, 2 it could"
-        " not be checked.",
-    )
-    for command in (inspecting, checking):
-        command.add_argument(
-            "folder", metavar="DIR", help="the folder of --data-dir, or of a backup, or the postgresql:// of --store"
-        )
-    checking.add_argument(
-        "--samples",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="a file of samples: safetensors, JSON or Arrow. May be repeated",
-    )
-    inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
-
-
-def _export_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """The parser of `export`, without the settings."""
-    exporting = add_parser(
-        EXPORT,
-        allow_abbrev=False,
-        help="write the samples of all sessions that a server kept, or one session as a page",
-        description="Write the training samples of every session in a folder of --data-dir into one file, as the"
-        " server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
-        " were made. With --session and --html write one session as a page that opens anywhere and fetches nothing;"
-        " it may also be that of a running server, whose URL is given. Exit code: 0 all were exported, 1 a session"
-        " could not be, each on a line, 2 nothing was begun.",
-    )
-    exporting.add_argument(
-        "folder",
-        metavar="DIR",
-        help="the folder of --data-dir, or of a backup, or postgresql:// of --store; for a page also a server's URL",
-    )
-    exporting.add_argument("--out", type=Path, metavar="FILE", help="the file of samples to write; a new one")
-    exporting.add_argument("--session", metavar="ID", help="the session of a page")
-    exporting.add_argument("--html", type=Path, metavar="FILE", help="the page to write; a new file")
-    exporting.add_argument(
-        "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the file. Default: safetensors."
-    )
-    exporting.add_argument("--include-side", action="store_true", help="strands of every kind, not of the work alone")
-    exporting.add_argument(
-        "--include-failed", action="store_true", help="also rollouts whose outcome is that infrastructure failed"
-    )
-    return exporting
 
 
 def _ray_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -430,6 +406,22 @@ def _run_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.
         help="where the samples go: as JSON in a .json file, as Arrow in an .arrow file, else as safetensors",
     )
     return running
+
+
+def _chat_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """The parser of `chat`, without the settings."""
+    chatting = add_parser(
+        CHAT,
+        allow_abbrev=False,
+        help="talk to a model in the terminal, with ids and stages on demand",
+        description="Talk to a model through a session. A line is a message; one that begins with / is a command.",
+        epilog=CHAT_EXAMPLES,
+        formatter_class=_SectionedHelp,
+        usage="stenograph chat [--url URL [--session ID]] [flags of serve]",
+    )
+    chatting.add_argument("--url", help="the address of a running server; without it, one is started and stopped")
+    chatting.add_argument("--session", metavar="ID", help="a session of the server at --url, to go on with")
+    return chatting
 
 
 def _add_flag(add_argument: Callable[..., argparse.Action], setting: Setting) -> None:

@@ -84,14 +84,14 @@ def run_command(options: RunOptions) -> int:
         raise StartupError(
             f"--url names a running server, and {options.serve_flags[0]} is for one that is started here: leave one out"
         )
-    _check_url(options.url)
-    _check_samples(options.samples)
+    check_url(options.url)
+    check_samples_file(options.samples)
     program = options.command[0]
     if shutil.which(program) is None:
         return _cannot_run(program, is_there=os.path.exists(program))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_handled(dict.fromkeys(_PASSED_ON, _end)))
-        server = None if options.url is not None else stack.enter_context(OwnServer.started(options.serve_flags, _say))
+        stack.enter_context(ended_by_signals())
+        server = None if options.url is not None else stack.enter_context(OwnServer.started(options.serve_flags, say))
         url = options.url if server is None else server.url
         assert url is not None, "a server was named, or started"
         calls = ServerCalls(url, options.api_key)
@@ -108,12 +108,12 @@ def run_command(options: RunOptions) -> int:
         return _finished(calls, session.id, options.samples, code)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """A line of ours: stdout is the command's."""
     print(f"stenograph: {line}", file=sys.stderr, flush=True)
 
 
-def _check_url(url: str | None) -> None:
+def check_url(url: str | None) -> None:
     """Raise StartupError for a text that is no server's address."""
     if url is None:
         return
@@ -124,7 +124,7 @@ def _check_url(url: str | None) -> None:
         raise StartupError(f"--url: {url!r} is more than the server's address: leave out {path}")
 
 
-def _check_samples(file: Path | None) -> None:
+def check_samples_file(file: Path | None) -> None:
     """Raise StartupError for a file that cannot be written: an hour later that would be bad news."""
     if file is None:
         return
@@ -134,9 +134,9 @@ def _check_samples(file: Path | None) -> None:
 
 def _cannot_run(program: str, *, is_there: bool) -> int:
     if is_there:
-        _say(f"{program}: not executable")
+        say(f"{program}: not executable")
         return _NOT_EXECUTABLE
-    _say(f"{program}: command not found")
+    say(f"{program}: command not found")
     return _NOT_FOUND
 
 
@@ -146,7 +146,7 @@ def _run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
         try:
             process = subprocess.Popen(command, env=environment)
         except OSError as error:
-            _say(f"{command[0]}: {error.strerror}")
+            say(f"{command[0]}: {error.strerror}")
             return _NOT_EXECUTABLE
         children.append(process)
         code = process.wait()
@@ -182,6 +182,11 @@ def _handled(handlers: Mapping[signal.Signals, Handler]) -> Generator[None]:
             signal.signal(number, handler)
 
 
+def ended_by_signals() -> contextlib.AbstractContextManager[None]:
+    """While inside, signals that ask a process to end do so by way of every `with`."""
+    return _handled(dict.fromkeys(_PASSED_ON, _end))
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     """End, and on the way the server and the session: that is what `with` is for."""
     raise SystemExit(128 + number)
@@ -205,17 +210,17 @@ def _finished(calls: ServerCalls, session_id: str, file: Path | None, code: int)
     """Report on the session and write its samples; returns the exit code."""
     try:
         for line in report_lines(calls, session_id):
-            _say(line)
+            say(line)
         if file is not None:
-            _write_samples(calls, session_id, file)
+            say(write_samples(calls, session_id, file))
     except (CallFailed, OSError) as error:
-        _say(f"cannot get the session's samples: {error}")
+        say(f"cannot get the session's samples: {error}")
         return code or EXIT_NO_SAMPLES
     return code
 
 
-def _write_samples(calls: ServerCalls, session_id: str, file: Path) -> None:
-    """Write the samples, whole or not at all."""
+def write_samples(calls: ServerCalls, session_id: str, file: Path) -> str:
+    """Write the samples, whole or not at all; returns a line about them. Raises CallFailed, OSError."""
     content = calls.samples(session_id, _FORMATS.get(file.suffix, "safetensors"))
     written = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -223,4 +228,4 @@ def _write_samples(calls: ServerCalls, session_id: str, file: Path) -> None:
         written.replace(file)
     finally:
         written.unlink(missing_ok=True)
-    _say(f"samples in {file} ({len(content):,} bytes)")
+    return f"samples in {file} ({len(content):,} bytes)"

@@ -1,17 +1,20 @@
-"""The calls of `stenograph run` to a server, by HTTP. Blocking: nothing else runs here."""
+"""The calls of `stenograph run` and `stenograph chat` to a server, by HTTP. Blocking: nothing else runs here."""
 
 import contextlib
 import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
 TIMEOUT_S = 60.0
 """Longest time for one call: no turn is made by them."""
+
+STREAM_TIMEOUT_S = 120.0
+"""Longest silence in a streamed reply, in which the server gives signs of life."""
 
 _SHOWN_CHARS = 300
 
@@ -87,6 +90,34 @@ class ServerCalls:
         """The content at a path, as it comes."""
         return self._call("GET", f"/{path}")
 
+    def records(self, session_id: str) -> Sequence[Mapping[str, object]]:
+        """The records of the session's main line, each with what its turn added."""
+        found = self._json("GET", f"/sessions/{session_id}?records=delta")
+        return cast("Sequence[Mapping[str, object]]", found["records"])
+
+    def abort(self, session_id: str) -> None:
+        """End the session's running turns, which keep what they have sampled."""
+        self._call("POST", f"/sessions/{session_id}/abort", {})
+
+    def chunks(self, session_id: str, body: Mapping[str, object]) -> Generator[Mapping[str, object]]:
+        """The chunks of a streamed chat, as they come; leaving early hangs up, which abandons the turn.
+
+        Raises CallFailed, also where the stream ends before the reply does.
+        """
+        path = f"/sessions/{session_id}/v1/chat/completions"
+        with self._answer("POST", path, {**body, "stream": True}, STREAM_TIMEOUT_S) as response:
+            for line in response:
+                name, _, data = line.partition(b":")
+                if name != b"data":
+                    continue  # a sign of life, or the end of an event
+                if data.strip() == b"[DONE]":
+                    return
+                chunk = cast("Mapping[str, object]", json.loads(data))
+                if "error" in chunk:
+                    raise CallFailed(_message_of(data.decode(errors="replace")))
+                yield chunk
+        raise CallFailed("the reply was cut: the connection ended before it did")
+
     def _json(self, method: str, path: str, body: object = None) -> dict[str, object]:
         content = self._call(method, path, body)
         try:
@@ -95,12 +126,18 @@ class ServerCalls:
             raise CallFailed(f"what answers {method} {path} is no Stenograph server") from error
 
     def _call(self, method: str, path: str, body: object = None) -> bytes:
+        with self._answer(method, path, body, TIMEOUT_S) as response:
+            return response.read()
+
+    @contextlib.contextmanager
+    def _answer(self, method: str, path: str, body: object, timeout_s: float) -> Generator[http.client.HTTPResponse]:
+        """The answer to a request, whose errors and those of reading it are CallFailed."""
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, **({} if data is None else {"content-type": "application/json"})}
         try:
             request = urllib.request.Request(self._url + path, data, headers, method=method)
-            with self._opener.open(request, timeout=TIMEOUT_S) as response:
-                return cast("bytes", response.read())
+            with self._opener.open(request, timeout=timeout_s) as response:
+                yield response
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")
             if error.code == http.HTTPStatus.UNAUTHORIZED:

@@ -177,7 +177,7 @@ def _engine_facts(
         **_sampling_facts(turn),
         GEN_AI_RESPONSE_ID: turn.reply_id,
         GEN_AI_RESPONSE_MODEL: turn.policy,
-        GEN_AI_INPUT_TOKENS: report.num_prompt or len(turn.prompt.ids),
+        GEN_AI_INPUT_TOKENS: report.num_prompt or turn.prompt.num_tokens,
         GEN_AI_OUTPUT_TOKENS: report.num_completion,
         GEN_AI_CACHED_TOKENS: report.num_cached,
         KEPT_TOKENS: turn.prompt.num_kept,

@@ -1,0 +1,335 @@
+"""`stenograph chat`: a conversation with a model through a session, in the terminal or by a pipe of lines.
+
+The session is of a running server (`--url`), or of one that is started here as `stenograph run` does. A line is a
+message; one that begins with a slash is a command. Ctrl-C stops the reply that comes: the server ends its turn and
+records what was sampled; a second one hangs up. Ctrl-D ends.
+
+Owns the terminal, and the exit code: 0, or 1 where a reply to a piped line failed. Everything that a model or a server
+says is shown without control characters.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol, Self, TextIO
+from urllib.parse import quote
+
+from stenograph.cli.chat_turns import STOPPED, ChatTalk, ChatTurn
+from stenograph.cli.run_command import check_samples_file, check_url, ended_by_signals, say, write_samples
+from stenograph.cli.run_server import OwnServer
+from stenograph.cli.session_calls import CallFailed, ServerCalls
+from stenograph.cli.terminal_text import safe_line, safe_text
+from stenograph.core.errors import StartupError
+
+CHAT = "chat"
+CHAT_EXAMPLES = """\
+examples:
+  stenograph chat
+      the small model, on a server that is started for it
+  stenograph chat --url http://127.0.0.1:8080
+      a new session of a server that runs
+  stenograph chat --url http://127.0.0.1:8080 --session 5f0c...
+      a session that is there, from its last turn on
+  echo "What is a stenograph?" | stenograph chat --model ./Qwen3-8B --engine vllm --engine-url http://10.0.0.5:8000
+      a line from a pipe
+
+Every flag of `serve` may be given for a server of its own. /help lists the commands; docs/chat.md has more.
+"""
+
+Context = contextlib.AbstractContextManager[None]
+
+COMMANDS: Mapping[str, str] = {
+    "/ids": "the ids of the last reply, each with its log-probability and its text",
+    "/stages": "the time that each stage of the last turn took",
+    "/samples FILE": "write the session's training samples: as JSON in a .json file, as Arrow in an .arrow file, else"
+    " as safetensors",
+    "/reset": "begin again, in a new session",
+    "/help": "these commands; a line that begins with // is a message that begins with /",
+}
+"""The commands, as docs/chat.md lists them."""
+
+EXIT_FAILED = 1
+STOP_S = 5.0
+"""Longest wait for the server's answer to a request to stop a reply that has ended meanwhile."""
+_BAR_CHARS = 40
+
+
+class Lines(Protocol):
+    """A source of lines."""
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether a person types them."""
+        ...
+
+    def next(self) -> str | None:
+        """The next line, None at the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """Options of one chat, as of `RunOptions`. `session` is one that is there already."""
+
+    url: str | None
+    session: str | None
+    serve_flags: Sequence[str]
+    api_key: str | None
+
+
+def chat_command(options: ChatOptions) -> int:
+    """Chat until the input ends; returns the exit code. Raises StartupError before the first line is read."""
+    if options.url is not None and options.serve_flags:
+        raise StartupError(
+            f"--url names a running server, and {options.serve_flags[0]} is for one that is started here: leave one out"
+        )
+    if options.session is not None and options.url is None:
+        raise StartupError("--session is of a running server: name it with --url")
+    check_url(options.url)
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ended_by_signals())
+        server = None if options.url is not None else stack.enter_context(OwnServer.started(options.serve_flags, say))
+        url = options.url if server is None else server.url
+        assert url is not None, "a server was named, or started"
+        calls = ServerCalls(url, options.api_key)
+        lines = TerminalLines() if sys.stdin.isatty() else PipedLines(sys.stdin)
+        try:
+            chat = stack.enter_context(Chat(calls, lines, sys.stdout, stoppable=stopped_by_interrupt))
+            chat.begin(options.session)
+            model = calls.model()
+        except CallFailed as error:
+            raise StartupError(f"no session at {url}: {safe_line(str(error))}") from error
+        if lines.is_interactive:
+            say(f"{safe_line(model)}; /help lists commands, Ctrl-C stops a reply, Ctrl-D ends")
+        with contextlib.nullcontext() if server is None else server.quiet():
+            try:
+                num_failed = chat.run()
+            except BrokenPipeError:  # nobody reads the replies any more
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return EXIT_FAILED
+    return EXIT_FAILED if num_failed and not lines.is_interactive else 0
+
+
+class TerminalLines:
+    """Lines that a person types, with the editing and the history of `readline` where Python has it."""
+
+    is_interactive = True
+
+    def __init__(self) -> None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("readline")  # `input` uses it; imported without a terminal it writes to stdout
+
+    def next(self) -> str | None:
+        """The next line, None at the end. A line that is interrupted is empty."""
+        try:
+            return input("> ")
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print()
+            return ""
+
+
+class PipedLines:
+    """Lines of a file or a pipe."""
+
+    is_interactive = False
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def next(self) -> str | None:
+        """The next line, None at the end."""
+        line = self._file.readline()
+        return line.removesuffix("\n") if line else None
+
+
+@contextlib.contextmanager
+def stopped_by_interrupt(stop: Callable[[], None]) -> Generator[None]:
+    """While inside, a first Ctrl-C calls `stop`, on a thread, because what is read meanwhile must not be torn; a second
+    one raises KeyboardInterrupt."""
+    threads: list[threading.Thread] = []
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        if threads:
+            raise KeyboardInterrupt
+        threads.append(threading.Thread(target=stop, name="stop-reply", daemon=True))
+        threads[0].start()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for thread in threads:
+            thread.join(STOP_S)  # or it would stop the next reply
+
+
+class Chat:
+    """The lines of one chat, and the session that they are of. Sessions that it opens are deleted when it ends.
+
+    `stoppable` is a context in which a person can call its argument, to stop the reply that comes.
+    """
+
+    def __init__(
+        self, calls: ServerCalls, lines: Lines, out: TextIO, *, stoppable: Callable[[Callable[[], None]], Context]
+    ) -> None:
+        self._calls = calls
+        self._lines = lines
+        self._out = out
+        self._stoppable = stoppable
+        self._opened = contextlib.ExitStack()
+        self._talk = ChatTalk(calls, "")
+        self._commands: Mapping[str, Callable[[str], None]] = {
+            "/ids": self._show_ids,
+            "/stages": self._show_stages,
+            "/samples": self._write_samples,
+            "/reset": self._reset,
+            "/help": self._help,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Chat of {self._talk!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Delete the session that it opened."""
+        self._opened.close()
+
+    def begin(self, session_id: str | None) -> None:
+        """Go on with a session, or open one. Raises CallFailed."""
+        if session_id is None:
+            self._open()
+            return
+        self._talk = ChatTalk(self._calls, quote(session_id, safe=""))
+        self._talk.resume()
+        say(f"session {safe_line(session_id)}, {self._talk.num_messages} messages")
+
+    def run(self) -> int:
+        """Take lines until they end; returns the number of those that failed."""
+        num_failed = 0
+        while True:
+            try:
+                if (line := self._lines.next()) is None:
+                    return num_failed
+                self._take(line)
+            except KeyboardInterrupt:  # a person who meant the reply that had just ended
+                if not self._lines.is_interactive:
+                    raise
+                self._write("\n")
+            except (CallFailed, OSError) as error:
+                if isinstance(error, BrokenPipeError):
+                    raise
+                num_failed += 1
+                say(safe_line(str(error)))
+
+    def _open(self) -> None:
+        self._talk = ChatTalk(self._calls, self._opened.enter_context(self._calls.session()).id)
+        say(f"session {safe_line(self._talk.session_id)}")
+
+    def _take(self, line: str) -> None:
+        """A message, or a command."""
+        if not line.strip():
+            return
+        if line.startswith("/") and not line.startswith("//"):
+            name, _, argument = line.strip().partition(" ")
+            command = self._commands.get(name)
+            if command is None:
+                raise CallFailed(f"there is no command {name}; /help lists them")
+            command(argument.strip())
+            return
+        self._say(line[1:] if line.startswith("//") else line)
+
+    def _say(self, text: str) -> None:
+        """Say something to the model, and show its reply as it comes. Ctrl-C stops it, a second one hangs up."""
+        session_id = self._talk.session_id
+
+        def stop() -> None:
+            with contextlib.suppress(CallFailed):
+                self._calls.abort(session_id)
+
+        try:
+            with self._stoppable(stop):
+                turn = self._talk.turn(text, self._show_piece)
+        except KeyboardInterrupt:
+            self._write("\n")
+            raise CallFailed("hung up: nothing of this turn was kept") from None
+        except CallFailed:
+            self._write("\n")
+            raise
+        self._write("\n")
+        if self._lines.is_interactive or turn.finish not in ("stop", ""):
+            say(_summary(turn))
+
+    def _show_piece(self, turn: ChatTurn, reasoning: str, content: str) -> None:
+        if reasoning:
+            self._write(("[reasoning] " if turn.reasoning == reasoning else "") + safe_text(reasoning))
+        if content:
+            is_first = turn.text == content and turn.reasoning
+            self._write(("\n\n" if is_first else "") + safe_text(content))
+
+    def _show_ids(self, _: str) -> None:
+        turn = self._last()
+        width = max((len(str(id_)) for id_, _, _ in turn.rows), default=2)
+        self._write(f"{'id':>{width}}  {'logprob':>10}  text\n")
+        for id_, logprob, text in turn.rows:
+            self._write(f'{id_:>{width}}  {logprob:>10.6f}  "{safe_line(text)}"\n')
+
+    def _show_stages(self, _: str) -> None:
+        self._last()
+        stages_s = self._talk.stages_s()
+        whole_s, before_s = sum(stages_s.values()) or 1.0, 0.0
+        for name, took_s in stages_s.items():
+            start, end = (round(at / whole_s * _BAR_CHARS) for at in (before_s, before_s + took_s))
+            bar = " " * start + "█" * max(1, end - start)
+            self._write(f"{safe_line(name):<14} {took_s * 1e3:>10.2f} ms  {bar}\n")
+            before_s += took_s
+
+    def _write_samples(self, argument: str) -> None:
+        if not argument:
+            raise CallFailed("/samples needs a file: /samples FILE")
+        file = Path(argument).expanduser()
+        try:
+            check_samples_file(file)
+        except StartupError as error:
+            raise CallFailed(str(error).removeprefix("--samples: ")) from error
+        say(write_samples(self._calls, self._talk.session_id, file))
+
+    def _reset(self, _: str) -> None:
+        self._opened.close()
+        self._open()
+
+    def _help(self, _: str) -> None:
+        for name, meaning in COMMANDS.items():
+            self._write(f"{name:<14} {meaning}\n")
+
+    def _last(self) -> ChatTurn:
+        if self._talk.last is None:
+            raise CallFailed("there is no reply yet")
+        return self._talk.last
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+def _summary(turn: ChatTurn) -> str:
+    """A reply in one line."""
+    first = "" if turn.first_s is None else f", the first after {turn.first_s * 1e3:.0f} ms"
+    ends = {"stop": "", STOPPED: "; stopped: no part of the conversation", "length": "; cut by the token limit"}
+    end = ends.get(turn.finish, f"; {safe_line(turn.finish)}")
+    return f"{turn.num_sampled} tokens{first}; prompt {turn.num_prompt}, cached {turn.num_cached}{end}"
