@@ -208,7 +208,7 @@ class ConsoleRoutes:
             raise InvalidRequest(f"whole must be 'true' or 'false', got {whole[:20]!r}.", param="/whole")
         look = await self._look(session)
         leaf = _leaf(request, session, look.facts)
-        line = [] if leaf is None else look.line(leaf).nodes
+        line = () if leaf is None else look.line(leaf).nodes
         page = turn_page(session.id, line, look.strand_of, start=start, limit=limit, whole=whole == "true")
         return in_pieces(self.sessions.share, page, media_type="application/json")
 
