@@ -39,12 +39,12 @@ from stenograph.cli.settings_table import (
     load_settings,
 )
 from stenograph.cli.store_commands import CHECK, INSPECT, check_folder, inspect_folder
+from stenograph.cli.store_parsers import add_looking_commands, export_parser
 from stenograph.cli.verify_command import VERIFY, VERIFY_SETTINGS, verify_model
 from stenograph.core.errors import StartupError, StorageLost
 from stenograph.core.nearest import nearest_name
 from stenograph.core.settings import Setting
 from stenograph.deploy.workers import EXIT_STARTUP, EXIT_STORAGE, serve_workers
-from stenograph.dialects.sessions import SAMPLE_FORMATS
 from stenograph.engine.settings import EngineKind
 from stenograph.http.app import serve
 from stenograph.model.fetch import resolve_model
@@ -342,8 +342,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 it could not be checked,"
         " because a file cannot be read or the engine does not answer.",
     )
-    _add_looking_commands(commands.add_parser)
-    exporting = _export_parser(commands.add_parser)
+    add_looking_commands(commands.add_parser)
+    exporting = export_parser(commands.add_parser)
     commands.add_parser(BENCH, help="measure the server: see `stenograph bench --help`", add_help=False)
     for command in (serving, running, chatting, placing):
         _add_sections(command)
@@ -363,68 +363,6 @@ def _add_sections(command: argparse.ArgumentParser) -> None:
         group = command.add_argument_group(title)
         for name in names:
             _add_flag(group.add_argument, by_name[name])
-
-
-def _add_looking_commands(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
-    """The commands that look at what a server kept, and read no settings."""
-    inspecting = add_parser(
-        INSPECT,
-        help="list the sessions that a server kept, or the turns of one",
-        description="List the sessions in a folder of --data-dir, or the turns of one. Changes nothing, and needs no"
-        " server: a folder that one holds is refused.",
-    )
-    checking = add_parser(
-        CHECK,
-        allow_abbrev=False,
-        help="check that what a server kept is what was written, or that samples are what it holds",
-        description="Read every row of every session in a folder of --data-dir, and hold it to its digest, its place"
-        " and the sums of its session. With --samples, hold the samples of a file to the sessions that they are of"
-        " instead: ids, loss mask, log-probabilities, session and turns. Changes nothing, and needs no server: a"
-        " folder that one holds is refused. Exit code: 0 all is whole, 1 a fault was found, each on a line, 2 it could"
-        " not be checked.",
-    )
-    for command in (inspecting, checking):
-        command.add_argument(
-            "folder", metavar="DIR", help="the folder of --data-dir, or of a backup, or the postgresql:// of --store"
-        )
-    checking.add_argument(
-        "--samples",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="a file of samples: safetensors, JSON or Arrow. May be repeated",
-    )
-    inspecting.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
-
-
-def _export_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """The parser of `export`, without the settings."""
-    exporting = add_parser(
-        EXPORT,
-        allow_abbrev=False,
-        help="write the samples of all sessions that a server kept, or one session as a page",
-        description="Write the training samples of every session in a folder of --data-dir into one file, as the"
-        " server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
-        " were made. With --session and --html write one session as a page that opens anywhere and fetches nothing;"
-        " it may also be that of a running server, whose URL is given. Exit code: 0 all were exported, 1 a session"
-        " could not be, each on a line, 2 nothing was begun.",
-    )
-    exporting.add_argument(
-        "folder",
-        metavar="DIR",
-        help="the folder of --data-dir, or of a backup, or postgresql:// of --store; for a page also a server's URL",
-    )
-    exporting.add_argument("--out", type=Path, metavar="FILE", help="the file of samples to write; a new one")
-    exporting.add_argument("--session", metavar="ID", help="the session of a page")
-    exporting.add_argument("--html", type=Path, metavar="FILE", help="the page to write; a new file")
-    exporting.add_argument(
-        "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the file. Default: safetensors."
-    )
-    exporting.add_argument("--include-side", action="store_true", help="strands of every kind, not of the work alone")
-    exporting.add_argument(
-        "--include-failed", action="store_true", help="also rollouts whose outcome is that infrastructure failed"
-    )
-    return exporting
 
 
 def _ray_parser(add_parser: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:

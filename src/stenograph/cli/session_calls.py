@@ -86,6 +86,10 @@ class ServerCalls:
         """The session's samples in a format."""
         return self._call("POST", f"/sessions/{session_id}/samples", {"format": kind})
 
+    def content(self, path: str) -> bytes:
+        """The content at a path, as it comes."""
+        return self._call("GET", f"/{path}")
+
     def records(self, session_id: str) -> Sequence[Mapping[str, object]]:
         """The records of the session's main line, each with what its turn added."""
         found = self._json("GET", f"/sessions/{session_id}?records=delta")
@@ -113,10 +117,6 @@ class ServerCalls:
                     raise CallFailed(_message_of(data.decode(errors="replace")))
                 yield chunk
         raise CallFailed("the reply was cut: the connection ended before it did")
-
-    def content(self, path: str) -> bytes:
-        """The content at a path, as it comes."""
-        return self._call("GET", f"/{path}")
 
     def _json(self, method: str, path: str, body: object = None) -> dict[str, object]:
         content = self._call(method, path, body)
