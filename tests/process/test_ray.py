@@ -31,7 +31,7 @@ from .chat_load import END, unique_replies
 FOUND = programs()
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(FOUND is None, reason="no PostgreSQL is installed: scripts/test-cluster installs it"),
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None, reason="Ray is not installed: scripts/test-cluster installs it"
