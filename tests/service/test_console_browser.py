@@ -298,14 +298,15 @@ async def test_a_million_tokens_open_in_200_ms_and_scroll_at_50_frames_a_second(
     seen = await opened(browser, f"{live.url}/console#/sessions")
     page = seen.page
     await page.wait_for_selector("[data-view=sessions]")
+    compared = ".session-head .chip:has-text('drift')"  # which the server has been busy with since the page was open
     opened_ms = []
     for _ in range(5):
         opened_ms.append(await page.evaluate(OPEN, f"#/session/{session}"))
-        await page.wait_for_selector("[data-shown=why] .finding")
+        await page.wait_for_selector(compared)
         await page.evaluate("location.hash = '#/sessions'")
         await page.wait_for_selector("[data-view=sessions]")
     await page.evaluate(OPEN, f"#/session/{session}")
-    await page.wait_for_selector("[data-shown=why] .finding")
+    await page.wait_for_selector(compared)
     frames = {step: await page.evaluate(SCROLL, step) for step in (20, 60)}
     print(f"\nopen {', '.join(f'{one:.0f}' for one in sorted(opened_ms))} ms; frames a second {frames}")  # noqa: T201
     await seen.shot("million")

@@ -118,7 +118,7 @@ def bound_routes(renderer: Renderer, engine: ScriptedEngine) -> tuple[set[str], 
     pool = CpuPool(1)
     app, _ = make_app(Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock())
     pool.close()
-    routes = [route for route in app._control.routes if isinstance(route, Route)]  # type: ignore[attr-defined]
+    routes = [route for route in app._control.app.routes if isinstance(route, Route)]  # type: ignore[attr-defined]
     paths = [(re.sub(r"\{(name|file):path\}", r"{\1}", route.path), route.methods or ()) for route in routes]
     bound = {f"{method} {path}" for path, methods in paths for method in methods if method != "HEAD"}
     (served,) = (route.endpoint for route in routes if route.path == "/openapi.json")

@@ -292,9 +292,36 @@ async def test_spans_beyond_those_that_may_wait_are_dropped_and_counted(caplog: 
     assert f"{collector.url}/v1/traces did not take the last" in caplog.text
 
 
-def span_numbered(number: int) -> TraceSpan:
+async def test_no_value_of_a_client_s_costs_a_batch() -> None:
+    """Values that protobuf does not take, among the spans of others."""
+    hostile: dict[str, names.Attribute] = {
+        "large": 2**63,
+        "least": -(2**63),
+        "half": "a\ud800b",
+        "halves": ("\udfff",),
+        "long": "x" * 10**6,
+        "flag": True,
+    }
+    async with Collector() as collector:
+        export = OtlpExport(collector.url, version="1")
+        export.send([span_numbered(1), span_numbered(2, fault="\ud800" * 2000, **hostile), span_numbered(3)])
+        spans = await collector.trace(3)
+        await export.aclose()
+    assert spans[1].attributes == {
+        "large": str(2**63),
+        "least": -(2**63),
+        "half": "a?b",
+        "halves": ["?"],
+        "long": "x" * 1024,
+        "flag": True,
+    }
+    assert spans[1].is_error
+    assert export.counts == {"exported": 3, "failed": 0, "dropped": 0}
+
+
+def span_numbered(number: int, fault: str = "", **attributes: names.Attribute) -> TraceSpan:
     context = TraceContext(trace_id=f"{number:032x}", span_id=f"{number:016x}", is_sampled=True)
-    return TraceSpan(name="a", context=context, parent=None, start_s=1.0, end_s=2.0)
+    return TraceSpan(name="a", context=context, parent=None, start_s=1.0, end_s=2.0, fault=fault, attributes=attributes)
 
 
 def test_the_names_of_attributes_are_those_of_the_conventions() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stenograph.http.workers.peer_connection import DELIVERED, GREETING
 from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 
@@ -376,6 +378,26 @@ async def test_a_worker_that_is_away_is_503_in_the_words_of_the_protocol(rendere
         assert 'stenograph_forwards_failed_total{worker="0"} 3.0' in text
         assert (await live.call("GET", "/health")).status == 200
     here.listener.close()
+
+
+async def test_a_body_that_comes_after_its_answer_does_not_end_the_way(renderer: Renderer, tmp_path: Path) -> None:
+    """It comes in one read with the word that the answer has left."""
+    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size)
+    (place,) = places(tmp_path, 1)
+    async with serving(place, engine, renderer):
+        reader, writer = await asyncio.open_unix_connection(place.sockets[0])
+        writer.write(b"PROXY UNKNOWN\r\n")
+        assert await reader.readexactly(1) == GREETING
+        for _ in range(3):
+            writer.write(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 404")
+            (length,) = re.findall(rb"content-length: ([0-9]+)", head)
+            await reader.readexactly(int(length))
+            writer.write(b"body" + DELIVERED)
+        writer.close()
+        await writer.wait_closed()
+    place.listener.close()
 
 
 async def test_a_large_reply_that_nobody_read_through_the_wrong_worker_comes_again(start: Start) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from stenograph.core.clock import SystemClock
-from stenograph.engine.base import Engine
+from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.http.app import make_app
 from stenograph.http.server import Server, listen, uvicorn_config
 from stenograph.http.settings import Settings
@@ -25,7 +25,7 @@ from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
 from stenograph.session.shared_capacity import CapacityPage
 from stenograph.store.folder import DataFolder
-from stenograph.testing.standins.scripted_engine import ScriptedEngine
+from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
 from .conftest import Live
 
@@ -128,10 +128,12 @@ async def two_workers(
     data_dir: Path | None = None,
     num: int = 2,
     max_context_tokens: int = 4096,
+    model: Callable[[GenerateRequest], Script] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Workers]:
-    """Workers around one scripted engine."""
-    engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=max_context_tokens)
+    """Workers around one scripted engine, where `model` answers what nothing is planned for."""
+    vocab_size = renderer.tokenizer.vocab_size
+    engine = ScriptedEngine(vocab_size=vocab_size, max_context_tokens=max_context_tokens, model=model)
     data = None if data_dir is None else DataFolder(data_dir, address="here")
     async with AsyncExitStack() as stack, aiohttp.ClientSession() as client:
         if data is not None:

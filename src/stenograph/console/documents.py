@@ -9,7 +9,7 @@ import numpy as np
 from stenograph.console.tokens import TOKEN_BYTES, LineTurns, TokenLook, token_page
 from stenograph.console.views import VocabularyRef, console_session, turn_page
 from stenograph.console.vocabulary import vocabulary_of
-from stenograph.core.json_pieces import json_whole
+from stenograph.core.json_pieces import Written, json_whole
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
 from stenograph.export.lines import leaves
 from stenograph.export.strand_facts import session_facts
@@ -94,6 +94,6 @@ def session_documents(
         told_path(id_, "ledger"): ledger,
     }
     for leaf in lines:
-        told[turns_path(id_, leaf.id)] = turn_page(facts, leaf, start=0, limit=leaf.depth, whole=True)
+        told[turns_path(id_, leaf.id)] = Written(turn_page(id_, leaf.line(), facts.by_node(), whole=True))
     documents = {path: json_whole(answer) for path, answer in told.items()}
     return SessionDocuments(session_id=id_, documents=documents, contents=contents)

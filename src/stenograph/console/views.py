@@ -13,14 +13,14 @@ import numpy as np
 from stenograph.console.tokens import TokenLook, kept_lines, shown_kind
 from stenograph.core.chat import ParsedReply
 from stenograph.core.history_kinds import HistoryKind
-from stenograph.core.json_pieces import as_list
+from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.logprobs import known_logprobs
 from stenograph.core.messages import Message
-from stenograph.core.types import FinishReason, LogprobsKind
+from stenograph.core.types import FinishReason, LogprobsKind, SamplingParams
 from stenograph.export.lines import WireSpan, leaves, spans_json
 from stenograph.export.records import DiscardedTurns, RecordedRewrite, WireOutcome, discarded_json, outcome_json
-from stenograph.export.strand_facts import SessionFacts, StrandRow
+from stenograph.export.strand_facts import SessionFacts, StrandFacts, StrandRow
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import Node, TurnStatus
 
@@ -224,22 +224,27 @@ def _columns(nodes: Sequence[Node], strand_of: Mapping[int, int], look: TokenLoo
     }
 
 
-def turn_page(facts: SessionFacts, leaf: Node | None, *, start: int, limit: int, whole: bool) -> TurnPage:
-    """Turns of the line down to `leaf`, with their texts; `whole`: uncut. The turns are made while they are written."""
-    line = [] if leaf is None else leaf.line()
-    strand_of = {id_: strand.number for id_, strand in facts.by_node().items()}
-    shown = line[start : start + limit]
-    return {
-        "session_id": facts.session_id,
-        "leaf": None if leaf is None else leaf.id,
-        "start": start,
-        "turns": as_list(_turns(shown, strand_of, whole=whole)),
-        "num_turns": len(line),
-    }
-
-
-def _turns(nodes: Sequence[Node], strand_of: Mapping[int, int], *, whole: bool) -> Iterator[ShownTurn]:
-    return (shown_turn(node, strand_of[node.id], whole=whole) for node in nodes)
+def turn_page(
+    session_id: str,
+    line: Sequence[Node],
+    strand_of: Mapping[int, StrandFacts],
+    *,
+    start: int = 0,
+    limit: int | None = None,
+    whole: bool = False,
+) -> Iterator[bytes]:
+    """A `TurnPage` as JSON: turns of a line, from its `start`-th on, `whole` with uncut texts. Each turn is a piece of
+    its own, or several where it is large, and is made when it is taken: on the loop, one in each iteration."""
+    leaf = line[-1].id if line else None
+    yield msgspec.json.encode({"session_id": session_id, "leaf": leaf, "start": start})[:-1] + b',"turns":['
+    before = b""
+    for node in line[start : None if limit is None else start + limit]:
+        row = shown_turn(node, strand_of[node.id].number, whole=whole)
+        for piece in joined(json_pieces(row)):
+            yield before + piece
+            before = b""
+        before = b","
+    yield b'],"num_turns":%d}' % len(line)
 
 
 def shown_turn(node: Node, strand: int, *, whole: bool) -> ShownTurn:
@@ -276,10 +281,12 @@ def shown_turn(node: Node, strand: int, *, whole: bool) -> ShownTurn:
     }
 
 
+_UNASKED: Mapping[str, object] = msgspec.to_builtins(SamplingParams())
+
+
 def _asked_params(params: Mapping[str, object]) -> dict[str, object]:
-    """The parameters that were set. A grammar is named, not written out: it may be long."""
-    empty: tuple[object, ...] = (None, False, [], 0)
-    shown = {name: value for name, value in params.items() if name == "temperature" or value not in empty}
+    """The parameters that have an effect, and the temperature. A grammar is named, not written out: it may be long."""
+    shown = {name: value for name, value in params.items() if name == "temperature" or value != _UNASKED[name]}
     if "grammar" in shown:
         shown["grammar"] = True
     return shown

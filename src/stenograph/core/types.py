@@ -292,7 +292,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         is_plain = self.tempered_logprobs is None and self.sampling_logprobs is None
         is_plain = is_plain and self.forced is None and self.top_logprobs is None
-        if not is_plain or type(self.ids) is not array or type(self.logprobs) is not array:
+        if not is_plain or (type(self.ids), type(self.logprobs)) != (array, array):
             self._make_tuples()
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")

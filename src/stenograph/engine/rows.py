@@ -27,13 +27,11 @@ Field names: SGLang's `managers/tokenizer_manager.py`.
 """
 
 import re
-import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
-import numpy as np
 
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.support import SupportPiece, SupportWriter
@@ -217,25 +215,14 @@ class SampledTokens:
         """Ids and logprobs that are new in a part that reports `num_sampled` tokens in all; `reason` where it ends."""
         start = len(self.ids)
         fresh = self._fresh(self._rows(rows, num_sampled, reason), num_sampled)
-        new = self._columns(fresh)
+        ids = [row.id for row in fresh]
+        check_ids(ids, self._vocab_size)
+        new = token_ids(ids), array("d", [row.logprob for row in fresh])
         self.ids.extend(new[0])
         self.logprobs.extend(new[1])
         if len(self.ids) == start == 0 and reason not in (None, FinishReason.ABORT):
             raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
         return new
-
-    def _columns(self, rows: Sequence[Row]) -> tuple["array[int]", "array[float]"]:
-        """The ids and the logprobs of rows, packed at once: `array` takes twice as long for a list of numbers."""
-        ids, logprobs = token_ids(), array("d")
-        told = [row.id for row in rows]
-        try:
-            ids.frombytes(struct.pack(f"{len(told)}i", *told))
-        except struct.error:
-            check_ids(told, self._vocab_size)  # raises: one is larger than any id
-        if told and np.maximum.reduce(np.frombuffer(ids, np.int32)) >= self._vocab_size:
-            check_ids(told, self._vocab_size)
-        logprobs.frombytes(struct.pack(f"{len(rows)}d", *[row.logprob for row in rows]))
-        return ids, logprobs
 
     def check_output_ids(self, told: Sequence[int] | None, *, num_new: int, reason: FinishReason | None) -> None:
         """Hold `output_ids` against the rows: they are all ids so far, or the new ones.
@@ -399,7 +386,7 @@ def _is_reported(meta: MetaInfo, name: str) -> bool:
 
 
 def _payload(meta: MetaInfo, name: str) -> str:
-    return msgspec.json.decode(_raw_payload(meta, name), type=str)
+    return msgspec.json.decode(_raw_payload(meta, name), type=str)  # whose escapes were checked when it was passed over
 
 
 def check_request(told: str | None, request_id: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -111,7 +111,7 @@ class ClientConnection(DeliveryConnection):
         if not config.loaded:
             config.load()
         self.loop = _loop or asyncio.get_running_loop()
-        self._app = config.loaded_app
+        self._app: ASGIApp = cast("Any", config).loaded_app  # uvicorn has types of its own for ASGI
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         # An answer may be sent before a request is whole, and the parser is to take the rest of it.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)

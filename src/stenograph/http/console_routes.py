@@ -5,7 +5,7 @@ again (the moment, the look at a live session) is kept for as long as it is true
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -22,7 +22,7 @@ from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, 
 from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
 from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.engine.base import Engine
-from stenograph.export.strand_facts import SessionFacts, session_facts
+from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
 from stenograph.http.metric_table import (
     COMPLETION_TOKENS,
     ERRORS,
@@ -140,6 +140,7 @@ class _SessionLook:
     key: Hashable
     facts: SessionFacts
     tokens: TokenLook
+    strand_of: Mapping[int, StrandFacts]
     lines: dict[int, LineTurns] = field(default_factory=dict[int, LineTurns])
 
     def line(self, leaf: Node) -> LineTurns:
@@ -205,10 +206,11 @@ class ConsoleRoutes:
         whole = request.query_params.get("whole", "false")
         if whole not in ("true", "false"):
             raise InvalidRequest(f"whole must be 'true' or 'false', got {whole[:20]!r}.", param="/whole")
-        facts = session_facts(session)
-        leaf = _leaf(request, session, facts)
-        page = turn_page(facts, leaf, start=start, limit=limit, whole=whole == "true")
-        return json_in_pieces(self.sessions.share, page)
+        look = await self._look(session)
+        leaf = _leaf(request, session, look.facts)
+        line = () if leaf is None else look.line(leaf).nodes
+        page = turn_page(session.id, line, look.strand_of, start=start, limit=limit, whole=whole == "true")
+        return in_pieces(self.sessions.share, page, media_type="application/json")
 
     async def tokens(self, request: Request) -> Response:
         """`GET /console/api/sessions/{id}/tokens?leaf=&start=&limit=`: tokens of a line, nine bytes each."""
@@ -273,8 +275,11 @@ class ConsoleRoutes:
         if found is None or found.key != key:
             facts = session_facts(session)
             num_bytes = _BYTES_PER_TURN * strands.num_turns
-            tokens = await self.sessions.pool.run(partial(TokenLook.of, facts), num_bytes=num_bytes)
-            found = self._looks[session] = _SessionLook(key=key, facts=facts, tokens=tokens)
+            tokens, strand_of = await self.sessions.pool.run(
+                lambda: (TokenLook.of(facts), facts.by_node()), num_bytes=num_bytes
+            )
+            found = _SessionLook(key=key, facts=facts, tokens=tokens, strand_of=strand_of)
+            self._looks[session] = found
         return found
 
     async def _vocabulary_made(self) -> VocabularyBytes:

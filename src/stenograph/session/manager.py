@@ -308,14 +308,15 @@ class SessionManager(Sessions):
                         self._recent.move_to_end(session.id)
             seats.give_back()
             error = None if task.cancelled() else task.exception()
-            if caller.trace is not None:
-                caller.trace.ended(run, reports, None if session is None else session.id, error)
             for one, report in zip(run.turns, reports, strict=True):
                 self._telemetry.turn_ended(report)
                 log_turn_end(one, report, session=session, client=caller.name, error=error)
                 error = None  # is logged once
             if session is not None:
                 log_discarded(session, run.turns)
+            if caller.trace is not None:
+                error = None if task.cancelled() else task.exception()
+                caller.trace.ended(run, reports, None if session is None else session.id, error)
 
         task.add_done_callback(ended)
         return turn

@@ -88,6 +88,31 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return whole
 
 
+@pytest.mark.parametrize("payload", [b'"\\u00e9\\u00e9\\u00e9\\u00e9"', b"7", b"[]", b'{"a":"b"}', b"true"])
+def test_a_payload_that_is_kept_is_base64_and_nothing_else_of_json(payload: bytes) -> None:
+    body = dumped(reply(routed_experts="X")).replace(b'"X"', payload)
+    assert law_of(body) == "replay_is_base64"
+
+
+def test_a_payload_that_nobody_asked_for_is_a_string_too() -> None:
+    for payload in (b"7", b"[]", b'{"a":"b"}', b"true"):
+        body = dumped(reply(routed_experts="X")).replace(b'"X"', payload)
+        with pytest.raises(UpstreamInvalid) as caught:
+            decode_reply(body, vocab_size=VOCAB, request_id="r")
+        assert caught.value.law == "replay_is_base64"
+
+
+@given(st.lists(st.sampled_from(["a", "\\\\", "\\u", "00e9", "\\ud83d", "\\ude00", "\\n", "\t", "é", "/"]), max_size=6))
+def test_whatever_stands_in_the_place_of_a_payload_is_one_or_breaks_a_law(parts: list[str]) -> None:
+    body = dumped(reply(routed_experts="X")).replace(b'"X"', f'"{"".join(parts)}"'.encode())
+    law = ""
+    try:
+        replay = decoded(body).replay
+    except UpstreamInvalid as error:
+        replay, law = None, error.law
+    assert replay is not None or law in ("replay_is_base64", "json")
+
+
 def test_a_valid_reply_is_read_whole() -> None:
     got = decoded(reply(routed_experts=EXPERTS))
     assert got.ids == token_ids((5, 6, 7))

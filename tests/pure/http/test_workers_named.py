@@ -28,6 +28,10 @@ def test_the_path_names_a_session_before_all_else() -> None:
         assert id_of(f"GET /sessions/{ID}{path}", f"X-Session-Id: {other}") == ID
     assert id_of(f"GET /sessions/%30{ID[1:]}/v1/models") == ID
     assert id_of(f"GET http://here:1/sessions/{ID}") == ID
+    for path in ("", "/tokens?start=5", "/turns"):
+        assert id_of(f"GET /console/api/sessions/{ID}{path}") == ID
+    for path in ("/console", "/console/api/now", f"/console/sessions/{ID}", f"/console/api/vocabulary/{ID}"):
+        assert id_of(f"GET {path}") is None
     for path in (f"/sessions/{ID}0", f"/sessions/{ID[1:]}", f"/sessions/{ID.upper()}", "/sessions", "/sessionsx"):
         assert id_of(f"GET {path}", f"X-Session-Id: {other}") is None
 

@@ -25,7 +25,7 @@ from opentelemetry.trace.span import TraceState
 from yarl import URL
 
 from stenograph.core.trace_context import TraceContext
-from stenograph.http.traces.spans import SpanKind, TraceSpan
+from stenograph.http.traces.spans import Attribute, SpanKind, TraceSpan
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,9 @@ BATCH_SPANS = 512
 FLUSH_S = 2.0
 """Seconds that a stop waits for the last spans to be sent."""
 MAX_REASON_CHARS = 300
+MAX_TEXT_CHARS = 1024
+"""The part of a text that a span has: paths and errors may have a client's words."""
+_INT64 = range(-(2**63), 2**63)
 
 _SDK_LOG = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
 _KINDS = {
@@ -189,13 +192,13 @@ class OtlpExport:
                 span.name,
                 _around(span.parent, is_remote=span.is_remote_parent),
                 kind=_KINDS[span.kind],
-                attributes=span.attributes,
+                attributes={name: _writable(value) for name, value in span.attributes.items()},
                 start_time=int(span.start_s * 1e9),
                 record_exception=False,
                 set_status_on_exception=False,
             )
             if span.fault:
-                made.set_status(Status(StatusCode.ERROR, span.fault))
+                made.set_status(Status(StatusCode.ERROR, _text(span.fault)))
             self._num_sent += made.is_recording()
             made.end(int(span.end_s * 1e9))
 
@@ -230,6 +233,20 @@ def _around(parent: TraceContext | None, *, is_remote: bool) -> Context:
         TraceState.from_header([parent.state]) if parent.state else None,
     )
     return set_span_in_context(NonRecordingSpan(context), Context())
+
+
+def _writable(value: Attribute) -> Attribute:
+    """A value that protobuf takes: one that it does not would cost its whole batch."""
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, tuple):
+        return tuple(map(_text, value))
+    return value if not isinstance(value, int) or value in _INT64 else str(value)
+
+
+def _text(text: str) -> str:
+    """Text that is no longer than it may be, and is UTF-8."""
+    return text[:MAX_TEXT_CHARS] if text.isascii() else text[:MAX_TEXT_CHARS].encode(errors="replace").decode()
 
 
 def _resource(version: str) -> Resource:

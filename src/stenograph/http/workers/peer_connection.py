@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from stenograph.http.connection import ClientConnection, RequestPhase
+from stenograph.http.connection import ClientConnection
 
 GREETING = b"+"
 DELIVERED = b"\x06"
@@ -54,12 +54,17 @@ class PeerConnection(ClientConnection):
     def data_received(self, data: bytes) -> None:
         if self._line is not None:
             data = self._take_line(self._line + data)
-        if data[:1] == DELIVERED and self._phase is not RequestPhase.BODY:
-            if self._has_left is not None and not self._has_left.done():
-                self._has_left.set_result(True)
-            data = data[1:]
         if data:
             super().data_received(data)
+
+    def _take_head(self, data: bytes) -> bytes:
+        """Take bytes of a head. Before it, in one read with the body that an early answer did not wait for, there may
+        be word that the last answer has left."""
+        if data[:1] != DELIVERED:
+            return super()._take_head(data)
+        if self._has_left is not None and not self._has_left.done():
+            self._has_left.set_result(True)
+        return data[1:]
 
     def _take_line(self, data: bytes) -> bytes:
         """Take the line that may stand before the first request; give back what follows it."""

@@ -1,0 +1,42 @@
+"""Turns as the console shows them: each a piece of its own, so that the loop goes on between two of them."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stenograph.console.views import turn_page
+from stenograph.core.strand_kinds import StrandKind
+from stenograph.core.types import SamplingParams
+from stenograph.export.strand_facts import StrandFacts
+
+NewSession = Callable[[], Any]
+
+
+@settings(max_examples=40)
+@given(num=st.integers(0, 9), start=st.integers(0, 10), limit=st.none() | st.integers(1, 10))
+def test_a_page_has_a_piece_for_each_turn_and_is_json(
+    new_session: NewSession, num: int, start: int, limit: int | None
+) -> None:
+    session = new_session()
+    for number in range(num):
+        session.add(session.nodes[-1] if session.nodes else None, [1, 2], [(number, -0.5)])
+    strand = StrandFacts(number=0, kind=StrandKind.MAIN, nodes=session.nodes)
+    pieces = list(turn_page("s", session.nodes, {node.id: strand for node in session.nodes}, start=start, limit=limit))
+    page = json.loads(b"".join(pieces))
+    shown = session.nodes[start:][:limit]
+    assert len(pieces) == len(shown) + 2
+    assert [turn["node"] for turn in page["turns"]] == [node.id for node in shown]
+    assert list(page) == ["session_id", "leaf", "start", "turns", "num_turns"]
+    assert (page["leaf"], page["start"], page["num_turns"]) == (num - 1 if num else None, start, num)
+
+
+def test_a_turn_says_what_was_asked_of_the_sampler_and_no_more(new_session: NewSession) -> None:
+    session = new_session()
+    node = session.add(None, [1], [], params=SamplingParams(temperature=0.0, top_k=5, stop=("x",)))
+    strand = StrandFacts(number=3, kind=StrandKind.MAIN, nodes=session.nodes)
+    (turn,) = json.loads(b"".join(turn_page("s", [node], {0: strand})))["turns"]
+    assert turn["params"] == {"temperature": 0.0, "top_k": 5, "stop": ["x"]}
+    assert (turn["strand"], turn["mean_logprob"], turn["weights"]) == (3, None, [])
