@@ -64,7 +64,7 @@ async def kill(parent: Parent, pid: int) -> None:
     before = set(parent.children)
     os.kill(pid, signal.SIGKILL)
     while pid in parent.children or len(parent.children) < len(before):  # noqa: ASYNC110 - nothing tells of it
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
 
 async def test_an_update_that_is_cut_off_holds_all_turns_until_it_is_sent_again_or_given_up(tmp_path: Path) -> None:

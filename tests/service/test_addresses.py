@@ -12,6 +12,7 @@ import pytest
 from stenograph.core.types import Chunk
 from stenograph.engine.base import ForwardedAnswer, GenerateRequest
 from stenograph.http.auth import query_without_key
+from stenograph.http.mounts import TRUSTED_PROXIES
 from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 
@@ -157,3 +158,21 @@ async def test_a_key_in_the_query_is_not_logged(serve: Serve, caplog: pytest.Log
             await live.call("POST", f"{path}?key=secret-key", {"messages": []})
             await live.call("POST", f"{path}?key=secret-key", b"{")
     assert "secret-key" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("trusted", "scheme"), [(None, "https"), ("127.0.0.1", "https"), ("*", "https"), ("10.0.0.1", "http")]
+)
+async def test_a_proxy_that_is_trusted_says_how_clients_reach_the_server(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    trusted: str | None,
+    scheme: str,
+) -> None:
+    if trusted is None:
+        monkeypatch.delenv(TRUSTED_PROXIES, raising=False)
+    else:
+        monkeypatch.setenv(TRUSTED_PROXIES, trusted)
+    async with serve() as live:
+        opened = (await live.call("POST", "/sessions", {}, x_forwarded_proto="https")).json()
+    assert opened["root_url"].startswith(f"{scheme}://127.0.0.1")

@@ -87,13 +87,9 @@ class ChatOptions:
 
 def chat_command(options: ChatOptions) -> int:
     """Chat until the input ends; returns the exit code. Raises StartupError before the first line is read."""
-    if options.url is not None and options.serve_flags:
-        raise StartupError(
-            f"--url names a running server, and {options.serve_flags[0]} is for one that is started here: leave one out"
-        )
     if options.session is not None and options.url is None:
         raise StartupError("--session is of a running server: name it with --url")
-    check_url(options.url)
+    check_url(options.url, options.serve_flags)
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

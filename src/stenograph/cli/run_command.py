@@ -80,11 +80,7 @@ def run_command(options: RunOptions) -> int:
     """Run a command on a session; returns the exit code. Raises StartupError before anything is started."""
     if not options.command:
         raise StartupError("run needs a COMMAND: write it after --, for example: stenograph run -- python my_agent.py")
-    if options.url is not None and options.serve_flags:
-        raise StartupError(
-            f"--url names a running server, and {options.serve_flags[0]} is for one that is started here: leave one out"
-        )
-    check_url(options.url)
+    check_url(options.url, options.serve_flags)
     check_samples_file(options.samples)
     program = options.command[0]
     if shutil.which(program) is None:
@@ -113,10 +109,14 @@ def say(line: str) -> None:
     print(f"stenograph: {line}", file=sys.stderr, flush=True)
 
 
-def check_url(url: str | None) -> None:
-    """Raise StartupError for a text that is no server's address."""
+def check_url(url: str | None, serve_flags: Sequence[str]) -> None:
+    """Raise StartupError for a text that is no server's address, and for one beside flags of a server to be started."""
     if url is None:
         return
+    if serve_flags:
+        raise StartupError(
+            f"--url names a running server, and {serve_flags[0]} is for one that is started here: leave one out"
+        )
     path = urlsplit(url).path.rstrip("/") if url.startswith(("http://", "https://")) else None
     if path is None:
         raise StartupError(f"--url: {url!r} is no address: write it as http://HOST:PORT")

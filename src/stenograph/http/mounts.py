@@ -1,5 +1,6 @@
 """The ASGI application: a turn's request goes straight to its dialect's route, every other through Starlette."""
 
+import os
 import re
 from collections.abc import Awaitable, Sequence
 from typing import Any, cast
@@ -16,6 +17,8 @@ from stenograph.http.traces.tracing import TracedRoute, Tracing
 from stenograph.http.turn_route import RequestPath, TurnRoute
 from stenograph.http.wire import count_error, header_value, send_refusal
 
+TRUSTED_PROXIES = "FORWARDED_ALLOW_IPS"
+"""The variable with the addresses whose `x-forwarded-proto` and `x-forwarded-for` are believed, as uvicorn has it."""
 _OURS = "stenograph.ours"
 """In a scope: no other node has the request's session."""
 
@@ -40,7 +43,8 @@ class App:
         traces of the requests that make turns; None: nothing does."""
         routes = turns if tracing is None else tracing.routes(turns)
         self._mounts = [(_pattern(path), turn) for turn in routes for path in turn.dialect.paths]
-        behind: Any = ProxyHeadersMiddleware(cast("Any", control))  # uvicorn has types of its own for ASGI
+        trusted = os.environ.get(TRUSTED_PROXIES, "127.0.0.1,::1")
+        behind: Any = ProxyHeadersMiddleware(cast("Any", control), trusted)  # uvicorn has types of its own for ASGI
         self._control: ASGIApp = behind
         """Some routes show addresses, of which a proxy before the server knows more."""
         self._tracing = tracing

@@ -16,7 +16,7 @@ from yarl import URL
 from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
 from stenograph.dialects.base import Refusal
 from stenograph.http.metrics import Metrics
-from stenograph.http.wire import ClientGone, WaitingClient, count_error, header_value, send_refusal
+from stenograph.http.wire import ClientGone, WaitingClient, count_error, header_value, headers_of, send_refusal
 from stenograph.session.ownership import Ownership
 
 PASSED_ON = b"x-stenograph-passed-on"
@@ -92,7 +92,7 @@ class Nodes:
             return found[1]
         if not scope["path"].startswith("/v1"):
             return None
-        headers = dict(scope["headers"])
+        headers = headers_of(scope)
         given = [headers.get(b"x-session-id", b"")]
         if self._by_credential and not given[0]:
             bearer = headers.get(b"authorization", b"").partition(b" ")[2].strip()

@@ -100,7 +100,6 @@ class Strands:
         self.pins = PinnedOpenings(pins, strips=isinstance(matcher, HarnessMatcher)) if pins else None
         """The openings that requests are spelled as, where rules say so."""
         self.session_id = session_id
-        """The session's."""
         self._matcher = matcher
         self._after_length = after_length
         self._ids = itertools.count()
