@@ -129,13 +129,20 @@ def _held_out(held: Mapping[str, float] | None) -> str:
     return f"{held['success']:.2f} ({held['low']:.2f} to {held['high']:.2f})"
 
 
+def has_matplotlib() -> bool:
+    """Whether there is what draws."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def draw(runs: Sequence[ShownRun], file: Path) -> None:
     """The curves, and the held-out measures, as a picture: the same bytes for the same runs."""
     tasks = list(dict.fromkeys(run.task for run in runs))
     matplotlib = importlib.import_module("matplotlib")
     style = {"svg.fonttype": "none", "svg.hashsalt": "stenograph", "font.size": 9, "font.family": "sans-serif"}
     with matplotlib.rc_context(style):
-        figure = importlib.import_module("matplotlib.figure").Figure(figsize=(9, 3.4 * len(tasks)))
+        figure = importlib.import_module("matplotlib.figure").Figure(
+            figsize=(9, 3.6 * len(tasks)), layout="constrained"
+        )
         panels = figure.subplots(len(tasks), 2, squeeze=False, width_ratios=(3, 2))
         for task, (curves, measures) in zip(tasks, panels, strict=True):
             chosen = [run for run in runs if run.task == task]
@@ -143,7 +150,6 @@ def draw(runs: Sequence[ShownRun], file: Path) -> None:
             draw_measures(measures, chosen)
             if len(tasks) > 1:
                 measures.set_title(f"--task {task}", loc="left", fontsize=9)
-        figure.tight_layout()
         figure.savefig(file, metadata={"Date": None, "Creator": None} if file.suffix == ".svg" else None)
 
 
@@ -164,7 +170,7 @@ def draw_curves(axes: Any, runs: Sequence[ShownRun]) -> None:
         axes.plot(range(longest), means, color=colour, linewidth=1.8, linestyle=dash, label=kind + seeds)
     axes.set(xlabel="step", ylabel="full success of a step's episodes", ylim=(-0.02, 1.02))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
 
 
 def draw_measures(axes: Any, runs: Sequence[ShownRun]) -> None:
@@ -218,7 +224,7 @@ def main() -> None:
     if options.table is not None:
         options.table.write_text(shown)
     if options.plot is not None:
-        if importlib.util.find_spec("matplotlib") is None:
+        if not has_matplotlib():
             raise SystemExit("--plot needs matplotlib: pip install matplotlib")
         draw(runs, options.plot)
     not_over = [run.label for run in runs if run.after is None]
