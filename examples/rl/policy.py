@@ -18,8 +18,8 @@ from stenograph.model.files import load_model_files
 from stenograph.render.renderer import Renderer
 
 BATCH = 8
-BATCH_TOKENS = 3000
-"""Most tokens of a batch, with padding: its logits are 200 KB each."""
+BATCH_TOKENS = 2048
+"""Tokens that a step's forward takes at once, padding included: activations are over a megabyte a token."""
 
 CLIP = 0.2
 
@@ -74,16 +74,20 @@ class Policy:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def log_probs(self, rows: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each token the log-probability at temperature 1 [B, T - 1], aligned with the logits; and the mask."""
+        """Of each trained token the log-probability at temperature 1 [N], row by row; and where they are [B, T - 1].
+
+        Logits are computed where a token is trained, and nowhere else: 49,152 a token would be most of the memory.
+        """
         longest = max(len(row.tokens) for row in rows)
         ids, there, mask = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(3))
         for index, row in enumerate(rows):
             ids[index, : len(row.tokens)] = torch.from_numpy(np.array(row.tokens))
             there[index, : len(row.tokens)] = 1
             mask[index, : len(row.tokens)] = torch.from_numpy(row.mask.astype(np.int64))
-        logits = self.model(input_ids=ids, attention_mask=there).logits[:, :-1].float()
-        nats = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-        return nats, mask[:, 1:] == 1
+        trained = mask[:, 1:] == 1
+        hidden = self.model.base_model(input_ids=ids, attention_mask=there).last_hidden_state[:, :-1][trained]
+        nats = self.model.lm_head(hidden).float().log_softmax(-1)
+        return nats.gather(-1, ids[:, 1:][trained][:, None])[:, 0], trained
 
     def demonstrate(
         self, renderer: Renderer, task: Task, *, steps: int, lr: float, chance: random.Random
@@ -97,8 +101,8 @@ class Policy:
             total, loss = sum(int(row.mask[1:].sum()) for row in rows), 0.0
             optimizer.zero_grad()
             for chosen in batches(rows):
-                nats, mask = self.log_probs([rows[index] for index in chosen])
-                part = -nats[mask].sum() / total
+                nats, _ = self.log_probs([rows[index] for index in chosen])
+                part = -nats.sum() / total
                 part.backward()
                 loss += part.item()
             optimizer.step()
@@ -110,9 +114,9 @@ class Policy:
         distances: list[torch.Tensor] = []
         self.optimizer.zero_grad()
         for chosen in batches(rows):
-            nats, recorded, mask = self.compared([rows[index] for index in chosen])
-            advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(nats)[mask]
-            distance = (nats - recorded)[mask]
+            nats, recorded, trained = self.compared([rows[index] for index in chosen])
+            advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(trained)[trained]
+            distance = nats - recorded
             ratio = distance.clamp(-20, 20).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
             (-gain.sum() / total).backward()
@@ -125,31 +129,32 @@ class Policy:
         """The figures of a step that another trainer takes, without a gradient."""
         with torch.no_grad():
             parts = [self.compared([rows[index] for index in chosen]) for chosen in batches(rows)]
-        return figures([(nats - recorded)[mask] for nats, recorded, mask in parts], 0.0)
+        return figures([nats - recorded for nats, recorded, _ in parts], 0.0)
 
     def compared(self, batch: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Recomputed and recorded log-probabilities, these the former where the trainer has to recompute them; mask."""
-        nats, mask = self.log_probs(batch)
-        recorded = torch.zeros_like(nats)
+        """Recomputed and recorded log-probabilities, these the former where the trainer has to recompute them [N]; and
+        where they are."""
+        nats, trained = self.log_probs(batch)
+        recorded = torch.zeros(trained.shape)
         for index, row in enumerate(batch):
             recorded[index, : len(row.nats) - 1] = torch.from_numpy(row.nats[1:]).float()
-        return nats, torch.where(recorded.isnan(), nats.detach(), recorded), mask
+        return nats, torch.where(recorded[trained].isnan(), nats.detach(), recorded[trained]), trained
 
     def gradient_norm(self) -> float:
         """The norm of the gradient that is there, which is not clipped."""
         return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf")))
 
 
-def batches(rows: Sequence[TrainedRow]) -> Iterator[list[int]]:
-    """Numbers of rows of about the same length."""
-    batch: list[int] = []
-    for index in sorted(range(len(rows)), key=lambda index: len(rows[index].tokens)):
-        if batch and (len(batch) == BATCH or (len(batch) + 1) * len(rows[index].tokens) > BATCH_TOKENS):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+def batches(rows: Sequence[TrainedRow]) -> list[list[int]]:
+    """Indices of rows, the shortest first, in batches of at most BATCH rows and BATCH_TOKENS; a longer row is alone."""
+    lengths = [len(row.tokens) for row in rows]
+    found: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        num_rows = len(found[-1]) + 1 if found else BATCH + 1
+        if num_rows > BATCH or num_rows * lengths[index] > BATCH_TOKENS:
+            found.append([])
+        found[-1].append(index)
+    return found
 
 
 def figures(distances: Sequence[torch.Tensor], gradient_norm: float) -> StepFigures:
