@@ -32,6 +32,9 @@ HEADS = (
     "run", "steps", "held out before", "held out after", "recorded − recomputed", "KL", "outside [½, 2]",
     "forbidden drift", "minutes",
 )  # fmt: skip
+BEGIN, END = "<!-- runs -->", "<!-- /runs -->"
+"""Between them a page has its table."""
+
 NOT_YET = "not yet"
 UNKNOWN = "not recorded"
 
@@ -100,6 +103,18 @@ def table(runs: Sequence[ShownRun]) -> str:
     """The runs as a table in Markdown."""
     lines = [HEADS, ["---"] * len(HEADS), *map(_row, runs)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def write_table(file: Path, shown: str) -> None:
+    """Write the table: between its marks, if the file has them, else as the whole file. Raises SystemExit for a page
+    without marks, which it would replace."""
+    page = file.read_text() if file.exists() else ""
+    begin, end = page.find(BEGIN), page.find(END)
+    if 0 <= begin < end:
+        shown = f"{page[: begin + len(BEGIN)]}\n{shown}{page[end:]}"
+    elif page and not page.startswith(f"| {HEADS[0]} |"):
+        raise SystemExit(f"{file} is neither a table of runs nor a page with {BEGIN} and {END}: name another file")
+    file.write_text(shown)
 
 
 def _row(run: ShownRun) -> list[str]:
@@ -216,13 +231,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="what a run was given as --out")
     parser.add_argument("--plot", type=Path, help="file for the picture: .svg, .png or .pdf. Default: none.")
-    parser.add_argument("--table", type=Path, help="file for the table. Default: it is printed alone.")
+    parser.add_argument("--table", type=Path, help=f"file for the table, or a page with {BEGIN} and {END} for it")
     options = parser.parse_args()
     runs = in_order([read_run(folder) for folder in options.folders])
     shown = table(runs)
     print(shown, end="")
     if options.table is not None:
-        options.table.write_text(shown)
+        write_table(options.table, shown)
     if options.plot is not None:
         if not has_matplotlib():
             raise SystemExit("--plot needs matplotlib: pip install matplotlib")

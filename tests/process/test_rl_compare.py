@@ -68,6 +68,18 @@ def test_runs_are_a_table_and_a_picture_that_is_the_same_each_time(tmp_path: Pat
     assert (tmp_path / "two.svg").read_text() == picture
 
 
+def test_a_page_has_its_table_between_marks(tmp_path: Path) -> None:
+    runs, page = folders(tmp_path), tmp_path / "page.md"
+    page.write_text("Before.\n\n<!-- runs -->\nnothing yet\n<!-- /runs -->\n\nAfter.\n")
+    shown = compared(*runs, "--table", page).stdout
+    assert page.read_text() == f"Before.\n\n<!-- runs -->\n{shown}<!-- /runs -->\n\nAfter.\n"
+    assert compared(*runs, "--table", page).returncode == 0
+    assert page.read_text().count(shown) == 1
+    page.write_text("Something else.\n")
+    assert compared(*runs, "--table", page).returncode == 1
+    assert page.read_text() == "Something else.\n"
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     done = compared(tmp_path)
     assert done.returncode == 1
