@@ -100,7 +100,7 @@ class Policy:
             rows = [demonstration(renderer, task, episode) for episode in episodes]
             total, loss = sum(int(row.mask[1:].sum()) for row in rows), 0.0
             optimizer.zero_grad()
-            for chosen in batches(rows):
+            for chosen in batches(rows, range(len(rows))):
                 nats, _ = self.log_probs([rows[index] for index in chosen])
                 part = -nats.sum() / total
                 part.backward()
@@ -109,11 +109,15 @@ class Policy:
             yield loss
 
     def step(self, rows: Sequence[TrainedRow], advantages: Sequence[float]) -> StepFigures:
-        """One clipped policy-gradient step over all rows, in batches; no KL term."""
+        """One clipped policy-gradient step over all rows, in batches; no KL term.
+
+        Rows of a group whose rewards are all alike have no gradient, and none is computed.
+        """
         total = sum(int(row.mask[1:].sum()) for row in rows)
-        distances: list[torch.Tensor] = []
-        self.optimizer.zero_grad()
-        for chosen in batches(rows):
+        self.optimizer.zero_grad(set_to_none=False)  # a step without any gradient has the optimizer's momentum
+        still, moving = ([n for n, a in enumerate(advantages) if (a != 0) is moves] for moves in (False, True))
+        distances = self.distances(rows, still)
+        for chosen in batches(rows, moving):
             nats, recorded, trained = self.compared([rows[index] for index in chosen])
             advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(trained)[trained]
             distance = nats - recorded
@@ -126,10 +130,14 @@ class Policy:
         return figures(distances, norm)
 
     def look(self, rows: Sequence[TrainedRow]) -> StepFigures:
-        """The figures of a step that another trainer takes, without a gradient."""
+        """The figures of a step that another trainer takes."""
+        return figures(self.distances(rows, range(len(rows))), 0.0)
+
+    def distances(self, rows: Sequence[TrainedRow], which: Sequence[int]) -> list[torch.Tensor]:
+        """Recomputed less recorded log-probabilities of some of the rows, without a gradient."""
         with torch.no_grad():
-            parts = [self.compared([rows[index] for index in chosen]) for chosen in batches(rows)]
-        return figures([nats - recorded for nats, recorded, _ in parts], 0.0)
+            parts = [self.compared([rows[index] for index in chosen]) for chosen in batches(rows, which)]
+        return [nats - recorded for nats, recorded, _ in parts]
 
     def compared(self, batch: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Recomputed and recorded log-probabilities, these the former where the trainer has to recompute them [N]; and
@@ -145,13 +153,13 @@ class Policy:
         return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf")))
 
 
-def batches(rows: Sequence[TrainedRow]) -> list[list[int]]:
-    """Indices of rows, the shortest first, in batches of at most BATCH rows and BATCH_TOKENS; a longer row is alone."""
-    lengths = [len(row.tokens) for row in rows]
+def batches(rows: Sequence[TrainedRow], which: Sequence[int]) -> list[list[int]]:
+    """Some rows' indices, the shortest first, in batches of at most BATCH rows and BATCH_TOKENS; a longer row is
+    alone."""
     found: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+    for index in sorted(which, key=lambda index: len(rows[index].tokens)):
         num_rows = len(found[-1]) + 1 if found else BATCH + 1
-        if num_rows > BATCH or num_rows * lengths[index] > BATCH_TOKENS:
+        if num_rows > BATCH or num_rows * len(rows[index].tokens) > BATCH_TOKENS:
             found.append([])
         found[-1].append(index)
     return found
