@@ -279,5 +279,29 @@ async def test_workers_show_each_others_sessions_and_one_moment(tmp_path: Path, 
             now = (await asked.call("GET", "/console/api/now", accept=accept)).json()
             assert (now["workers"], now["num_sessions"], now["turns"]) == (2, 1, 1)
             assert now["engines"][0]["engine"] == "scripted"
-        group = await asked.call("GET", "/console/api/group?name=x")
-        assert (group.status, "--workers" in group.json()["error"]["message"]) == (404, True)
+
+
+async def test_a_group_is_that_of_all_workers_and_their_tokens_are_compared(tmp_path: Path, renderer: Renderer) -> None:
+    async with two_workers(tmp_path, renderer) as workers:
+        sessions = [await workers.open_at(at % 2, group="g") for at in range(5)]
+        for at, session in enumerate(sessions):
+            workers.lives[0].says("yes" if at < 3 else "no, not at all")
+            assert (await workers.lives[0].chat(session, user("a"))).status == 200
+        views = [(await live.call("GET", "/console/api/group?name=g")).json() for live in workers.lives]
+        assert views[0] == views[1]
+        rows = views[0]["rollouts"]
+        assert {row["session_id"] for row in rows} == set(sessions)
+        for row in rows[1:]:
+            lines = [
+                (await workers.lives[0].call("GET", f"{CONSOLE}/{one}/tokens")).body
+                for one in (row["session_id"], row["like"])
+            ]
+            (one, _, _), (other, _, _) = map(read_tokens, lines)
+            assert one[: row["parts_at"]] == other[: row["parts_at"]]
+            assert (
+                one[row["parts_at"] : row["parts_at"] + 1] != other[row["parts_at"] : row["parts_at"] + 1]
+                or one == other
+            )
+        assert sum(row["parts_at"] == row["num_tokens"] for row in rows[1:]) == 3, (
+            "those that say the same part nowhere"
+        )

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from stenograph import __version__
-from stenograph.console.groups import MAX_ROLLOUTS, RolloutFacts, group_view
+from stenograph.console.groups import MAX_ROLLOUTS, Rollout, group_view
 from stenograph.console.now import ConsoleNow, Counts, NowEngine, Readings, running_requests
 from stenograph.console.tokens import MAX_PAGE_TOKENS, LineTurns, TokenLook, token_page
 from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, turn_page
@@ -23,6 +23,7 @@ from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
 from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.engine.base import Engine
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
+from stenograph.http.bulk_parts import SessionParts
 from stenograph.http.metric_table import (
     COMPLETION_TOKENS,
     ERRORS,
@@ -34,9 +35,8 @@ from stenograph.http.metric_table import (
 )
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response
-from stenograph.session.selection import SessionFilter, selected
+from stenograph.session.selection import SessionFilter
 from stenograph.session.session import Session
-from stenograph.session.shelf import ShelvedSession
 from stenograph.session.weights import Weights
 from stenograph.trajectory.turn import Node
 
@@ -157,6 +157,7 @@ class ConsoleRoutes:
     """The console's data of one server. Methods are endpoints; control_routes.py binds them to paths."""
 
     sessions: SessionRoutes
+    parts: SessionParts
     board: NowBoard
     _vocabulary: VocabularyBytes | None = None
     _looks: WeakKeyDictionary[Session, _SessionLook] = field(default_factory=WeakKeyDictionary[Session, _SessionLook])
@@ -248,18 +249,13 @@ class ConsoleRoutes:
         name = request.query_params.get("name")
         if name is None:
             raise InvalidRequest("name must be there: the group whose rollouts are shown.", param="/name")
-        rollouts: list[RolloutFacts] = []
-        num_left_out = 0
-        async for one in selected(self.sessions.manager, SessionFilter(group=name)):
-            if len(rollouts) == MAX_ROLLOUTS:
-                num_left_out += 1
-                continue
-            session = (
-                await self.sessions.manager.look(one.opened.session_id) if isinstance(one, ShelvedSession) else one
-            )
-            rollouts.append(
-                RolloutFacts(facts=session_facts(session), created_at=session.created_at, busy=session.is_busy)
-            )
+        found = [session_id async for session_id in self.parts.ids(SessionFilter(group=name))]
+        rollouts: list[Rollout] = []
+        for session_id in found[:MAX_ROLLOUTS]:
+            rollout = await self.parts.rollout(session_id)
+            if rollout is not None:
+                rollouts.append(rollout)
+        num_left_out = max(0, len(found) - MAX_ROLLOUTS)
         work = partial(group_view, name, rollouts, num_left_out=num_left_out)
         return json_in_pieces(self.sessions.share, await self.sessions.pool.run(work, num_bytes=_SENT_BYTES))
 

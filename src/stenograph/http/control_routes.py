@@ -198,7 +198,7 @@ class ControlRoutes:
         """The page, which is for everybody, and its data."""
         keyed, weights = self._with_key, self.weights.sync.weights
         board = NowBoard(self.sessions, self.engine, weights, self.model, self.instance_id)
-        console = ConsoleRoutes(sessions=self.sessions, board=board)
+        console = ConsoleRoutes(sessions=self.sessions, parts=self.parts, board=board)
         return [
             Route("/console", console_page, methods=["GET"]),
             Route("/console/api/now", keyed(console.now), methods=["GET"]),

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stenograph.core.errors import IdempotencyMismatch, RouteNotFound, StenographError, WorkerUnavailable
+from stenograph.core.errors import IdempotencyMismatch, StenographError, WorkerUnavailable
 from stenograph.core.types import SessionId
 from stenograph.dialects.base import Refuse
 from stenograph.http.metrics import Metrics
@@ -77,7 +77,6 @@ class Gathering:
             ("GET", "/metrics"): self._exposition,
             ("GET", "/ready"): self._readiness,
             ("GET", "/console/api/now"): self._now,
-            ("GET", "/console/api/group"): self._not_here,
             ("GET", "/sessions"): self._list,
             ("DELETE", "/sessions"): self._sums,
             ("GET", "/waste"): self._waste,
@@ -179,11 +178,6 @@ class Gathering:
         if not given:
             return await self._own_answer(asked)
         return _refused(given) or _with_body(given[0], moment([one.body for one in given]))
-
-    async def _not_here(self, asked: _Asked) -> PeerAnswer:
-        raise RouteNotFound(
-            f"{asked.method} {asked.path} is not there with --workers: it would reach one worker of {self._peers.num}."
-        )
 
     async def _own_answer(self, asked: _Asked) -> PeerAnswer:
         return await self._peers.ask(

@@ -21,8 +21,10 @@ from stenograph.http.workers.all_parts import (
     IDS_PATH,
     PART_PATH,
     REVISION_HEADER,
+    ROLLOUT_PATH,
     DeleteAsked,
     PartAsked,
+    encoded_rollout,
 )
 from stenograph.http.workers.other_workers import ABORT_PATH, ENGINES_PATH, FOLLOW_PATH
 from stenograph.http.workers.state_file import StateFile
@@ -53,6 +55,7 @@ class PeerRoutes:
                 Route(IDS_PATH, self.ids, methods=["POST"]),
                 Route(PART_PATH, self.part, methods=["POST"]),
                 Route(DELETE_PATH, self.delete, methods=["POST"]),
+                Route(ROLLOUT_PATH, self.rollout, methods=["POST"]),
                 Route(FOLLOW_PATH, self.follow_state, methods=["POST"]),
                 Route(ENGINES_PATH, self.follow_engines, methods=["POST"]),
                 Route(ABORT_PATH, self.abort, methods=["POST"]),
@@ -84,6 +87,11 @@ class PeerRoutes:
         """Delete a session, if it is as it was."""
         asked = msgspec.json.decode(await request.body(), type=DeleteAsked)
         return json_response(await self.parts.delete(asked.session_id, asked.revision))
+
+    async def rollout(self, request: Request) -> Response:
+        """A session as a rollout of its group."""
+        found = await self.parts.rollout(msgspec.json.decode(await request.body(), type=str))
+        return Response(encoded_rollout(found))
 
     def follow(self) -> SharedState | None:
         """Be as the state in the file says; None if there is none."""
