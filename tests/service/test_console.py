@@ -3,8 +3,8 @@
 import asyncio
 import json
 import math
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ __all__ = ["folder", "kept"]
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 
 CONSOLE = "/console/api/sessions"
+
+Moment = dict[str, Any]
 
 
 async def shape_of(live: Live, session: str) -> dict[str, Any]:
@@ -275,10 +277,57 @@ async def test_workers_show_each_others_sessions_and_one_moment(tmp_path: Path, 
         assert (await shape_of(asked, session))["num_turns"] == 1
         ids, _, _ = read_tokens((await asked.call("GET", f"{CONSOLE}/{session}/tokens")).body)
         assert len(ids) == (await shape_of(asked, session))["turns"]["num_tokens"][0]
-        for accept in ("application/json", "text/event-stream"):
-            now = (await asked.call("GET", "/console/api/now", accept=accept)).json()
-            assert (now["workers"], now["num_sessions"], now["turns"]) == (2, 1, 1)
-            assert now["engines"][0]["engine"] == "scripted"
+        now = (await asked.call("GET", "/console/api/now")).json()
+        assert (now["workers"], now["workers_away"], now["num_sessions"], now["turns"]) == (2, 0, 1, 1)
+        assert now["engines"][0]["engine"] == "scripted"
+
+
+@asynccontextmanager
+async def watched(live: Live) -> AsyncIterator[AsyncIterator[Moment]]:
+    """The moments of a stream."""
+
+    async def moments() -> AsyncIterator[Moment]:
+        while event := await stream.content.readuntil(b"\n\n"):
+            kind, data = event.decode().strip().split("\n")
+            assert kind == "event: now"
+            yield json.loads(data.removeprefix("data: "))
+
+    async with live.client.get(f"{live.url}/console/api/now", headers={"accept": "text/event-stream"}) as stream:
+        assert (stream.status, stream.headers["content-type"].split(";")[0]) == (200, "text/event-stream")
+        yield moments()
+
+
+async def first_of(moments: AsyncIterator[Moment], holds: Callable[[Moment], bool]) -> Moment:
+    async for now in moments:
+        if holds(now):
+            return now
+    raise AssertionError("the stream has ended")
+
+
+async def test_one_stream_has_the_moments_of_all_workers_and_says_who_is_away(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with two_workers(tmp_path, renderer) as workers:
+        async with watched(workers.lives[0]) as moments, watched(workers.lives[0]) as others:
+            first = await anext(moments)
+            assert (first["workers"], first["workers_away"], first["num_sessions"]) == (2, 0, 0)
+            await workers.open_at(1)
+            for one in (moments, others):
+                await first_of(one, lambda now: now["num_sessions"] == 1)
+            assert len(workers.servers[1].server_state.tasks) == 1, "a worker sends one stream, however many watch"
+            workers.cut(1)
+            away = await first_of(moments, lambda now: now["workers_away"] == 1)
+            assert (away["workers"], away["num_sessions"]) == (1, 0), "what it does is missing"
+            back = await first_of(moments, lambda now: now["workers_away"] == 0)
+            assert (back["workers"], back["num_sessions"]) == (2, 1)
+        await workers.at_rest()  # nobody watches any more
+
+
+async def test_a_stream_of_several_workers_ends_with_its_own_worker_s_drain(tmp_path: Path, renderer: Renderer) -> None:
+    async with two_workers(tmp_path, renderer) as workers, watched(workers.lives[0]) as moments:
+        await anext(moments)
+        workers.lives[0].manager.refuse_new()
+        assert [now async for now in moments] == []
 
 
 async def test_a_group_is_that_of_all_workers_and_their_tokens_are_compared(tmp_path: Path, renderer: Renderer) -> None:

@@ -4,46 +4,29 @@ Read-only. What is large is made on the CPU pool from a snapshot, or written in 
 again (the moment, the look at a live session) is kept for as long as it is true.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Hashable, Mapping
+from collections.abc import Hashable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from stenograph import __version__
 from stenograph.console.groups import MAX_ROLLOUTS, Rollout, group_view
-from stenograph.console.now import ConsoleNow, Counts, NowEngine, Readings, running_requests
 from stenograph.console.tokens import MAX_PAGE_TOKENS, LineTurns, TokenLook, token_page
 from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, turn_page
 from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
 from stenograph.core.errors import InvalidRequest, RouteNotFound
-from stenograph.engine.base import Engine
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
-from stenograph.http.bulk_parts import SessionParts
-from stenograph.http.metric_table import (
-    COMPLETION_TOKENS,
-    ERRORS,
-    LOOP_LAG,
-    PROMPT_TOKENS,
-    TTFT,
-    TURNS,
-    WASTED_TOKENS,
-)
+from stenograph.http.bulk_parts import Pieces, SessionParts
+from stenograph.http.delivery import delivery_of
+from stenograph.http.now_board import Moments
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
-from stenograph.http.wire import in_pieces, json_in_pieces, json_response
+from stenograph.http.wire import ClosedStream, in_pieces, json_in_pieces
 from stenograph.session.selection import SessionFilter
 from stenograph.session.session import Session
-from stenograph.session.weights import Weights
 from stenograph.trajectory.turn import Node
-
-EVERY_S = 1.0
-"""Between two events of `now`."""
-_FRESH_S = 0.5
-"""For so long the moment is not read again: viewers share it."""
 
 _BYTES_PER_TURN = 64
 """About what a turn costs in a session's shape; only decides what is small enough for the loop."""
@@ -52,85 +35,6 @@ _SENT_BYTES = 256 * 1024
 EVENTS_TYPE = "text/event-stream"
 BYTES_TYPE = "application/octet-stream"
 FOR_EVER = "private, max-age=31536000, immutable"
-
-
-class NowBoard:
-    """The server at this moment, read at most twice a second, however many watch."""
-
-    def __init__(self, sessions: SessionRoutes, engine: Engine, weights: Weights, model: str, instance_id: str) -> None:
-        self._sessions = sessions
-        self._engine = engine
-        self._weights = weights
-        self._model = model
-        self._instance_id = instance_id
-        self._readings = Readings()
-        self._last: tuple[float, ConsoleNow] | None = None
-
-    def __repr__(self) -> str:
-        return f"<NowBoard {len(self._readings.kept)} readings>"
-
-    def read(self) -> ConsoleNow:
-        """The moment, or one of half a second ago."""
-        now_s = self._sessions.manager.clock.monotonic()
-        if self._last is None or now_s - self._last[0] >= _FRESH_S:
-            self._last = (now_s, self._read(now_s))
-        return self._last[1]
-
-    def _read(self, now_s: float) -> ConsoleNow:
-        manager, metrics, readings, weights = (
-            self._sessions.manager,
-            self._sessions.metrics,
-            self._readings,
-            self._weights,
-        )
-        counts = Counts(
-            at_s=now_s,
-            turns=metrics.count_of(TURNS),
-            sampled_tokens=metrics.count_of(COMPLETION_TOKENS),
-            prompt_tokens=metrics.count_of(PROMPT_TOKENS),
-            lags=metrics.buckets_of(LOOP_LAG),
-            ttfts=metrics.buckets_of(TTFT),
-        )
-        readings.add(counts)
-        return {
-            "at": manager.clock.wall(),
-            "version": __version__,
-            "model": self._model,
-            "instance_id": self._instance_id,
-            "workers": 1,
-            "num_sessions": manager.num_sessions,
-            "num_held_tokens": manager.num_held_tokens,
-            "num_in_flight": manager.num_in_flight,
-            "running": running_requests(manager.running, now_s),
-            "turns": counts.turns,
-            "errors": metrics.count_of(ERRORS),
-            "sampled_tokens": counts.sampled_tokens,
-            "prompt_tokens": counts.prompt_tokens,
-            "wasted_tokens": metrics.count_of(WASTED_TOKENS),
-            "turns_per_s": readings.rate(lambda one: one.turns),
-            "sampled_per_s": readings.rate(lambda one: one.sampled_tokens),
-            "prompt_per_s": readings.rate(lambda one: one.prompt_tokens),
-            "loop_lag": readings.quantiles(lambda one: one.lags, LOOP_LAG.bounds),
-            "ttft": readings.quantiles(lambda one: one.ttfts, TTFT.bounds),
-            "engines": self._engines(),
-            "weights": {
-                "version": weights.version,
-                "paused": weights.is_held,
-                "changing": weights.is_changing,
-            },
-        }
-
-    def _engines(self) -> list[NowEngine]:
-        return [
-            {
-                "name": status.name,
-                "engine": status.engine,
-                "state": str(status.health.state),
-                "detail": status.health.detail or status.note,
-                "num_running": status.num_running,
-            }
-            for status in self._engine.statuses()
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +62,7 @@ class ConsoleRoutes:
 
     sessions: SessionRoutes
     parts: SessionParts
-    board: NowBoard
+    moments: Moments
     _vocabulary: VocabularyBytes | None = None
     _looks: WeakKeyDictionary[Session, _SessionLook] = field(default_factory=WeakKeyDictionary[Session, _SessionLook])
 
@@ -166,13 +70,14 @@ class ConsoleRoutes:
         """`GET /console/api/now`: the moment; with `accept: text/event-stream` one each second, until the drain."""
         check_query(request)
         if EVENTS_TYPE not in request.headers.get("accept", ""):
-            return json_response(self.board.read())
-        return StreamingResponse(self._events(), media_type=EVENTS_TYPE, headers={"cache-control": "no-store"})
+            return Response(await self.moments.now(), media_type="application/json")
+        link, headers = delivery_of(request.scope), {"cache-control": "no-store"}
+        return ClosedStream(link, self._events(), media_type=EVENTS_TYPE, headers=headers)
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        while not self.sessions.manager.is_draining:
-            yield b"event: now\ndata: " + msgspec.json.encode(self.board.read()) + b"\n\n"
-            await asyncio.sleep(EVERY_S)
+    async def _events(self) -> Pieces:
+        async with aclosing(self.moments.watch()) as moments:
+            async for moment in moments:
+                yield b"event: now\ndata: " + moment + b"\n\n"
 
     async def session(self, request: Request) -> Response:
         """`GET /console/api/sessions/{id}`: a session's shape."""

@@ -157,10 +157,7 @@ export function askVocabulary(ref) {
 export async function watchNow(tell, failed, signal) {
   while (!signal.aborted) {
     try {
-      const first = await askNow();
-      if (signal.aborted) return;
-      tell(first);
-      if (first.workers === 1) await readEvents(tell, signal);
+      await readEvents(tell, signal);
     } catch (error) {
       if (signal.aborted) return;
       failed(error);
