@@ -14,10 +14,13 @@ from msgspec.structs import force_setattr
 
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason
+from stenograph.export.line_drift import line_drift
+from stenograph.http.line_drifts import LineDrifts
+from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
 
 from .conftest import END, Live, assistant, user
-from .console_kit import BAD, HOSTILE, branches, good, group_of, make_large, two_turns
+from .console_kit import BAD, HOSTILE, branches, good, group_of, make_large, template_bug, two_turns
 from .test_durable import folder, kept
 from .workers_kit import two_workers
 
@@ -266,6 +269,40 @@ async def test_a_session_that_only_the_store_has_is_shown_and_stays_asleep(kept:
         (row,) = (await live.call("GET", "/console/api/group?name=g")).json()["rollouts"]
         assert row["session_id"] == session
         assert not live.manager.has(session), "whoever looks wakes nothing"
+
+
+async def test_pages_of_a_session_in_the_store_are_one_read_until_it_changes(kept: Serve) -> None:
+    async with kept(max_sessions=1) as live:
+        session = await good(live)
+        await two_turns(live, session)
+        await live.open()
+        shelf = live.manager.shelf
+        assert shelf is not None
+        num_read, paths = shelf.num_read, ("", "/turns", "/tokens", "/tokens?start=80", "/tokens?limit=9")
+        pages = await asyncio.gather(*(live.call("GET", f"{CONSOLE}/{session}{path}") for path in paths))
+        assert [page.status for page in pages] == [200] * 5
+        assert shelf.num_read == num_read + 1
+        live.says("three")
+        line = [user("What is 12 * 34?"), assistant("Twelve times thirty-four is 408."), user("And one more?")]
+        assert (await live.chat(session, *line, assistant("408 and one is 409."), user("And?"))).status == 200
+        other = await live.open()
+        assert (await shape_of(live, session))["num_turns"] == 3, "it went on, and is in the store alone again"
+        assert (await live.call("DELETE", f"/sessions/{session}")).status == 204
+        for path in paths:
+            assert (await live.call("GET", f"{CONSOLE}/{session}{path}")).status == 404
+        assert live.manager.has(other)
+
+
+async def test_a_line_s_drift_is_compared_once_also_for_those_who_ask_together(live: Live) -> None:
+    session = await template_bug(live)
+    (_, leaf) = live.manager.get(session).nodes
+    pool = CpuPool(2)
+    drifts = LineDrifts(pool, live.renderer)
+    assert drifts.known(session, leaf) is None
+    reports = await asyncio.gather(*(drifts.of(session, leaf) for _ in range(3)))
+    assert (drifts.num_compared, reports[0].is_forbidden) == (1, True)
+    assert drifts.known(session, leaf) == reports[1] == line_drift(leaf, live.renderer)
+    pool.close()
 
 
 async def test_workers_show_each_others_sessions_and_one_moment(tmp_path: Path, renderer: Renderer) -> None:

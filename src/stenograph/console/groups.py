@@ -62,20 +62,20 @@ class GroupView(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
+class RolloutFacts:
     """A session of a group as it is now: its row, not yet compared, and the first ids of its line, int32."""
 
     row: GroupRollout
     ids: NDArray[np.int32]
 
     @staticmethod
-    def of(facts: SessionFacts, *, created_at: float, busy: bool) -> "Rollout":
+    def of(facts: SessionFacts, *, created_at: float, busy: bool) -> "RolloutFacts":
         """The rollout of a session."""
         ids = line_ids(facts.latest)[:COMPARED_TOKENS]
-        return Rollout(row=_row(facts, created_at, busy=busy), ids=np.frombuffer(ids.tobytes(), np.int32))
+        return RolloutFacts(row=_row(facts, created_at, busy=busy), ids=np.frombuffer(ids.tobytes(), np.int32))
 
 
-def group_view(group: str, rollouts: Sequence[Rollout], *, num_left_out: int) -> GroupView:
+def group_view(group: str, rollouts: Sequence[RolloutFacts], *, num_left_out: int) -> GroupView:
     """The rollouts in the order of their tokens."""
     ids = [one.ids for one in rollouts]
     order = sorted(range(len(rollouts)), key=lambda index: (ids[index].astype(">u4").tobytes(), index))

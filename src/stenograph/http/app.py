@@ -34,6 +34,7 @@ from stenograph.http.count_route import CountRoute
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
+from stenograph.http.line_drifts import LineDrifts
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
 from stenograph.http.now_board import NowBoard
@@ -357,6 +358,7 @@ def _session_routes(
         metrics=metrics,
         renderer=services.renderer,
         pool=services.pool,
+        drifts=LineDrifts(services.pool, services.renderer),
         share=services.share,
         defaults=session_defaults(settings, services.canonical),
         rewrite_rules=services.rewrite_rules,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stenograph.console.groups import Rollout
+from stenograph.console.groups import RolloutFacts
 from stenograph.core.errors import SessionNotFound, StenographError
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.arrow import bulk_arrow
@@ -55,7 +55,7 @@ class SessionParts(Protocol):
         """Delete a session that is still of this revision and runs no turn; returns whether it has gone."""
         ...
 
-    async def rollout(self, session_id: str) -> Rollout | None:
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
         """A session as a rollout of its group; None if it has gone meanwhile. Raises WorkerUnavailable, and as
         `SessionManager.look`."""
         ...
@@ -108,13 +108,13 @@ class OwnParts:
             return False
         return True
 
-    async def rollout(self, session_id: str) -> Rollout | None:
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
         try:
             session = await self.sessions.manager.look(session_id)
         except SessionNotFound:
             return None
         facts = session_facts(session)
-        work = partial(Rollout.of, facts, created_at=session.created_at, busy=session.is_busy)
+        work = partial(RolloutFacts.of, facts, created_at=session.created_at, busy=session.is_busy)
         return await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * len(facts.nodes))
 
     async def _frame(self, session_id: str, wire: BulkSamplesRequest) -> Part:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.console.groups import MAX_ROLLOUTS, Rollout, group_view
+from stenograph.console.groups import MAX_ROLLOUTS, RolloutFacts, group_view
 from stenograph.console.tokens import MAX_PAGE_TOKENS, LineTurns, TokenLook, token_page
 from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, turn_page
 from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
@@ -155,7 +155,7 @@ class ConsoleRoutes:
         if name is None:
             raise InvalidRequest("name must be there: the group whose rollouts are shown.", param="/name")
         found = [session_id async for session_id in self.parts.ids(SessionFilter(group=name))]
-        rollouts: list[Rollout] = []
+        rollouts: list[RolloutFacts] = []
         for session_id in found[:MAX_ROLLOUTS]:
             rollout = await self.parts.rollout(session_id)
             if rollout is not None:
@@ -166,7 +166,7 @@ class ConsoleRoutes:
 
     async def _session(self, request: Request) -> Session:
         """The session of the path, to be read. Raises SessionNotFound."""
-        return await self.sessions.manager.look(request.path_params["id"])
+        return await self.sessions.manager.look_again(request.path_params["id"])
 
     async def _look(self, session: Session) -> _SessionLook:
         """A session's facts, and what all pages of its tokens need: made again once its turns are others."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stenograph.console.groups import GroupRollout, Rollout
+from stenograph.console.groups import GroupRollout, RolloutFacts
 from stenograph.core.errors import WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.http.bulk_parts import SIZE_BYTES, OwnParts, Part, sized
@@ -89,7 +89,7 @@ class AllParts:
             return False
         return answer.status == 200 and msgspec.json.decode(answer.body, type=bool)
 
-    async def rollout(self, session_id: str) -> Rollout | None:
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
         """As the session's worker makes it."""
         asked, worker = msgspec.json.encode(session_id), self._worker(session_id)
         answer = await self.peers.ask(worker, "POST", ROLLOUT_PATH, body=asked, timeout_s=self.timeout_s)
@@ -103,18 +103,18 @@ class AllParts:
         return self.number if number is None else number
 
 
-def encoded_rollout(rollout: Rollout | None) -> bytes:
+def encoded_rollout(rollout: RolloutFacts | None) -> bytes:
     """A rollout for another process: its row, then its ids as they are in memory; nothing for None."""
     return b"" if rollout is None else sized(msgspec.json.encode(rollout.row)) + rollout.ids.tobytes()
 
 
-def decoded_rollout(body: bytes) -> Rollout | None:
+def decoded_rollout(body: bytes) -> RolloutFacts | None:
     """A rollout as another process of this machine has encoded it."""
     if not body:
         return None
     end = SIZE_BYTES + int.from_bytes(body[:SIZE_BYTES], "little")
     row = msgspec.json.decode(body[SIZE_BYTES:end], type=GroupRollout)
-    return Rollout(row=row, ids=np.frombuffer(body, np.int32, offset=end))
+    return RolloutFacts(row=row, ids=np.frombuffer(body, np.int32, offset=end))
 
 
 async def _push_next(firsts: list[tuple[float, int, str]], worker: int, lines: AsyncGenerator[bytes, None]) -> None:
