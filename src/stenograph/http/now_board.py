@@ -1,4 +1,4 @@
-"""What the console shows of this moment: read at most twice a second, however many watch, and written as JSON once.
+"""The server at this moment, for the console: read at most twice a second, however many watch, written as JSON once.
 
 A server of several processes merges those of all (http/workers/all_moments.py).
 """

@@ -31,7 +31,7 @@ class AllMoments:
         self._peers = peers
         self._others = [worker for worker in range(peers.num) if worker != own]
         self._said: dict[int, tuple[float, bytes]] = {}
-        """What the others said last, and when."""
+        """The last words of the others, each with its time."""
         self._merged: tuple[float, bytes] | None = None
         self.num_watching = 0
         """Streams that are watched here."""
