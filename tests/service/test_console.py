@@ -128,10 +128,12 @@ async def test_what_is_asked_wrongly_is_said_so(live: Live) -> None:
         ("tokens?limit=65537", "/limit"),
         ("tokens?leaf=x", "/leaf"),
         ("tokens?wat=1", None),
+        ("drift?most_tokens=-1", "/most_tokens"),
+        ("drift?wat=1", None),
     ):
         answer = await live.call("GET", f"{CONSOLE}/{session}/{path}")
         assert (answer.status, answer.json()["error"]["param"]) == (400, param), path
-    for path in ("", "/turns", "/tokens"):
+    for path in ("", "/turns", "/tokens", "/drift"):
         assert (await live.call("GET", f"{CONSOLE}/nobody{path}")).status == 404
     assert (await live.call("GET", "/console/api/group")).json()["error"]["param"] == "/name"
     assert (await live.call("GET", f"/console/api/vocabulary/{'0' * 64}")).status == 404
@@ -291,6 +293,25 @@ async def test_pages_of_a_session_in_the_store_are_one_read_until_it_changes(kep
         for path in paths:
             assert (await live.call("GET", f"{CONSOLE}/{session}{path}")).status == 404
         assert live.manager.has(other)
+
+
+async def test_a_list_s_drift_is_known_where_it_is_found_quickly(live: Live) -> None:
+    session, empty, tree = await template_bug(live), await live.open(), await branches(live)
+
+    async def drift(session: str, query: str = "") -> dict[str, Any]:
+        return (await live.call("GET", f"{CONSOLE}/{session}/drift{query}")).json()
+
+    unknown = await drift(session, "?most_tokens=50")
+    assert (unknown["known"], unknown["lines"], unknown["forbidden"]) == (False, 1, 0)
+    found = await drift(session)
+    assert (found["known"], found["num_turns"], found["lines"], found["unrenderable"]) == (True, 2, 1, 0)
+    (line,) = (await live.call("GET", f"/sessions/{session}/drift")).json()["lines"]
+    assert found["forbidden"] == sum(line["counts"].values()) - line["counts"]["assistant_text"] > 0
+    assert found["tolerated"] == line["counts"]["assistant_text"]
+    assert await drift(session, "?most_tokens=0") == found, "what somebody has compared is known"
+    assert (await drift(empty))["known"]
+    lines = (await live.call("GET", f"/sessions/{tree}/drift")).json()["lines"]
+    assert ((await drift(tree, "?most_tokens=0"))["known"], len(lines)) == (True, 3)
 
 
 async def test_a_line_s_drift_is_compared_once_also_for_those_who_ask_together(live: Live) -> None:

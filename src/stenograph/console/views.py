@@ -21,6 +21,7 @@ from stenograph.core.types import FinishReason, LogprobsKind, SamplingParams
 from stenograph.export.lines import WireSpan, leaves, spans_json
 from stenograph.export.records import DiscardedTurns, RecordedRewrite, WireOutcome, discarded_json, outcome_json
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, StrandRow
+from stenograph.render.drift import FORBIDDEN, DriftReport
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import Node, TurnStatus
 
@@ -90,6 +91,19 @@ class ConsoleSession(TypedDict):
     turns: TurnColumns
     versions: Sequence[str]
     vocabulary: VocabularyRef | None
+
+
+class DriftCounts(TypedDict):
+    """The drift of all lines of a session, counted. Where `known` is false, nobody has compared them yet, and the
+    counts are 0. `unrenderable` lines cannot be compared."""
+
+    session_id: Hex32
+    num_turns: Count
+    known: bool
+    lines: Count
+    forbidden: Count
+    tolerated: Count
+    unrenderable: Count
 
 
 class ShownCall(TypedDict):
@@ -205,6 +219,21 @@ def console_session(
         "turns": _columns(nodes, {id_: strand.number for id_, strand in by_node.items()}, look),
         "versions": list(look.versions),
         "vocabulary": vocabulary,
+    }
+
+
+def drift_counts(session_id: str, num_turns: int, num_lines: int, reports: Sequence[DriftReport] | None) -> DriftCounts:
+    """The drift of a session, of each of its lines if they were compared."""
+    found = [drift for report in reports or () for drift in report.drifts]
+    num_forbidden = sum(drift.type in FORBIDDEN for drift in found)
+    return {
+        "session_id": session_id,
+        "num_turns": num_turns,
+        "known": reports is not None,
+        "lines": num_lines,
+        "forbidden": num_forbidden,
+        "tolerated": len(found) - num_forbidden,
+        "unrenderable": sum(report.unrenderable is not None for report in reports or ()),
     }
 
 

@@ -4,7 +4,8 @@ Read-only. What is large is made on the CPU pool from a snapshot, or written in 
 again (the moment, the look at a live session) is kept for as long as it is true.
 """
 
-from collections.abc import Hashable, Mapping
+import asyncio
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,15 +16,17 @@ from starlette.responses import Response
 
 from stenograph.console.groups import MAX_ROLLOUTS, RolloutFacts, group_view
 from stenograph.console.tokens import MAX_PAGE_TOKENS, LineTurns, TokenLook, token_page
-from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, turn_page
+from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, drift_counts, turn_page
 from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
 from stenograph.core.errors import InvalidRequest, RouteNotFound
+from stenograph.export.lines import leaves
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
 from stenograph.http.bulk_parts import Pieces, SessionParts
 from stenograph.http.delivery import delivery_of
 from stenograph.http.now_board import Moments
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
-from stenograph.http.wire import ClosedStream, in_pieces, json_in_pieces
+from stenograph.http.wire import ClosedStream, in_pieces, json_in_pieces, json_response
+from stenograph.render.drift import DriftReport
 from stenograph.session.selection import SessionFilter
 from stenograph.session.session import Session
 from stenograph.trajectory.turn import Node
@@ -31,6 +34,8 @@ from stenograph.trajectory.turn import Node
 _BYTES_PER_TURN = 64
 """About what a turn costs in a session's shape; only decides what is small enough for the loop."""
 _KEPT_LINES = 16
+MOST_COMPARED_TOKENS = 65_536
+"""Lines of more tokens are not compared for a list unless somebody asks for it: that takes a thread for seconds."""
 _SENT_BYTES = 256 * 1024
 EVENTS_TYPE = "text/event-stream"
 BYTES_TYPE = "application/octet-stream"
@@ -44,8 +49,15 @@ class _SessionLook:
     key: Hashable
     facts: SessionFacts
     tokens: TokenLook
+    leaves: Sequence[Node]
     strand_of: Mapping[int, StrandFacts]
     lines: dict[int, LineTurns] = field(default_factory=dict[int, LineTurns])
+
+    @staticmethod
+    def of(key: Hashable, facts: SessionFacts) -> "_SessionLook":
+        """The look at a session as it is now."""
+        ends = leaves(facts.nodes)
+        return _SessionLook(key=key, facts=facts, tokens=TokenLook.of(facts), leaves=ends, strand_of=facts.by_node())
 
     def line(self, leaf: Node) -> LineTurns:
         """The turns of a line that was asked for; those of the last few are kept."""
@@ -64,6 +76,8 @@ class ConsoleRoutes:
     parts: SessionParts
     moments: Moments
     _vocabulary: VocabularyBytes | None = None
+    _comparing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """One session is compared for a list at a time, however many look at theirs: turns need the threads."""
     _looks: WeakKeyDictionary[Session, _SessionLook] = field(default_factory=WeakKeyDictionary[Session, _SessionLook])
 
     async def now(self, request: Request) -> Response:
@@ -135,6 +149,21 @@ class ConsoleRoutes:
             content = await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * line.num_turns(start, stop))
         return Response(content, media_type=BYTES_TYPE, headers={"cache-control": "no-store"})
 
+    async def drift(self, request: Request) -> Response:
+        """`GET /console/api/sessions/{id}/drift?most_tokens=`: its drift, counted; unknown where lines of more tokens
+        than that would have to be compared for it."""
+        session = await self._session(request)
+        check_query(request, "most_tokens")
+        most_tokens = number_of(request, "most_tokens", MOST_COMPARED_TOKENS, least=0)
+        look = await self._look(session)
+        known = self.sessions.drifts.known
+        unknown = [leaf for leaf in look.leaves if known(session.id, leaf) is None]
+        reports: list[DriftReport] | None = None
+        if sum(leaf.num_tokens for leaf in unknown) <= most_tokens:
+            async with self._comparing:
+                reports = [report for _, report in await self.sessions.drift_of(session, look.leaves)]
+        return json_response(drift_counts(session.id, len(look.facts.nodes), len(look.leaves), reports))
+
     async def vocabulary(self, request: Request) -> Response:
         """`GET /console/api/vocabulary/{hash}`: the bytes of every token; by its hash it never changes."""
         made = await self._vocabulary_made()
@@ -176,10 +205,7 @@ class ConsoleRoutes:
         if found is None or found.key != key:
             facts = session_facts(session)
             num_bytes = _BYTES_PER_TURN * strands.num_turns
-            tokens, strand_of = await self.sessions.pool.run(
-                lambda: (TokenLook.of(facts), facts.by_node()), num_bytes=num_bytes
-            )
-            found = _SessionLook(key=key, facts=facts, tokens=tokens, strand_of=strand_of)
+            found = await self.sessions.pool.run(lambda: _SessionLook.of(key, facts), num_bytes=num_bytes)
             self._looks[session] = found
         return found
 

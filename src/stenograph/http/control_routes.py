@@ -202,6 +202,7 @@ class ControlRoutes:
             Route("/console/api/vocabulary/{hash}", keyed(console.vocabulary), methods=["GET"]),
             Route("/console/api/sessions/{id}", keyed(console.session), methods=["GET"]),
             Route("/console/api/sessions/{id}/turns", keyed(console.turns), methods=["GET"]),
+            Route("/console/api/sessions/{id}/drift", keyed(console.drift), methods=["GET"]),
             Route("/console/api/sessions/{id}/tokens", keyed(console.tokens), methods=["GET"]),
             Route("/console/{file:path}", console_file, methods=["GET"]),
         ]
