@@ -9,7 +9,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 from openai import AsyncOpenAI
 
 MAX_TOKENS = 48
@@ -79,12 +78,12 @@ def asked_item(arguments: str) -> str | None:
 class PriceAgent:
     """Runs episodes. `views` has, if asked for, each session's records before it is deleted."""
 
-    http: httpx.AsyncClient
+    chat: AsyncOpenAI
     keeps_views: bool = False
     views: dict[str, Any] = field(default_factory=dict)
 
     async def __call__(self, episode: Episode, session: Any) -> float:
-        chat = AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, http_client=self.http, max_retries=2)
+        chat = self.chat.with_options(base_url=session.base_url, api_key=session.api_key)
         try:
             return await self.converse(chat, episode)
         finally:

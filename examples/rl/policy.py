@@ -18,6 +18,8 @@ from stenograph.model.files import load_model_files
 from stenograph.render.renderer import Renderer
 
 BATCH = 8
+BATCH_TOKENS = 2048
+"""Tokens that a step's forward takes at once, padding included: activations are over a megabyte a token."""
 CLIP = 0.2
 
 
@@ -62,16 +64,20 @@ class Policy:
         self.model.save_pretrained(folder)
 
     def log_probs(self, rows: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each token the log-probability at temperature 1 [B, T - 1], aligned with the logits; and the mask."""
+        """Of each trained token the log-probability at temperature 1 [N], row by row; and where they are [B, T - 1].
+
+        Logits are computed where a token is trained, and nowhere else: 49,152 a token would be most of the memory.
+        """
         longest = max(len(row.tokens) for row in rows)
         ids, there, mask = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(3))
         for index, row in enumerate(rows):
             ids[index, : len(row.tokens)] = torch.from_numpy(np.array(row.tokens))
             there[index, : len(row.tokens)] = 1
             mask[index, : len(row.tokens)] = torch.from_numpy(row.mask.astype(np.int64))
-        logits = self.model(input_ids=ids, attention_mask=there).logits[:, :-1].float()
-        nats = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-        return nats, mask[:, 1:] == 1
+        trained = mask[:, 1:] == 1
+        hidden = self.model.base_model(input_ids=ids, attention_mask=there).last_hidden_state[:, :-1][trained]
+        nats = self.model.lm_head(hidden).float().log_softmax(-1)
+        return nats.gather(-1, ids[:, 1:][trained][:, None])[:, 0], trained
 
     def demonstrate(self, renderer: Renderer, *, steps: int, lr: float, chance: random.Random) -> list[float]:
         """The cold start: a few steps on conversations as they should be, rendered by the server's own template."""
@@ -79,8 +85,8 @@ class Policy:
         losses: list[float] = []
         for _ in range(steps):
             episodes = [Episode.drawn(chance.choice(DEMONSTRATED), chance) for _ in range(BATCH)]
-            nats, mask = self.log_probs([demonstration(renderer, episode) for episode in episodes])
-            loss = -nats[mask].mean()
+            nats, _ = self.log_probs([demonstration(renderer, episode) for episode in episodes])
+            loss = -nats.mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -92,17 +98,15 @@ class Policy:
         total = sum(int(row.mask[1:].sum()) for row in rows)
         distances: list[torch.Tensor] = []
         self.optimizer.zero_grad()
-        order = sorted(range(len(rows)), key=lambda index: len(rows[index].tokens))
-        for start in range(0, len(order), BATCH):
-            chosen = order[start : start + BATCH]
+        for chosen in _batches([len(row.tokens) for row in rows]):
             batch = [rows[index] for index in chosen]
-            nats, mask = self.log_probs(batch)
-            recorded = torch.zeros_like(nats)
+            nats, trained = self.log_probs(batch)
+            recorded = torch.zeros(trained.shape)
             for index, row in enumerate(batch):
                 recorded[index, : len(row.nats) - 1] = torch.from_numpy(row.nats[1:]).float()
-            recorded = torch.where(recorded.isnan(), nats.detach(), recorded)
-            advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(nats)[mask]
-            distance = (nats - recorded)[mask]
+            recorded = torch.where(recorded[trained].isnan(), nats.detach(), recorded[trained])
+            advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(trained)[trained]
+            distance = nats - recorded
             ratio = distance.clamp(-20, 20).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
             (-gain.sum() / total).backward()
@@ -117,6 +121,17 @@ class Policy:
             gradient_norm=float(norm),
             num_tokens=len(distance),
         )
+
+
+def _batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of rows, the shortest first, in batches of at most BATCH rows and BATCH_TOKENS; a longer row is alone."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        num_rows = len(batches[-1]) + 1 if batches else BATCH + 1
+        if num_rows > BATCH or num_rows * lengths[index] > BATCH_TOKENS:
+            batches.append([])
+        batches[-1].append(index)
+    return batches
 
 
 def demonstration(renderer: Renderer, episode: Episode) -> TrainedRow:

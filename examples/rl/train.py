@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import torch
 from agent import HELD_OUT, TOOL, TRAINED, Episode, PriceAgent
 from drift import KINDS, TrainedRow, with_drift
+from openai import AsyncOpenAI
 from policy import Policy, written_folder
 from report import show, step_line, summary
 
@@ -56,16 +56,19 @@ def served(folder: Path, weights: Path, family: str) -> Iterator[tuple[str, "sub
 class Run:
     """One run: a policy, a server, and what each step came to."""
 
-    def __init__(self, options: argparse.Namespace, policy: Policy, renderer: Renderer, client: Client) -> None:
-        self.options, self.policy, self.renderer, self.client = options, policy, renderer, client
+    def __init__(
+        self, options: argparse.Namespace, policy: Policy, renderer: Renderer, client: Client, url: str
+    ) -> None:
+        self.options, self.policy, self.renderer, self.client, self.url = options, policy, renderer, client, url
         self.chance = random.Random(options.seed)
         self.steps: list[dict[str, Any]] = []
 
     async def rollouts(self, items: Sequence[str], group_size: int) -> tuple[RolloutBatch[Episode], PriceAgent]:
         """A group of episodes for each item."""
         episodes = [Episode.drawn(item, self.chance) for item in items]
-        async with httpx.AsyncClient(timeout=600.0) as http:
-            agent = PriceAgent(http, keeps_views=self.options.drift == "re-render")
+        # One pool of connections; each session has its own address and key.
+        async with AsyncOpenAI(base_url=self.url, api_key="none", timeout=600.0, max_retries=2) as chat:
+            agent = PriceAgent(chat, keeps_views=self.options.drift == "re-render")
             sampling: Any = {"force": {"temperature": 1.0, "top_p": 1.0}}
             batch = await self.client.rollouts(
                 agent, episodes, group_size=group_size, session={"sampling": sampling}, progress=silent
@@ -136,7 +139,7 @@ class Run:
 async def trained(options: argparse.Namespace, policy: Policy, renderer: Renderer, url: str) -> dict[str, Any]:
     """The whole run; returns its summary."""
     async with Client(url) as client:
-        run = Run(options, policy, renderer, client)
+        run = Run(options, policy, renderer, client, url)
         losses = policy.demonstrate(renderer, steps=options.cold_steps, lr=options.cold_lr, chance=run.chance)
         print("cold start: loss " + ", ".join(f"{loss:.2f}" for loss in losses), flush=True)
         await run.swap(0)

@@ -10,7 +10,7 @@ import pytest
 
 from stenograph.testing.tiny.llama import write_tiny_folder
 
-if "STENOGRAPH_TEST_TRAINERS" not in os.environ:  # scripts/test-trainers has it
+if "TEST_TRAINERS" not in os.environ:  # scripts/test-trainers has it
     pytest.importorskip("torch", reason="torch is an extra; scripts/test-trainers runs this")
 
 TRAIN = Path(__file__).parents[2] / "examples" / "rl" / "train.py"
