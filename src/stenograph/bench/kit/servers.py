@@ -70,10 +70,10 @@ def start_serve(
     return child, found[1]
 
 
-def start_viewers(children: Children, url: str, num: int, shape: ReplyShape) -> Child:
+def start_viewers(children: Children, url: str, num: int, *, shape: ReplyShape, message_bytes: int) -> Child:
     """Viewers of the console, and the long session that they look at. They look from the first line to the second."""
     host, port = address(url)
-    plan = ViewersPlan(host=host, port=port, num_viewers=num, shape=shape)
+    plan = ViewersPlan(host=host, port=port, num_viewers=num, shape=shape, message_bytes=message_bytes)
     return children.start_planned("the viewers", "stenograph.bench.kit.viewers", plan)[0]
 
 

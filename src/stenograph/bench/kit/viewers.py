@@ -1,6 +1,6 @@
 """People who look at a server's console while it works: the moment as a stream, a long session page after page.
 
-    python -m stenograph.bench.kit.viewers '{"host": "127.0.0.1", "port": 8080, "num_viewers": 8}'
+    python -m stenograph.bench.kit.viewers '{"host": "127.0.0.1", "port": 8080, "num_viewers": 8, …}'
 
 Makes the long session, says `{"ready": true}`, looks from the first line on stdin to the second, and reports how long
 pages took. Each viewer holds a stream of moments, and asks for a page when one is due and the one before is there.
@@ -33,7 +33,7 @@ class ViewersPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     port: int
     num_viewers: int
     shape: ReplyShape = ReplyShape()
-    message_bytes: int = 1_000_000
+    message_bytes: int
     """Bytes of each of the long session's messages."""
     period_s: float = 0.25
     """Between two pages of a viewer."""

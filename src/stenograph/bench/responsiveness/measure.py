@@ -110,7 +110,7 @@ def _measure_load(
     standin: Child | None,
 ) -> Measurement:
     """The load and what is looked at before, beside and after it."""
-    viewers = None if scenario.viewers is None else start_viewers(children, url, scenario.viewers, scenario.shape)
+    viewers = _viewers(children, scenario, url)
     time.sleep(SETTLE_S)  # what starting left is given back by then
     before_kib = server.rss_kib()
     idle = _idle(children, url) if scenario.beside_idle else None
@@ -177,6 +177,13 @@ def _start_engine_and_server(
         engine = ("--engine", "sglang", "--engine-url", engine_url)
     flags = (*engine, "--model", command.model, *command.flags)
     return standin, *start_serve(children, flags, profile=command.profile, checkout=command.checkout)
+
+
+def _viewers(children: Children, scenario: Scenario, url: str) -> Child | None:
+    """Those who will look at the console, and what they will look at."""
+    if scenario.viewers is None:
+        return None
+    return start_viewers(children, url, scenario.viewers, shape=scenario.shape, message_bytes=scenario.looked_bytes)
 
 
 def _run_beside_probe(

@@ -22,7 +22,7 @@ class Scenario:
     `beside_idle`: `/health` is measured without a load too, before it. `two_rounds`: the load comes a second time after
     all was deleted, which shows whether memory is used again. `idle_sessions` were opened before the load and had one
     turn each; the same load is measured without them too. So many `viewers` look at the console, and at a long session
-    that was made before; the same load is measured without them too. None: there is no such session either.
+    of three messages of `looked_bytes`; the same load is measured without them too. None: there is no such session.
 
     `goals` hold for every run. `before_goals` are ratios to the same figure of an older server, and hold for a run that
     measures one (`--before`).
@@ -41,6 +41,7 @@ class Scenario:
     two_rounds: bool = False
     idle_sessions: int = 0
     viewers: int | None = None
+    looked_bytes: int = 1_000_000
     goals: tuple[Goal, ...] = ()
     before_goals: tuple[Goal, ...] = ()
 
@@ -56,7 +57,8 @@ class Scenario:
         left = scale * self.turns / turns
         idle_sessions = max(1, round(self.idle_sessions * scale)) if self.idle_sessions else 0
         sessions = max(1, round(self.sessions * min(1.0, left)))
-        return replace(self, turns=turns, sessions=sessions, idle_sessions=idle_sessions)
+        looked_bytes = max(1000, round(self.looked_bytes * scale))
+        return replace(self, turns=turns, sessions=sessions, idle_sessions=idle_sessions, looked_bytes=looked_bytes)
 
 
 def _goals(**values: float) -> tuple[Goal, ...]:
