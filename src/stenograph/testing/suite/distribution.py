@@ -64,7 +64,9 @@ async def mixed_samples(
             samples.append(sample)
             num_sampled += sum(row["end"] - row["start"] for row in sample["turns"])
 
-    async with aiohttp.ClientSession(url) as http, asyncio.TaskGroup() as group:
+    # The server has its own limits of time; this process may have been stopped meanwhile.
+    endless = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(url, timeout=endless) as http, asyncio.TaskGroup() as group:
         for _ in range(concurrency):
             group.create_task(work(http))
     return samples
