@@ -18,7 +18,7 @@ GREETING = b"+"
 DELIVERED = b"\x06"
 """Never the first byte of a request."""
 
-_PEER = "stenograph.peer"
+_PEER, _PASSED_ON = "stenograph.peer", "stenograph.passed_on"
 _CLIENT = re.compile(rb"PROXY (?:UNKNOWN|TCP[46] (\S+) (\S+) ([0-9]+) ([0-9]+))\r\n")
 _MAX_LINE_BYTES = 107
 """Source: the PROXY protocol, section 2.1."""
@@ -31,6 +31,11 @@ def client_line(client: tuple[str, int] | None, server: tuple[str, int | None] |
         return b"PROXY UNKNOWN\r\n"
     family = "TCP6" if ":" in client[0] else "TCP4"
     return f"PROXY {family} {client[0]} {server[0]} {client[1]} {server[1] or 0}\r\n".encode()
+
+
+def is_passed_on(scope: Scope) -> bool:
+    """Whether another worker of the server passes a client's request on."""
+    return _PASSED_ON in scope.get("extensions", {})
 
 
 def is_workers_own(scope: Scope) -> bool:
@@ -87,8 +92,7 @@ class PeerConnection(ClientConnection):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if not self._is_clients:
-            self.extensions[_PEER] = {}
+        self.extensions[_PASSED_ON if self._is_clients else _PEER] = {}
         self._has_left = self.loop.create_future() if self._is_clients else None
 
     def connection_lost(self, exc: Exception | None) -> None:
