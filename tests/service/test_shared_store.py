@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stenograph.core.clock import Clock, SystemClock
-from stenograph.core.errors import SessionElsewhere, StartupError, StorageUnavailable
+from stenograph.core.errors import SessionElsewhere, StartupError, StenographError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, OUTCOME, Totals, row_body, row_digest
 from stenograph.store.groups import NewRow, NewSession
@@ -111,6 +111,23 @@ async def test_a_session_is_its_owners_until_the_owner_leaves(rows: MakeRows) ->
         assert other.num_taken == 1
         assert await other.delete(id_)
         assert not await other.delete(id_)
+
+
+async def test_whoever_waits_for_rows_goes_on_when_the_lease_is_lost_before_they_are_written() -> None:
+    clock, id_ = ManualClock(), session_id(1)
+    async with node(MemoryRows(SharedTables(clock.monotonic)), clock=clock) as owner:
+        tail = await owner.create(id_, b"opening", at=1.0, ttl_s=None)
+
+        async def lose() -> None:
+            clock.advance(28.0)
+
+        # In the order in which they begin: the reader, the end of the lease, the writer that the row wakes.
+        reading, losing = asyncio.ensure_future(owner.load(id_)), asyncio.ensure_future(lose())
+        told: list[StenographError | None] = []
+        owner.append(tail, b"row", adds=ONE_TURN, at=1.0, done=told.append)
+        await losing
+        assert payloads(await reading) == [b"opening"], "by the lease after that one"
+        assert [type(error) for error in told] == [StorageUnavailable]
 
 
 @dataclass(slots=True)

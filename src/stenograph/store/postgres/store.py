@@ -278,8 +278,7 @@ class PostgresStore:
             self._writing = self._taken()
             await self._write(self._writing)
             self._writing = ()
-            self._settled.set()
-            self._settled = asyncio.Event()
+            self._tell_settled()
             self._stats = replace(self._stats, write_s=self._stats.write_s + self._clock.monotonic() - began)
 
     def _taken(self) -> list[RowAppend]:
@@ -338,7 +337,13 @@ class PostgresStore:
         self._waiting.clear()
         self._tell(writing, self._unknown())
         self._tell(waiting, self._not_kept())
+        self._tell_settled()
         self.on_lost()
+
+    def _tell_settled(self) -> None:
+        """Rows are on their way no more: whoever waits for that looks again."""
+        self._settled.set()
+        self._settled = asyncio.Event()
 
     def _tell(self, jobs: Sequence[RowAppend], error: StenographError | None) -> None:
         """Tell each of its end; whatever one of them does with that, the others hear of theirs."""
