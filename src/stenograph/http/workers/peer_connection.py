@@ -52,6 +52,7 @@ class PeerConnection(ClientConnection):
         self._line: bytes | None = b""
         self._is_clients = False
         self._has_left: asyncio.Future[bool] | None = None
+        self._shuts_down = False
 
     def __repr__(self) -> str:
         return f"<PeerConnection of {self.client}>"
@@ -69,7 +70,22 @@ class PeerConnection(ClientConnection):
             return super()._take_head(data)
         if self._has_left is not None and not self._has_left.done():
             self._has_left.set_result(True)
+        if self._shuts_down:
+            self.transport.close()
         return data[1:]
+
+    def _close_answered(self) -> None:
+        """Close, unless it is a client's: the other worker reads that the answer is the last, says when it has left,
+        and closes then."""
+        if not self._is_clients:
+            super()._close_answered()
+
+    def shutdown(self) -> None:
+        self._shuts_down = self._has_left is not None and not self._has_left.done()
+        if self._shuts_down and self.request is not None:
+            self.request.keeps_connection = False
+        else:
+            super().shutdown()
 
     def _take_line(self, data: bytes) -> bytes:
         """Take the line that may stand before the first request; give back what follows it."""
