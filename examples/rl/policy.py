@@ -18,7 +18,7 @@ from stenograph.model.files import load_model_files
 from stenograph.render.renderer import Renderer
 
 BATCH = 8
-BATCH_TOKENS = 2048
+BATCH_TOKENS = 1024
 """Tokens that a step's forward takes at once, padding included: activations are over a megabyte a token."""
 
 CLIP = 0.2

@@ -1,4 +1,4 @@
-"""The pieces of an answer of many sessions: their ids in order, and each session's part of the bytes.
+"""The pieces of an answer of many sessions: their ids in order, and each session's part of it.
 
 A server of one process makes every part itself (`OwnParts`); of several, each makes those of its own sessions
 (http/workers/all_parts.py). Knows nothing of the answer around the parts.
@@ -7,14 +7,17 @@ A server of one process makes every part itself (`OwnParts`); of several, each m
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
-from stenograph.core.errors import StenographError
+from stenograph.console.groups import RolloutFacts
+from stenograph.core.errors import SessionNotFound, StenographError
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.arrow import bulk_arrow
 from stenograph.export.safetensors import to_safetensors
+from stenograph.export.strand_facts import session_facts
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.wire import count_error
 from stenograph.session.selection import SessionFilter, created_at, id_of, selected
@@ -23,6 +26,9 @@ from stenograph.session.session import Session
 Pieces = AsyncGenerator[bytes | memoryview, None]
 
 SIZE_BYTES = 8
+
+_BYTES_PER_TURN = 256
+"""About what a turn costs in a rollout; only decides what is small enough for the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,11 @@ class SessionParts(Protocol):
 
     async def delete(self, session_id: str, revision: str) -> bool:
         """Delete a session that is still of this revision and runs no turn; returns whether it has gone."""
+        ...
+
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
+        """A session as a rollout of its group; None if it has gone meanwhile. Raises WorkerUnavailable, and as
+        `SessionManager.look`."""
         ...
 
 
@@ -96,6 +107,15 @@ class OwnParts:
         except StenographError:
             return False
         return True
+
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
+        try:
+            session = await self.sessions.manager.look(session_id)
+        except SessionNotFound:
+            return None
+        facts = session_facts(session)
+        work = partial(RolloutFacts.of, facts, created_at=session.created_at, busy=session.is_busy)
+        return await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * len(facts.nodes))
 
     async def _frame(self, session_id: str, wire: BulkSamplesRequest) -> Part:
         """A head and a payload, each behind its size: whole before the first byte leaves, which an error must not

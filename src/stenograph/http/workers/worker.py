@@ -18,12 +18,15 @@ from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.connection import connections_of
 from stenograph.http.metric_table import Metric, MetricType
 from stenograph.http.mounts import App
+from stenograph.http.now_board import NowBoard
 from stenograph.http.settings import Settings
+from stenograph.http.workers.all_moments import AllMoments
 from stenograph.http.workers.all_parts import AllParts
 from stenograph.http.workers.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
 from stenograph.http.workers.gathering import Gathering, opened_elsewhere
+from stenograph.http.workers.leased_owners import LeasedOwners
 from stenograph.http.workers.other_workers import OtherWorkers
-from stenograph.http.workers.owners import FIRST
+from stenograph.http.workers.owners import FIRST, Owners
 from stenograph.http.workers.peer_connection import PeerConnection
 from stenograph.http.workers.peer_routes import PeerRoutes
 from stenograph.http.workers.peers import Peers
@@ -78,6 +81,7 @@ class Worker:
         self._telling: asyncio.Task[None] | None = None
         self._forwarded = Forwarded()
         self._routes: PeerRoutes | None = None
+        self._moments: AllMoments | None = None
         self._app: App | None = None
 
     def __repr__(self) -> str:
@@ -88,8 +92,10 @@ class Worker:
         return SharedCapacity(limits, evicts=evicts, page=self.place.page, worker=self.place.number)
 
     def opened_elsewhere(self, *, has_store: bool) -> OpenedElsewhere | None:
-        """Finds sessions that other workers opened with a key. Without a store the key's own worker has them all."""
-        return opened_elsewhere(self._peers, own=self.place.number) if has_store else None
+        """Finds sessions that other workers opened with a key. Without a store the key's own worker has them all; in a
+        database that is shared each worker finds them."""
+        has_files = has_store and self._settings.store is None
+        return opened_elsewhere(self._peers, own=self.place.number) if has_files else None
 
     @property
     def is_first(self) -> bool:
@@ -111,6 +117,11 @@ class Worker:
         return AllParts(
             own=own, peers=self._peers, number=self.place.number, timeout_s=self._settings.request_timeout_s
         )
+
+    def moments(self, board: NowBoard) -> AllMoments:
+        """The moments of all workers; `board` has its own."""
+        self._moments = AllMoments(board, self._peers, own=self.place.number)
+        return self._moments
 
     def wire(self, app: App, routes: PeerRoutes) -> None:
         """Take what it serves to clients, and to the other workers."""
@@ -138,12 +149,17 @@ class Worker:
             app.metrics,
             app.refuse,
             ForwardingConnection,
-            owners=self.place.owners,
+            owners=self._owners(app),
             by_credential=not self._settings.api_key,
             refuse_at=app.refuse_at,
             forwarded=self._forwarded,
             patience_s=self._patience_s,
         )
+
+    def _owners(self, app: App) -> Owners:
+        """Knows which worker has a session."""
+        workers = self.place.owners
+        return workers if app.nodes is None else LeasedOwners(workers, app.nodes.ownership, self.place.page)
 
     async def listen(self, state: ServerState) -> asyncio.Server:
         """Take the connections of other workers."""
@@ -173,6 +189,8 @@ class Worker:
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.wait({self._telling})
+        if self._moments is not None:
+            await self._moments.aclose()
         await self._peers.aclose()
 
 
