@@ -156,7 +156,7 @@ def draw(runs: Sequence[ShownRun], file: Path) -> None:
     style = {"svg.fonttype": "none", "svg.hashsalt": "stenograph", "font.size": 9, "font.family": "sans-serif"}
     with matplotlib.rc_context(style):
         figure = importlib.import_module("matplotlib.figure").Figure(
-            figsize=(9, 3.6 * len(tasks)), layout="constrained"
+            figsize=(9, 3.8 * len(tasks)), layout="constrained"
         )
         panels = figure.subplots(len(tasks), 2, squeeze=False, width_ratios=(3, 2))
         for task, (curves, measures) in zip(tasks, panels, strict=True):
@@ -185,7 +185,7 @@ def draw_curves(axes: Any, runs: Sequence[ShownRun]) -> None:
         axes.plot(range(longest), means, color=colour, linewidth=1.8, linestyle=dash, label=kind + seeds)
     axes.set(xlabel="step", ylabel="full success of a step's episodes", ylim=(-0.02, 1.02))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
 
 
 def draw_measures(axes: Any, runs: Sequence[ShownRun]) -> None:
