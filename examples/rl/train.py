@@ -22,6 +22,7 @@ import price
 import torch
 from checkpoint import forget_checkpoint, known_by, load_checkpoint, save_checkpoint
 from drift import KINDS
+from items import TRAINED
 from policy import Policy, written_folder
 from report import peak_gib, show, summary
 from run import Run, served
@@ -138,6 +139,8 @@ def parsed() -> argparse.Namespace:
         or min(options.prompts, options.episodes) < 1
     ):
         parser.error("--steps, --cold-steps and --checkpoint-every are at least 0, --prompts and --episodes at least 1")
+    if options.prompts > len(TRAINED):
+        parser.error(f"--prompts is at most {len(TRAINED)}, as many items as are trained")
     if options.threads < 1:
         parser.error("--threads is at least 1")
     if options.group_size < 2:
