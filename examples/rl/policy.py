@@ -76,16 +76,24 @@ class Policy:
     def log_probs(self, rows: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each trained token the log-probability at temperature 1 [N], row by row; and where they are [B, T - 1].
 
-        Logits are computed where a token is trained, and nowhere else: 49,152 a token would be most of the memory.
+        What all rows begin with is computed once: the tools take two thirds of a row. Logits are computed where a token
+        is trained, and nowhere else: 49,152 a token would be most of the memory.
         """
-        longest = max(len(row.tokens) for row in rows)
+        longest, start = max(len(row.tokens) for row in rows), shared_tokens(rows)
         ids, there, mask = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(3))
         for index, row in enumerate(rows):
             ids[index, : len(row.tokens)] = torch.from_numpy(np.array(row.tokens))
             there[index, : len(row.tokens)] = 1
             mask[index, : len(row.tokens)] = torch.from_numpy(row.mask.astype(np.int64))
         trained = mask[:, 1:] == 1
-        hidden = self.model.base_model(input_ids=ids, attention_mask=there).last_hidden_state[:, :-1][trained]
+        past = None
+        if start:
+            past = self.model.base_model(input_ids=ids[:1, :start], use_cache=True).past_key_values
+            past.batch_repeat_interleave(len(rows))
+        rest = self.model.base_model(
+            input_ids=ids[:, start:], attention_mask=there, past_key_values=past, use_cache=past is not None
+        )
+        hidden = rest.last_hidden_state[:, :-1][trained[:, start:]]
         nats = self.model.lm_head(hidden).float().log_softmax(-1)
         return nats.gather(-1, ids[:, 1:][trained][:, None])[:, 0], trained
 
@@ -151,6 +159,16 @@ class Policy:
     def gradient_norm(self) -> float:
         """The norm of the gradient that is there, which is not clipped."""
         return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf")))
+
+
+def shared_tokens(rows: Sequence[TrainedRow]) -> int:
+    """How many tokens all rows begin with, short of the one before the first that is trained."""
+    shortest = min(int(row.mask.argmax()) if row.mask.any() else len(row.tokens) for row in rows) - 1
+    if shortest <= 0:
+        return 0
+    begins = np.stack([row.tokens[:shortest] for row in rows])
+    is_same = (begins == begins[0]).all(axis=0)
+    return shortest if is_same.all() else int(is_same.argmin())
 
 
 def batches(rows: Sequence[TrainedRow], which: Sequence[int]) -> list[list[int]]:

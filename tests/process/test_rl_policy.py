@@ -44,16 +44,19 @@ def tiny(parts: SimpleNamespace) -> Any:
     return parts.transformers.LlamaForCausalLM(config).eval()
 
 
-def rows_of(parts: SimpleNamespace, chance: np.random.Generator, advantages: list[float]) -> list[Any]:
-    """Rows of different lengths, whose log-probabilities are about those of a flat policy, here and there unknown."""
+def rows_of(parts: SimpleNamespace, chance: np.random.Generator, advantages: list[float], shared: int = 0) -> list[Any]:
+    """Rows of different lengths, whose log-probabilities are about those of a flat policy, here and there unknown; the
+    first tokens are `shared`, and the mask begins after the third or, in places, just after these."""
+    begin = chance.integers(0, 64, shared)
     made = []
     for _ in advantages:
-        length = int(chance.integers(5, 40))
-        mask = np.arange(length) >= 3
-        mask[4] = False
+        length = shared + int(chance.integers(5, 40))
+        mask = np.arange(length) >= shared + int(chance.integers(1, 4))
+        mask[shared + 4] = False
         nats = np.where(mask, -np.log(64) + chance.normal(0, 0.3, length), 0.0)
         nats[-1] = np.nan
-        made.append(parts.drift.TrainedRow(chance.integers(0, 64, length), mask, nats))
+        tokens = np.concatenate([begin, chance.integers(0, 64, length - shared)])
+        made.append(parts.drift.TrainedRow(tokens, mask, nats))
     return made
 
 
@@ -72,11 +75,13 @@ def plain_loss(parts: SimpleNamespace, model: Any, rows: list[Any], advantages: 
     return torch.stack(parts_of_loss).sum() / num_tokens
 
 
+@pytest.mark.parametrize("shared", [0, 1, 20])
 @pytest.mark.parametrize(
     "advantages", [[1.0, -1.0, 0.0, 0.5, -0.5, 0.0], [0.3] * 11], ids=["some without a gradient", "several batches"]
 )
-def test_a_step_is_the_clipped_policy_gradient(parts: SimpleNamespace, advantages: list[float]) -> None:
-    rows = rows_of(parts, np.random.default_rng(7), advantages)
+def test_a_step_is_the_clipped_policy_gradient(parts: SimpleNamespace, advantages: list[float], shared: int) -> None:
+    rows = rows_of(parts, np.random.default_rng(7), advantages, shared)
+    assert max(0, shared - 1) <= parts.policy.shared_tokens(rows) <= shared + 2
     ours, plain = tiny(parts), tiny(parts)
     policy = parts.policy.Policy(ours, lr=1e-2)
     found = policy.step(rows, advantages)
