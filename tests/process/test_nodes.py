@@ -1,6 +1,7 @@
 """Two real servers on one real PostgreSQL, under load: killed, stopped past their lease, and without their database.
 
-Run by `scripts/test-cluster`, which sets KILLS, STOPS and AWAY_S for the long runs; a few of each without.
+Run by `scripts/test-cluster`, which sets KILLS, STOPS and AWAY_S for the long runs; a few of each without. With WORKERS
+each server has so many, and each other kill is of a worker.
 """
 
 import asyncio
@@ -35,11 +36,12 @@ KILLS = int(os.environ.get("KILLS", "1"))
 STOPS = int(os.environ.get("STOPS", "2"))
 AWAY_S = float(os.environ.get("AWAY_S", "0.7"))
 LEASE_S = float(os.environ.get("LEASE", "0.5"))
-NUM_SESSIONS = 8
+WORKERS = int(os.environ.get("WORKERS", "1"))
+NUM_SESSIONS = max(8, 4 * WORKERS)
 MAX_TURNS = 25
 ASK_AGAIN_S = 0.03
-PATIENCE_S = 1.0
-"""Time that a client waits for an answer before it asks another server."""
+PATIENCE_S = min(1.0, LEASE_S + 0.2)
+"""Time that a client waits for an answer before it asks another server. A stop costs this, and no more."""
 
 FOUND = programs()
 pytestmark = [
@@ -53,7 +55,7 @@ pytestmark = [
 
 OWNED = (
     "SELECT s.id FROM stenograph_sessions s JOIN stenograph_ends e ON e.session = s.number"
-    " JOIN stenograph_owners o ON o.number = e.owner WHERE o.url = $1 AND o.until > clock_timestamp()"
+    " JOIN stenograph_owners o ON o.number = e.owner WHERE o.url = ANY($1) AND o.until > clock_timestamp()"
 )
 
 
@@ -140,24 +142,66 @@ class Server:
 
     port: int
     flags: tuple[str, ...]
+    num_workers: int = 1
     process: Any = None
+    workers: list[int] = field(default_factory=list[int])
+    """The processes of its workers, in order."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def owners(self) -> list[str]:
+        """The names of its processes in the database."""
+        return [self.url] if self.num_workers == 1 else [f"{self.url}#{number}" for number in range(self.num_workers)]
+
+    @property
+    def children(self) -> list[int]:
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "stenograph.cli.main", "serve", "--port", str(self.port), *self.flags),
-            *("--log-level", "error"),
+            *("--log-level", "error", "--workers", str(self.num_workers)),
             stdout=asyncio.subprocess.PIPE,
         )
         line = (await self.process.stdout.readline()).decode()
         assert re.search(r"ready at http://127\.0\.0\.1:\d+ ", line), line
+        self.workers = self.children if self.num_workers > 1 else []
 
     async def kill(self) -> None:
-        self.process.kill()
+        """Kill all of it at once; its workers would drain without their parent."""
+        for number in (self.process.pid, *self.workers):
+            os.kill(number, signal.SIGKILL)
         await self.process.wait()
+        while any(is_running(number) for number in self.workers):
+            await pause(SystemClock(), 0.01)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to each of its processes that serves."""
+        for one in self.workers or [self.process.pid]:
+            os.kill(one, number)
+
+    def kill_worker(self, number: int) -> None:
+        """Kill a worker, which its parent starts again."""
+        os.kill(self.workers[number], signal.SIGKILL)
+
+    async def renewed(self, number: int) -> None:
+        """Wait until the parent has started a worker again that was killed."""
+        others = {worker for at, worker in enumerate(self.workers) if at != number}
+        while not (new := set(self.children) - others - {self.workers[number]}):
+            await pause(SystemClock(), 0.01)
+        (self.workers[number],) = new
+
+
+def is_running(number: int) -> bool:
+    """Whether a process is there; one that nobody has waited for yet is not."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @asynccontextmanager
@@ -174,7 +218,7 @@ async def cluster(tmp_path: Path, postgres: PostgresServer) -> AsyncIterator[tup
             for free in (one, other):
                 free.bind(("127.0.0.1", 0))
             ports = [free.getsockname()[1] for free in (one, other)]
-        servers = [Server(port, flags) for port in ports]
+        servers = [Server(port, flags, num_workers=WORKERS) for port in ports]
         await asyncio.gather(*(server.start() for server in servers))
         try:
             timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
@@ -216,57 +260,77 @@ async def check(client: aiohttp.ClientSession, url: str, session: str, turns: li
     assert len(view["metadata"]["strands"]) <= 1
 
 
-async def owned(postgres: PostgresServer, server: Server) -> set[str]:
-    """The sessions of a server's lease."""
+async def owned(postgres: PostgresServer, owners: list[str]) -> set[str]:
+    """The sessions of these owners' leases."""
     connection = await connect(postgres.url(), name="test", timeout_s=5)
     try:
-        return {row[0] for row in await connection.fetch(OWNED, server.url)}
+        return {row[0] for row in await connection.fetch(OWNED, owners)}
     finally:
         connection.terminate()
+
+
+def say(line: str) -> None:
+    """Say how far a long run is."""
+    sys.stdout.write(f"\n{line}")
+    sys.stdout.flush()
 
 
 async def killed(servers: list[Server], load: Load, postgres: PostgresServer) -> list[float]:
     """Kill a server, again and again; the times until its sessions had a turn again."""
     times_s: list[float] = []
     for number in range(KILLS):
-        victim = servers[number % 2]
+        victim, worker = servers[number % 2], None if WORKERS == 1 or number % 4 > 1 else number // 4 % WORKERS
         await load.more(3 * NUM_SESSIONS)
-        theirs = await owned(postgres, victim)
+        theirs = await owned(postgres, victim.owners if worker is None else [victim.owners[worker]])
         load.back_at.clear()
-        await victim.kill()
+        if worker is None:
+            await victim.kill()
+        else:
+            victim.kill_worker(worker)
         moment = time.monotonic()
         theirs &= load.working()
         await load.all_after(theirs, moment)
         times_s += [load.back_at[one] - moment for one in theirs]
+        say(f"kill {number + 1} of {KILLS}: {len(theirs)} sessions back after {time.monotonic() - moment:.2f} s")
+        if worker is not None:
+            await victim.renewed(worker)
+            continue
         load.may_ask.clear()  # beside clients at full speed a start takes most of the time
         await victim.start()
         load.may_ask.set()
     return times_s
 
 
-async def stopped(servers: list[Server], load: Load, postgres: PostgresServer) -> int:
-    """Stop a server past its lease, ask it for a session that another has by then, and wake it; the sessions asked."""
-    num_asked = 0
-    for number in range(STOPS):
-        victim, other = servers[number % 2], servers[1 - number % 2]
-        theirs = await owned(postgres, victim) & load.working()
-        victim.process.send_signal(signal.SIGSTOP)
+async def stopped(servers: list[Server], load: Load, postgres: PostgresServer) -> tuple[int, int]:
+    """Stop a server past its leases, ask it for sessions that another has by then, and wake it, until so many owners
+    that had sessions were stopped; how many owners, and how many questions the woken ones got."""
+    num_stopped = num_asked = num_rounds = 0
+    while num_stopped < STOPS:
+        victim, other = servers[num_rounds % 2], servers[1 - num_rounds % 2]
+        had_by = [await owned(postgres, [owner]) for owner in victim.owners]
+        had_by = [had & load.working() for had in had_by]
+        theirs = set[str]().union(*had_by)
+        victim.signal_all(signal.SIGSTOP)
         try:
             moment = time.monotonic()
             load.urls = [other.url]
             await load.all_after(theirs, moment)
             had = {one: len(load.sessions[one]) for one in theirs}
             async with aiohttp.ClientSession() as client:
-                asked = [asyncio.ensure_future(seen(client, victim.url, one, num)) for one, num in had.items()]
+                asked = [asyncio.ensure_future(seen(client, victim.url, *one)) for one in had.items() for _ in range(2)]
                 await load.more(1)
-                victim.process.send_signal(signal.SIGCONT)
+                victim.signal_all(signal.SIGCONT)
                 await asyncio.gather(*asked)
             num_asked += len(asked)
         finally:
-            victim.process.send_signal(signal.SIGCONT)
+            victim.signal_all(signal.SIGCONT)
             load.urls = [server.url for server in servers]
+        num_rounds += 1
+        num_stopped += sum(map(bool, had_by))
+        if num_rounds % 10 == 0 or num_stopped >= STOPS:
+            say(f"{num_stopped} owners stopped in {num_rounds} rounds, the last {time.monotonic() - moment:.2f} s")
         await load.more(NUM_SESSIONS)
-    return num_asked
+    return num_stopped, num_asked
 
 
 async def seen(client: aiohttp.ClientSession, url: str, session: str, num_turns: int) -> None:
@@ -295,14 +359,15 @@ async def test_nodes_killed_stopped_and_without_their_database_lose_no_turn(tmp_
     with postgres_server(FOUND) as postgres:
         async with cluster(tmp_path, postgres) as (servers, load):
             took_s = sorted(await killed(servers, load, postgres))
-            num_seen = await stopped(servers, load, postgres)
+            num_stopped, num_seen = await stopped(servers, load, postgres)
             if AWAY_S:
                 await away(load, postgres)
         p99_s = took_s[int(0.99 * len(took_s))] if took_s else 0.0
         assert p99_s <= LEASE_S + 1.5, took_s
         sys.stdout.write(
             f"\n{KILLS} kills: {len(took_s)} sessions taken over, p99 {p99_s:.2f} s after it, lease {LEASE_S:g} s;"
-            f" {STOPS} stops past the lease, {num_seen} sessions asked of the woken; {load.num_acknowledged} turns"
-            f" acknowledged in {len(load.sessions)} sessions, {load.num_asked_again} asked again, refused"
+            f" {num_stopped} owners stopped past their leases, {num_seen} questions to the woken;"
+            f" {load.num_acknowledged} turns acknowledged in {len(load.sessions)} sessions,"
+            f" {load.num_asked_again} asked again, refused"
             f" {load.refusals}; 0 lost, 0 doubled, 0 forks\n"
         )

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stenograph.core.clock import Clock, SystemClock
-from stenograph.core.errors import SessionElsewhere, StartupError, StorageUnavailable
+from stenograph.core.errors import SessionElsewhere, StartupError, StenographError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, OUTCOME, Totals, row_body, row_digest
 from stenograph.store.groups import NewRow, NewSession
@@ -25,7 +25,7 @@ from stenograph.store.postgres.connection import Lane, connect
 from stenograph.store.postgres.schema import SCHEMA, check_schema, prepare
 from stenograph.store.postgres.server import PostgresRows
 from stenograph.store.postgres.shared_rows import Claimed, EndMove, SharedRows
-from stenograph.store.postgres.store import PostgresStore
+from stenograph.store.postgres.store import OwnedTail, PostgresStore
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.postgres_server import PostgresServer, postgres_server, programs
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
@@ -111,6 +111,55 @@ async def test_a_session_is_its_owners_until_the_owner_leaves(rows: MakeRows) ->
         assert other.num_taken == 1
         assert await other.delete(id_)
         assert not await other.delete(id_)
+
+
+async def test_whoever_waits_for_rows_goes_on_when_the_lease_is_lost_before_they_are_written() -> None:
+    clock, id_ = ManualClock(), session_id(1)
+    async with node(MemoryRows(SharedTables(clock.monotonic)), clock=clock) as owner:
+        tail = await owner.create(id_, b"opening", at=1.0, ttl_s=None)
+
+        async def lose() -> None:
+            clock.advance(28.0)
+
+        # In the order in which they begin: the reader, the end of the lease, the writer that the row wakes.
+        reading, losing = asyncio.ensure_future(owner.load(id_)), asyncio.ensure_future(lose())
+        told: list[StenographError | None] = []
+        owner.append(tail, b"row", adds=ONE_TURN, at=1.0, done=told.append)
+        await losing
+        assert payloads(await reading) == [b"opening"], "by the lease after that one"
+        assert [type(error) for error in told] == [StorageUnavailable]
+
+
+@dataclass(slots=True)
+class Seat:
+    """A worker's seat, which outlives it."""
+
+    last: int | None = None
+
+    def taken(self, owner: int) -> None:
+        self.last = owner
+
+
+async def test_a_process_that_is_started_again_has_its_sessions_at_once(rows: MakeRows) -> None:
+    id_, seat = session_id(1), Seat()
+
+    async def started() -> PostgresStore:
+        return await PostgresStore.open(rows(), SystemClock(), url="http://a#1", lease_s=3600.0, seat=seat)
+
+    killed = await started()  # which never leaves
+    await appended(killed, await killed.create(id_, b"opening", at=1.0, ttl_s=None), b"one")
+    before = seat.last
+    async with node(rows(), at="http://a#0") as other:
+        with pytest.raises(SessionElsewhere) as refused:
+            await other.take(id_)
+        assert refused.value.url == "http://a", "any worker passes it on"
+        async with aclosing(await started()) as again:
+            assert seat.last != before
+            stored = await again.take(id_)
+            assert payloads(stored) == [b"opening", b"one"]
+            with pytest.raises(StorageUnavailable):
+                await appended(killed, OwnedTail(stored.tail(), epoch=1, lease=killed.owner.needed()), b"late")
+    await killed.aclose()
 
 
 async def test_a_row_of_an_owner_whose_session_was_taken_is_refused_and_told_of(rows: MakeRows) -> None:
@@ -221,10 +270,10 @@ class Played:
             if isinstance(claimed, Claimed):
                 self.last[one] = (claimed.epoch, self.last[one][1])
                 return claimed.epoch, claimed.is_new
-            return None if claimed is None else claimed.url
+            return None if claimed is None else claimed.name
         if what == "holder":
             held = await self.rows.holder(id_, owner)
-            return None if held is None else held.url
+            return None if held is None else held.name
         return await (self.rows.delete(id_, owner) if what == "delete" else self._look(id_, owner))
 
     async def _create(self, id_: SessionId, one: int, owner: int) -> bool:

@@ -155,6 +155,20 @@ async def test_a_retry_through_the_other_worker_joins_the_turn_or_gets_its_reply
     assert (other.status, other.json()["error"]["code"]) == (422, "idempotency_mismatch")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_before_which_the_client_said_that_it_closes_is_delivered(stream: bool, workers: Workers) -> None:
+    session = await workers.open_at(0)
+    for through in (0, 1):
+        workers.lives[0].says("fine")
+        body = {"messages": [user("hi")], "stream": stream}
+        path = f"/sessions/{session}/v1/chat/completions"
+        answer = await workers.lives[through].call("POST", path, body, connection="close")
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+    await workers.at_rest()
+    metrics = (await workers.lives[0].call("GET", "/metrics")).body.decode()
+    assert 'stenograph_stage_seconds_count{worker="0",stage="reply"} 2.0' in metrics
+
+
 async def test_large_bodies_and_large_answers_go_through_unchanged(workers: Workers) -> None:
     session = await workers.open_at(1)
     text = "long text, over and over. " * 100

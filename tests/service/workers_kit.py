@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_UNIX, socket
@@ -15,7 +15,7 @@ import aiohttp
 from stenograph.core.clock import SystemClock
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.http.app import make_app
-from stenograph.http.server import Server, listen, uvicorn_config
+from stenograph.http.server import Server, listen, url_of, uvicorn_config
 from stenograph.http.settings import Settings
 from stenograph.http.storage import opened_store
 from stenograph.http.workers.place import WorkerPlace
@@ -24,8 +24,11 @@ from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
 from stenograph.session.shared_capacity import CapacityPage
+from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
+from stenograph.store.postgres.store import PostgresStore
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
 
 from .conftest import Live
 
@@ -86,14 +89,32 @@ async def serving(
     renderer: Renderer,
     *,
     folder: DataFolder | None = None,
+    tables: SharedTables | None = None,
+    server_listener: socket | None = None,
     patience_s: float = 30.0,
     starts: bool = False,
     **settings: Any,
 ) -> AsyncIterator[tuple[str, SessionManager, Server]]:
-    """One worker, whose engine has been started, or is started here: its URL, its manager, and its server."""
-    made = Settings(drain_timeout_s=10.0, **settings)
+    """One worker, whose engine has been started, or is started here: its URL, its manager, and its server.
+
+    With `tables` its server shares a database, and other servers reach it at `server_listener`, its first worker's.
+    """
+    made = Settings(drain_timeout_s=10.0, store=None if tables is None else "postgresql://in/memory", **settings)
     worker, pool = Worker(place, made, patience_s=patience_s), CpuPool(2)
-    async with opened_store(made, folder, place, address="", on_failed=lambda _: None) as store:
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(
+            listen("127.0.0.1", 0) if place.number or not server_listener else server_listener
+        )
+        store: SessionStore | None
+        if tables is None:
+            store = await stack.enter_async_context(
+                opened_store(made, folder, place, address="", on_failed=lambda _: None)
+            )
+        else:
+            assert server_listener is not None
+            name = f"{url_of(server_listener)}#{place.number}"
+            shared = PostgresStore.open(MemoryRows(tables), SystemClock(), url=name, lease_s=30.0, seat=place)
+            store = await stack.enter_async_context(aclosing(await shared))
         app, manager = make_app(
             made,
             engine=engine,
@@ -110,13 +131,13 @@ async def serving(
         ready = asyncio.Event()
         config = uvicorn_config(app, made, worker)
         server = Server(config, manager=manager, on_ready=ready.set, drain_timeout_s=10.0, worker=worker)
-        with listen("127.0.0.1", 0) as listener:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(server.serve(sockets=[listener]))
-                await ready.wait()
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}", manager, server
-                server.should_exit = True
-                await worker.aclose()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.serve(sockets=[listener]))
+            await ready.wait()
+            yield url_of(listener), manager, server
+            server.should_exit = True
+            await worker.aclose()
+        await app.aclose()
     pool.close()
 
 
@@ -126,6 +147,7 @@ async def two_workers(
     renderer: Renderer,
     *,
     data_dir: Path | None = None,
+    tables: SharedTables | None = None,
     num: int = 2,
     max_context_tokens: int = 4096,
     model: Callable[[GenerateRequest], Script] | None = None,
@@ -140,10 +162,20 @@ async def two_workers(
             stack.callback(data.close)
         lives: list[Live] = []
         servers: list[Server] = []
+        at = None if tables is None else listen("127.0.0.1", 0)
         for place in places(folder, num):
             stack.callback(place.listener.close)
             url, manager, server = await stack.enter_async_context(
-                serving(place, engine, renderer, folder=data, data_dir=data_dir, **settings)
+                serving(
+                    place,
+                    engine,
+                    renderer,
+                    folder=data,
+                    data_dir=data_dir,
+                    tables=tables,
+                    server_listener=at,
+                    **settings,
+                )
             )
             lives.append(Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client))
             servers.append(server)

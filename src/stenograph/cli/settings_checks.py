@@ -67,11 +67,6 @@ def _check_shared(settings: Settings) -> None:
     """Raise StartupError for settings that do not fit a database that servers share."""
     if settings.data_dir is not None:
         raise StartupError("--store and --data-dir are both set, but sessions are kept in one place: leave one out")
-    if settings.workers > 1:
-        raise StartupError(
-            f"--store and --workers {settings.workers} are both set, but a lease in the database is of one process:"
-            " start several servers"
-        )
     if settings.kept is not Durability.COMMIT:
         raise StartupError(
             f"--durability is {settings.durability}, but a database of --store keeps turns as commit does"

@@ -39,6 +39,7 @@ from stenograph.http.app import LoadedModel, load_model, serve_on
 from stenograph.http.rule_files import check_files
 from stenograph.http.server import listen, url_of
 from stenograph.http.settings import Settings
+from stenograph.http.storage import prepare_database
 from stenograph.http.workers.place import WorkerPlace
 from stenograph.model.progress import Progress
 from stenograph.session.shared_capacity import CapacityPage
@@ -74,6 +75,7 @@ def serve_workers(
             folder = DataFolder(settings.data_dir, address=url)
             stack.callback(folder.close)
         places = _places(settings, stack)
+        asyncio.run(prepare_database(settings))
         loaded = load_model(settings, SystemClock(), progress)
         engine = None
         if settings.engine is EngineKind.EMBEDDED:

@@ -311,11 +311,17 @@ class ClientConnection(DeliveryConnection):
     def _answered(self) -> None:
         """The answer to the request is written."""
         self.server_state.total_requests += 1
+        if self.request is not None and not self.request.keeps_connection:
+            self._close_answered()
         if self.transport.is_closing():
             return
         if self.flow.read_paused:
             self.flow.resume_reading()
         self._rest()
+
+    def _close_answered(self) -> None:
+        """Close: the answer says that it is the last."""
+        self.transport.close()
 
     def _rest(self) -> None:
         """Close the connection if the next request does not begin in time."""

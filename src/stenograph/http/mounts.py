@@ -48,13 +48,13 @@ class App:
         self._control: ASGIApp = behind
         """Some routes show addresses, of which a proxy before the server knows more."""
         self._tracing = tracing
-        self._nodes = nodes
+        self.nodes = nodes
         self.metrics = metrics
         self.refuse = refuse
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if self._nodes is not None and _OURS not in scope:
-            return self._somewhere(self._nodes, scope, receive, send)
+        if self.nodes is not None and _OURS not in scope:
+            return self._somewhere(self.nodes, scope, receive, send)
         found = self._find(scope["path"]) if scope["type"] == "http" else None
         if found is None:
             return self._control(_with_one_v1(scope), receive, send)
@@ -75,8 +75,8 @@ class App:
 
     async def aclose(self) -> None:
         """Close the connections to other nodes, and send the spans that wait."""
-        if self._nodes is not None:
-            await self._nodes.aclose()
+        if self.nodes is not None:
+            await self.nodes.aclose()
         if self._tracing is not None:
             await self._tracing.aclose()
 

@@ -17,7 +17,8 @@ from stenograph.core.errors import SessionElsewhere, StenographError, StorageUna
 from stenograph.dialects.base import Refusal
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import ClientGone, WaitingClient, count_error, header_value, headers_of, send_refusal
-from stenograph.session.ownership import Ownership
+from stenograph.http.workers.peer_connection import is_passed_on as is_worker_passed_on
+from stenograph.session.ownership import SharedOwnership
 
 PASSED_ON = b"x-stenograph-passed-on"
 """Header of a request that a node has passed on."""
@@ -42,8 +43,8 @@ RefuseAt = Callable[[str, StenographError], Refusal]
 class Nodes:
     """The other nodes, as this one sees them. `by_credential`: a credential may be a session's id."""
 
-    def __init__(self, ownership: Ownership, *, metrics: Metrics, by_credential: bool, timeout_s: float) -> None:
-        self._ownership = ownership
+    def __init__(self, ownership: SharedOwnership, *, metrics: Metrics, by_credential: bool, timeout_s: float) -> None:
+        self.ownership = ownership
         self._metrics = metrics
         self._by_credential = by_credential
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
@@ -54,7 +55,7 @@ class Nodes:
         """Those of them whose node could not be reached, or left before it answered."""
 
     def __repr__(self) -> str:
-        return f"<Nodes by {self._ownership!r}>"
+        return f"<Nodes by {self.ownership!r}>"
 
     async def answered(self, scope: Scope, receive: Receive, send: Send, refuse_at: RefuseAt) -> bool:
         """Answer a request for a session that another node has; False for every other one, of which nothing was read.
@@ -63,15 +64,16 @@ class Nodes:
         """
         if scope["type"] != "http":
             return False
-        self._ownership.settle()
+        self.ownership.settle()
         session_id = self._named(scope)
         if session_id is None:
             return False
         try:
-            elsewhere = await self._ownership.elsewhere(session_id)
+            elsewhere = await self.ownership.elsewhere(session_id)
             if elsewhere is None:
                 return False
-            if not elsewhere.url or header_value(scope, PASSED_ON) is not None:
+            is_passed_on = header_value(scope, PASSED_ON) is not None or is_worker_passed_on(scope)
+            if elsewhere.url in ("", self.ownership.server) or is_passed_on:
                 raise elsewhere
             await self._pass_on(scope, receive, send, elsewhere)
         except (SessionElsewhere, StorageUnavailable) as error:

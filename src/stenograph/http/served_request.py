@@ -98,7 +98,8 @@ class ServedRequest:
         awaits_continue: bool,
         on_answered: Callable[[], None],
     ) -> None:
-        """`awaits_continue`: the client sends its body once it is told to."""
+        """`awaits_continue`: the client sends its body once it is told to. `on_answered` closes the connection if it is
+        not kept."""
         self.scope = scope
         self.default_headers = default_headers
         self.keeps_connection = keeps_connection
@@ -168,8 +169,6 @@ class ServedRequest:
         self.is_answered = True
         if self._event is not None:
             self._event.set()
-        if not self.keeps_connection:
-            self._transport.close()
         self._on_answered()
 
     # -- the application's side

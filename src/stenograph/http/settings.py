@@ -37,7 +37,7 @@ class HttpSettings:
     workers: int = setting(
         1,
         whole_number(1, 64),
-        "Processes that serve on the one port. Each has the sessions that it opened, and passes on others' requests.",
+        "Processes that serve on the one port. Each has sessions of its own, and passes on others' requests.",
     )
     max_body_bytes: int = setting(32 * 2**20, whole_number(1024), "Largest request body that is taken.", unit="bytes")
     header_timeout_s: float = setting(

@@ -28,6 +28,7 @@ from stenograph.session.shelf import Shelf
 from stenograph.store.base import SessionStore
 from stenograph.store.files import open_files
 from stenograph.store.folder import NUM_FILES, DataFolder, file_of
+from stenograph.store.postgres.owner_name import OwnerName
 from stenograph.store.postgres.schema import prepare
 from stenograph.store.postgres.server import PostgresRows
 from stenograph.store.postgres.store import PostgresStore
@@ -62,7 +63,7 @@ async def opened_store(
     Raises StartupError. The server listens at `address`; `on_failed` is called when the store has failed for good.
     """
     if settings.store is not None:
-        async with _shared_store(settings, settings.store, address) as shared:
+        async with _shared_store(settings, settings.store, address, place) as shared:
             yield shared
         return
     if folder is None:
@@ -77,20 +78,39 @@ async def opened_store(
 
 
 @asynccontextmanager
-async def _shared_store(settings: Settings, url: str, address: str) -> AsyncGenerator[PostgresStore]:
-    """The store in a database that other servers share. Raises StartupError."""
-    timeout_s = max(settings.lease_s, MIN_TIMEOUT_S)
-    await prepare(url, timeout_s=timeout_s)
+async def _shared_store(
+    settings: Settings, url: str, address: str, place: WorkerPlace | None
+) -> AsyncGenerator[PostgresStore]:
+    """The store in a database that other servers share. Raises StartupError. A worker is an owner of its own, in a
+    database that its parent has prepared: one that is started again waits for a database that is away."""
+    if place is None:
+        await prepare_database(settings)
     store = await PostgresStore.open(
-        PostgresRows(url, timeout_s=timeout_s),
+        PostgresRows(url, timeout_s=_timeout_s(settings)),
         SystemClock(),
-        url=settings.advertise_url or address,
+        url=str(OwnerName(server=server_address(settings, address), worker=None if place is None else place.number)),
         lease_s=settings.lease_s,
+        seat=place,
     )
     try:
         yield store
     finally:
         await store.aclose()
+
+
+async def prepare_database(settings: Settings) -> None:
+    """Make the tables in the database of `--store`, if there is one, or bring them up to date. Raises StartupError."""
+    if settings.store is not None:
+        await prepare(settings.store, timeout_s=_timeout_s(settings))
+
+
+def _timeout_s(settings: Settings) -> float:
+    return max(settings.lease_s, MIN_TIMEOUT_S)
+
+
+def server_address(settings: Settings, address: str) -> str:
+    """The address under which other servers reach this one, which listens at `address`."""
+    return settings.advertise_url or address
 
 
 def other_nodes(

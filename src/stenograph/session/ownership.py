@@ -1,35 +1,20 @@
 """The owner of a session, where servers share a store: this one, another, or nobody, and then this one takes it.
 
-`Ownership` is the one interface that the routes know. Sessions in one process's files have none.
+Routes know `SharedOwnership` alone. Sessions in one process's files have none.
 """
-
-from typing import Protocol
 
 from stenograph.core.errors import SessionElsewhere, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.session.manager import SessionManager
-from stenograph.store.postgres.store import PostgresStore
+from stenograph.store.postgres.owner_name import OwnerName
+from stenograph.store.postgres.shared_rows import HeldBy
+from stenograph.store.postgres.store import PostgresStore, held_elsewhere
 
 LOST = (
     "This node could not renew its lease in time, so another one may have the session by now; nothing of this turn was"
     " kept. Send the same request again."
 )
 MOVED = "Another node has taken the session over; nothing of this turn was kept. Send the same request again."
-
-
-class Ownership(Protocol):
-    """Knows who has a session."""
-
-    def settle(self) -> None:
-        """Let go of the sessions in memory if they may be another's by now. Called before a request is looked at."""
-        ...
-
-    async def elsewhere(self, session_id: str) -> SessionElsewhere | None:
-        """The refusal of a session that another node has, which says where; None if this one has it, or may take it.
-
-        Raises StorageUnavailable while that cannot be known.
-        """
-        ...
 
 
 class SharedOwnership:
@@ -45,15 +30,31 @@ class SharedOwnership:
         return f"<SharedOwnership of {self._store!r}>"
 
     def settle(self) -> None:
+        """Let go of the sessions in memory if they may be another's by now. Called before a request is looked at."""
         self._store.owner.held()
 
     async def elsewhere(self, session_id: str) -> SessionElsewhere | None:
+        """The refusal of a session that another process has, which says where; None if this one has it, or may take it.
+
+        Raises StorageUnavailable while that cannot be known.
+        """
         if self._manager.has(session_id):
             return None
-        holder = await self._store.holder(SessionId(session_id))
-        if holder is None:
-            return None
-        return SessionElsewhere(session_id, url=holder.url, retry_after_s=max(0.1, holder.remaining_s))
+        held = await self._store.holder(SessionId(session_id))
+        return None if held is None else held_elsewhere(session_id, held)
+
+    @property
+    def server(self) -> str:
+        """The address of this server."""
+        return OwnerName.of(self._store.owner.name).server
+
+    def has(self, session_id: str) -> bool:
+        """Whether the session is in this process's memory."""
+        return self._manager.has(session_id)
+
+    async def holder(self, session_id: str) -> HeldBy | None:
+        """The other process that has a session; None if none has. Raises StorageUnavailable."""
+        return await self._store.holder(SessionId(session_id))
 
     def _lost(self) -> None:
         self._manager.let_go_of(None, StorageUnavailable(LOST, is_full=False, retry_after_s=1.0))

@@ -11,12 +11,13 @@ import mmap
 from stenograph.core.errors import Limit, LimitExceeded
 from stenograph.session.admission import Capacity, Elsewhere, Limits
 
-_SESSIONS, _IN_FLIGHT, _TOKENS, _RESTARTS = range(4)
-_NUM_COLUMNS = 4
+_SESSIONS, _IN_FLIGHT, _TOKENS, _RESTARTS, _OWNER = range(5)
+_NUM_COLUMNS = 5
 
 
 class CapacityPage:
-    """Counts of each worker, which its forks share: sessions, turns, tokens, and how often it was started again."""
+    """Counts of each worker, which its forks share: sessions, turns, tokens, how often it was started again; and, where
+    servers share a database, the number of the owner that it is, or was before it ended."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -43,6 +44,14 @@ class CapacityPage:
     def num_restarts(self, worker: int) -> int:
         """Number of times that a worker was started again."""
         return self._counts[worker * _NUM_COLUMNS + _RESTARTS]
+
+    def owner(self, worker: int) -> int:
+        """The owner that a worker is, or was before it ended; 0 if it was none."""
+        return self._counts[worker * _NUM_COLUMNS + _OWNER]
+
+    def set_owner(self, worker: int, owner: int) -> None:
+        """A worker is this owner now."""
+        self.put(worker, _OWNER, owner)
 
 
 class SharedCapacity(Capacity):

@@ -46,7 +46,8 @@ class StoreSettings:
     lease_s: float = setting(
         5.0,
         seconds(3600),
-        "With `--store`: the time after which the sessions of a server that is dead, or cut off, are taken over.",
+        "With `--store`: the time after which the sessions of a server that is dead, or cut off, are taken over. Each"
+        " of several workers has a lease.",
         unit="seconds",
     )
 

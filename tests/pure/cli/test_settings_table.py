@@ -94,7 +94,6 @@ def _from_all_sources(texts: dict[str, str], tmp_path: Path) -> CommandSettings:
     [
         ({"store": "mysql://db/x"}, "expected an address like postgresql"),
         ({"store": "postgresql://db/x", "data_dir": "d"}, "are both set"),
-        ({"store": "postgresql://db/x", "workers": "2"}, "start several servers"),
         ({"store": "postgresql://db/x", "durability": "interval"}, "keeps turns as commit does"),
         ({"store": "postgresql://db/x", "lease": "0.1"}, "must be at least 0.3 s"),
         ({"store": "postgresql://db/x", "host": "0.0.0.0"}, "give --advertise-url"),

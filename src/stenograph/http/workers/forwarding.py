@@ -15,8 +15,8 @@ import httptools
 from stenograph.core.errors import StenographError, WorkerUnavailable
 from stenograph.dialects.base import Refusal
 from stenograph.http.connection import ClientConnection, RequestPhase
-from stenograph.http.workers.named import body_bytes_of, named_by
-from stenograph.http.workers.owners import Owner, Owners
+from stenograph.http.workers.named import Named, body_bytes_of, named_by
+from stenograph.http.workers.owners import Finding, Found, Owner, Owners
 from stenograph.http.workers.peer_connection import DELIVERED, GREETING, client_line
 
 PATIENCE_S = 5.0
@@ -56,6 +56,11 @@ class ForwardingConnection(ClientConnection):
         self._refuse_at = refuse_at
         self._forwarded = forwarded
         self._patience_s = patience_s
+        self._finding: asyncio.Task[None] | None = None
+        self._is_ours = False
+        """The request was found to be this process's."""
+        self._early: list[bytes] = []
+        """Bytes that came while it was not known who serves the request."""
         self._ways: dict[Owner, _Way] = {}
         self._way: _Way | None = None
         """The way of the request that is another's."""
@@ -73,35 +78,66 @@ class ForwardingConnection(ClientConnection):
 
     def _feed(self, data: bytes) -> None:
         """Take a head, or bytes of a body that is read here."""
-        if self._phase is RequestPhase.HEAD:
+        if self._phase is RequestPhase.HEAD and not self._is_ours:
             self._has_taken()
             named = named_by(data, by_credential=self._by_credential)
-            owner: Owner | None = None
-            if named is not None and named.session_id is not None:
-                owner = self._owners.owner_of(named.session_id)
-            elif named is not None and named.key is not None:
-                owner = self._owners.opener_of(named.key)
-            elif named is not None and named.is_of_server:
-                owner = self._owners.first()
-            if owner is not None and named is not None:
-                self._begin_elsewhere(owner, data, named.method, named.path)
+            found = None if named is None else self._found(named)
+            if named is not None and found is not None:
+                if isinstance(found, Owner):
+                    self._begin_elsewhere(found, data, named)
+                else:
+                    self._begin_found(found, data, named)
                 return
         super()._feed(data)
 
-    def _begin_elsewhere(self, owner: Owner, head: bytes, method: bytes, path: bytes) -> None:
+    def _found(self, named: Named) -> Found:
+        """Whoever serves a request, if that is not this process."""
+        if named.session_id is not None:
+            return self._owners.owner_of(named.session_id)
+        if named.key is not None:
+            return self._owners.opener_of(named.key)
+        return self._owners.first() if named.is_of_server else None
+
+    def _begin_found(self, finding: Finding, head: bytes, named: Named) -> None:
+        """Begin a request once it is known who serves it. Until then nothing is read."""
+
+        async def begin() -> None:
+            owner = await finding()
+            self._finding, early = None, b"".join(self._early)
+            self._phase = RequestPhase.HEAD
+            self.flow.resume_reading()
+            if owner is not None:
+                self._begin_elsewhere(owner, head, named)
+                self.data_received(early)
+                return
+            self._is_ours = True
+            self.data_received(head + early)
+            self._is_ours = False
+            if self._shuts_down:
+                super(ForwardingConnection, self).shutdown()
+
+        self._phase = RequestPhase.ELSEWHERE
+        self._early = []
+        self.flow.pause_reading()
+        self._finding = self.loop.create_task(begin(), name="find-owner")
+
+    def _begin_elsewhere(self, owner: Owner, head: bytes, named: Named) -> None:
         self._phase = RequestPhase.ELSEWHERE
         self._num_to_pass = body_bytes_of(head)
         self._is_answered = False
-        self._path = path.decode("latin-1")
+        self._path = named.path.decode("latin-1")
         way = self._ways.get(owner)
         if way is None:
             way = self._ways[owner] = _Way(self, owner)
             way.open(client_line(self.client, self.server), self._patience_s)
         self._way = way
         self._forwarded.num_passed_on += 1
-        way.begin(head, is_head=method == b"HEAD")
+        way.begin(head, is_head=named.method == b"HEAD")
 
     def _pass_on(self, data: bytes) -> bytes:
+        if self._finding is not None:
+            self._early.append(data)
+            return b""
         rest = b""
         if self._num_to_pass is not None:
             data, rest = data[: self._num_to_pass], data[self._num_to_pass :]
@@ -197,7 +233,7 @@ class ForwardingConnection(ClientConnection):
 
     def shutdown(self) -> None:
         """Close once the request that another worker serves is answered."""
-        if self._way is not None:
+        if self._way is not None or self._finding is not None:
             self._shuts_down = True
         else:
             super().shutdown()
@@ -217,8 +253,9 @@ class ForwardingConnection(ClientConnection):
         ways, self._ways = self._ways, {}
         for way in ways.values():
             way.close()
-        if self._telling is not None:
-            self._telling.cancel()
+        for task in (self._telling, self._finding):
+            if task is not None:
+                task.cancel()
         super().connection_lost(exc)
 
 

@@ -1,14 +1,14 @@
 """The process that has a session: the one place that knows it. Pure; knows no socket and no request.
 
-With `--workers` it is seen from the id. Leases in a database are another implementation of `Owners`.
+With `--workers` it is seen from the id. Leases in a database (leased_owners.py) are another implementation of `Owners`.
 """
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 FIRST = 0
 """The number of the worker that speaks for all to the engines."""
@@ -24,10 +24,15 @@ class Owner:
     socket: Path
 
 
-class Owners(Protocol):
-    """Knows without waiting who has a session. None: this process, or nobody; the request is served here."""
+Finding = Callable[[], Coroutine[Any, Any, "Owner | None"]]
+Found = Owner | Finding | None
+"""Whoever has a session; where that is not known without waiting, a way to find out."""
 
-    def owner_of(self, session_id: str) -> Owner | None:
+
+class Owners(Protocol):
+    """Knows who has a session. None: this process, or nobody; the request is served here."""
+
+    def owner_of(self, session_id: str) -> Found:
         """The other process that has the session of that id."""
         ...
 
@@ -57,6 +62,15 @@ class FileOwners:
 
     def __repr__(self) -> str:
         return f"<FileOwners of {len(self._owners)} workers>"
+
+    @property
+    def num(self) -> int:
+        """Number of workers."""
+        return len(self._owners)
+
+    def worker(self, number: int) -> Owner | None:
+        """A worker; None: this process."""
+        return self._owners[number]
 
     def owner_of(self, session_id: str) -> Owner | None:
         return self._owners[int(session_id[:2], 16) % len(self._owners)]

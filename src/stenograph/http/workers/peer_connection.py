@@ -18,7 +18,7 @@ GREETING = b"+"
 DELIVERED = b"\x06"
 """Never the first byte of a request."""
 
-_PEER = "stenograph.peer"
+_PEER, _PASSED_ON = "stenograph.peer", "stenograph.passed_on"
 _CLIENT = re.compile(rb"PROXY (?:UNKNOWN|TCP[46] (\S+) (\S+) ([0-9]+) ([0-9]+))\r\n")
 _MAX_LINE_BYTES = 107
 """Source: the PROXY protocol, section 2.1."""
@@ -31,6 +31,11 @@ def client_line(client: tuple[str, int] | None, server: tuple[str, int | None] |
         return b"PROXY UNKNOWN\r\n"
     family = "TCP6" if ":" in client[0] else "TCP4"
     return f"PROXY {family} {client[0]} {server[0]} {client[1]} {server[1] or 0}\r\n".encode()
+
+
+def is_passed_on(scope: Scope) -> bool:
+    """Whether another worker of the server passes a client's request on."""
+    return _PASSED_ON in scope.get("extensions", {})
 
 
 def is_workers_own(scope: Scope) -> bool:
@@ -47,6 +52,7 @@ class PeerConnection(ClientConnection):
         self._line: bytes | None = b""
         self._is_clients = False
         self._has_left: asyncio.Future[bool] | None = None
+        self._shuts_down = False
 
     def __repr__(self) -> str:
         return f"<PeerConnection of {self.client}>"
@@ -64,7 +70,22 @@ class PeerConnection(ClientConnection):
             return super()._take_head(data)
         if self._has_left is not None and not self._has_left.done():
             self._has_left.set_result(True)
+        if self._shuts_down:
+            self.transport.close()
         return data[1:]
+
+    def _close_answered(self) -> None:
+        """Close, unless it is a client's: the other worker reads that the answer is the last, says when it has left,
+        and closes then."""
+        if not self._is_clients:
+            super()._close_answered()
+
+    def shutdown(self) -> None:
+        self._shuts_down = self._has_left is not None and not self._has_left.done()
+        if self._shuts_down and self.request is not None:
+            self.request.keeps_connection = False
+        else:
+            super().shutdown()
 
     def _take_line(self, data: bytes) -> bytes:
         """Take the line that may stand before the first request; give back what follows it."""
@@ -87,8 +108,7 @@ class PeerConnection(ClientConnection):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if not self._is_clients:
-            self.extensions[_PEER] = {}
+        self.extensions[_PASSED_ON if self._is_clients else _PEER] = {}
         self._has_left = self.loop.create_future() if self._is_clients else None
 
     def connection_lost(self, exc: Exception | None) -> None:

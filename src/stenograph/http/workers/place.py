@@ -28,6 +28,15 @@ class WorkerPlace:
         object.__setattr__(self, "owners", FileOwners(self.sockets, own=self.number))
 
     @property
+    def last(self) -> int | None:
+        """The owner that this worker was in its life before, whose sessions nobody has any more; as `OwnerSeat`."""
+        return self.page.owner(self.number) or None
+
+    def taken(self, owner: int) -> None:
+        """This worker is an owner now; as `OwnerSeat`."""
+        self.page.set_owner(self.number, owner)
+
+    @property
     def digits(self) -> str:
         """The beginning of its new sessions' ids, which is the name of their file."""
         return f"{self.number:02x}"

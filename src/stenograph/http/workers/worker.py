@@ -24,8 +24,9 @@ from stenograph.http.workers.all_moments import AllMoments
 from stenograph.http.workers.all_parts import AllParts
 from stenograph.http.workers.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
 from stenograph.http.workers.gathering import Gathering, opened_elsewhere
+from stenograph.http.workers.leased_owners import LeasedOwners
 from stenograph.http.workers.other_workers import OtherWorkers
-from stenograph.http.workers.owners import FIRST
+from stenograph.http.workers.owners import FIRST, Owners
 from stenograph.http.workers.peer_connection import PeerConnection
 from stenograph.http.workers.peer_routes import PeerRoutes
 from stenograph.http.workers.peers import Peers
@@ -91,8 +92,10 @@ class Worker:
         return SharedCapacity(limits, evicts=evicts, page=self.place.page, worker=self.place.number)
 
     def opened_elsewhere(self, *, has_store: bool) -> OpenedElsewhere | None:
-        """Finds sessions that other workers opened with a key. Without a store the key's own worker has them all."""
-        return opened_elsewhere(self._peers, own=self.place.number) if has_store else None
+        """Finds sessions that other workers opened with a key. Without a store the key's own worker has them all; in a
+        database that is shared each worker finds them."""
+        has_files = has_store and self._settings.store is None
+        return opened_elsewhere(self._peers, own=self.place.number) if has_files else None
 
     @property
     def is_first(self) -> bool:
@@ -146,12 +149,17 @@ class Worker:
             app.metrics,
             app.refuse,
             ForwardingConnection,
-            owners=self.place.owners,
+            owners=self._owners(app),
             by_credential=not self._settings.api_key,
             refuse_at=app.refuse_at,
             forwarded=self._forwarded,
             patience_s=self._patience_s,
         )
+
+    def _owners(self, app: App) -> Owners:
+        """Knows which worker has a session."""
+        workers = self.place.owners
+        return workers if app.nodes is None else LeasedOwners(workers, app.nodes.ownership, self.place.page)
 
     async def listen(self, state: ServerState) -> asyncio.Server:
         """Take the connections of other workers."""

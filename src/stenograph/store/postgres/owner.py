@@ -7,6 +7,7 @@ goes on, finds its lease over before any timer has told it.
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from stenograph.core.clock import Clock, Timer
 from stenograph.core.errors import StorageUnavailable
@@ -24,19 +25,41 @@ AWAY = (
 )
 
 
+class OwnerSeat(Protocol):
+    """The number of the owner that a process was; it outlives the process, which may be started again."""
+
+    @property
+    def last(self) -> int | None:
+        """The owner that it was at last; None if it was none."""
+        ...
+
+    def taken(self, owner: int) -> None:
+        """It is this owner now."""
+        ...
+
+
 class SharedOwner:
     """This node among those that share a database. `on_lost` is called when what it holds may be another's by now."""
 
     def __init__(
-        self, rows: SharedRows, clock: Clock, *, url: str, lease_s: float, on_lost: Callable[[], None]
+        self,
+        rows: SharedRows,
+        clock: Clock,
+        *,
+        name: str,
+        lease_s: float,
+        on_lost: Callable[[], None],
+        seat: OwnerSeat | None = None,
     ) -> None:
+        """`seat` knows the owner that this process was in its life before, and is told of each that it becomes."""
         self._rows = rows
         self._clock = clock
-        self._url = url
+        self.name = name
+        self._seat = seat
         self._lease_s = lease_s
         self._on_lost = on_lost
         self._lease: OwnerLease | None = None
-        self._last_owner: int | None = None
+        self._last_owner: int | None = None if seat is None else seat.last
         self._alarm: Timer | None = None
         self._is_closed = False
         self.joined = asyncio.Event()
@@ -47,7 +70,7 @@ class SharedOwner:
         """Questions about the lease that the database did not answer."""
 
     def __repr__(self) -> str:
-        return f"<SharedOwner {self._last_owner} at {self._url}, lease={self._lease}>"
+        return f"<SharedOwner {self._last_owner} at {self.name}, lease={self._lease}>"
 
     @property
     def is_held(self) -> bool:
@@ -103,12 +126,14 @@ class SharedOwner:
         """Ask for a lease, or for a longer one; the time until that is to be done again."""
         lease = self.held()
         if lease is None:
-            owner = await self._rows.join(self._url, lease_s=self._lease_s, instead_of=self._last_owner)
+            owner = await self._rows.join(self.name, lease_s=self._lease_s, instead_of=self._last_owner)
             self._last_owner = owner
+            if self._seat is not None:
+                self._seat.taken(owner)
             lease = OwnerLease.granted(owner, lease_s=self._lease_s, sent_at=sent_at)
             self._lease = lease
             self.joined.set()
-            log.info("this node is owner %d of the sessions it serves, at %s", owner, self._url)
+            log.info("this process is owner %d of the sessions it serves, at %s", owner, self.name)
         elif await self._rows.renew(lease.owner, lease_s=self._lease_s):
             lease.renewed(sent_at=sent_at)
         elif self._lease is lease:

@@ -88,7 +88,7 @@ FROM wanted w LEFT JOIN stenograph_owners o ON o.number = w.owner
 """
 
 _HOLDER = """
-SELECT o.url, extract(epoch FROM o.until - clock_timestamp())::float8
+SELECT o.number, o.url, extract(epoch FROM o.until - clock_timestamp())::float8
 FROM stenograph_sessions s JOIN stenograph_ends e ON e.session = s.number
 JOIN stenograph_owners o ON o.number = e.owner
 WHERE s.id = $1 AND o.number <> $2 AND o.until > clock_timestamp()
@@ -155,8 +155,8 @@ class PostgresRows:
         """Connections that were made so far."""
         return sum(lane.num_connects for lane in (self._writer, self._leaser, *self._readers))
 
-    async def join(self, url: str, *, lease_s: float, instead_of: int | None) -> int:
-        return int((await self._leaser.fetch(_JOIN, url, lease_s, instead_of))[0][0])
+    async def join(self, name: str, *, lease_s: float, instead_of: int | None) -> int:
+        return int((await self._leaser.fetch(_JOIN, name, lease_s, instead_of))[0][0])
 
     async def renew(self, owner: int, *, lease_s: float) -> bool:
         return bool(await self._leaser.fetch(_RENEW, owner, lease_s))
@@ -197,18 +197,18 @@ class PostgresRows:
             found = await self._fetch(_CLAIM, session_id, owner)
             if not found:
                 return None
-            number, before, epoch, new_epoch, url, remaining_s = found[0]
+            number, before, epoch, new_epoch, name, remaining_s = found[0]
             if new_epoch is not None:
                 return Claimed(session=number, epoch=new_epoch, is_new=True)
             if before == owner:
                 return Claimed(session=number, epoch=epoch, is_new=False)
-            if url is not None and remaining_s > 0:
-                return HeldBy(url=url, remaining_s=remaining_s)
-        return HeldBy(url="", remaining_s=0.0)  # others are taking it, or this owner's own lease is over
+            if name is not None and remaining_s > 0:
+                return HeldBy(owner=before, name=name, remaining_s=remaining_s)
+        return HeldBy(owner=0, name="", remaining_s=0.0)  # others are taking it, or this owner's own lease is over
 
     async def holder(self, session_id: SessionId, owner: int) -> HeldBy | None:
         found = await self._fetch(_HOLDER, session_id, owner)
-        return HeldBy(url=found[0][0], remaining_s=found[0][1]) if found else None
+        return HeldBy(owner=found[0][0], name=found[0][1], remaining_s=found[0][2]) if found else None
 
     async def read(self, session_id: SessionId) -> StoredSession | None:
         found = await self._fetch(_READ, session_id)

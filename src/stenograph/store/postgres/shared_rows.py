@@ -46,9 +46,11 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBy:
-    """A session is another owner's, whose node is at `url`, for so long if the lease is not renewed."""
+    """A session is another owner's, with this number and name, for so long if the lease is not renewed. The name is
+    empty if it is not known."""
 
-    url: str
+    owner: int
+    name: str
     remaining_s: float
 
 
@@ -64,8 +66,8 @@ class SharedRows(Protocol):
     """A shared database. Every method raises DatabaseAway, after a time that it bounds itself, and StorageUnavailable
     where the database has refused: then nothing of it was done."""
 
-    async def join(self, url: str, *, lease_s: float, instead_of: int | None) -> int:
-        """Become an owner: its number. The one that this node was before, if any, is removed."""
+    async def join(self, name: str, *, lease_s: float, instead_of: int | None) -> int:
+        """Become an owner: its number. The one that this process was before, if any, is removed."""
         ...
 
     async def renew(self, owner: int, *, lease_s: float) -> bool:

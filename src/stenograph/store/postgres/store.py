@@ -23,7 +23,8 @@ from stenograph.store.base import Done, StoredSession, StoredSummary, StoreStats
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, Totals, row_body, row_digest
 from stenograph.store.groups import NewSession, RowAppend, RowEnd, RowGroup
 from stenograph.store.postgres.lease import OwnerLease
-from stenograph.store.postgres.owner import AWAY, SharedOwner, pause
+from stenograph.store.postgres.owner import AWAY, OwnerSeat, SharedOwner, pause
+from stenograph.store.postgres.owner_name import OwnerName
 from stenograph.store.postgres.shared_rows import Claimed, DatabaseAway, Deletion, EndMove, HeldBy, SharedRows
 
 log = logging.getLogger(__name__)
@@ -73,11 +74,14 @@ class PostgresStore:
     `on_lost` is called on the loop when every session in memory may be another's by now, `on_moved` when one is.
     """
 
-    def __init__(self, rows: SharedRows, clock: Clock, *, url: str, lease_s: float) -> None:
+    def __init__(
+        self, rows: SharedRows, clock: Clock, *, url: str, lease_s: float, seat: OwnerSeat | None = None
+    ) -> None:
+        """`url` is the name of this process as an owner; `seat`: as `SharedOwner` has it."""
         self._rows = rows
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self.owner = SharedOwner(rows, clock, url=url, lease_s=lease_s, on_lost=self._lost)
+        self.owner = SharedOwner(rows, clock, name=url, lease_s=lease_s, on_lost=self._lost, seat=seat)
         self.on_lost: Callable[[], None] = lambda: None
         self.on_moved: Callable[[SessionId], None] = lambda session_id: None
         self._waiting: deque[RowAppend] = deque()
@@ -95,9 +99,11 @@ class PostgresStore:
         self._writer = self._loop.create_task(self._write_all(), name="store")
 
     @classmethod
-    async def open(cls, rows: SharedRows, clock: Clock, *, url: str, lease_s: float) -> "PostgresStore":
-        """A node's part, once it has its first lease."""
-        store = cls(rows, clock, url=url, lease_s=lease_s)
+    async def open(
+        cls, rows: SharedRows, clock: Clock, *, url: str, lease_s: float, seat: OwnerSeat | None = None
+    ) -> "PostgresStore":
+        """A process's part, once it has its first lease."""
+        store = cls(rows, clock, url=url, lease_s=lease_s, seat=seat)
         await store.owner.joined.wait()
         return store
 
@@ -218,7 +224,7 @@ class PostgresStore:
         await self._rows_settled(session_id)
         claimed = await self._ask(lambda: self._rows.claim(session_id, lease.owner), lease)
         if isinstance(claimed, HeldBy):
-            raise SessionElsewhere(session_id, url=claimed.url, retry_after_s=max(0.1, claimed.remaining_s))
+            raise held_elsewhere(session_id, claimed)
         self.num_taken += claimed is not None and claimed.is_new
         return claimed
 
@@ -272,8 +278,7 @@ class PostgresStore:
             self._writing = self._taken()
             await self._write(self._writing)
             self._writing = ()
-            self._settled.set()
-            self._settled = asyncio.Event()
+            self._tell_settled()
             self._stats = replace(self._stats, write_s=self._stats.write_s + self._clock.monotonic() - began)
 
     def _taken(self) -> list[RowAppend]:
@@ -332,7 +337,13 @@ class PostgresStore:
         self._waiting.clear()
         self._tell(writing, self._unknown())
         self._tell(waiting, self._not_kept())
+        self._tell_settled()
         self.on_lost()
+
+    def _tell_settled(self) -> None:
+        """Rows are on their way no more: whoever waits for that looks again."""
+        self._settled.set()
+        self._settled = asyncio.Event()
 
     def _tell(self, jobs: Sequence[RowAppend], error: StenographError | None) -> None:
         """Tell each of its end; whatever one of them does with that, the others hear of theirs."""
@@ -358,6 +369,12 @@ class PostgresStore:
 
     def _moved(self) -> StorageUnavailable:
         return StorageUnavailable(MOVED, is_full=False, retry_after_s=1.0)
+
+
+def held_elsewhere(session_id: str, held: HeldBy) -> SessionElsewhere:
+    """The refusal of a session that another process has: where its server is, and when the lease runs out."""
+    server = OwnerName.of(held.name).server
+    return SessionElsewhere(session_id, url=server, retry_after_s=max(0.1, held.remaining_s))
 
 
 def _moves(group: RowGroup) -> list[EndMove]:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Owner:
-    url: str
+    name: str
     until: float
 
 
@@ -45,6 +45,8 @@ class SharedTables:
         self._sessions: dict[SessionId, _SharedSession] = {}
         self._num_owners = 0
         self._num_sessions = 0
+        self.num_holders = 0
+        """Questions for the holder of a session."""
 
     def __repr__(self) -> str:
         return f"<SharedTables {len(self._owners)} owners, {len(self._sessions)} sessions>"
@@ -53,11 +55,11 @@ class SharedTables:
         """The epoch of a session that is there."""
         return self._sessions[session_id].epoch
 
-    def join(self, url: str, lease_s: float, instead_of: int | None) -> int:
+    def join(self, name: str, lease_s: float, instead_of: int | None) -> int:
         if instead_of is not None:
             self._owners.pop(instead_of, None)
         self._num_owners += 1
-        self._owners[self._num_owners] = _Owner(url, self._now() + lease_s)
+        self._owners[self._num_owners] = _Owner(name, self._now() + lease_s)
         return self._num_owners
 
     def renew(self, owner: int, lease_s: float) -> bool:
@@ -114,17 +116,22 @@ class SharedTables:
             return Claimed(session=held.number, epoch=held.epoch, is_new=False)
         other, own = self._owners.get(held.owner), self._owners.get(owner)
         if other is not None and other.until > now:
-            return HeldBy(url=other.url, remaining_s=other.until - now)
+            return HeldBy(owner=held.owner, name=other.name, remaining_s=other.until - now)
         self._owners.pop(held.owner, None)
         if own is None or own.until <= now:
-            return HeldBy(url="", remaining_s=0.0)
+            return HeldBy(owner=0, name="", remaining_s=0.0)
         held.owner, held.epoch = owner, held.epoch + 1
         return Claimed(session=held.number, epoch=held.epoch, is_new=True)
 
     def holder(self, session_id: SessionId, owner: int) -> HeldBy | None:
+        self.num_holders += 1
         held, now = self._sessions.get(session_id), self._now()
-        other = None if held is None or held.owner == owner else self._owners.get(held.owner)
-        return None if other is None or other.until <= now else HeldBy(url=other.url, remaining_s=other.until - now)
+        if held is None or held.owner == owner:
+            return None
+        other = self._owners.get(held.owner)
+        if other is None or other.until <= now:
+            return None
+        return HeldBy(owner=held.owner, name=other.name, remaining_s=other.until - now)
 
     def read(self, session_id: SessionId) -> StoredSession | None:
         held = self._sessions.get(session_id)
@@ -200,8 +207,8 @@ class MemoryRows:
     def __repr__(self) -> str:
         return f"<MemoryRows of {self._tables!r}>"
 
-    async def join(self, url: str, *, lease_s: float, instead_of: int | None) -> int:
-        return await self._way(lambda: self._tables.join(url, lease_s, instead_of))
+    async def join(self, name: str, *, lease_s: float, instead_of: int | None) -> int:
+        return await self._way(lambda: self._tables.join(name, lease_s, instead_of))
 
     async def renew(self, owner: int, *, lease_s: float) -> bool:
         return await self._way(lambda: self._tables.renew(owner, lease_s))
