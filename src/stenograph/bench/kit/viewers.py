@@ -78,15 +78,15 @@ class Viewers:
         session, num_tokens = await self._long_session()
         say({"ready": True, "num_tokens": num_tokens})
         await lines.readline()
-        looking = [
-            loop.create_task(work)
-            for number in range(self._plan.num_viewers)
-            for work in (self._watch(), self._turn_pages(session, num_tokens, number))
-        ]
-        await lines.readline()
-        for task in looking:
-            task.cancel()
-        await asyncio.gather(*looking, return_exceptions=True)
+        async with asyncio.TaskGroup() as tasks:
+            looking = [
+                tasks.create_task(work)
+                for number in range(self._plan.num_viewers)
+                for work in (self._watch(), self._turn_pages(session, num_tokens, number))
+            ]
+            await lines.readline()
+            for task in looking:
+                task.cancel()
         pipe.close()
 
     def report(self) -> dict[str, object]:
