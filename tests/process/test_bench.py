@@ -37,23 +37,12 @@ def last_line(stdout: str) -> Any:
     return json.loads(stdout.strip().splitlines()[-1])
 
 
-UNSEEN = [scenario for scenario in SCENARIOS if scenario.viewers is None]
-
-
-def artifact_parts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The figures and the raw reports of a run of one scenario."""
-    (result,) = json.loads(path.read_text())["scenarios"]
-    return result["figures"], result["raw"]
-
-
 @pytest.fixture(scope="module")
 def tiny_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """All scenarios without viewers, a fiftieth of each; the artifact and what was printed."""
+    """All scenarios, a fiftieth of each; the artifact and what was printed."""
     folder = tmp_path_factory.mktemp("run")
     done = bench(
-        *("responsiveness", "--scenario", ",".join(scenario.name for scenario in UNSEEN)),
-        *("--scale", "0.02", "--repeats", "1", "--model", str(model), "--out", "run.json"),
-        cwd=folder,
+        *("responsiveness", "--scale", "0.02", "--repeats", "1", "--model", str(model), "--out", "run.json"), cwd=folder
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run.json", done.stdout
@@ -64,12 +53,12 @@ def test_a_tiny_run_of_every_scenario_ends_without_an_error_in_a_table_and_one_j
     tiny_run: tuple[Path, str],
 ) -> None:
     artifact = json.loads(tiny_run[0].read_text())
-    assert [result["name"] for result in artifact["scenarios"]] == [scenario.name for scenario in UNSEEN]
-    for result, scenario in zip(artifact["scenarios"], UNSEEN, strict=True):
+    assert [result["name"] for result in artifact["scenarios"]] == [scenario.name for scenario in SCENARIOS]
+    for result, scenario in zip(artifact["scenarios"], SCENARIOS, strict=True):
         assert set(result["figures"]) == ({"server"} if scenario.guided_tokens else {"direct", "server"})
         (figures,) = result["figures"]["server"]
         assert ({"idle_health_p99_ms", "health_p99_over_idle"} <= set(figures)) == scenario.beside_idle
-        assert ("cpu_over_alone" in figures) == (scenario.alone() is not None)
+        assert ("cpu_over_alone" in figures) == bool(scenario.idle_sessions)
         for repeats in result["figures"].values():
             assert [figures["errors"] for figures in repeats] == [0]
             assert repeats[0]["chats_per_s"] > 0
@@ -77,21 +66,8 @@ def test_a_tiny_run_of_every_scenario_ends_without_an_error_in_a_table_and_one_j
     assert artifact["versions"]["uvloop"]
     line = last_line(tiny_run[1])
     assert (line["bench"], line["scale"], line["repeats"]) == ("responsiveness", 0.02, 1)
-    assert set(line["figures"]) == {scenario.name for scenario in UNSEEN}
+    assert set(line["figures"]) == {scenario.name for scenario in SCENARIOS}
     assert "| A " in tiny_run[1]
-
-
-@pytest.mark.console
-@pytest.mark.timeout(240)
-def test_a_load_is_measured_beside_viewers_and_without(model: Path, tmp_path: Path) -> None:
-    arguments = ("--scenario", "V", "--scale", "0.1", "--repeats", "1", "--model", str(model), "--out", "run.json")
-    done = bench("responsiveness", *arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    ((result,), (raw,)) = (part["server"] for part in artifact_parts(tmp_path / "run.json"))
-    assert {"health_p99_over_alone", "cpu_over_alone", "viewer_pages_per_s", "viewer_page_p99_ms"} <= set(result)
-    assert (result["errors"], raw["viewers"]["errors"], raw["alone_viewers"]["num_pages"]) == (0, {}, 0)
-    assert raw["viewers"]["num_pages"] > 0
-    assert raw["viewers"]["num_events"] >= 8
 
 
 @pytest.mark.timeout(120)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from stenograph.export.line_drift import line_drift
 from stenograph.http.line_drifts import LineDrifts
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
+from stenograph.testing.standins.shared_rows import SharedTables
 
 from .conftest import END, Live, assistant, user
 from .console_kit import BAD, HOSTILE, branches, good, group_of, make_large, template_bug, two_turns
@@ -324,6 +326,15 @@ async def test_a_line_s_drift_is_compared_once_also_for_those_who_ask_together(l
     assert (drifts.num_compared, reports[0].is_forbidden) == (1, True)
     assert drifts.known(session, leaf) == reports[1] == line_drift(leaf, live.renderer)
     pool.close()
+
+
+async def test_a_rollout_in_a_shared_database_is_in_its_group_once(tmp_path: Path, renderer: Renderer) -> None:
+    tables = SharedTables(time.monotonic)
+    async with two_workers(tmp_path, renderer, tables=tables) as workers:
+        sessions = [await live.open(group="g") for live in workers.lives]
+        for live in workers.lives:
+            rows = (await live.call("GET", "/console/api/group?name=g")).json()["rollouts"]
+            assert sorted(row["session_id"] for row in rows) == sorted(sessions)
 
 
 async def test_workers_show_each_others_sessions_and_one_moment(tmp_path: Path, renderer: Renderer) -> None:

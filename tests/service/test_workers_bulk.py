@@ -223,7 +223,7 @@ async def test_no_client_gets_to_what_workers_ask_each_other(workers: Workers) -
     body = {"session_id": session, "revision": "0 None"}
     for live in workers.lives:
         for named in ({}, {"x_session_id": session}, {"x_session_id": other}):
-            for path in ("opened", "ids", "part", "delete", "rollout"):
+            for path in ("opened", "ids", "part", "delete", "rollout", "now", "watch"):
                 answer = await live.call("POST", f"/workers/{path}", body, **named)
                 assert (answer.status, answer.json()["error"]["code"]) == (404, "route_not_found")
     assert sorted(await listed(workers.lives[0], "")) == sorted([session, other])

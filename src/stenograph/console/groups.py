@@ -85,7 +85,8 @@ def group_view(group: str, rollouts: Sequence[RolloutFacts], *, num_left_out: in
         row = rollouts[index].row
         if before is not None:
             like = rollouts[before].row["session_id"]
-            row = {**row, "like": like, "parts_at": num_common(ids[before], ids[index])}
+            row = row.copy()
+            row["like"], row["parts_at"] = like, num_common(ids[before], ids[index])
         shown.append(row)
     return {
         "group": group,

@@ -28,7 +28,8 @@ Pieces = AsyncGenerator[bytes | memoryview, None]
 SIZE_BYTES = 8
 
 _BYTES_PER_TURN = 256
-"""About what a turn costs in a rollout; only decides what is small enough for the loop."""
+_TOKENS_PER_BYTE = 32
+"""About what turns and tokens cost in a rollout; only decides what is small enough for the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,10 @@ class OwnParts:
             return None
         facts = session_facts(session)
         work = partial(RolloutFacts.of, facts, created_at=session.created_at, busy=session.is_busy)
-        return await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * len(facts.nodes))
+        num_tokens = 0 if facts.latest is None else facts.latest.num_tokens
+        return await self.sessions.pool.run(
+            work, num_bytes=_BYTES_PER_TURN * len(facts.nodes) + num_tokens // _TOKENS_PER_BYTE
+        )
 
     async def _frame(self, session_id: str, wire: BulkSamplesRequest) -> Part:
         """A head and a payload, each behind its size: whole before the first byte leaves, which an error must not

@@ -6,7 +6,7 @@ again (the moment, the look at a live session) is kept for as long as it is true
 
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -160,7 +160,7 @@ class ConsoleRoutes:
         unknown = [leaf for leaf in look.leaves if known(session.id, leaf) is None]
         reports: list[DriftReport] | None = None
         if sum(leaf.num_tokens for leaf in unknown) <= most_tokens:
-            async with self._comparing:
+            async with self._comparing if unknown else nullcontext():
                 reports = [report for _, report in await self.sessions.drift_of(session, look.leaves)]
         return json_response(drift_counts(session.id, len(look.facts.nodes), len(look.leaves), reports))
 

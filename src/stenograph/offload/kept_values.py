@@ -88,11 +88,9 @@ class KeptValues(Generic[K, V]):
         place.weight = weight
         self.weight += weight
         self._places.move_to_end(key)
-        for other, old in list(self._places.items()):
-            if self.weight <= self._most:
-                return
-            if old.made:
-                self._forget(other, old)
+        while self.weight > self._most:
+            oldest = next(other for other, old in self._places.items() if old.made)
+            self._forget(oldest, self._places[oldest])
 
     def _forget(self, key: K, place: _KeptPlace[V]) -> None:
         if self._places.get(key) is place:

@@ -2,8 +2,6 @@
 
 import json
 from array import array
-from dataclasses import replace
-from itertools import islice
 
 import msgspec
 import pytest
@@ -19,7 +17,6 @@ from stenograph.bench.kit.reply_shape import (
     reply_content,
 )
 from stenograph.bench.kit.standin import CHAT_PATH, Answers, num_input_ids
-from stenograph.bench.kit.viewers import pages_of
 from stenograph.bench.responsiveness.scenarios import SCENARIOS, Scenario, scenarios_named
 from stenograph.core.ids_json import encode_ids
 from stenograph.core.types import FinishReason
@@ -137,23 +134,6 @@ def test_a_scale_takes_turns_first_and_sessions_only_when_no_turns_are_left() ->
     assert (load.scaled(0.4).sessions, load.scaled(0.4).turns) == (64, 2)
     assert (load.scaled(0.1).sessions, load.scaled(0.1).turns) == (32, 1)
     assert (load.scaled(0.0001).sessions, load.scaled(0.0001).turns) == (1, 1)
-
-
-def test_a_load_beside_others_has_the_same_load_without_them() -> None:
-    alone = {scenario.name: scenario.alone() for scenario in SCENARIOS}
-    (beside_idle, beside_viewers) = scenarios_named("W,V")
-    assert {name for name, load in alone.items() if load is not None} == {"W", "V"}
-    assert alone["W"] == replace(beside_idle, idle_sessions=0)
-    assert alone["V"] == replace(beside_viewers, viewers=0)
-    assert (beside_viewers.scaled(0.1).viewers, beside_viewers.scaled(0.1).looked_bytes) == (8, 100_000)
-
-
-def test_a_viewer_asks_for_every_page_of_a_session() -> None:
-    asked = list(islice(pages_of("s", 3 * 8192 + 1, first=2), 32))
-    path = "/console/api/sessions/s"
-    assert asked[6:8] == [path, f"{path}/turns?start=0&limit=1"]
-    starts = {8192 * at for at in range(4)}
-    assert set(asked[:6]) == {f"{path}/tokens?start={start}&limit=8192" for start in starts}
 
 
 def test_a_scenario_that_there_is_not_is_named() -> None:

@@ -13,7 +13,6 @@ from stenograph.bench.kit.client import address
 from stenograph.bench.kit.probe import ProbePlan
 from stenograph.bench.kit.processes import Child, ChildFailed, Children
 from stenograph.bench.kit.reply_shape import ReplyShape
-from stenograph.bench.kit.viewers import ViewersPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,6 @@ def start_serve(
     if found is None:
         raise ChildFailed(f"{child.name} said {line!r}: {child.stderr_tail()}")
     return child, found[1]
-
-
-def start_viewers(children: Children, url: str, num: int, *, shape: ReplyShape, message_bytes: int) -> Child:
-    """Viewers of the console, and the long session that they look at. They look from the first line to the second."""
-    host, port = address(url)
-    plan = ViewersPlan(host=host, port=port, num_viewers=num, shape=shape, message_bytes=message_bytes)
-    return children.start_planned("the viewers", "stenograph.bench.kit.viewers", plan)[0]
 
 
 def start_probe(children: Children, url: str) -> Child:

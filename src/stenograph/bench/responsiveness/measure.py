@@ -18,7 +18,7 @@ from stenograph.bench.kit.figures import Figures, ratios_between
 from stenograph.bench.kit.processes import CannotMeasure, Child, Children
 from stenograph.bench.kit.runner import in_turn
 from stenograph.bench.kit.sampler import read_collapsed
-from stenograph.bench.kit.servers import Checkout, start_probe, start_serve, start_standin, start_viewers
+from stenograph.bench.kit.servers import Checkout, start_probe, start_serve, start_standin
 from stenograph.bench.kit.stage_cpu import stage_cpu
 from stenograph.bench.responsiveness.load import Load
 from stenograph.bench.responsiveness.scenarios import EARLY_TURNS, NUM_LAST_TURNS, Scenario
@@ -37,7 +37,7 @@ OVER_ALONE = {
     "chat_p50_over_alone": "chat_p50_ms",
     "health_p99_over_alone": "health_p99_ms",
 }
-"""Figures that are a load's beside others (idle sessions, viewers) / the same load's without, by what they divide."""
+"""Figures that are a load's beside idle sessions / the same load's without, by what they are the ratio of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +70,18 @@ def measure_direct(scenario: Scenario, *, least_s: float) -> Measurement:
 def measure_server(scenario: Scenario, command: ServerCommand, *, number: int) -> Measurement:
     """The load through a server that is started for it, warmed up, and ended.
 
-    One beside idle sessions or viewers is measured without them too, with another server, in an order that `number`
-    alternates: what its figures are over those without is added.
+    One beside idle sessions is measured without them too, with another server, in an order that `number` alternates:
+    what its figures are over those without is added.
     """
-    alone = scenario.alone()
-    if alone is None:
+    if not scenario.idle_sessions:
         return _measure_once(scenario, command)
-    measured = {one == alone: _measure_once(one, command) for one in in_turn((alone, scenario), number)}
-    figures, without = measured[False].figures, measured[True].figures
+    both = in_turn((replace(scenario, idle_sessions=0), scenario), number)
+    measured = {one.idle_sessions: _measure_once(one, command) for one in both}
+    figures, without = measured[scenario.idle_sessions].figures, measured[0].figures
     figures |= ratios_between(OVER_ALONE, figures, without)
     figures["errors"] += without["errors"]
-    raw = {f"alone_{name}": step for name, step in measured[True].raw.items()}
-    return Measurement(figures=figures, raw={**measured[False].raw, **raw, "alone": without})
+    raw = {f"alone_{name}": step for name, step in measured[0].raw.items()}
+    return Measurement(figures=figures, raw={**measured[scenario.idle_sessions].raw, **raw, "alone": without})
 
 
 def _measure_once(scenario: Scenario, command: ServerCommand) -> Measurement:
@@ -110,16 +110,12 @@ def _measure_load(
     standin: Child | None,
 ) -> Measurement:
     """The load and what is looked at before, beside and after it."""
-    viewers = _viewers(children, scenario, url)
     time.sleep(SETTLE_S)  # what starting left is given back by then
     before_kib = server.rss_kib()
     idle = _idle(children, url) if scenario.beside_idle else None
     opened = load.step("open")
     timed = {"": server} | ({} if standin is None else {"standin": standin})
-    if viewers is not None:
-        viewers.tell("look")
     run, health, spent_s = _run_beside_probe(children, load, url, timed, _sampled(server, command))
-    looked = None if viewers is None else viewers.step("stop")
     time.sleep(SETTLE_S)
     loaded_kib = server.rss_kib()
     stages = _stages_ms(url)
@@ -129,13 +125,10 @@ def _measure_load(
     figures = _load_figures(run, health, opened, deleted)
     _add_cpu(figures, run, spent_s)
     _add_idle(figures, idle)
-    _add_viewers(figures, run, looked)
     _add_memory(figures, run, before_kib, loaded_kib, deleted_kib)
     raw: Raw = {"open": opened, "run": run, "delete": deleted, "health": health, "stages_ms": stages}
     if idle is not None:
         raw["idle_health"] = idle
-    if looked is not None:
-        raw["viewers"] = looked
     if scenario.two_rounds:
         second = [load.step(name) for name in ("open", "run")]
         time.sleep(SETTLE_S)
@@ -177,13 +170,6 @@ def _start_engine_and_server(
         engine = ("--engine", "sglang", "--engine-url", engine_url)
     flags = (*engine, "--model", command.model, *command.flags)
     return standin, *start_serve(children, flags, profile=command.profile, checkout=command.checkout)
-
-
-def _viewers(children: Children, scenario: Scenario, url: str) -> Child | None:
-    """Those who will look at the console, and what they will look at."""
-    if scenario.viewers is None:
-        return None
-    return start_viewers(children, url, scenario.viewers, shape=scenario.shape, message_bytes=scenario.looked_bytes)
 
 
 def _run_beside_probe(
@@ -251,17 +237,6 @@ def _add_idle(figures: Figures, idle: Raw | None) -> None:
     figures["idle_health_p50_ms"], figures["idle_health_p99_ms"] = idle["p50_ms"], idle["p99_ms"]
     if "health_p99_ms" in figures:
         figures["health_p99_over_idle"] = figures["health_p99_ms"] / idle["p99_ms"]
-
-
-def _add_viewers(figures: Figures, run: Raw, looked: Raw | None) -> None:
-    """The pages that viewers got while the load ran; what they were refused is an error."""
-    if looked is None:
-        return
-    figures["errors"] += sum(looked["errors"].values())
-    if looked["num_pages"]:
-        figures["viewer_pages_per_s"] = looked["num_pages"] / run["seconds"]
-        for name in ("p50_ms", "p99_ms", "max_ms"):
-            figures[f"viewer_page_{name}"] = looked[name]
 
 
 def _add_cpu(figures: Figures, run: Raw, spent_s: dict[str, float]) -> None:

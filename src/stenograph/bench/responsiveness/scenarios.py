@@ -21,8 +21,7 @@ class Scenario:
 
     `beside_idle`: `/health` is measured without a load too, before it. `two_rounds`: the load comes a second time after
     all was deleted, which shows whether memory is used again. `idle_sessions` were opened before the load and had one
-    turn each; the same load is measured without them too. So many `viewers` look at the console, and at a long session
-    of three messages of `looked_bytes`; the same load is measured without them too. None: there is no such session.
+    turn each; the same load is measured without them too.
 
     `goals` hold for every run. `before_goals` are ratios to the same figure of an older server, and hold for a run that
     measures one (`--before`).
@@ -40,16 +39,8 @@ class Scenario:
     beside_idle: bool = False
     two_rounds: bool = False
     idle_sessions: int = 0
-    viewers: int | None = None
-    looked_bytes: int = 1_000_000
     goals: tuple[Goal, ...] = ()
     before_goals: tuple[Goal, ...] = ()
-
-    def alone(self) -> "Scenario | None":
-        """The same load without what it is measured beside; None if that is nothing."""
-        if self.idle_sessions:
-            return replace(self, idle_sessions=0)
-        return replace(self, viewers=0) if self.viewers else None
 
     def scaled(self, scale: float) -> "Scenario":
         """The same with `scale` of its chats: fewer turns, and fewer sessions only where turns do not suffice."""
@@ -57,8 +48,7 @@ class Scenario:
         left = scale * self.turns / turns
         idle_sessions = max(1, round(self.idle_sessions * scale)) if self.idle_sessions else 0
         sessions = max(1, round(self.sessions * min(1.0, left)))
-        looked_bytes = max(1000, round(self.looked_bytes * scale))
-        return replace(self, turns=turns, sessions=sessions, idle_sessions=idle_sessions, looked_bytes=looked_bytes)
+        return replace(self, turns=turns, sessions=sessions, idle_sessions=idle_sessions)
 
 
 def _goals(**values: float) -> tuple[Goal, ...]:
@@ -153,15 +143,6 @@ SCENARIOS = (
         idle_sessions=2_000,
         goals=_goals(cpu_over_alone=1.03),
         before_goals=_before_goals(),
-    ),
-    replace(
-        _SMALL_REPLIES,
-        name="V",
-        title="4 KiB replies beside eight viewers of the console",
-        turns=40,
-        viewers=8,
-        goals=_goals(health_p99_over_alone=1.1),
-        before_goals=(),
     ),
 )
 """The goals are those of the specification, section 14; where it has a time and a ratio, the ratio, which holds on any

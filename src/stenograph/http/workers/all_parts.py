@@ -51,7 +51,8 @@ class AllParts:
     timeout_s: float
 
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
-        """The lists of all workers, merged by the time at which sessions were opened."""
+        """The lists of all workers, merged by the time at which sessions were opened. Those of a shared database are in
+        the list of each, and come once."""
         asked = msgspec.json.encode(wanted)
         async with AsyncExitStack() as stack:
             lists: list[AsyncGenerator[bytes, None]] = []
@@ -61,9 +62,12 @@ class AllParts:
             firsts: list[tuple[float, int, str]] = []
             for worker, lines in enumerate(lists):
                 await _push_next(firsts, worker, lines)
+            last = ""
             while firsts:
                 _, worker, session_id = heapq.heappop(firsts)
-                yield session_id
+                if session_id != last:
+                    yield session_id
+                last = session_id
                 await _push_next(firsts, worker, lists[worker])
 
     @asynccontextmanager
