@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+from starlette.types import Scope
 
 from stenograph.core.errors import StenographError
 from stenograph.dialects.sessions import BulkSamplesRequest
@@ -23,6 +24,9 @@ from stenograph.session.session import Session
 Pieces = AsyncGenerator[bytes | memoryview, None]
 
 SIZE_BYTES = 8
+
+REVISION_HEADER = "x-stenograph-revision"
+"""Header between processes: the revision of a session that a part shows, or that a deletion is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +53,26 @@ class SessionParts(Protocol):
         """Delete a session that is still of this revision and runs no turn; returns whether it has gone."""
         ...
 
+    async def remove(self, session_id: str) -> None:
+        """Delete a session, and end its turns. Raises as `SessionManager.delete`, and WorkerUnavailable."""
+        ...
+
+    def asked_by(self, scope: Scope) -> "SessionParts":
+        """The same, for a request, whose keys go to whoever is asked for a part."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnParts:
     """The sessions of this process."""
 
     sessions: SessionRoutes
+
+    def asked_by(self, scope: Scope) -> SessionParts:
+        return self
+
+    async def remove(self, session_id: str) -> None:
+        await self.sessions.manager.delete(session_id)
 
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
         async for _, session_id in self.dated_ids(wanted):

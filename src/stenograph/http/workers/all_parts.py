@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
+from starlette.types import Scope
 
 from stenograph.core.errors import WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
-from stenograph.http.bulk_parts import OwnParts, Part
+from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Part, SessionParts
 from stenograph.http.workers.owners import number_of
 from stenograph.http.workers.peers import Peers
 from stenograph.session.selection import SessionFilter
 
 IDS_PATH, PART_PATH, DELETE_PATH = "/workers/ids", "/workers/part", "/workers/delete"
-REVISION_HEADER = "x-revision"
 
 
 class PartAsked(msgspec.Struct):
@@ -46,6 +46,13 @@ class AllParts:
     peers: Peers
     number: int
     timeout_s: float
+
+    def asked_by(self, scope: Scope) -> SessionParts:
+        return self
+
+    async def remove(self, session_id: str) -> None:
+        """Of this worker's sessions: a request to delete some by filter is asked of each."""
+        await self.own.remove(session_id)
 
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
         """The lists of all workers, merged by the time at which sessions were opened."""
