@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
+import uvloop
 from yarl import URL
 
 from stenograph.core.errors import InvalidRequest, UpstreamUnreachable
@@ -273,6 +274,31 @@ async def test_a_large_body_is_as_long_as_it_says(num_extra: int) -> None:
             assert seen[0] == body
             assert all(one == body or (num_extra and isinstance(one, UpstreamUnreachable)) for one in seen)
             assert num_extra or server.num_connections == 1
+
+
+def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing_to_wait_for() -> None:
+    """On the server's own loop, which says nothing to the protocol of a connection that was cancelled so early."""
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def cancel_after(num_iterations: int, url: str) -> None:
+        connections = OwnConnections(URL(url), 5.0, reuses=True)
+        connections.open()
+        asking = asyncio.ensure_future(connections.ask("POST", "/", (), b"{}"))
+        for _ in range(num_iterations):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await connections.aclose()
+
+    async def all_of_them() -> None:
+        async with served(silent) as (_, url):
+            for num_iterations in range(40):
+                await cancel_after(num_iterations, url)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(all_of_them())
 
 
 async def test_nothing_is_left_when_the_transport_is_closed() -> None:

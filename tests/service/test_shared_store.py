@@ -188,7 +188,9 @@ async def test_a_lease_that_ran_out_is_never_renewed(rows: MakeRows) -> None:
     async with aclosing(asking):
         owner = await asking.join("http://a", lease_s=30.0, instead_of=None)
         assert await asking.renew(owner, lease_s=30.0)
+        assert list(await asking.owners()) == ["http://a"]
         assert await asking.renew(owner, lease_s=0.0)
+        assert list(await asking.owners()) == []
         assert not await asking.renew(owner, lease_s=30.0)
         again = await asking.join("http://a", lease_s=30.0, instead_of=owner)
         assert again > owner

@@ -6,16 +6,23 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from stenograph.core.clock import SystemClock
+from stenograph.core.types import SessionId
 from stenograph.render.renderer import Renderer
-from stenograph.testing.standins.shared_rows import SharedTables
+from stenograph.store.postgres.owner_name import OwnerName
+from stenograph.store.postgres.store import PostgresStore
+from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
 
 from .conftest import Answer, Live, assistant, user
+from .test_bulk import frames, rollout
 from .test_workers import ASKED, steady
+from .test_workers_bulk import arrow
 from .workers_kit import Workers, two_workers
 
 pytestmark = pytest.mark.timeout(60)
@@ -142,6 +149,122 @@ async def test_a_stream_and_a_large_body_go_through_piece_by_piece(cluster: Clus
             cluster.one.engine.step()
             seen += await answer.read()
         assert seen.rstrip().endswith(b"data: [DONE]")
+
+
+async def test_samples_of_many_are_given_out_and_deleted_wherever_the_sessions_are(cluster: Cluster) -> None:
+    for door in cluster.doors:
+        for layout in ("safetensors", "arrow"):
+            ids = [await rollout(live, group="g") for live in cluster.doors]
+            asked = {"group": "g", "delete": True, "format": layout}
+            answer = await door.call("POST", "/samples", asked)
+            assert answer.status == 200, answer.body
+            if layout == "arrow":
+                table, told = arrow(answer.body)
+                shown = table["session_id"].to_pylist()
+            else:
+                *found, (told, _) = frames(answer.body)
+                shown = [head["session_id"] for head, _ in found]
+                told.pop("done")
+            assert shown == ids
+            assert told == {"sessions": 4, "failed": 0, "deleted": 4, "not_deleted": []}
+            assert (await door.call("GET", "/sessions")).json()["sessions"] == []
+    tokens = [(await door.call("GET", "/waste")).json() for door in cluster.doors]
+    assert tokens[1:] == tokens[:-1]
+    assert (tokens[0]["ended_sessions"], tokens[0]["tokens"]["untrained"]) == (32, 0)
+    assert tokens[0]["tokens"]["trained"] > 0
+
+
+async def test_what_goes_on_at_another_server_is_not_deleted_with_its_samples(cluster: Cluster) -> None:
+    live, door = cluster.one.lives[1], cluster.other.lives[0]
+    session = await rollout(live, group="g")
+    live.says("two", paused=True)
+    asking = asyncio.create_task(live.chat(session, user("another opening")))
+    await cluster.one.engine.begun(2)
+    told = frames((await door.call("POST", "/samples", {"group": "g", "delete": True})).body)[-1][0]
+    assert (told["deleted"], told["not_deleted"]) == (0, [session])
+    (listed,) = (await door.call("GET", "/sessions?group=g")).json()["sessions"]
+    assert (listed["session_id"], listed["busy"]) == (session, None)
+    for method, path, body in (
+        ("GET", "/sessions?state=idle", None),
+        ("DELETE", "/sessions?state=busy", None),
+        ("POST", "/samples", {"state": "idle"}),
+    ):
+        refused = await door.call(method, path, body)
+        assert (refused.status, refused.json()["error"]["param"]) == (400, "/state"), path
+    cluster.one.engine.step(10)
+    assert (await asking).status == 200
+
+
+async def test_sessions_are_deleted_by_filter_and_turns_aborted_wherever_they_are(cluster: Cluster) -> None:
+    for at, door in enumerate(cluster.doors):
+        ids = [await live.open(group="g") for live in cluster.doors]
+        kept = await cluster.doors[at - 1].open(group="h")
+        chats = []
+        for live, session in zip(cluster.doors, ids, strict=True):
+            live.says("never whole", paused=True)
+            begun = len(live.engine.requests) + 1
+            chats.append(asyncio.create_task(live.chat(session, user("hi"))))
+            await live.engine.begun(begun)
+        assert (await door.call("POST", "/abort_request", {"group": "h"})).json() == {"aborted": 0}
+        asked = {"group": "g"} if at % 2 else {"abort_all": True}
+        assert (await door.call("POST", "/abort_request", asked)).json() == {"aborted": 4}
+        for chat in chats:
+            assert (await chat).json()["choices"][0]["finish_reason"] == "abort"
+        assert (await door.call("DELETE", "/sessions?group=g")).json() == {"deleted": 4}
+        (left,) = (await door.call("GET", "/sessions")).json()["sessions"]
+        assert left["session_id"] == kept
+        assert (await cluster.doors[at - 2].call("DELETE", "/sessions?group=h")).json() == {"deleted": 1}
+
+
+async def test_the_keys_of_whoever_asks_go_to_the_other_servers(tmp_path: Path, renderer: Renderer) -> None:
+    tables, keys = SharedTables(time.monotonic), {"api_key": ("k1",)}
+    async with (
+        two_workers(tmp_path, renderer, tables=tables, **keys) as one,
+        two_workers(tmp_path, renderer, tables=tables, **keys) as other,
+    ):
+        for key in ({"x_api_key": "k1"}, {"authorization": "Bearer k1"}):
+            for live in (*one.lives, *other.lives):
+                assert (await live.call("POST", "/sessions", {"group": "g"}, **key)).status == 200
+            assert (await one.lives[0].call("DELETE", "/sessions?group=g")).status == 401
+            aborted = await one.lives[0].call("POST", "/abort_request", {"abort_all": True}, **key)
+            assert aborted.json() == {"aborted": 0}
+            deleted = await one.lives[0].call("DELETE", "/sessions?group=g", **key)
+            assert deleted.json() == {"deleted": 4}
+        for live in (*one.lives, *other.lives):
+            assert (await live.call("POST", "/sessions?key=k1", {"group": "g"})).status == 200
+        told = frames((await one.lives[0].call("POST", "/samples?key=k1", {"group": "g", "delete": True})).body)[-1][0]
+        assert told["deleted"] == 4
+
+
+async def test_a_server_that_does_not_answer_is_named_and_nothing_is_half_without_a_word(cluster: Cluster) -> None:
+    away, door = "http://127.0.0.1:9", cluster.other.lives[0]
+    rows = MemoryRows(cluster.tables)
+    store = await PostgresStore.open(rows, SystemClock(), url=away, lease_s=30.0)
+    async with aclosing(store):
+        session = await cluster.open(group="g")
+        theirs = cluster.tables.move(SessionId(await cluster.open(group="g")), store.owner.needed().owner)
+        for method, path, body in (
+            ("POST", "/abort_request", {"abort_all": True}),
+            ("GET", "/waste", None),
+            ("DELETE", "/sessions?group=g", None),
+        ):
+            refused = await door.call(method, path, body)
+            assert (refused.status, refused.json()["error"]["code"]) == (503, "worker_unavailable"), path
+            assert away in refused.json()["error"]["message"]
+        found = frames((await door.call("POST", "/samples", {"group": "g", "delete": True})).body)
+        assert [head["error"]["code"] for head, _ in found[:-1]] == ["worker_unavailable"]
+        assert found[-1][0]["failed"] == 1
+        listed = (await door.call("GET", "/sessions")).json()["sessions"]
+        assert [one["session_id"] for one in listed] == [theirs], f"{session} was deleted"
+
+
+async def test_a_pause_names_the_servers_that_go_on(cluster: Cluster) -> None:
+    (other,) = {OwnerName.of(name).server for name in cluster.tables.owners()} - {cluster.one.lives[0].url}
+    for door in cluster.one.lives:
+        for path in ("/pause_generation", "/continue_generation"):
+            answer = await door.call("POST", path, {})
+            assert (answer.status, answer.headers["x-stenograph-not-asked"]) == (200, other), path
+    assert "x-stenograph-not-asked" not in (await cluster.one.lives[0].call("GET", "/waste")).headers
 
 
 async def test_what_another_worker_has_is_asked_of_the_database_once(cluster: Cluster) -> None:

@@ -167,7 +167,7 @@ class SessionSummary(TypedDict):
     num_strands: Count
     num_tokens: Count
     discarded: DiscardedTurns
-    busy: bool
+    busy: bool | None
     group: str | None
     outcome: WireOutcome | None
     metadata: Mapping[str, object]
@@ -303,7 +303,7 @@ def session_summary(session: Session | ShelvedSession) -> SessionSummary:
             "num_strands": totals.num_strands if opened.history is HistoryKind.STRANDS else int(has_turns),
             "num_tokens": totals.num_tokens,
             "discarded": {"turns": totals.num_discarded_turns, "sampled_tokens": totals.num_discarded_tokens},
-            "busy": False,
+            "busy": session.is_busy,
             "group": opened.group,
             "outcome": outcome_json(session.outcome),
             "metadata": opened.metadata,

@@ -28,7 +28,7 @@ from stenograph.engine.settings import EngineKind
 from stenograph.export.replay import ReplayShape
 from stenograph.families.load import check_renderer, load_renderer
 from stenograph.http.auth import Doorman
-from stenograph.http.bulk_parts import OwnParts
+from stenograph.http.bulk_parts import OwnParts, SessionParts
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.count_route import CountRoute
 from stenograph.http.engine_routes import EngineRoutes
@@ -37,6 +37,7 @@ from stenograph.http.lifecycle import keep_house
 from stenograph.http.line_drifts import LineDrifts
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
+from stenograph.http.nodes import Nodes
 from stenograph.http.now_board import NowBoard
 from stenograph.http.openapi.document import described_by, openapi_document
 from stenograph.http.response_route import HeldResponses
@@ -45,6 +46,7 @@ from stenograph.http.server import listen, run_uvicorn, url_of
 from stenograph.http.session_defaults import session_defaults
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.settings import Settings
+from stenograph.http.shared_parts import SharedParts
 from stenograph.http.storage import backup_route, held_folder, model_mark, opened_store, other_nodes
 from stenograph.http.store_metrics import StoreMetrics
 from stenograph.http.traces.tracing import opened_tracing
@@ -143,11 +145,11 @@ def make_app(
     Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `worker` is the process among
     several; None: the server has one.
     """
-    body_slots, share = body_slots or BodySlots(settings.body_slots), LoopShare()
-    metrics = Metrics(version=__version__)
+    metrics, share, body_slots = Metrics(version=__version__), LoopShare(), body_slots or BodySlots(settings.body_slots)
     services = _services(settings, engine, renderer, pool, share, clock)
     manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), worker)
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
+    nodes = other_nodes(settings, manager, metrics, store, worker.place if worker else None)
     openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
     sessions = _session_routes(settings, services, openings, manager=manager, metrics=metrics, moe_shape=moe_shape)
     parts = OwnParts(sessions=sessions)
@@ -157,8 +159,8 @@ def make_app(
     board = NowBoard(sessions, engine, services.weights, model, instance_id)
     control = ControlRoutes(
         sessions=sessions,
-        backup=backup_route(settings, manager.shelf, None if worker is None else worker.place),
-        parts=parts if worker is None else worker.all_parts(parts),
+        backup=backup_route(settings, manager.shelf, worker.place if worker else None),
+        parts=_all_parts(parts, nodes, worker),
         moments=board if worker is None else worker.moments(board),
         engines=engines,
         weights=_weight_routes(settings, sync, model),
@@ -186,13 +188,20 @@ def make_app(
         control=control.app(),
         metrics=metrics,
         refuse=refusal,
-        nodes=other_nodes(settings, manager, metrics, store),
+        nodes=nodes,
         tracing=opened_tracing(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics),
     )
     if worker is not None:
         peers = PeerRoutes(openings=openings, parts=parts, board=board, sync=sync, engines=engines, file=worker.file)
         worker.wire(app, peers)
     return app, manager
+
+
+def _all_parts(own: OwnParts, nodes: Nodes | None, worker: Worker | None) -> SessionParts:
+    """The sessions of all processes, for an answer of many."""
+    if nodes is not None:
+        return SharedParts(own=own, nodes=nodes)
+    return own if worker is None else worker.all_parts(own)
 
 
 def _weight_routes(settings: Settings, sync: WeightSync, model: str) -> WeightRoutes:

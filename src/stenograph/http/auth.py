@@ -118,5 +118,10 @@ def query_without_key(query: bytes) -> str:
     return "&".join(part for part in query.decode("latin-1").split("&") if not _is_key(part))
 
 
+def keys_in_query(query: bytes) -> str:
+    """The keys in a query, as they came."""
+    return "&".join(part for part in query.decode("latin-1").split("&") if _is_key(part))
+
+
 def _is_key(part: str) -> bool:
     return any(name == KEY_QUERY for name, _ in parse_qsl(part, keep_blank_values=True))

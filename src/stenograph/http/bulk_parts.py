@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+from starlette.types import Scope
 
 from stenograph.console.groups import RolloutFacts
 from stenograph.core.errors import SessionNotFound, StenographError
@@ -30,6 +31,8 @@ SIZE_BYTES = 8
 _BYTES_PER_TURN = 256
 _TOKENS_PER_BYTE = 32
 """About what turns and tokens cost in a rollout; only decides what is small enough for the loop."""
+REVISION_HEADER = "x-stenograph-revision"
+"""Header between processes: the revision of a session that a part shows, or that a deletion is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,26 @@ class SessionParts(Protocol):
         `SessionManager.look`."""
         ...
 
+    async def remove(self, session_id: str) -> None:
+        """Delete a session, and end its turns. Raises as `SessionManager.delete`, and WorkerUnavailable."""
+        ...
+
+    def asked_by(self, scope: Scope) -> "SessionParts":
+        """The same, for a request, whose keys go to whoever is asked for a part."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnParts:
     """The sessions of this process."""
 
     sessions: SessionRoutes
+
+    def asked_by(self, scope: Scope) -> SessionParts:
+        return self
+
+    async def remove(self, session_id: str) -> None:
+        await self.sessions.manager.delete(session_id)
 
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
         async for _, session_id in self.dated_ids(wanted):

@@ -19,10 +19,11 @@ from stenograph.core.errors import InvalidRequest, SessionNotFound, WorkerUnavai
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import BulkSamplesRequest, decode_bulk_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, bulk_arrow
-from stenograph.http.bulk_parts import Pieces, SessionParts, sized
+from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Pieces, SessionParts, sized
 from stenograph.http.delivery import ClientLink, delivery_of
-from stenograph.http.session_routes import SessionRoutes, filter_of
-from stenograph.http.wire import ClosedStream, count_error, json_response
+from stenograph.http.nodes import PASSED_ON
+from stenograph.http.session_routes import SessionRoutes, check_known, filter_of
+from stenograph.http.wire import ClosedStream, count_error, header_value, json_response
 from stenograph.session.selection import SessionFilter, SessionState, id_of, selected
 
 log = logging.getLogger(__name__)
@@ -59,11 +60,12 @@ class BulkRoutes:
         wanted, manager = filter_of(request), self.sessions.manager
         if wanted.is_empty:
             raise InvalidRequest("Say which sessions: give group, state or metadata.KEY in the query.")
-        ids = [id_of(one) async for one in selected(manager, wanted)]
+        check_known(manager, wanted)
+        ids, parts = [id_of(one) async for one in selected(manager, wanted)], self.parts.asked_by(request.scope)
         gone: list[BaseException | None] = []
         for start in range(0, len(ids), _DELETED_AT_ONCE):
             some = ids[start : start + _DELETED_AT_ONCE]
-            gone += await asyncio.gather(*map(manager.delete, some), return_exceptions=True)
+            gone += await asyncio.gather(*map(parts.remove, some), return_exceptions=True)
         for failed in gone:
             if failed is not None and not isinstance(failed, SessionNotFound):  # somebody else has deleted that one
                 raise failed
@@ -80,14 +82,27 @@ class BulkRoutes:
                 raise InvalidRequest(str(error), param="/format") from error
         media_type = MEDIA_TYPE if wire.format == "arrow" else FRAMES_TYPE
         link = delivery_of(request.scope)
-        return ClosedStream(link, self._answer(wire, link), media_type=media_type)
+        if header_value(request.scope, PASSED_ON) is not None and wire.sessions:  # another server, for the bare part
+            part = await OwnParts(sessions=self.sessions).made(wire.sessions[0], wire)
+            headers = {} if part.revision is None else {REVISION_HEADER: part.revision}
+            return ClosedStream(link, part.pieces, media_type=media_type, headers=headers)
+        check_known(self.sessions.manager, wanted_by(wire))
+        return ClosedStream(link, self._answer(wire, link, self.parts.asked_by(request.scope)), media_type=media_type)
 
-    async def _answer(self, wire: BulkSamplesRequest, link: ClientLink) -> Pieces:
+    async def delete_one(self, request: Request) -> Response:
+        """`DELETE /sessions/{id}`; from another process that gives samples out, only if it is as it was."""
+        revision = request.headers.get(REVISION_HEADER)
+        if revision is None:
+            return await self.sessions.delete(request)
+        has_gone = await OwnParts(sessions=self.sessions).delete(request.path_params["id"], revision)
+        return Response(status_code=204) if has_gone else Response(status_code=409)
+
+    async def _answer(self, wire: BulkSamplesRequest, link: ClientLink, parts_of: SessionParts) -> Pieces:
         """One session's part after the other, and at the end what became of all."""
-        told, arrow, ids = _Told(), bulk_arrow() if wire.format == "arrow" else None, self._ids(wire)
+        told, arrow, ids = _Told(), bulk_arrow() if wire.format == "arrow" else None, _ids(wire, parts_of)
         if arrow is not None:
             yield arrow.head()
-        parts = self._parts(ids, wire, link, told)
+        parts = _parts(ids, wire, link, told, parts_of)
         try:
             async with aclosing(ids), aclosing(parts):
                 async for piece in parts:
@@ -103,30 +118,36 @@ class BulkRoutes:
         else:
             yield sized(msgspec.json.encode({"done": True, **facts})) + sized(b"")
 
-    async def _parts(
-        self, ids: AsyncGenerator[str, None], wire: BulkSamplesRequest, link: ClientLink, told: _Told
-    ) -> Pieces:
-        """Each session's part, and its deletion once that has left. Raises WorkerUnavailable."""
-        async for session_id in ids:
-            async with self.parts.part(session_id, wire) as part:
-                async for piece in part.pieces:
-                    yield piece
-            told.sessions += 1
-            if part.revision is None:
-                told.failed += 1
-            elif wire.delete:
-                has_gone = await link.has_left() and await self.parts.delete(session_id, part.revision)
-                told.deleted += has_gone
-                told.not_deleted += [] if has_gone else [session_id]
 
-    async def _ids(self, wire: BulkSamplesRequest) -> AsyncGenerator[str, None]:
-        """The ids of the sessions that are asked for."""
-        if wire.sessions is not None:
-            for session_id in dict.fromkeys(wire.sessions):
-                yield session_id
-            return
-        state = None if wire.state is None else SessionState(wire.state)
-        wanted = SessionFilter(group=wire.group, state=state, metadata=wire.where or {})
-        async with aclosing(self.parts.ids(wanted)) as ids:
-            async for session_id in ids:
-                yield session_id
+async def _parts(
+    ids: AsyncGenerator[str, None], wire: BulkSamplesRequest, link: ClientLink, told: _Told, parts: SessionParts
+) -> Pieces:
+    """Each session's part, and its deletion once that has left. Raises WorkerUnavailable."""
+    async for session_id in ids:
+        async with parts.part(session_id, wire) as part:
+            async for piece in part.pieces:
+                yield piece
+        told.sessions += 1
+        if part.revision is None:
+            told.failed += 1
+        elif wire.delete:
+            has_gone = await link.has_left() and await parts.delete(session_id, part.revision)
+            told.deleted += has_gone
+            told.not_deleted += [] if has_gone else [session_id]
+
+
+async def _ids(wire: BulkSamplesRequest, parts: SessionParts) -> AsyncGenerator[str, None]:
+    """The ids of the sessions that are asked for."""
+    if wire.sessions is not None:
+        for session_id in dict.fromkeys(wire.sessions):
+            yield session_id
+        return
+    async with aclosing(parts.ids(wanted_by(wire))) as ids:
+        async for session_id in ids:
+            yield session_id
+
+
+def wanted_by(wire: BulkSamplesRequest) -> SessionFilter:
+    """The filter of a request for samples."""
+    state = None if wire.state is None else SessionState(wire.state)
+    return SessionFilter(group=wire.group, state=state, metadata=wire.where or {})

@@ -153,7 +153,7 @@ class ControlRoutes:
                 Route("/sessions/{id}", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}/api/hello", keyed(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}", keyed(sessions.get), methods=["GET"]),
-                Route("/sessions/{id}", keyed(sessions.delete), methods=["DELETE"]),
+                Route("/sessions/{id}", keyed(bulk.delete_one), methods=["DELETE"]),
                 Route("/sessions/{id}/samples", keyed(sessions.samples), methods=["POST"]),
                 Route("/sessions/{id}/drift", keyed(sessions.drift), methods=["GET"]),
                 Route("/sessions/{id}/ledger", keyed(sessions.ledger), methods=["GET"]),

@@ -6,7 +6,9 @@ passed on once: a node that gets one for a session that it does not have refuses
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 from multidict import CIMultiDict
@@ -15,10 +17,14 @@ from yarl import URL
 
 from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
 from stenograph.dialects.base import Refusal
+from stenograph.http.auth import KEY_HEADERS, keys_in_query
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import ClientGone, WaitingClient, count_error, header_value, headers_of, send_refusal
 from stenograph.http.workers.peer_connection import is_passed_on as is_worker_passed_on
+from stenograph.http.workers.peers import PeerStream, away
 from stenograph.session.ownership import SharedOwnership
+from stenograph.store.postgres.owner_name import OwnerName
+from stenograph.store.postgres.store import held_elsewhere
 
 PASSED_ON = b"x-stenograph-passed-on"
 """Header of a request that a node has passed on."""
@@ -37,13 +43,26 @@ _FRAMING = frozenset(
 _OURS = frozenset({b"server", b"date", b"connection", b"keep-alive", b"transfer-encoding"})
 """Answer headers that each node sends itself."""
 
+_CREDENTIALS = frozenset({b"authorization", *(name.encode() for name in KEY_HEADERS)})
+
 RefuseAt = Callable[[str, StenographError], Refusal]
 
 
 class Nodes:
     """The other nodes, as this one sees them. `by_credential`: a credential may be a session's id."""
 
-    def __init__(self, ownership: SharedOwnership, *, metrics: Metrics, by_credential: bool, timeout_s: float) -> None:
+    def __init__(
+        self,
+        ownership: SharedOwnership,
+        *,
+        metrics: Metrics,
+        by_credential: bool,
+        timeout_s: float,
+        sockets: Sequence[Path] = (),
+    ) -> None:
+        """`sockets` are those of the workers of this server, where it has several."""
+        self._sockets = sockets
+        self._workers: dict[int, aiohttp.ClientSession] = {}
         self.ownership = ownership
         self._metrics = metrics
         self._by_credential = by_credential
@@ -85,8 +104,71 @@ class Nodes:
 
     async def aclose(self) -> None:
         """Close the connections to other nodes."""
-        if self._client is not None:
-            await self._client.close()
+        for client in (self._client, *self._workers.values()):
+            if client is not None:
+                await client.close()
+
+    async def servers(self) -> list[str]:
+        """The addresses of the other servers. Raises StorageUnavailable."""
+        names = await self.ownership.owners()
+        return sorted({OwnerName.of(name).server for name in names} - {self.ownership.server})
+
+    async def owner_of(self, session_id: str) -> OwnerName | None:
+        """The other process that has a session; None if none has. Raises StorageUnavailable, and SessionElsewhere if
+        that process was one of this server's, which has ended."""
+        if _ID.fullmatch(session_id) is None or self.ownership.has(session_id):
+            return None
+        if (held := await self.ownership.holder(session_id)) is None:
+            return None
+        name = OwnerName.of(held.name)
+        if name.server == self.ownership.server and (
+            held.name == self.ownership.name or name.worker is None or name.worker >= len(self._sockets)
+        ):
+            raise held_elsewhere(session_id, held)
+        return name
+
+    @asynccontextmanager
+    async def asked(
+        self, owner: OwnerName, asker: Scope, method: str, target: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> AsyncGenerator[PeerStream, None]:
+        """Ask another process on behalf of whoever asked here, with its keys. Raises WorkerUnavailable."""
+        sent = {name.decode(): value.decode("latin-1") for name, value in asker["headers"] if name in _CREDENTIALS}
+        sent |= {PASSED_ON.decode(): "1", "content-type": "application/json", **headers}
+        base, where = owner.server, f"The server at {owner.server}, which shares the database,"
+        client = self._tcp()
+        if owner.server == self.ownership.server and owner.worker is not None:
+            base, where, client = "http://localhost", f"Worker {owner.worker} of this server", self._unix(owner.worker)
+        key = keys_in_query(asker["query_string"])
+        url = base + target + (f"{'&' if '?' in target else '?'}{key}" if key and key not in target else "")
+        try:
+            response = await client.request(
+                method,
+                URL(url, encoded=True),
+                headers=sent,
+                data=body or None,
+                timeout=self._timeout,
+                allow_redirects=False,
+                skip_auto_headers=("user-agent", "accept", "accept-encoding"),
+            )
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise away(where, error) from error
+        try:
+            yield PeerStream(where, response)
+        finally:
+            response.close()
+
+    def _tcp(self) -> aiohttp.ClientSession:
+        if self._client is None:
+            self._client = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._client
+
+    def _unix(self, worker: int) -> aiohttp.ClientSession:
+        if worker not in self._workers:
+            connector = aiohttp.UnixConnector(path=str(self._sockets[worker]), limit=0)
+            self._workers[worker] = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        return self._workers[worker]
 
     def _named(self, scope: Scope) -> str | None:
         """The session that a request names, as `Doorman.session_of` finds it."""
@@ -142,12 +224,8 @@ class Nodes:
         if not has_body:
             body.is_read.set_result(None)
         has_begun = False
-        if self._client is None:
-            self._client = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
-            )
         try:
-            async with self._client.request(
+            async with self._tcp().request(
                 scope["method"],
                 URL(owner.url + target, encoded=True),
                 headers=headers,

@@ -12,9 +12,11 @@ import socket
 from collections.abc import Callable, Generator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from stenograph.core.errors import StartupError
 from stenograph.engine.base import Engine
+from stenograph.http.all_servers import AllServers
 from stenograph.http.connection import connections_of
 from stenograph.http.lifecycle import tell_of_lost_sessions, tell_of_readiness, tell_of_signal
 from stenograph.http.mounts import App
@@ -100,8 +102,11 @@ class Server(uvicorn.Server):
 def uvicorn_config(app: App, settings: Settings, worker: Worker | None = None) -> uvicorn.Config:
     """The configuration of uvicorn."""
     guarded = WebGuard(app, settings, app.metrics, app.refuse)
+    served: ASGIApp = guarded if worker is None else worker.gathering(guarded, app)
+    if app.nodes is not None:
+        served = AllServers(served, app.nodes, metrics=app.metrics, refuse=app.refuse)
     config = uvicorn.Config(
-        guarded if worker is None else worker.gathering(guarded, app),
+        served,
         http=connections_of(settings, app.metrics, app.refuse) if worker is None else worker.connections(app),
         ws="none",
         access_log=False,

@@ -183,6 +183,7 @@ class SessionRoutes:
     async def list_sessions(self, request: Request) -> Response:
         """`GET /sessions?limit=&after=&group=&state=&metadata.KEY=`."""
         wanted = filter_of(request, "limit", "after")
+        check_known(self.manager, wanted)
         limit = request.query_params.get("limit", "100")
         if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4) or not 1 <= int(limit) <= MAX_PAGE:
             raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}, got {limit[:20]!r}.", param="/limit")
@@ -258,7 +259,7 @@ class SessionRoutes:
         wire = await self.decoded(request, decode_abort)
         aborted: Aborted = {"aborted": await self.manager.abort(None) if wire.group is None else 0}
         if wire.group is not None:
-            wanted = SessionFilter(group=wire.group, state=SessionState.BUSY)
+            wanted = SessionFilter(group=wire.group)
             found = [one async for one in selected(self.manager, wanted) if isinstance(one, Session)]
             turns = [turn for session in found for turn in session.running]
             aborted["aborted"] = sum(await asyncio.gather(*(turn.run.abort() for turn in turns)))
@@ -466,6 +467,17 @@ def filter_of(request: Request, *others: str, filters: Sequence[str] = ("group",
     state = query.get("state")
     check_state(state)
     return SessionFilter(group=query.get("group"), state=None if state is None else SessionState(state), texts=texts)
+
+
+def check_known(manager: SessionManager, wanted: SessionFilter) -> None:
+    """Raise InvalidRequest for a state that only the process knows that has a session, where others may have some."""
+    is_shared = manager.shelf is not None and manager.shelf.store.is_shared
+    if is_shared and wanted.state in (SessionState.BUSY, SessionState.IDLE):
+        raise InvalidRequest(
+            f"state={wanted.state} cannot be asked for with --store: only the server that has a session knows whether a"
+            " turn runs. Ask by group, metadata, or state=open or ended.",
+            param="/state",
+        )
 
 
 def check_query(request: Request, *known: str) -> None:

@@ -114,7 +114,11 @@ def server_address(settings: Settings, address: str) -> str:
 
 
 def other_nodes(
-    settings: Settings, manager: SessionManager, metrics: Metrics, store: SessionStore | None
+    settings: Settings,
+    manager: SessionManager,
+    metrics: Metrics,
+    store: SessionStore | None,
+    place: WorkerPlace | None,
 ) -> Nodes | None:
     """The other servers, where a database is shared with them; their metrics are registered."""
     if not isinstance(store, PostgresStore):
@@ -124,6 +128,7 @@ def other_nodes(
         metrics=metrics,
         by_credential=not settings.api_key,
         timeout_s=settings.request_timeout_s + settings.abort_grace_s,
+        sockets=() if place is None else place.sockets,
     )
     metrics.register(OwnerMetrics(store, nodes))
     return nodes

@@ -3,6 +3,8 @@
 Routes know `SharedOwnership` alone. Sessions in one process's files have none.
 """
 
+from collections.abc import Sequence
+
 from stenograph.core.errors import SessionElsewhere, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.session.manager import SessionManager
@@ -42,6 +44,15 @@ class SharedOwnership:
             return None
         held = await self._store.holder(SessionId(session_id))
         return None if held is None else held_elsewhere(session_id, held)
+
+    async def owners(self) -> Sequence[str]:
+        """The names of all owners whose leases run. Raises StorageUnavailable."""
+        return await self._store.owners()
+
+    @property
+    def name(self) -> str:
+        """The name of this process as an owner."""
+        return self._store.owner.name
 
     @property
     def server(self) -> str:

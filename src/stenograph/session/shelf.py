@@ -6,7 +6,7 @@ Owns the way between a `Session` and its rows; every method that waits may find 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,11 +29,13 @@ EXPIRED_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShelvedSession:
-    """A session that is not in memory, in a list: as it was opened, its sums, and its outcome if it has one."""
+    """A session that is not in memory, in a list: as it was opened, its sums, and its outcome if it has one. `is_busy`
+    None: another process may have it, and run a turn."""
 
     opened: SessionOpened
     totals: Totals
     outcome: SessionOutcome | None
+    is_busy: bool | None = False
 
 
 class Shelf:
@@ -180,7 +182,8 @@ class Shelf:
         found = await self.store.page(limit=limit, after=None if after is None else SessionId(after))
         if not found and after is not None and await self.store.load(SessionId(after)) is None:
             raise SessionNotFound(after)
-        return [shelved(one) for one in found]
+        is_busy = None if self.store.is_shared else False
+        return [replace(shelved(one), is_busy=is_busy) for one in found]
 
     async def backup(self, path: Path) -> int:
         """Write a copy of all that is durable to a new file; its bytes. Raises OSError."""

@@ -122,7 +122,9 @@ class StoreStats:
 
 
 class SessionStore(Protocol):
-    """Rows of sessions. The module's docstring is the contract."""
+    """Rows of sessions. The module's docstring is the contract. `is_shared`: other processes may have some of them."""
+
+    is_shared: bool
 
     @property
     def stats(self) -> StoreStats:

@@ -52,6 +52,8 @@ class FilesStore:
     def __repr__(self) -> str:
         return f"<FilesStore of {', '.join(f'{number:02x}' for number in self._stores)}>"
 
+    is_shared = False
+
     @property
     def failure(self) -> StorageUnavailable | None:
         return next((store.failure for store in self._stores.values() if store.failure is not None), None)

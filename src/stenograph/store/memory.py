@@ -35,6 +35,8 @@ class MemoryStore:
     def __repr__(self) -> str:
         return f"<MemoryStore of {len(self._sessions)} sessions>"
 
+    is_shared = False
+
     @property
     def failure(self) -> StorageUnavailable | None:
         return None if self.refuse is None or self.refuse.is_full else self.refuse

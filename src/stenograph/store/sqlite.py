@@ -120,6 +120,8 @@ class SqliteStore:
     def __repr__(self) -> str:
         return f"<SqliteStore in {self._folder!r}, failed={self._failure is not None}>"
 
+    is_shared = False
+
     @property
     def failure(self) -> StorageUnavailable | None:
         return self._failure

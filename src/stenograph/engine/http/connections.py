@@ -175,9 +175,7 @@ class OwnConnections:
 
     async def _connection_on(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> "Connection":
         def made() -> Connection:
-            connection = Connection(self._buffer, self.rest, self.lost)
-            self._all.add(connection)
-            return connection
+            return Connection(self._buffer, self._all.add, self.rest, self.lost)
 
         _, connection = await loop.create_connection(made, sock=sock)
         return connection
@@ -222,11 +220,13 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
         buffer: memoryview,
+        on_made: Callable[["Connection"], None],
         on_rest: Callable[["Connection"], None],
         on_lost: Callable[["Connection"], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
+        self._on_made = on_made
         self._on_rest = on_rest
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
@@ -343,6 +343,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass of it
+        self._on_made(self)  # not before: of one that is cancelled by then uvloop says nothing more, not even its end
         self._looked.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def get_buffer(self, sizehint: int) -> memoryview:

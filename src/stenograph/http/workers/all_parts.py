@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from starlette.types import Scope
 
 from stenograph.console.groups import GroupRollout, RolloutFacts
 from stenograph.core.errors import WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
-from stenograph.http.bulk_parts import SIZE_BYTES, OwnParts, Part, sized
+from stenograph.http.bulk_parts import REVISION_HEADER, SIZE_BYTES, OwnParts, Part, SessionParts, sized
 from stenograph.http.workers.owners import number_of
 from stenograph.http.workers.peers import Peers
 from stenograph.session.selection import SessionFilter
 
 IDS_PATH, PART_PATH, DELETE_PATH = "/workers/ids", "/workers/part", "/workers/delete"
 ROLLOUT_PATH = "/workers/rollout"
-REVISION_HEADER = "x-revision"
 
 
 class PartAsked(msgspec.Struct):
@@ -50,9 +50,15 @@ class AllParts:
     number: int
     timeout_s: float
 
+    def asked_by(self, scope: Scope) -> SessionParts:
+        return self
+
+    async def remove(self, session_id: str) -> None:
+        """Of this worker's sessions: a request to delete some by filter is asked of each."""
+        await self.own.remove(session_id)
+
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
-        """The lists of all workers, merged by the time at which sessions were opened. Those of a shared database are in
-        the list of each, and come once."""
+        """The lists of all workers, merged by the time at which sessions were opened."""
         asked = msgspec.json.encode(wanted)
         async with AsyncExitStack() as stack:
             lists: list[AsyncGenerator[bytes, None]] = []
@@ -62,12 +68,9 @@ class AllParts:
             firsts: list[tuple[float, int, str]] = []
             for worker, lines in enumerate(lists):
                 await _push_next(firsts, worker, lines)
-            last = ""
             while firsts:
                 _, worker, session_id = heapq.heappop(firsts)
-                if session_id != last:
-                    yield session_id
-                last = session_id
+                yield session_id
                 await _push_next(firsts, worker, lists[worker])
 
     @asynccontextmanager

@@ -63,9 +63,10 @@ class Gathering:
         metrics: Metrics,
         refuse: Refuse,
         long_s: float,
+        is_shared: bool,
     ) -> None:
         """`of_workers` are the routes that workers ask each other by. `long_s`: the longest time that a worker may take
-        for what is work."""
+        for what is work. `is_shared`: each worker knows the sessions of all, from a database."""
         self._app = app
         self._of_workers = of_workers
         self._peers = peers
@@ -83,6 +84,8 @@ class Gathering:
             ("POST", "/abort_request"): self._sums,
             ("POST", "/backup"): self._one_by_one,
         }
+        if is_shared:
+            self._routes = {at: route for at, route in self._routes.items() if at[1] != "/sessions"}
 
     def __repr__(self) -> str:
         return f"<Gathering of {self._peers!r}>"

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from stenograph.core.errors import StartupError, StenographError
 from stenograph.dialects.openai.errors import refusal
-from stenograph.http.bulk_parts import OwnParts, Pieces
+from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Pieces
 from stenograph.http.delivery import delivery_of
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.now_board import NowBoard
@@ -23,7 +23,6 @@ from stenograph.http.workers.all_parts import (
     DELETE_PATH,
     IDS_PATH,
     PART_PATH,
-    REVISION_HEADER,
     ROLLOUT_PATH,
     DeleteAsked,
     PartAsked,

@@ -30,12 +30,18 @@ class PeerAnswer:
 class PeerStream:
     """A worker's answer while it comes."""
 
-    def __init__(self, worker: int, response: aiohttp.ClientResponse) -> None:
-        self._worker = worker
+    def __init__(self, where: str, response: aiohttp.ClientResponse) -> None:
+        """`where` begins the sentence that it does not answer."""
+        self._where = where
         self._response = response
 
     def __repr__(self) -> str:
-        return f"<PeerStream of worker {self._worker}>"
+        return f"<PeerStream of {self._where}>"
+
+    @property
+    def status(self) -> int:
+        """The status of the answer."""
+        return self._response.status
 
     def header(self, name: str) -> str | None:
         """A header of the answer."""
@@ -47,7 +53,7 @@ class PeerStream:
             async for piece in self._response.content.iter_any():
                 yield piece
         except (aiohttp.ClientError, OSError) as error:
-            raise _away(self._worker, error) from error
+            raise away(self._where, error) from error
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         """Its lines. Raises as `pieces`."""
@@ -55,7 +61,7 @@ class PeerStream:
             async for line in self._response.content:
                 yield line
         except (aiohttp.ClientError, OSError) as error:
-            raise _away(self._worker, error) from error
+            raise away(self._where, error) from error
 
 
 class Peers:
@@ -100,7 +106,7 @@ class Peers:
                 raw = [(name.lower(), value) for name, value in response.raw_headers]
                 return PeerAnswer(status=response.status, headers=raw, body=await response.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise _away(worker, error) from error
+            raise away(_named(worker), error) from error
 
     @asynccontextmanager
     async def reading(self, worker: int, target: str, body: bytes) -> AsyncGenerator["PeerStream", None]:
@@ -114,11 +120,11 @@ class Peers:
                 skip_auto_headers=_OWN_HEADERS,
             )
         except (aiohttp.ClientError, OSError) as error:
-            raise _away(worker, error) from error
+            raise away(_named(worker), error) from error
         try:
             if response.status != 200:
                 raise WorkerUnavailable(f"worker {worker} answered {target} with {response.status}.")
-            yield PeerStream(worker, response)
+            yield PeerStream(_named(worker), response)
         finally:
             response.close()  # what was read to its end has given its connection back
 
@@ -154,6 +160,10 @@ class Peers:
             await client.close()
 
 
-def _away(worker: int, error: BaseException) -> WorkerUnavailable:
-    message = f"A process of this server (worker {worker}) does not answer: {error or 'it is away'}."
-    return WorkerUnavailable(message, retry_after_s=1.0)
+def _named(worker: int) -> str:
+    return f"A process of this server (worker {worker})"
+
+
+def away(where: str, error: BaseException) -> WorkerUnavailable:
+    """The error for another process that does not answer."""
+    return WorkerUnavailable(f"{where} does not answer: {error or 'it is away'}.", retry_after_s=1.0)

@@ -140,6 +140,7 @@ class Worker:
             metrics=app.metrics,
             refuse=app.refuse,
             long_s=self._settings.request_timeout_s,
+            is_shared=app.nodes is not None,
         )
 
     def connections(self, app: App) -> type[asyncio.Protocol]:

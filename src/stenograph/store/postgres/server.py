@@ -31,6 +31,8 @@ UPDATE stenograph_owners SET until = clock_timestamp() + make_interval(secs => $
 WHERE number = $1 AND until > clock_timestamp() RETURNING number
 """
 
+_OWNERS = "SELECT url FROM stenograph_owners WHERE until > clock_timestamp()"
+
 _LEAVE = "DELETE FROM stenograph_owners WHERE number = $1"
 
 _CREATE = """
@@ -163,6 +165,9 @@ class PostgresRows:
 
     async def leave(self, owner: int) -> None:
         await self._leaser.fetch(_LEAVE, owner)
+
+    async def owners(self) -> Sequence[str]:
+        return [row[0] for row in await self._fetch(_OWNERS)]
 
     async def create(self, new: NewSession, owner: int) -> int | None:
         head = new.body[:HEAD_BYTES]

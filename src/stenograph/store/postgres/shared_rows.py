@@ -78,6 +78,10 @@ class SharedRows(Protocol):
         """End a lease, so that others need not wait for that."""
         ...
 
+    async def owners(self) -> Sequence[str]:
+        """The names of all owners whose leases run."""
+        ...
+
     async def create(self, new: NewSession, owner: int) -> int | None:
         """Keep a new session, whose owner this is: the number it is given. The same one once more changes nothing, and
         says the same, as long as it is this owner's and has no rows. None otherwise, and if the owner is gone."""

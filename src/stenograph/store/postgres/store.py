@@ -116,6 +116,8 @@ class PostgresStore:
             return None
         return StorageUnavailable(AWAY, is_full=False, retry_after_s=self.owner.retry_s)
 
+    is_shared = True
+
     @property
     def stats(self) -> StoreStats:
         return self._stats
@@ -180,6 +182,10 @@ class PostgresStore:
         """Another node that has the session; None if none has. Raises StorageUnavailable."""
         lease = self.owner.needed()
         return await self._ask(lambda: self._rows.holder(session_id, lease.owner), lease)
+
+    async def owners(self) -> Sequence[str]:
+        """The names of all owners whose leases run. Raises StorageUnavailable."""
+        return await self._ask(self._rows.owners)
 
     async def delete(self, session_id: SessionId) -> bool:
         lease = self.owner.needed()

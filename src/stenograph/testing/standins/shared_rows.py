@@ -55,6 +55,12 @@ class SharedTables:
         """The epoch of a session that is there."""
         return self._sessions[session_id].epoch
 
+    def move(self, session_id: SessionId, owner: int) -> SessionId:
+        """Give a session to an owner, as a takeover does."""
+        held = self._sessions[session_id]
+        held.owner, held.epoch = owner, held.epoch + 1
+        return session_id
+
     def join(self, name: str, lease_s: float, instead_of: int | None) -> int:
         if instead_of is not None:
             self._owners.pop(instead_of, None)
@@ -71,6 +77,9 @@ class SharedTables:
 
     def leave(self, owner: int) -> None:
         self._owners.pop(owner, None)
+
+    def owners(self) -> list[str]:
+        return [owner.name for owner in self._owners.values() if owner.until > self._now()]
 
     def create(self, new: NewSession, owner: int) -> int | None:
         held = self._sessions.get(new.session_id)
@@ -215,6 +224,9 @@ class MemoryRows:
 
     async def leave(self, owner: int) -> None:
         await self._way(lambda: self._tables.leave(owner))
+
+    async def owners(self) -> Sequence[str]:
+        return await self._way(self._tables.owners)
 
     async def create(self, new: NewSession, owner: int) -> int | None:
         return await self._way(lambda: self._tables.create(new, owner))
