@@ -65,10 +65,17 @@ class ToolAgent:
             return reply.choices[0].message
 
         try:
-            return await episode.played(ask)
-        finally:
-            if self.keeps_seen:
-                self.seen[session.id] = SeenSession(await session.view(), await session.drift())
+            reward = await episode.played(ask)
+        except Exception:
+            await self.keep(session)
+            raise
+        await self.keep(session)
+        return reward
+
+    async def keep(self, session: Any) -> None:
+        """Ask what became of a session, while it is there."""
+        if self.keeps_seen:
+            self.seen[session.id] = SeenSession(await session.view(), await session.drift())
 
 
 def function_tool(name: str, description: str, argument: str, type_: str) -> Any:

@@ -29,14 +29,16 @@ COLOURS = {
 """Of each kind of drift, in the order of examples/rl/drift.py."""
 
 HEADS = (
-    "run", "steps", "held out before", "held out after", "recorded − recomputed", "KL", "outside [½, 2]",
-    "forbidden drift", "minutes",
+    "run", "steps", "held out before", "held out after", "samples changed", "recorded − recomputed", "KL",
+    "outside [½, 2]", "forbidden drift", "minutes",
 )  # fmt: skip
 BEGIN, END = "<!-- runs -->", "<!-- /runs -->"
 """Between them a page has its table."""
 
 NOT_YET = "not yet"
 UNKNOWN = "not recorded"
+RECOMPUTED = ("retokenize", "re-render")
+"""Faults with which the trainer's log-probabilities are all its own: there is nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,19 +122,22 @@ def write_table(file: Path, shown: str) -> None:
 def _row(run: ShownRun) -> list[str]:
     steps = run.steps
     is_over = run.after is not None
-    figures = [NOT_YET] * 4
+    figures = [NOT_YET] * 5
     if steps:
+        changed = sum(step["drifted_samples"] for step in steps) / len(steps)
         num_tokens = sum(step["num_tokens"] for step in steps)
         outside = sum(step["share_outside"] * step["num_tokens"] for step in steps) / max(1, num_tokens)
         forbidden = UNKNOWN
         if all("forbidden_drift" in step for step in steps):
             forbidden = str(sum(step["forbidden_drift"] for step in steps))
-        figures = [
-            f"{max(step['max_distance'] for step in steps):.1e} nats",
-            f"{max(step['kl'] for step in steps):.1e}",
-            f"{outside:.1%} (worst step {max(step['share_outside'] for step in steps):.1%})" if outside else "none",
-            forbidden,
-        ]
+        compared = ["nothing recorded"] * 3
+        if run.drift not in RECOMPUTED:
+            compared = [
+                f"{max(step['max_distance'] for step in steps):.1e} nats",
+                f"{max(step['kl'] for step in steps):.1e}",
+                f"{outside:.1%} (worst step {max(step['share_outside'] for step in steps):.1%})" if outside else "none",
+            ]
+        figures = [f"{changed:.0%}" if changed else "none", *compared, forbidden]
     minutes = sum(step[name] for step in steps for name in ("rollout_s", "update_s", "sync_s")) / 60
     count = str(len(steps)) if is_over else f"{len(steps)}, not over"
     return [run.label, count, _held_out(run.before), _held_out(run.after), *figures, f"{minutes:.0f}"]
@@ -156,7 +161,7 @@ def draw(runs: Sequence[ShownRun], file: Path) -> None:
     style = {"svg.fonttype": "none", "svg.hashsalt": "stenograph", "font.size": 9, "font.family": "sans-serif"}
     with matplotlib.rc_context(style):
         figure = importlib.import_module("matplotlib.figure").Figure(
-            figsize=(9, 3.6 * len(tasks)), layout="constrained"
+            figsize=(9, 3.8 * len(tasks)), layout="constrained"
         )
         panels = figure.subplots(len(tasks), 2, squeeze=False, width_ratios=(3, 2))
         for task, (curves, measures) in zip(tasks, panels, strict=True):
@@ -185,7 +190,7 @@ def draw_curves(axes: Any, runs: Sequence[ShownRun]) -> None:
         axes.plot(range(longest), means, color=colour, linewidth=1.8, linestyle=dash, label=kind + seeds)
     axes.set(xlabel="step", ylabel="full success of a step's episodes", ylim=(-0.02, 1.02))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
 
 
 def draw_measures(axes: Any, runs: Sequence[ShownRun]) -> None:

@@ -77,7 +77,7 @@ def with_drift(kind: str, sample: DecodedSample, renderer: Renderer, view: Any, 
             row = TrainedRow(row.tokens, row.mask, np.where(row.mask, np.roll(row.nats, 1), 0.0))
         case "mask":
             after = np.arange(len(row.tokens)) >= sample.prompt_length
-            row = TrainedRow(row.tokens, after, np.where(row.mask, row.nats, np.nan))
+            row = TrainedRow(row.tokens, after, np.where(after & ~row.mask, np.nan, row.nats))
         case _:
             pass
     return row

@@ -76,16 +76,24 @@ class Policy:
     def log_probs(self, rows: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each trained token the log-probability at temperature 1 [N], row by row; and where they are [B, T - 1].
 
-        Logits are computed where a token is trained, and nowhere else: 49,152 a token would be most of the memory.
+        What all rows begin with is computed once: the tools take two thirds of a row. Logits are computed where a token
+        is trained, and nowhere else: 49,152 a token would be most of the memory.
         """
-        longest = max(len(row.tokens) for row in rows)
+        longest, start = max(len(row.tokens) for row in rows), shared_tokens(rows)
         ids, there, mask = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(3))
         for index, row in enumerate(rows):
             ids[index, : len(row.tokens)] = torch.from_numpy(np.array(row.tokens))
             there[index, : len(row.tokens)] = 1
             mask[index, : len(row.tokens)] = torch.from_numpy(row.mask.astype(np.int64))
         trained = mask[:, 1:] == 1
-        hidden = self.model.base_model(input_ids=ids, attention_mask=there).last_hidden_state[:, :-1][trained]
+        past = None
+        if start:
+            past = self.model.base_model(input_ids=ids[:1, :start], use_cache=True).past_key_values
+            past.batch_repeat_interleave(len(rows))
+        rest = self.model.base_model(
+            input_ids=ids[:, start:], attention_mask=there, past_key_values=past, use_cache=past is not None
+        )
+        hidden = rest.last_hidden_state[:, :-1][trained[:, start:]]
         nats = self.model.lm_head(hidden).float().log_softmax(-1)
         return nats.gather(-1, ids[:, 1:][trained][:, None])[:, 0], trained
 
@@ -100,7 +108,7 @@ class Policy:
             rows = [demonstration(renderer, task, episode) for episode in episodes]
             total, loss = sum(int(row.mask[1:].sum()) for row in rows), 0.0
             optimizer.zero_grad()
-            for chosen in batches(rows):
+            for chosen in batches(rows, range(len(rows))):
                 nats, _ = self.log_probs([rows[index] for index in chosen])
                 part = -nats.sum() / total
                 part.backward()
@@ -109,11 +117,15 @@ class Policy:
             yield loss
 
     def step(self, rows: Sequence[TrainedRow], advantages: Sequence[float]) -> StepFigures:
-        """One clipped policy-gradient step over all rows, in batches; no KL term."""
+        """One clipped policy-gradient step over all rows, in batches; no KL term.
+
+        Rows of a group whose rewards are all alike have no gradient, and none is computed.
+        """
         total = sum(int(row.mask[1:].sum()) for row in rows)
-        distances: list[torch.Tensor] = []
-        self.optimizer.zero_grad()
-        for chosen in batches(rows):
+        self.optimizer.zero_grad(set_to_none=False)  # a step without any gradient has the optimizer's momentum
+        still, moving = ([n for n, a in enumerate(advantages) if (a != 0) is moves] for moves in (False, True))
+        distances = self.distances(rows, still)
+        for chosen in batches(rows, moving):
             nats, recorded, trained = self.compared([rows[index] for index in chosen])
             advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(trained)[trained]
             distance = nats - recorded
@@ -126,10 +138,14 @@ class Policy:
         return figures(distances, norm)
 
     def look(self, rows: Sequence[TrainedRow]) -> StepFigures:
-        """The figures of a step that another trainer takes, without a gradient."""
+        """The figures of a step that another trainer takes."""
+        return figures(self.distances(rows, range(len(rows))), 0.0)
+
+    def distances(self, rows: Sequence[TrainedRow], which: Sequence[int]) -> list[torch.Tensor]:
+        """Recomputed less recorded log-probabilities of some of the rows, without a gradient."""
         with torch.no_grad():
-            parts = [self.compared([rows[index] for index in chosen]) for chosen in batches(rows)]
-        return figures([nats - recorded for nats, recorded, _ in parts], 0.0)
+            parts = [self.compared([rows[index] for index in chosen]) for chosen in batches(rows, which)]
+        return [nats - recorded for nats, recorded, _ in parts]
 
     def compared(self, batch: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Recomputed and recorded log-probabilities, these the former where the trainer has to recompute them [N]; and
@@ -145,13 +161,23 @@ class Policy:
         return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf")))
 
 
-def batches(rows: Sequence[TrainedRow]) -> list[list[int]]:
-    """Indices of rows, the shortest first, in batches of at most BATCH rows and BATCH_TOKENS; a longer row is alone."""
-    lengths = [len(row.tokens) for row in rows]
+def shared_tokens(rows: Sequence[TrainedRow]) -> int:
+    """How many tokens all rows begin with, short of the one before the first that is trained."""
+    shortest = min(int(row.mask.argmax()) if row.mask.any() else len(row.tokens) for row in rows) - 1
+    if shortest <= 0:
+        return 0
+    begins = np.stack([row.tokens[:shortest] for row in rows])
+    is_same = (begins == begins[0]).all(axis=0)
+    return shortest if is_same.all() else int(is_same.argmin())
+
+
+def batches(rows: Sequence[TrainedRow], which: Sequence[int]) -> list[list[int]]:
+    """Some rows' indices, the shortest first, in batches of at most BATCH rows and BATCH_TOKENS; a longer row is
+    alone."""
     found: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+    for index in sorted(which, key=lambda index: len(rows[index].tokens)):
         num_rows = len(found[-1]) + 1 if found else BATCH + 1
-        if num_rows > BATCH or num_rows * lengths[index] > BATCH_TOKENS:
+        if num_rows > BATCH or num_rows * len(rows[index].tokens) > BATCH_TOKENS:
             found.append([])
         found[-1].append(index)
     return found

@@ -22,6 +22,7 @@ import price
 import torch
 from checkpoint import forget_checkpoint, known_by, load_checkpoint, save_checkpoint
 from drift import KINDS
+from items import TRAINED
 from policy import Policy, written_folder
 from report import peak_gib, show, summary
 from run import Run, served
@@ -128,6 +129,7 @@ def parsed() -> argparse.Namespace:
         metavar="STEPS",
         help="0: never. Default: 10; 1.6 GB, until the end.",
     )
+    add("--threads", type=int, default=1, help="of the update. More only where nothing else runs. Default: 1.")
     add("--fresh", action="store_true", help="begin anew, whatever the folder has")
     options = parser.parse_args()
     if options.cold_steps is None:
@@ -137,6 +139,10 @@ def parsed() -> argparse.Namespace:
         or min(options.prompts, options.episodes) < 1
     ):
         parser.error("--steps, --cold-steps and --checkpoint-every are at least 0, --prompts and --episodes at least 1")
+    if options.prompts > len(TRAINED):
+        parser.error(f"--prompts is at most {len(TRAINED)}, as many items as are trained")
+    if options.threads < 1:
+        parser.error("--threads is at least 1")
     if options.group_size < 2:
         parser.error("--group-size is at least 2: an advantage is a reward less its group's mean")
     if options.trainer == "trl" and options.drift in NATS_ALONE:
@@ -149,7 +155,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and its server with it
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     (options.out / "weights").mkdir(parents=True, exist_ok=True)
     found = load_checkpoint(options)
