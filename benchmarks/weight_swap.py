@@ -4,10 +4,11 @@
 
 Writes SmolLM2-135M's weights (the packaged model) as float32 safetensors, 538 MB, and swaps them while 16 sequences
 decode: read, prepared and swapped as in the engine's process, with the loop and the desk that it has. Prints, for each
-round, the seconds from the command to its answer, the milliseconds that the swap took between two steps, and the
-longest step before, while files were read, and after; then one line of JSON. Steps after a swap prefill what was
-preempted. First it reads the files without an engine, and tells the CPU seconds: on a busy machine they hold, and the
-others do not. A swap waits for the step that is under way.
+round, the seconds from the command to its answer, the milliseconds that the swap took between two steps, and steps in
+three spans of time: undisturbed, while files were read (up to the swap), and after the swap, when what was preempted is
+computed again in steps of up to 256 tokens. `_cpu` is the CPU time of the stepping thread: on a busy machine it holds,
+and the others do not. First the files are read without an engine, to new memory and to the same again, as
+the first round and those after it do. Then one line of JSON. A swap waits for the step under way.
 """
 
 import argparse
@@ -16,11 +17,11 @@ import os
 import shutil
 import statistics
 import sys
-import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from stenograph.core.clock import SystemClock
 from stenograph.core.types import RequestId, SamplingParams
 from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.choice import make_forward
+from stenograph.embedded.forward.weight_memory import WeightMemory
 from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights, load_weights
 from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.loop import EngineLoop
@@ -82,28 +84,38 @@ def write_folder(folder: Path, config: LlamaConfig, weights: LlamaWeights) -> in
 
 
 class TimedLoop(EngineLoop):
-    """A loop that notes how long what it does between two steps takes."""
+    """A loop that notes when it did something between two steps, and how long that took."""
 
-    acts_s: list[float]
+    acts: list[tuple[float, float]]
 
     def between_steps(self, act: Callable[[], None]) -> None:
         def timed() -> None:
             begin = time.perf_counter()
             act()
-            self.acts_s.append(time.perf_counter() - begin)
+            self.acts.append((begin, time.perf_counter() - begin))
 
         super().between_steps(timed)
 
 
-class TimedCore(EngineCore):
-    """A core that notes when each step began, and how long it took."""
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step: how many tokens it sampled, when it began, how long it took, and the CPU time of its thread."""
 
-    steps: list[tuple[float, float]]
+    num_sampled: int
+    begin: float
+    wall_s: float
+    cpu_s: float
+
+
+class TimedCore(EngineCore):
+    """A core that notes its steps."""
+
+    steps: list[TimedStep]
 
     def step(self) -> list[Sampled | Failed]:
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.thread_time()
         events = super().step()
-        self.steps.append((begin, time.perf_counter() - begin))
+        self.steps.append(TimedStep(len(events), begin, time.perf_counter() - begin, time.thread_time() - cpu))
         return events
 
 
@@ -117,8 +129,8 @@ class Rig:
             config, weights, kind=kind, device="cpu", dtype=TorchDtype.FLOAT32, num_kv_tokens=limits.num_kv_rows
         )
         tokenizer = Tokenizer(load_model_files(path).tokenizer_json)
-        self.loop = TimedLoop(tokenizer, num_workers=0, emit=self._emit, clock=SystemClock())
-        self.loop.acts_s = []
+        self.loop = TimedLoop(tokenizer, num_workers=0, emit=lambda events: None, clock=SystemClock())
+        self.loop.acts = []
         self.core = TimedCore(
             forward, tokenizer, GrammarCompiler(tokenizer, vocab_size=config.vocab_size, eos_ids=(2,)), eos_ids=(2,),
             limits=limits, clock=SystemClock(), wake=self.loop.wake, weight_version="0",
@@ -128,17 +140,14 @@ class Rig:
         self.desk = WeightDesk(
             forward, self.core, self.loop, lambda told: self.answers[told.request_id].set_result(told)
         )
-        self.num_tokens = 0
-        self.busy = threading.Event()
         self.loop.start(self.core)
 
-    def _answered(self, told: Controlled) -> None:
-        self.answers[told.request_id].set_result(told)
-
-    def _emit(self, events: Sequence[Sampled | Failed]) -> None:
-        self.num_tokens += sum(isinstance(event, Sampled) for event in events)
-        if self.num_tokens > 4 * NUM_SEQUENCES:
-            self.busy.set()
+    def wait_until_all_decode(self) -> float:
+        """Wait for ten steps in a row in which every sequence got a token; returns when they began."""
+        first = len(self.core.steps)
+        while len(last := self.core.steps[first:][-10:]) < 10 or min(s.num_sampled for s in last) < NUM_SEQUENCES:
+            time.sleep(0.02)
+        return last[0].begin
 
     def update(self, folder: Path, version: str) -> float:
         """Swap; returns the seconds until the answer."""
@@ -150,10 +159,14 @@ class Rig:
         return time.perf_counter() - begin
 
 
-def longest_ms(steps: Sequence[tuple[float, float]], begin: float, end: float) -> tuple[float, float]:
-    """Median and longest of the steps that began in a span of time."""
-    took = [seconds * 1e3 for at, seconds in steps if begin <= at < end] or [0.0]
-    return statistics.median(took), max(took)
+def told_of(name: str, steps: Sequence[TimedStep], begin: float, end: float) -> dict[str, float]:
+    """Median and longest of the steps that fell in a span of time, in part at least."""
+    among = [step for step in steps if step.begin < end and step.begin + step.wall_s > begin]
+    return {
+        f"{name}_p50_ms": 1e3 * statistics.median(step.wall_s for step in among),
+        f"{name}_max_ms": 1e3 * max(step.wall_s for step in among),
+        f"{name}_max_cpu_ms": 1e3 * max(step.cpu_s for step in among),
+    }
 
 
 def main() -> None:
@@ -162,42 +175,48 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     asked = options.parse_args()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     path = resolve_model("smollm2-135m", cache_dir=default_cache_dir(os.environ), progress=StreamProgress(sys.stderr))
     folder = asked.folder / f"weight-swap-{os.getpid()}"
     try:
         num_bytes = write_folder(folder, *load_weights(path))
-        begin, cpu = time.perf_counter(), time.thread_time()
-        load_weights(folder)
-        alone_s, alone_cpu_s = time.perf_counter() - begin, time.thread_time() - cpu
-        sys.stdout.write(f"read alone: {alone_s:.3f} s, {alone_cpu_s:.3f} s of CPU\n")
+        memory, reads_s = WeightMemory(), [0.0, 0.0]
+        for number in range(len(reads_s)):
+            cpu = time.thread_time()
+            load_weights(folder, memory)
+            reads_s[number] = time.thread_time() - cpu
+        sys.stdout.write(f"read alone: {reads_s[0]:.3f} s of CPU to new memory, {reads_s[1]:.3f} to the same again\n")
+        del memory
         rig = Rig(path, asked.forward)
         for index in range(NUM_SEQUENCES):
             prompt = array("i", [1 + (7 * index + at) % 4000 for at in range(PROMPT_TOKENS)])
             rig.loop.add_request(prompt, SamplingParams(max_tokens=7000, ignore_eos=True, seed=index))
-        rig.busy.wait()
         rows: list[dict[str, float]] = []
         for number in range(1, asked.rounds + 1):
-            before = time.perf_counter()
-            time.sleep(2.0)  # undisturbed steps
+            before = rig.wait_until_all_decode()
             begin = time.perf_counter()
             answer_s = rig.update(folder, str(number))
-            end = time.perf_counter()
-            time.sleep(3.0)  # what was preempted is computed again
-            quiet, reading, later = (
-                longest_ms(rig.core.steps, *span) for span in ((before, begin), (begin, end), (end, end + 3.0))
-            )
+            decoding = rig.wait_until_all_decode()
+            swapped, swap_s = rig.loop.acts[-1]
             rows.append(
                 {
-                    "answer_s": answer_s, "swap_ms": rig.loop.acts_s[-1] * 1e3, "quiet_p50_ms": quiet[0],
-                    "quiet_max_ms": quiet[1], "reading_p50_ms": reading[0], "reading_max_ms": reading[1],
-                    "after_max_ms": later[1],
+                    "answer_s": answer_s,
+                    "swap_ms": swap_s * 1e3,
+                    **told_of("quiet", rig.core.steps, before, begin),
+                    **told_of("reading", rig.core.steps, begin, swapped),
+                    **told_of("after", rig.core.steps, swapped + swap_s, decoding),
                 }
-            )  # fmt: skip
+            )
             sys.stdout.write("  ".join(f"{name} {value:.3f}" for name, value in rows[-1].items()) + "\n")
             sys.stdout.flush()
         worst = {f"worst_{name}": round(max(row[name] for row in rows), 3) for name in rows[0]}
-        told = {"bench": "weight_swap", "bytes": num_bytes, "rounds": len(rows), "read_cpu_s": alone_cpu_s, **worst}
+        told = {
+            "bench": "weight_swap",
+            "bytes": num_bytes,
+            "rounds": len(rows),
+            "read_cpu_s": reads_s[0],
+            "read_again_cpu_s": reads_s[1],
+            **worst,
+        }
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
     finally:
@@ -206,4 +225,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "OPENBLAS_NUM_THREADS" not in os.environ:  # as the engine's process has it; too late once NumPy is imported
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.weight_swap", *sys.argv[1:]])
     main()

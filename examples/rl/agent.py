@@ -1,114 +1,90 @@
-"""The task and its agent: ask a tool for a price, then say it. The official OpenAI SDK, and nothing of ours.
+"""The agent: the official OpenAI SDK, and nothing of ours. It plays the episodes of a task, whose tools really run."""
 
-The tool really runs: it gives a number that nobody can know before. A rollout's reward is (called + right item +
-2 · said) / 4.
-"""
-
-import json
 import random
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-import httpx
 from openai import AsyncOpenAI
 
-MAX_TOKENS = 48
-"""Of each turn."""
+Ask = Callable[[list[Any]], Awaitable[Any]]
+"""Sends the conversation; gives the model's next message."""
 
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "price",
-        "description": "Look up the price of an item.",
-        "parameters": {
-            "type": "object",
-            "properties": {"item": {"type": "string"}},
-            "required": ["item"],
-        },
-    },
-}
 
-ITEMS = [
-    "apple", "banana", "bread", "butter", "candle", "carrot", "chair", "cheese", "clock", "coat", "coffee",
-    "cookie", "cup", "desk", "door", "dress", "egg", "fish", "flour", "fork", "glass", "glove", "grape",
-    "guitar", "hammer", "hat", "honey", "jacket", "jam", "juice", "kettle", "key", "knife", "ladder", "lamp",
-    "lemon", "map", "melon", "milk", "mirror", "mug", "nail", "oil", "onion", "orange", "oven", "paint", "pan",
-    "paper", "peach", "pear", "pen", "pencil", "pepper", "phone", "piano", "pillow", "plate", "potato", "radio",
-    "rice", "ring", "rope", "rug", "salt", "scarf", "shirt", "shoe", "soap", "sofa", "soup", "spoon", "sugar",
-    "table", "tea", "tent", "tomato", "towel", "train", "umbrella", "vase", "violin", "watch", "water", "wheel",
-    "window",
-]  # fmt: skip
-HELD_OUT = ITEMS[1::3]
-DEMONSTRATED = [item for item in ITEMS[0::8] if item not in HELD_OUT]
-TRAINED = [item for item in ITEMS if item not in DEMONSTRATED and item not in HELD_OUT]
-"""Three sets without a common item: those of the cold start, of the steps, and of the measurement."""
+class Episode(Protocol):
+    """One question about an item, with what its tools will answer. The rollouts of a group play the same one."""
+
+    @property
+    def item(self) -> str:
+        """Which."""
+        ...
+
+    async def played(self, ask: Ask) -> float:
+        """Play it to its end; returns the reward, 1.0 for full success."""
+        ...
+
+    def demonstration(self) -> list[Any]:
+        """The messages of a conversation as it should go."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A kind of episodes. `cold_steps` is how many steps on demonstrations it needs for some success."""
+
+    tools: Sequence[Any]
+    max_tokens: int
+    cold_steps: int
+    drawn: Callable[[str, random.Random], Episode]
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
-    """A question, and the price that its tool will give."""
+class SeenSession:
+    """What the server said of a session before it was deleted: its records, and its drift report."""
 
-    item: str
-    price: int
-
-    @classmethod
-    def drawn(cls, item: str, chance: random.Random) -> "Episode":
-        """An episode with a price of three digits."""
-        return cls(item, chance.randrange(100, 1000))
-
-    @property
-    def question(self) -> str:
-        """The first message."""
-        return f"How much is the {self.item}? Look up its price with the tool, then say it."
-
-    def run_tool(self, arguments: str) -> str:
-        """The tool: the price of the item that is asked for, or of none."""
-        return json.dumps({"price": self.price if asked_item(arguments) == self.item else None})
-
-
-def asked_item(arguments: str) -> str | None:
-    """The item that a call names."""
-    try:
-        found = json.loads(arguments)["item"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, str) else None
+    view: Any
+    drift: Any
 
 
 @dataclass(slots=True)
-class PriceAgent:
-    """Runs episodes. `views` has, if asked for, each session's records before it is deleted."""
+class ToolAgent:
+    """Plays episodes. `seen` has, if asked for, what became of each session."""
 
-    http: httpx.AsyncClient
-    keeps_views: bool = False
-    views: dict[str, Any] = field(default_factory=dict)
+    chat: AsyncOpenAI
+    task: Task
+    keeps_seen: bool = False
+    seen: dict[str, SeenSession] = field(default_factory=dict)
 
     async def __call__(self, episode: Episode, session: Any) -> float:
-        chat = AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, http_client=self.http, max_retries=2)
+        chat = self.chat.with_options(base_url=session.base_url, api_key=session.api_key)
+
+        async def ask(messages: list[Any]) -> Any:
+            reply = await chat.chat.completions.create(
+                model="any", messages=messages, tools=self.task.tools, max_tokens=self.task.max_tokens, temperature=1.0
+            )
+            return reply.choices[0].message
+
         try:
-            return await self.converse(chat, episode)
-        finally:
-            if self.keeps_views:
-                self.views[session.id] = await session.view()
+            reward = await episode.played(ask)
+        except Exception:
+            await self.keep(session)
+            raise
+        await self.keep(session)
+        return reward
 
-    async def converse(self, chat: AsyncOpenAI, episode: Episode) -> float:
-        """Two turns, and the reward."""
-        messages: Any = [{"role": "user", "content": episode.question}]
-        called = await self.ask(chat, messages)
-        if not called.tool_calls:
-            return 0.0
-        call = called.tool_calls[0]
-        is_right = call.function.name == "price" and asked_item(call.function.arguments) == episode.item
-        messages.append(called.model_dump(exclude_none=True))
-        for one in called.tool_calls:
-            result = episode.run_tool(one.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": one.id, "content": result})
-        said = str(episode.price) in ((await self.ask(chat, messages)).content or "")
-        return (1 + is_right + 2 * (said and is_right)) / 4
+    async def keep(self, session: Any) -> None:
+        """Ask what became of a session, while it is there."""
+        if self.keeps_seen:
+            self.seen[session.id] = SeenSession(await session.view(), await session.drift())
 
-    async def ask(self, chat: AsyncOpenAI, messages: Any) -> Any:
-        """One turn."""
-        reply = await chat.chat.completions.create(
-            model="any", messages=messages, tools=[TOOL], max_tokens=MAX_TOKENS, temperature=1.0
-        )
-        return reply.choices[0].message
+
+def function_tool(name: str, description: str, argument: str, type_: str) -> Any:
+    """A tool of one argument, as OpenAI's API takes it."""
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {"type": "object", "properties": {argument: {"type": type_}}, "required": [argument]},
+        },
+    }

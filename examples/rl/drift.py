@@ -11,6 +11,7 @@
 | shift | sampled | recorded, off by one |
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.client import DecodedSample
+from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.render.renderer import Renderer
 from stenograph.trainers.rows import runs, whole
@@ -44,8 +46,24 @@ class TrainedRow:
         made = whole(sample)
         return cls(made.tokens, made.mask, made.log_probs)
 
+    def has_ids_of(self, other: "TrainedRow") -> bool:
+        """Whether both have the same ids."""
+        return np.array_equal(self.tokens, other.tokens)
 
-def with_drift(kind: str, sample: DecodedSample, renderer: Renderer, view: Any, tool: Any) -> TrainedRow:
+    def as_sample(self, sample: DecodedSample) -> DecodedSample:
+        """The sample with this row in the place of its own, for a trainer that recomputes log-probabilities."""
+        start = int(self.mask.argmax())
+        return dataclasses.replace(
+            sample,
+            tokens=self.tokens,
+            loss_mask=self.mask[start:].astype(np.uint8),
+            log_probs=np.nan_to_num(self.nats[start:]),
+            raw_log_probs=None,
+            sampling_log_probs=None,
+        )
+
+
+def with_drift(kind: str, sample: DecodedSample, renderer: Renderer, view: Any, tools: Sequence[Any]) -> TrainedRow:
     """The sample with a fault; `view` is its session's, which `re-render` alone needs."""
     row = TrainedRow.exact(sample)
     match kind:
@@ -54,12 +72,12 @@ def with_drift(kind: str, sample: DecodedSample, renderer: Renderer, view: Any, 
         case "compact-json":
             row = _respelled(row, renderer, _compact, recorded=True)
         case "re-render":
-            row = _rendered(view, renderer, tool)
+            row = _rendered(view, renderer, tools)
         case "shift":
             row = TrainedRow(row.tokens, row.mask, np.where(row.mask, np.roll(row.nats, 1), 0.0))
         case "mask":
             after = np.arange(len(row.tokens)) >= sample.prompt_length
-            row = TrainedRow(row.tokens, after, np.where(row.mask, row.nats, np.nan))
+            row = TrainedRow(row.tokens, after, np.where(after & ~row.mask, np.nan, row.nats))
         case _:
             pass
     return row
@@ -104,23 +122,41 @@ def _compact(text: str) -> str:
     return _CALL.sub(written, text)
 
 
-def _rendered(view: Any, renderer: Renderer, tool: Any) -> TrainedRow:
+def changed_turns(row: TrainedRow, renderer: Renderer) -> tuple[int, int]:
+    """How many of the replies have a text that tokenizes to other ids, and how many replies there are."""
+    tokenizer = renderer.tokenizer
+    replied = [row.tokens[start:end].tolist() for start, end in runs(row.mask)]
+    return sum(list(tokenizer.encode(tokenizer.decode(ids))) != ids for ids in replied), len(replied)
+
+
+def is_rendered_alike(row: TrainedRow, view: Any, renderer: Renderer, tools: Sequence[Any]) -> bool:
+    """Whether the session's messages through the chat template are the ids that were sampled."""
+    try:
+        return _rendered(view, renderer, tools).has_ids_of(row)
+    except UnrenderableMessage:
+        return False
+
+
+def _rendered(view: Any, renderer: Renderer, tools: Sequence[Any]) -> TrainedRow:
     """The session's messages through the chat template."""
     last = view["records"][-1]
     messages = [*last["request"]["messages"], last["response"]["choices"][0]["message"]]
-    ids = rendered(renderer, [_message(one) for one in messages], tool)
+    ids = rendered(renderer, messages, tools)
     mask = replies(renderer, ids)
     return TrainedRow(ids, mask, np.where(mask, np.nan, 0.0))
 
 
-def rendered(renderer: Renderer, messages: Sequence[Message], tool: Any) -> NDArray[np.int64]:
+def rendered(renderer: Renderer, messages: Sequence[Any], tools: Sequence[Any]) -> NDArray[np.int64]:
     """A whole conversation that ends with a reply, as ids, without the opener of another reply."""
-    shown = Tool(
-        name=tool["function"]["name"],
-        json=json.dumps(tool),
-        parameters_json=json.dumps(tool["function"]["parameters"]),
-    )
-    ids = list(renderer.render(messages, [shown] if renderer.family.shows_tools else [], {}))
+    shown = [
+        Tool(
+            name=tool["function"]["name"],
+            json=json.dumps(tool),
+            parameters_json=json.dumps(tool["function"]["parameters"]),
+        )
+        for tool in tools
+    ]
+    ids = list(renderer.render(list(map(_message, messages)), shown if renderer.family.shows_tools else [], {}))
     opener = _opener(renderer)
     return np.array(ids[: -len(opener)] if ids[-len(opener) :] == opener else ids, np.int64)
 

@@ -2,22 +2,25 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from agent import DEMONSTRATED, TOOL, Episode
+from agent import Episode, Task
 from drift import TrainedRow, rendered, replies
+from items import DEMONSTRATED
 from transformers import AutoModelForCausalLM
 
-from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.model.files import load_model_files
 from stenograph.render.renderer import Renderer
 
 BATCH = 8
+BATCH_TOKENS = 1024
+"""Tokens that a step's forward takes at once, padding included: activations are over a megabyte a token."""
+
 CLIP = 0.2
 
 
@@ -61,72 +64,138 @@ class Policy:
         """Write the weights, for the engine to read."""
         self.model.save_pretrained(folder)
 
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes."""
+        return {"weights": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.model.load_state_dict(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
     def log_probs(self, rows: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each token the log-probability at temperature 1 [B, T - 1], aligned with the logits; and the mask."""
-        longest = max(len(row.tokens) for row in rows)
+        """Of each trained token the log-probability at temperature 1 [N], row by row; and where they are [B, T - 1].
+
+        What all rows begin with is computed once: the tools take two thirds of a row. Logits are computed where a token
+        is trained, and nowhere else: 49,152 a token would be most of the memory.
+        """
+        longest, start = max(len(row.tokens) for row in rows), shared_tokens(rows)
         ids, there, mask = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(3))
         for index, row in enumerate(rows):
             ids[index, : len(row.tokens)] = torch.from_numpy(np.array(row.tokens))
             there[index, : len(row.tokens)] = 1
             mask[index, : len(row.tokens)] = torch.from_numpy(row.mask.astype(np.int64))
-        logits = self.model(input_ids=ids, attention_mask=there).logits[:, :-1].float()
-        nats = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-        return nats, mask[:, 1:] == 1
+        trained = mask[:, 1:] == 1
+        past = None
+        if start:
+            past = self.model.base_model(input_ids=ids[:1, :start], use_cache=True).past_key_values
+            past.batch_repeat_interleave(len(rows))
+        rest = self.model.base_model(
+            input_ids=ids[:, start:], attention_mask=there, past_key_values=past, use_cache=past is not None
+        )
+        hidden = rest.last_hidden_state[:, :-1][trained[:, start:]]
+        nats = self.model.lm_head(hidden).float().log_softmax(-1)
+        return nats.gather(-1, ids[:, 1:][trained][:, None])[:, 0], trained
 
-    def demonstrate(self, renderer: Renderer, *, steps: int, lr: float, chance: random.Random) -> list[float]:
-        """The cold start: a few steps on conversations as they should be, rendered by the server's own template."""
+    def demonstrate(
+        self, renderer: Renderer, task: Task, *, steps: int, lr: float, chance: random.Random
+    ) -> Iterator[float]:
+        """The cold start: a few steps on conversations as they should be, rendered by the server's own template;
+        the loss of each."""
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
-        losses: list[float] = []
         for _ in range(steps):
-            episodes = [Episode.drawn(chance.choice(DEMONSTRATED), chance) for _ in range(BATCH)]
-            nats, mask = self.log_probs([demonstration(renderer, episode) for episode in episodes])
-            loss = -nats[mask].mean()
+            episodes = [task.drawn(chance.choice(DEMONSTRATED), chance) for _ in range(BATCH)]
+            rows = [demonstration(renderer, task, episode) for episode in episodes]
+            total, loss = sum(int(row.mask[1:].sum()) for row in rows), 0.0
             optimizer.zero_grad()
-            loss.backward()
+            for chosen in batches(rows, range(len(rows))):
+                nats, _ = self.log_probs([rows[index] for index in chosen])
+                part = -nats.sum() / total
+                part.backward()
+                loss += part.item()
             optimizer.step()
-            losses.append(loss.item())
-        return losses
+            yield loss
 
     def step(self, rows: Sequence[TrainedRow], advantages: Sequence[float]) -> StepFigures:
-        """One clipped policy-gradient step over all rows, in batches; no KL term."""
+        """One clipped policy-gradient step over all rows, in batches; no KL term.
+
+        Rows of a group whose rewards are all alike have no gradient, and none is computed.
+        """
         total = sum(int(row.mask[1:].sum()) for row in rows)
-        distances: list[torch.Tensor] = []
-        self.optimizer.zero_grad()
-        order = sorted(range(len(rows)), key=lambda index: len(rows[index].tokens))
-        for start in range(0, len(order), BATCH):
-            chosen = order[start : start + BATCH]
-            batch = [rows[index] for index in chosen]
-            nats, mask = self.log_probs(batch)
-            recorded = torch.zeros_like(nats)
-            for index, row in enumerate(batch):
-                recorded[index, : len(row.nats) - 1] = torch.from_numpy(row.nats[1:]).float()
-            recorded = torch.where(recorded.isnan(), nats.detach(), recorded)
-            advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(nats)[mask]
-            distance = (nats - recorded)[mask]
+        self.optimizer.zero_grad(set_to_none=False)  # a step without any gradient has the optimizer's momentum
+        still, moving = ([n for n, a in enumerate(advantages) if (a != 0) is moves] for moves in (False, True))
+        distances = self.distances(rows, still)
+        for chosen in batches(rows, moving):
+            nats, recorded, trained = self.compared([rows[index] for index in chosen])
+            advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(trained)[trained]
+            distance = nats - recorded
             ratio = distance.clamp(-20, 20).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
             (-gain.sum() / total).backward()
             distances.append(distance.detach())
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf"))
+        norm = self.gradient_norm()
         self.optimizer.step()
-        distance = torch.cat(distances).double()
-        return StepFigures(
-            max_distance=float(distance.abs().max()),
-            kl=float((distance.clamp(-20, 20).exp() - 1 - distance).mean()),
-            share_outside=float((distance.abs() > np.log(2)).double().mean()),
-            gradient_norm=float(norm),
-            num_tokens=len(distance),
-        )
+        return figures(distances, norm)
+
+    def look(self, rows: Sequence[TrainedRow]) -> StepFigures:
+        """The figures of a step that another trainer takes."""
+        return figures(self.distances(rows, range(len(rows))), 0.0)
+
+    def distances(self, rows: Sequence[TrainedRow], which: Sequence[int]) -> list[torch.Tensor]:
+        """Recomputed less recorded log-probabilities of some of the rows, without a gradient."""
+        with torch.no_grad():
+            parts = [self.compared([rows[index] for index in chosen]) for chosen in batches(rows, which)]
+        return [nats - recorded for nats, recorded, _ in parts]
+
+    def compared(self, batch: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Recomputed and recorded log-probabilities, these the former where the trainer has to recompute them [N]; and
+        where they are."""
+        nats, trained = self.log_probs(batch)
+        recorded = torch.zeros(trained.shape)
+        for index, row in enumerate(batch):
+            recorded[index, : len(row.nats) - 1] = torch.from_numpy(row.nats[1:]).float()
+        return nats, torch.where(recorded[trained].isnan(), nats.detach(), recorded[trained]), trained
+
+    def gradient_norm(self) -> float:
+        """The norm of the gradient that is there, which is not clipped."""
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf")))
 
 
-def demonstration(renderer: Renderer, episode: Episode) -> TrainedRow:
+def shared_tokens(rows: Sequence[TrainedRow]) -> int:
+    """How many tokens all rows begin with, short of the one before the first that is trained."""
+    shortest = min(int(row.mask.argmax()) if row.mask.any() else len(row.tokens) for row in rows) - 1
+    if shortest <= 0:
+        return 0
+    begins = np.stack([row.tokens[:shortest] for row in rows])
+    is_same = (begins == begins[0]).all(axis=0)
+    return shortest if is_same.all() else int(is_same.argmin())
+
+
+def batches(rows: Sequence[TrainedRow], which: Sequence[int]) -> list[list[int]]:
+    """Some rows' indices, the shortest first, in batches of at most BATCH rows and BATCH_TOKENS; a longer row is
+    alone."""
+    found: list[list[int]] = []
+    for index in sorted(which, key=lambda index: len(rows[index].tokens)):
+        num_rows = len(found[-1]) + 1 if found else BATCH + 1
+        if num_rows > BATCH or num_rows * len(rows[index].tokens) > BATCH_TOKENS:
+            found.append([])
+        found[-1].append(index)
+    return found
+
+
+def figures(distances: Sequence[torch.Tensor], gradient_norm: float) -> StepFigures:
+    """The figures of recomputed less recorded log-probabilities."""
+    distance = torch.cat(list(distances)).double()
+    return StepFigures(
+        max_distance=float(distance.abs().max()),
+        kl=float((distance.clamp(-20, 20).exp() - 1 - distance).mean()),
+        share_outside=float((distance.abs() > np.log(2)).double().mean()),
+        gradient_norm=gradient_norm,
+        num_tokens=len(distance),
+    )
+
+
+def demonstration(renderer: Renderer, task: Task, episode: Episode) -> TrainedRow:
     """A conversation as it should go."""
-    call = ToolCall(id="call_1", name="price", arguments=json.dumps({"item": episode.item}))
-    messages = [
-        Message(role=Role.USER, content=episode.question),
-        Message(role=Role.ASSISTANT, tool_calls=(call,)),
-        Message(role=Role.TOOL, tool_call_id=call.id, content=episode.run_tool(call.arguments)),
-        Message(role=Role.ASSISTANT, content=f"The {episode.item} costs {episode.price}."),
-    ]
-    ids = rendered(renderer, messages, TOOL)
+    ids = rendered(renderer, episode.demonstration(), task.tools)
     return TrainedRow(ids, replies(renderer, ids), np.zeros(len(ids)))

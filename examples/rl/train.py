@@ -1,178 +1,173 @@
 """A policy that learns from what was recorded: cold start, GRPO, weights swapped into the running engine.
 
-    scripts/rl [--seed 0] [--steps 40] [--drift KIND] [--out FOLDER]
+    scripts/rl [--task price] [--trainer grpo] [--seed 0] [--steps 40] [--drift KIND] [--out FOLDER]
+    scripts/rl compare FOLDER… [--plot FILE.svg] [--table FILE.md]
 
-Prints a line a step, writes FOLDER/steps.jsonl, ends with a table, and draws FOLDER/curve.png if there is matplotlib.
+Prints a line a step, writes FOLDER/steps.jsonl, ends with a table, summary.json and curve.svg. Started again with the
+same options, a run that was interrupted goes on. Exits with 1 if something was not as promised (docs/science.md).
 """
 
 import argparse
 import asyncio
-import dataclasses
+import importlib
 import json
-import math
-import random
-import re
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-import numpy as np
+import errand
+import price
 import torch
-from agent import HELD_OUT, TOOL, TRAINED, Episode, PriceAgent
-from drift import KINDS, TrainedRow, with_drift
+from checkpoint import forget_checkpoint, known_by, load_checkpoint, save_checkpoint
+from drift import KINDS
+from items import TRAINED
 from policy import Policy, written_folder
-from report import show, step_line, summary
+from report import peak_gib, show, summary
+from run import Run, served
 
 from stenograph.bench.kit.runner import cached_model
-from stenograph.client import Client, Rollout, RolloutBatch, silent
+from stenograph.client import Client
 from stenograph.families.load import load_renderer
 from stenograph.model.files import load_model_files
 from stenograph.render.renderer import Renderer
-from stenograph.trainers.rows import advantages
+
+TASKS = {"price": price.TASK, "errand": errand.TASK}
+NATS_ALONE = ("retokenize-recorded", "compact-json", "shift")
+"""Faults in recorded log-probabilities, which TRL without vLLM does not read."""
 
 
-@contextmanager
-def served(folder: Path, weights: Path, family: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """A server of the policy, with its embedded engine: its address, and its process."""
-    flags = ["--model", str(folder), "--weights-dir", str(weights), "--family", family, "--max-batch", "48"]
-    command = [sys.executable, "-m", "stenograph.cli.main", "serve", "--port", "0", "--log-level", "warning", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            found = next(filter(None, (re.search(r"ready at (http://\S+)", line) for line in process.stdout)), None)
-            if found is None:
-                raise SystemExit(f"the server did not start: exit code {process.wait()}")
-            yield found[1], process
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-class Run:
-    """One run: a policy, a server, and what each step came to."""
-
-    def __init__(self, options: argparse.Namespace, policy: Policy, renderer: Renderer, client: Client) -> None:
-        self.options, self.policy, self.renderer, self.client = options, policy, renderer, client
-        self.chance = random.Random(options.seed)
-        self.steps: list[dict[str, Any]] = []
-
-    async def rollouts(self, items: Sequence[str], group_size: int) -> tuple[RolloutBatch[Episode], PriceAgent]:
-        """A group of episodes for each item."""
-        episodes = [Episode.drawn(item, self.chance) for item in items]
-        async with httpx.AsyncClient(timeout=600.0) as http:
-            agent = PriceAgent(http, keeps_views=self.options.drift == "re-render")
-            sampling: Any = {"force": {"temperature": 1.0, "top_p": 1.0}}
-            batch = await self.client.rollouts(
-                agent, episodes, group_size=group_size, session={"sampling": sampling}, progress=silent
-            )
-        return batch, agent
-
-    async def held_out(self, num_episodes: int) -> dict[str, float]:
-        """Full success over episodes of items that are never trained, with a 95 % interval (Wilson)."""
-        items = [HELD_OUT[index % len(HELD_OUT)] for index in range(num_episodes)]
-        batch, _ = await self.rollouts(items, 1)
-        num = len(batch.rollouts)
-        share, z = sum(rollout.reward == 1.0 for rollout in batch.rollouts) / num, 1.96
-        middle, width = share + z * z / (2 * num), z * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
-        scale = 1 + z * z / num
-        return {"success": share, "low": (middle - width) / scale, "high": (middle + width) / scale, "episodes": num}
-
-    async def swap(self, version: int) -> float:
-        """Weights into the running engine; returns the seconds that it took."""
+async def steps_by_grpo(run: Run, before: Any) -> None:
+    """Rollouts, one update, the swap; strictly in turns, because both take all of a small machine."""
+    options = run.options
+    for number in range(len(run.steps), options.steps):
+        step = await run.sampled(number, run.asked(), options.group_size)
         began = time.monotonic()
-        folder = self.options.out / "weights" / "policy"
-        self.policy.save(folder)
-        await self.client.update_weights(str(folder.resolve()), version=str(version))
-        return time.monotonic() - began
-
-    async def step(self, number: int) -> None:
-        """Rollouts, one update, the swap; strictly in turns, because both take all of a small machine."""
-        began = time.monotonic()
-        items = self.chance.sample(TRAINED, self.options.prompts)
-        batch, agent = await self.rollouts(items, self.options.group_size)
-        rollout_s = time.monotonic() - began
-        pairs = [
-            (rollout, sample, advantage)
-            for rollout, advantage in advantages(batch.groups)
-            for sample in rollout.samples or ()
-            if sample.num_trained
-        ]
-        rows = [self.row(rollout, sample, agent) for rollout, sample, _ in pairs]
-        exact = [TrainedRow.exact(sample) for _, sample, _ in pairs]
-        drifted = [
-            len(a.tokens) != len(b.tokens) or (a.tokens != b.tokens).any() for a, b in zip(rows, exact, strict=True)
-        ]
-        versions = {span.version for _, sample, _ in pairs for span in sample.weight_spans}
-        began = time.monotonic()
-        figures = await asyncio.to_thread(self.policy.step, rows, [advantage for _, _, advantage in pairs])
-        update_s = time.monotonic() - began
-        rewards = np.array([rollout.reward for rollout in batch.rollouts], float)
-        record = {
-            "step": number,
-            "reward": float(rewards.mean()),
-            "success": float((rewards == 1.0).mean()),
-            **dataclasses.asdict(figures),
-            "drifted_samples": float(np.mean(drifted)),
-            "versions": sorted(versions),
-            "rollout_s": rollout_s,
-            "update_s": update_s,
-            "sync_s": await self.swap(number + 1),
-        }
-        self.steps.append(record)
-        with (self.options.out / "steps.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        print(step_line(record), flush=True)
-
-    def row(self, rollout: Rollout[Episode], sample: Any, agent: PriceAgent) -> TrainedRow:
-        """The sample as the trainer gets it, with the fault that was asked for."""
-        return with_drift(self.options.drift, sample, self.renderer, agent.views.get(rollout.session_id or ""), TOOL)
+        figures = await asyncio.to_thread(run.policy.step, step.rows, step.advantages)
+        await run.over(step, figures, time.monotonic() - began)
+        if options.checkpoint_every and (number + 1) % options.checkpoint_every == 0:
+            state = {"num_steps": number + 1, "chance": run.chance.getstate(), "before": before}
+            await asyncio.to_thread(save_checkpoint, options, {**state, **run.policy.state()})
 
 
-async def trained(options: argparse.Namespace, policy: Policy, renderer: Renderer, url: str) -> dict[str, Any]:
-    """The whole run; returns its summary."""
+async def begun(run: Run, renderer: Renderer) -> Any:
+    """The cold start, and the measure before the steps."""
+    options = run.options
+    losses: list[str] = []
+    for loss in run.policy.demonstrate(
+        renderer, run.task, steps=options.cold_steps, lr=options.cold_lr, chance=run.chance
+    ):
+        losses.append(f"{loss:.2f}")
+        print(f"\rcold start: {len(losses)} of {options.cold_steps}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    print("cold start: loss " + ", ".join(losses), flush=True)
+    await run.swap(0)
+    before = await run.held_out(options.episodes)
+    print(f"held out before: {before['success']:.2f} ({before['low']:.2f} to {before['high']:.2f})", flush=True)
+    (options.out / "run.json").write_text(json.dumps({**known_by(options), "before": before}, indent=1))
+    return before
+
+
+async def trained(
+    options: argparse.Namespace, policy: Policy, renderer: Renderer, address: tuple[str, int], found: Any
+) -> dict[str, Any]:
+    """The whole run, or what is left of it; returns its summary."""
+    url, pid = address
     async with Client(url) as client:
-        run = Run(options, policy, renderer, client)
-        losses = policy.demonstrate(renderer, steps=options.cold_steps, lr=options.cold_lr, chance=run.chance)
-        print("cold start: loss " + ", ".join(f"{loss:.2f}" for loss in losses), flush=True)
-        await run.swap(0)
-        before = await run.held_out(options.episodes)
-        print(f"held out before: {before['success']:.2f} ({before['low']:.2f} to {before['high']:.2f})", flush=True)
-        for number in range(options.steps):
-            await run.step(number)
+        run = Run(options, TASKS[options.task], policy, renderer, client, url)
+        if found is None:
+            before = await begun(run, renderer)
+        else:
+            before, run.steps = found["before"], found["steps"]
+            run.chance.setstate(found["chance"])
+            policy.restore(found)
+            await run.swap(len(run.steps))
+            print(f"goes on after {len(run.steps)} steps that are done", flush=True)
+        if options.trainer == "trl":
+            await importlib.import_module("trl_steps").steps_by_trl(run)
+        else:
+            await steps_by_grpo(run, before)
         after = await run.held_out(options.episodes)
-    return summary(options, run.steps, before, after)
+    return summary(options, run.steps, before, after, peak_gib(pid))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parsed() -> argparse.Namespace:
+    """The options. Ends the program if they do not fit together."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/rl", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--model", default="smollm2-135m", help="a model that the embedded engine reads. Default: smollm2-135m.")
     add("--family", default="auto", help="as of `stenograph serve`")
     add("--out", type=Path, default=Path("out/rl"), help="folder for results and weights. Default: out/rl.")
-    add("--seed", type=int, default=0)
-    add("--steps", type=int, default=40)
+    add(
+        "--task",
+        choices=TASKS,
+        default="price",
+        help="price: one tool, two turns; errand: three, four. Default: price.",
+    )
+    add(
+        "--trainer",
+        choices=("grpo", "trl"),
+        default="grpo",
+        help="trl: TRL's GRPOTrainer. Default: grpo, in policy.py.",
+    )
+    add("--seed", type=int, default=0, help="of the questions and the demonstrations; not of the sampling. Default: 0.")
+    add("--steps", type=int, default=40, help="Default: 40.")
     add("--prompts", type=int, default=6, help="items of a step. Default: 6.")
     add("--group-size", type=int, default=6, help="episodes of an item. Default: 6.")
     add("--episodes", type=int, default=96, help="held-out episodes, before and after. Default: 96.")
-    add("--lr", type=float, default=2e-5)
-    add("--cold-steps", type=int, default=7)
-    add("--cold-lr", type=float, default=1e-5)
+    add("--lr", type=float, default=2e-5, help="Default: 2e-5.")
+    add("--cold-steps", type=int, help="steps on demonstrations. Default: 7 for price, 14 for errand.")
+    add("--cold-lr", type=float, default=1e-5, help="Default: 1e-5.")
     add("--drift", choices=KINDS, default="none", help="the fault to inject (examples/rl/drift.py). Default: none.")
+    add(
+        "--checkpoint-every",
+        type=int,
+        default=10,
+        metavar="STEPS",
+        help="0: never. Default: 10; 1.6 GB, until the end.",
+    )
+    add("--threads", type=int, default=1, help="of the update. More only where nothing else runs. Default: 1.")
+    add("--fresh", action="store_true", help="begin anew, whatever the folder has")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    if options.cold_steps is None:
+        options.cold_steps = TASKS[options.task].cold_steps
+    if (
+        min(options.steps, options.cold_steps, options.checkpoint_every) < 0
+        or min(options.prompts, options.episodes) < 1
+    ):
+        parser.error("--steps, --cold-steps and --checkpoint-every are at least 0, --prompts and --episodes at least 1")
+    if options.prompts > len(TRAINED):
+        parser.error(f"--prompts is at most {len(TRAINED)}, as many items as are trained")
+    if options.threads < 1:
+        parser.error("--threads is at least 1")
+    if options.group_size < 2:
+        parser.error("--group-size is at least 2: an advantage is a reward less its group's mean")
+    if options.trainer == "trl" and options.drift in NATS_ALONE:
+        parser.error(
+            f"--trainer trl cannot show {options.drift}: without vLLM it does not read recorded log-probabilities"
+        )
+    return options
+
+
+def main() -> None:
+    options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and its server with it
+    torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     (options.out / "weights").mkdir(parents=True, exist_ok=True)
-    (options.out / "steps.jsonl").unlink(missing_ok=True)
+    found = load_checkpoint(options)
     folder = options.out / "model"
     policy = Policy(written_folder(cached_model(options.model), folder), lr=options.lr)
     renderer = load_renderer(load_model_files(folder), options.family).renderer
-    with served(folder, options.out / "weights", options.family) as (url, _):
-        show(asyncio.run(trained(options, policy, renderer, url)), options.out)
+    with served(folder, options.out / "weights", options.family) as address:
+        over = asyncio.run(trained(options, policy, renderer, address, found))
+    show(over, options.out)
+    forget_checkpoint(options.out)
+    if over["broken_promises"]:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

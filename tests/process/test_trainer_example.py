@@ -11,7 +11,7 @@ import pytest
 from stenograph.testing.tiny.llama import write_tiny_folder
 from tests.process.test_serve import EXAMPLES, running
 
-if "STENOGRAPH_TEST_TRAINERS" not in os.environ:  # scripts/test-trainers has it
+if "TEST_TRAINERS" not in os.environ:  # scripts/test-trainers has it
     pytest.importorskip("torch", reason="torch is an extra; scripts/test-trainers runs this")
 
 

@@ -99,6 +99,7 @@ TASK_OWNERS = {
     "session/manager": "owns every turn; drain and delete await them",
     "http/app": "serve cancels its housekeeper and awaits it",
     "http/server": "run_uvicorn cancels what waits for readiness and awaits it",
+    "http/workers/all_moments": "streams of other workers, which the last viewer cancels and aclose awaits",
     "http/proxy_route": "the handler owns its exchange and awaits it on exit",
     "http/nodes": "the handler owns its exchange and awaits it on exit",
     "store/postgres/store": "owns its lease, its writer and what it asks; aclose awaits them",

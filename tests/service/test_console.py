@@ -3,8 +3,9 @@
 import asyncio
 import json
 import math
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from msgspec.structs import force_setattr
 
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason
+from stenograph.export.line_drift import line_drift
+from stenograph.http.line_drifts import LineDrifts
+from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
+from stenograph.testing.standins.shared_rows import SharedTables
 
 from .conftest import END, Live, assistant, user
-from .console_kit import BAD, HOSTILE, branches, good, group_of, make_large, two_turns
+from .console_kit import BAD, HOSTILE, branches, good, group_of, make_large, template_bug, two_turns
 from .test_durable import folder, kept
 from .workers_kit import two_workers
 
@@ -26,6 +31,8 @@ __all__ = ["folder", "kept"]
 Serve = Callable[..., AbstractAsyncContextManager[Live]]
 
 CONSOLE = "/console/api/sessions"
+
+Moment = dict[str, Any]
 
 
 async def shape_of(live: Live, session: str) -> dict[str, Any]:
@@ -123,10 +130,12 @@ async def test_what_is_asked_wrongly_is_said_so(live: Live) -> None:
         ("tokens?limit=65537", "/limit"),
         ("tokens?leaf=x", "/leaf"),
         ("tokens?wat=1", None),
+        ("drift?most_tokens=-1", "/most_tokens"),
+        ("drift?wat=1", None),
     ):
         answer = await live.call("GET", f"{CONSOLE}/{session}/{path}")
         assert (answer.status, answer.json()["error"]["param"]) == (400, param), path
-    for path in ("", "/turns", "/tokens"):
+    for path in ("", "/turns", "/tokens", "/drift"):
         assert (await live.call("GET", f"{CONSOLE}/nobody{path}")).status == 404
     assert (await live.call("GET", "/console/api/group")).json()["error"]["param"] == "/name"
     assert (await live.call("GET", f"/console/api/vocabulary/{'0' * 64}")).status == 404
@@ -266,6 +275,68 @@ async def test_a_session_that_only_the_store_has_is_shown_and_stays_asleep(kept:
         assert not live.manager.has(session), "whoever looks wakes nothing"
 
 
+async def test_pages_of_a_session_in_the_store_are_one_read_until_it_changes(kept: Serve) -> None:
+    async with kept(max_sessions=1) as live:
+        session = await good(live)
+        await two_turns(live, session)
+        await live.open()
+        shelf = live.manager.shelf
+        assert shelf is not None
+        num_read, paths = shelf.num_read, ("", "/turns", "/tokens", "/tokens?start=80", "/tokens?limit=9")
+        pages = await asyncio.gather(*(live.call("GET", f"{CONSOLE}/{session}{path}") for path in paths))
+        assert [page.status for page in pages] == [200] * 5
+        assert shelf.num_read == num_read + 1
+        live.says("three")
+        line = [user("What is 12 * 34?"), assistant("Twelve times thirty-four is 408."), user("And one more?")]
+        assert (await live.chat(session, *line, assistant("408 and one is 409."), user("And?"))).status == 200
+        other = await live.open()
+        assert (await shape_of(live, session))["num_turns"] == 3, "it went on, and is in the store alone again"
+        assert (await live.call("DELETE", f"/sessions/{session}")).status == 204
+        for path in paths:
+            assert (await live.call("GET", f"{CONSOLE}/{session}{path}")).status == 404
+        assert live.manager.has(other)
+
+
+async def test_a_list_s_drift_is_known_where_it_is_found_quickly(live: Live) -> None:
+    session, empty, tree = await template_bug(live), await live.open(), await branches(live)
+
+    async def drift(session: str, query: str = "") -> dict[str, Any]:
+        return (await live.call("GET", f"{CONSOLE}/{session}/drift{query}")).json()
+
+    unknown = await drift(session, "?most_tokens=50")
+    assert (unknown["known"], unknown["lines"], unknown["forbidden"]) == (False, 1, 0)
+    found = await drift(session)
+    assert (found["known"], found["num_turns"], found["lines"], found["unrenderable"]) == (True, 2, 1, 0)
+    (line,) = (await live.call("GET", f"/sessions/{session}/drift")).json()["lines"]
+    assert found["forbidden"] == sum(line["counts"].values()) - line["counts"]["assistant_text"] > 0
+    assert found["tolerated"] == line["counts"]["assistant_text"]
+    assert await drift(session, "?most_tokens=0") == found, "what somebody has compared is known"
+    assert (await drift(empty))["known"]
+    lines = (await live.call("GET", f"/sessions/{tree}/drift")).json()["lines"]
+    assert ((await drift(tree, "?most_tokens=0"))["known"], len(lines)) == (True, 3)
+
+
+async def test_a_line_s_drift_is_compared_once_also_for_those_who_ask_together(live: Live) -> None:
+    session = await template_bug(live)
+    (_, leaf) = live.manager.get(session).nodes
+    pool = CpuPool(2)
+    drifts = LineDrifts(pool, live.renderer)
+    assert drifts.known(session, leaf) is None
+    reports = await asyncio.gather(*(drifts.of(session, leaf) for _ in range(3)))
+    assert (drifts.num_compared, reports[0].is_forbidden) == (1, True)
+    assert drifts.known(session, leaf) == reports[1] == line_drift(leaf, live.renderer)
+    pool.close()
+
+
+async def test_a_rollout_in_a_shared_database_is_in_its_group_once(tmp_path: Path, renderer: Renderer) -> None:
+    tables = SharedTables(time.monotonic)
+    async with two_workers(tmp_path, renderer, tables=tables) as workers:
+        sessions = [await live.open(group="g") for live in workers.lives]
+        for live in workers.lives:
+            rows = (await live.call("GET", "/console/api/group?name=g")).json()["rollouts"]
+            assert sorted(row["session_id"] for row in rows) == sorted(sessions)
+
+
 async def test_workers_show_each_others_sessions_and_one_moment(tmp_path: Path, renderer: Renderer) -> None:
     async with two_workers(tmp_path, renderer) as workers:
         session = await workers.open_at(1)
@@ -275,9 +346,80 @@ async def test_workers_show_each_others_sessions_and_one_moment(tmp_path: Path, 
         assert (await shape_of(asked, session))["num_turns"] == 1
         ids, _, _ = read_tokens((await asked.call("GET", f"{CONSOLE}/{session}/tokens")).body)
         assert len(ids) == (await shape_of(asked, session))["turns"]["num_tokens"][0]
-        for accept in ("application/json", "text/event-stream"):
-            now = (await asked.call("GET", "/console/api/now", accept=accept)).json()
-            assert (now["workers"], now["num_sessions"], now["turns"]) == (2, 1, 1)
-            assert now["engines"][0]["engine"] == "scripted"
-        group = await asked.call("GET", "/console/api/group?name=x")
-        assert (group.status, "--workers" in group.json()["error"]["message"]) == (404, True)
+        now = (await asked.call("GET", "/console/api/now")).json()
+        assert (now["workers"], now["workers_away"], now["num_sessions"], now["turns"]) == (2, 0, 1, 1)
+        assert now["engines"][0]["engine"] == "scripted"
+
+
+@asynccontextmanager
+async def watched(live: Live) -> AsyncIterator[AsyncIterator[Moment]]:
+    """The moments of a stream."""
+
+    async def moments() -> AsyncIterator[Moment]:
+        while event := await stream.content.readuntil(b"\n\n"):
+            kind, data = event.decode().strip().split("\n")
+            assert kind == "event: now"
+            yield json.loads(data.removeprefix("data: "))
+
+    async with live.client.get(f"{live.url}/console/api/now", headers={"accept": "text/event-stream"}) as stream:
+        assert (stream.status, stream.headers["content-type"].split(";")[0]) == (200, "text/event-stream")
+        yield moments()
+
+
+async def first_of(moments: AsyncIterator[Moment], holds: Callable[[Moment], bool]) -> Moment:
+    async for now in moments:
+        if holds(now):
+            return now
+    raise AssertionError("the stream has ended")
+
+
+async def test_one_stream_has_the_moments_of_all_workers_and_says_who_is_away(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with two_workers(tmp_path, renderer) as workers:
+        async with watched(workers.lives[0]) as moments, watched(workers.lives[0]) as others:
+            first = await anext(moments)
+            assert (first["workers"], first["workers_away"], first["num_sessions"]) == (2, 0, 0)
+            await workers.open_at(1)
+            for one in (moments, others):
+                await first_of(one, lambda now: now["num_sessions"] == 1)
+            assert len(workers.servers[1].server_state.tasks) == 1, "a worker sends one stream, however many watch"
+            workers.cut(1)
+            away = await first_of(moments, lambda now: now["workers_away"] == 1)
+            assert (away["workers"], away["num_sessions"]) == (1, 0), "what it does is missing"
+            back = await first_of(moments, lambda now: now["workers_away"] == 0)
+            assert (back["workers"], back["num_sessions"]) == (2, 1)
+        await workers.at_rest()  # nobody watches any more
+
+
+async def test_a_stream_of_several_workers_ends_with_its_own_worker_s_drain(tmp_path: Path, renderer: Renderer) -> None:
+    async with two_workers(tmp_path, renderer) as workers, watched(workers.lives[0]) as moments:
+        await anext(moments)
+        workers.lives[0].manager.refuse_new()
+        assert [now async for now in moments] == []
+
+
+async def test_a_group_is_that_of_all_workers_and_their_tokens_are_compared(tmp_path: Path, renderer: Renderer) -> None:
+    async with two_workers(tmp_path, renderer) as workers:
+        sessions = [await workers.open_at(at % 2, group="g") for at in range(5)]
+        for at, session in enumerate(sessions):
+            workers.lives[0].says("yes" if at < 3 else "no, not at all")
+            assert (await workers.lives[0].chat(session, user("a"))).status == 200
+        views = [(await live.call("GET", "/console/api/group?name=g")).json() for live in workers.lives]
+        assert views[0] == views[1]
+        rows = views[0]["rollouts"]
+        assert {row["session_id"] for row in rows} == set(sessions)
+        for row in rows[1:]:
+            lines = [
+                (await workers.lives[0].call("GET", f"{CONSOLE}/{one}/tokens")).body
+                for one in (row["session_id"], row["like"])
+            ]
+            (one, _, _), (other, _, _) = map(read_tokens, lines)
+            assert one[: row["parts_at"]] == other[: row["parts_at"]]
+            assert (
+                one[row["parts_at"] : row["parts_at"] + 1] != other[row["parts_at"] : row["parts_at"] + 1]
+                or one == other
+            )
+        assert sum(row["parts_at"] == row["num_tokens"] for row in rows[1:]) == 3, (
+            "those that say the same part nowhere"
+        )

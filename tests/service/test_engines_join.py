@@ -1,7 +1,8 @@
 """Engines that join a fleet and leave it while turns run."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,14 @@ from stenograph.http.engines import make_engine
 from stenograph.http.settings import Settings
 from stenograph.offload.body_slots import BodySlots
 from stenograph.render.renderer import Renderer
+from stenograph.testing.standins.planned_server import AskedRequest
 from stenograph.testing.standins.planned_server import ReplyScript as Reply
 from stenograph.testing.standins.scripted_engine import ScriptedEngine
 from stenograph.testing.standins.sglang_server import SGLangServer
 
 from .conftest import END, Answer, Live, assistant, running, tiny_files, user
+
+Routes = Callable[[AskedRequest], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +52,16 @@ class Rig(Live):
 
 
 @asynccontextmanager
-async def rigged(renderer: Renderer, num: int = 3, **settings: Any) -> AsyncIterator[Rig]:
+async def rigged(
+    renderer: Renderer, num: int = 3, *, routes: Sequence[Routes | None] = (), **settings: Any
+) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         encode = renderer.tokenizer.encode
         servers = [
-            await stack.enter_async_context(SGLangServer(encode=lambda text: list(encode(text)), stop_id=END))
-            for _ in range(num)
+            await stack.enter_async_context(
+                SGLangServer(encode=lambda text: list(encode(text)), stop_id=END, routes=each)
+            )
+            for each, _ in itertools.zip_longest(routes, range(num))
         ]
         made = Settings(engine=EngineKind.SGLANG, engine_url=(servers[0].url,), **settings)
         engine = make_engine(made, tiny_files(), Path("tiny"), BodySlots(2), SystemClock())

@@ -256,6 +256,10 @@ class AlikeMachine(RuleBasedStateMachine):
             told.get("groups", []).sort(key=str)
         assert one == other
 
+    @rule(through=THROUGH, group=st.sampled_from(["g", "h", "none"]))
+    def compare(self, through: int, group: str) -> None:
+        self.alike(through, "GET", f"/console/api/group?name={group}")
+
     @precondition(lambda self: self.lines)
     @rule(data=st.data(), through=THROUGH, by_group=st.booleans())
     def delete(self, data: st.DataObject, through: int, by_group: bool) -> None:

@@ -22,6 +22,8 @@ from .workers_kit import Workers, places, serving, two_workers
 
 pytestmark = pytest.mark.timeout(60)
 
+GROUP = ("GET", "/console/api/group?name=g")
+
 Start = Callable[..., AbstractAsyncContextManager[Workers]]
 
 
@@ -155,7 +157,7 @@ async def test_sessions_of_a_worker_that_is_away_have_their_error_and_a_filter_w
         assert (told[-1][0]["failed"], told[-1][0]["deleted"]) == (1, 1)
         with pytest.raises(aiohttp.ClientError):
             await bulk(live, group="g")
-        for method, path in (("DELETE", "/sessions?group=g"), ("GET", "/waste"), ("GET", "/sessions?group=g")):
+        for method, path in (("DELETE", "/sessions?group=g"), ("GET", "/waste"), ("GET", "/sessions?group=g"), GROUP):
             answer = await live.call(method, path)
             assert (answer.status, answer.json()["error"]["code"]) == (503, "worker_unavailable")
     here.listener.close()
@@ -221,7 +223,7 @@ async def test_no_client_gets_to_what_workers_ask_each_other(workers: Workers) -
     body = {"session_id": session, "revision": "0 None"}
     for live in workers.lives:
         for named in ({}, {"x_session_id": session}, {"x_session_id": other}):
-            for path in ("opened", "ids", "part", "delete"):
+            for path in ("opened", "ids", "part", "delete", "rollout", "now", "watch"):
                 answer = await live.call("POST", f"/workers/{path}", body, **named)
                 assert (answer.status, answer.json()["error"]["code"]) == (404, "route_not_found")
     assert sorted(await listed(workers.lives[0], "")) == sorted([session, other])

@@ -1,4 +1,7 @@
-"""The rollouts of a group side by side: their lengths, and where their tokens part. Pure; work for the CPU pool."""
+"""The rollouts of a group side by side: their lengths, and where their tokens part. Pure; work for the CPU pool.
+
+A rollout is made where its session is, and compared where its group was asked for: that may be another process.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,24 +63,30 @@ class GroupView(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFacts:
-    """A session of a group as it is now."""
+    """A session of a group as it is now: its row, not yet compared, and the first ids of its line, int32."""
 
-    facts: SessionFacts
-    created_at: float
-    busy: bool
+    row: GroupRollout
+    ids: NDArray[np.int32]
+
+    @staticmethod
+    def of(facts: SessionFacts, *, created_at: float, busy: bool) -> "RolloutFacts":
+        """The rollout of a session."""
+        ids = line_ids(facts.latest)[:COMPARED_TOKENS]
+        return RolloutFacts(row=_row(facts, created_at, busy=busy), ids=np.frombuffer(ids.tobytes(), np.int32))
 
 
 def group_view(group: str, rollouts: Sequence[RolloutFacts], *, num_left_out: int) -> GroupView:
     """The rollouts in the order of their tokens."""
-    ids = [_first_ids(one.facts.latest) for one in rollouts]
+    ids = [one.ids for one in rollouts]
     order = sorted(range(len(rollouts)), key=lambda index: (ids[index].astype(">u4").tobytes(), index))
     shown: list[GroupRollout] = []
     for place, index in enumerate(order):
         before = order[place - 1] if place else None
-        row = _row(rollouts[index])
+        row = rollouts[index].row
         if before is not None:
-            row["like"] = rollouts[before].facts.session_id
-            row["parts_at"] = num_common(ids[before], ids[index])
+            like = rollouts[before].row["session_id"]
+            row = row.copy()
+            row["like"], row["parts_at"] = like, num_common(ids[before], ids[index])
         shown.append(row)
     return {
         "group": group,
@@ -94,18 +103,14 @@ def num_common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     return int(differs.argmax()) if differs.any() else num
 
 
-def _first_ids(leaf: Node | None) -> NDArray[np.int32]:
-    return np.frombuffer(line_ids(leaf)[:COMPARED_TOKENS].tobytes(), np.int32)
-
-
-def _row(one: RolloutFacts) -> GroupRollout:
-    facts, leaf = one.facts, one.facts.latest
+def _row(facts: SessionFacts, created_at: float, *, busy: bool) -> GroupRollout:
+    leaf = facts.latest
     line = [] if leaf is None else leaf.line()
     return {
         "session_id": facts.session_id,
-        "created_at": one.created_at,
+        "created_at": created_at,
         "outcome": outcome_json(facts.outcome),
-        "busy": one.busy,
+        "busy": busy,
         "num_turns": len(line),
         "num_tokens": 0 if leaf is None else leaf.num_tokens,
         "sampled_tokens": sum(len(node.turn.sampled.ids) for node in line),

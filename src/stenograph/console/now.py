@@ -63,13 +63,14 @@ class NowWeights(TypedDict):
 
 class ConsoleNow(TypedDict):
     """The server now. Rates are of the last ten seconds. `workers` is the number of processes that it is about; of
-    several the quantiles are the worst of any."""
+    several the quantiles are the worst of any. `workers_away` more do not answer, and what they do is missing."""
 
     at: float
     version: str
     model: str
     instance_id: Hex32
     workers: Count
+    workers_away: Count
     num_sessions: Count
     num_held_tokens: Count
     num_in_flight: Count

@@ -5,6 +5,7 @@ shows it makes text of it, never markup.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TypedDict
 
 import msgspec
@@ -21,6 +22,7 @@ from stenograph.core.types import FinishReason, LogprobsKind, SamplingParams
 from stenograph.export.lines import WireSpan, leaves, spans_json
 from stenograph.export.records import DiscardedTurns, RecordedRewrite, WireOutcome, discarded_json, outcome_json
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, StrandRow
+from stenograph.render.drift import FORBIDDEN, DriftReport
 from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import Node, TurnStatus
 
@@ -30,6 +32,8 @@ SHOWN_CHARS = 8192
 """Characters of a text that are shown unless the whole is asked for."""
 SHOWN_MESSAGES = 200
 """Messages of a turn that are shown unless the whole is asked for."""
+_TURNS_AT_ONCE = 8
+"""Short turns that are written at once: a third of a millisecond."""
 
 
 class VocabularyRef(TypedDict):
@@ -90,6 +94,19 @@ class ConsoleSession(TypedDict):
     turns: TurnColumns
     versions: Sequence[str]
     vocabulary: VocabularyRef | None
+
+
+class DriftCounts(TypedDict):
+    """The drift of all lines of a session, counted. Where `known` is false, nobody has compared them yet, and the
+    counts are 0. `unrenderable` lines cannot be compared."""
+
+    session_id: Hex32
+    num_turns: Count
+    known: bool
+    lines: Count
+    forbidden: Count
+    tolerated: Count
+    unrenderable: Count
 
 
 class ShownCall(TypedDict):
@@ -208,6 +225,21 @@ def console_session(
     }
 
 
+def drift_counts(session_id: str, num_turns: int, num_lines: int, reports: Sequence[DriftReport] | None) -> DriftCounts:
+    """The drift of a session, of each of its lines if they were compared."""
+    found = [drift for report in reports or () for drift in report.drifts]
+    num_forbidden = sum(drift.type in FORBIDDEN for drift in found)
+    return {
+        "session_id": session_id,
+        "num_turns": num_turns,
+        "known": reports is not None,
+        "lines": num_lines,
+        "forbidden": num_forbidden,
+        "tolerated": len(found) - num_forbidden,
+        "unrenderable": sum(report.unrenderable is not None for report in reports or ()),
+    }
+
+
 def _columns(nodes: Sequence[Node], strand_of: Mapping[int, int], look: TokenLook) -> TurnColumns:
     statuses = list(TurnStatus)
     return {
@@ -233,18 +265,39 @@ def turn_page(
     limit: int | None = None,
     whole: bool = False,
 ) -> Iterator[bytes]:
-    """A `TurnPage` as JSON: turns of a line, from its `start`-th on, `whole` with uncut texts. Each turn is a piece of
-    its own, or several where it is large, and is made when it is taken: on the loop, one in each iteration."""
+    """A `TurnPage` as JSON: turns of a line, from its `start`-th on, `whole` with uncut texts. Made piece by piece as
+    it is sent, on the loop one in each iteration: a few turns, or a part of one with long texts."""
     leaf = line[-1].id if line else None
     yield msgspec.json.encode({"session_id": session_id, "leaf": leaf, "start": start})[:-1] + b',"turns":['
+    written: list[bytes] = []
     before = b""
     for node in line[start : None if limit is None else start + limit]:
         row = shown_turn(node, strand_of[node.id].number, whole=whole)
-        for piece in joined(json_pieces(row)):
-            yield before + piece
-            before = b""
+        if _num_chars(row) <= SHOWN_CHARS:
+            written.append(before + msgspec.json.encode(row))
+        else:
+            yield from joined(chain(written, [before], json_pieces(row)))
+            written = []
+        if len(written) == _TURNS_AT_ONCE:
+            yield b"".join(written)
+            written = []
         before = b","
-    yield b'],"num_turns":%d}' % len(line)
+    yield b"".join(written) + b'],"num_turns":%d}' % len(line)
+
+
+def _num_chars(turn: ShownTurn) -> int:
+    """About how many characters a turn is written with, at least where they are many."""
+    texts = [text for message in (*turn["messages"], turn["reply"]) for text in _texts(message)]
+    texts += [text for one in turn["rewrites"] for text in (one["from"], one["to"])]
+    texts += [fault["seen"] for fault in turn["faults"]]
+    return sum(map(len, texts)) + 32 * (len(texts) + len(turn["tools"])) + len(turn["asked"])
+
+
+def _texts(message: ShownMessage) -> Iterator[str]:
+    yield message["content"] or ""
+    yield message["reasoning"] or ""
+    for call in message["calls"]:
+        yield call["arguments"]
 
 
 def shown_turn(node: Node, strand: int, *, whole: bool) -> ShownTurn:

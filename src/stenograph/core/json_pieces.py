@@ -185,4 +185,12 @@ def _is_small(value: object) -> bool:
         return _PLAIN.issuperset(kinds := set(map(type, few))) or (
             kinds == {str} and max(map(len, cast("list[str]", few))) <= _FEW_CHARS // _FEW_VALUES
         )
+    if type(value) is dict:
+        inner = cast("dict[object, object]", value)
+        return len(inner) <= _FEW_VALUES and all(_is_short(one) for pair in inner.items() for one in pair)
     return type(value) in _PLAIN or (isinstance(value, str) and len(value) <= _FEW_CHARS)
+
+
+def _is_short(value: object) -> bool:
+    """Whether a value is small where there are several beside it."""
+    return type(value) in _PLAIN or (isinstance(value, str) and len(value) <= _FEW_CHARS // _FEW_VALUES)

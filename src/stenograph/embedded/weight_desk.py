@@ -1,7 +1,7 @@
 """Takes commands about weights and pauses, and answers each with one event.
 
 Owns the thread that reads a set of weights while steps go on, one set at a time. The step loop only swaps: what was
-read and prepared comes in, what was there goes out, and its memory is given back on the reading thread.
+read and prepared comes in, what was there goes out, and the next set is read to its memory.
 """
 
 import threading
@@ -13,6 +13,7 @@ from typing import assert_never
 from stenograph.core.errors import StartupError
 from stenograph.embedded.engine_core import EngineCore
 from stenograph.embedded.forward.base import Forward, PreparedWeights
+from stenograph.embedded.forward.weight_memory import WeightMemory
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.loop import EngineLoop
 from stenograph.embedded.wire import Control, ControlKind, Controlled
@@ -28,6 +29,7 @@ class WeightDesk:
         self._core = core
         self._loop = loop
         self._send = send
+        self._spare: WeightMemory | None = None  # owned by the reading thread
         self._lock = threading.Lock()
         self._is_loading = False
 
@@ -64,10 +66,12 @@ class WeightDesk:
         return Controlled(request_id=command.request_id, num_paused=num_paused, version=core.weight_version)
 
     def _load(self, command: Control) -> None:
-        """Read, prepare, have it swapped in, give back what it replaced; then answer, so that the next may come."""
+        """Read, prepare, have it swapped in, keep the memory of what it replaced; then answer, so that the next may
+        come."""
         path, problem, num_running = Path(command.path), "", 0
+        spare, self._spare = self._spare, None  # what is refused may be larger: its memory goes
         try:
-            num_running = self._swap(self._forward.prepare(*load_weights(path)), command.version)
+            num_running = self._swap(self._forward.prepare(*load_weights(path, spare)), command.version)
         except (StartupError, ValueError) as error:
             problem = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
         except MemoryError:
@@ -82,5 +86,5 @@ class WeightDesk:
         done: Future[tuple[PreparedWeights, int]] = Future()
         self._loop.between_steps(lambda: done.set_result(self._core.swap(prepared, version)))
         before, num_running = done.result()
-        before.free()
+        self._spare = before.free()
         return num_running

@@ -34,9 +34,11 @@ from stenograph.http.count_route import CountRoute
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
+from stenograph.http.line_drifts import LineDrifts
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
 from stenograph.http.nodes import Nodes
+from stenograph.http.now_board import NowBoard
 from stenograph.http.openapi.document import described_by, openapi_document
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.rule_files import check_files, side_rules_of
@@ -153,23 +155,23 @@ def make_app(
     parts = OwnParts(sessions=sessions)
     sync = _weight_sync(engine, services, manager, metrics, worker)
     engines = EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes)
+    instance_id = worker.place.instance_id if worker else uuid.uuid4().hex
+    board = NowBoard(sessions, engine, services.weights, model, instance_id)
     control = ControlRoutes(
         sessions=sessions,
         backup=backup_route(settings, manager.shelf, worker.place if worker else None),
         parts=_all_parts(parts, nodes, worker),
+        moments=board if worker is None else worker.moments(board),
         engines=engines,
         weights=_weight_routes(settings, sync, model),
         responses=_held_responses(settings, services, doorman, model),
         doorman=doorman,
         metrics=metrics,
         engine=engine,
-        tokenizer=renderer.tokenizer,
-        pool=pool,
-        share=share,
         body_slots=body_slots,
         model=model,
         started_at=int(clock.wall()),
-        instance_id=worker.place.instance_id if worker else uuid.uuid4().hex,
+        instance_id=instance_id,
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
@@ -190,7 +192,8 @@ def make_app(
         tracing=opened_tracing(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics),
     )
     if worker is not None:
-        worker.wire(app, PeerRoutes(openings=openings, parts=parts, sync=sync, engines=engines, file=worker.file))
+        peers = PeerRoutes(openings=openings, parts=parts, board=board, sync=sync, engines=engines, file=worker.file)
+        worker.wire(app, peers)
     return app, manager
 
 
@@ -364,6 +367,7 @@ def _session_routes(
         metrics=metrics,
         renderer=services.renderer,
         pool=services.pool,
+        drifts=LineDrifts(services.pool, services.renderer),
         share=services.share,
         defaults=session_defaults(settings, services.canonical),
         rewrite_rules=services.rewrite_rules,

@@ -1,4 +1,4 @@
-"""The pieces of an answer of many sessions: their ids in order, and each session's part of the bytes.
+"""The pieces of an answer of many sessions: their ids in order, and each session's part of it.
 
 A server of one process makes every part itself (`OwnParts`); of several, each makes those of its own sessions
 (http/workers/all_parts.py). Knows nothing of the answer around the parts.
@@ -7,15 +7,18 @@ A server of one process makes every part itself (`OwnParts`); of several, each m
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 from starlette.types import Scope
 
-from stenograph.core.errors import StenographError
+from stenograph.console.groups import RolloutFacts
+from stenograph.core.errors import SessionNotFound, StenographError
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.arrow import bulk_arrow
 from stenograph.export.safetensors import to_safetensors
+from stenograph.export.strand_facts import session_facts
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.wire import count_error
 from stenograph.session.selection import SessionFilter, created_at, id_of, selected
@@ -27,6 +30,10 @@ SIZE_BYTES = 8
 
 REVISION_HEADER = "x-stenograph-revision"
 """Header between processes: the revision of a session that a part shows, or that a deletion is of."""
+
+_BYTES_PER_TURN = 256
+_TOKENS_PER_BYTE = 32
+"""About what turns and tokens cost in a rollout; only decides what is small enough for the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,11 @@ class SessionParts(Protocol):
 
     def asked_by(self, scope: Scope) -> "SessionParts":
         """The same, for a request, whose keys go to whoever is asked for a part."""
+        ...
+
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
+        """A session as a rollout of its group; None if it has gone meanwhile. Raises WorkerUnavailable, and as
+        `SessionManager.look`."""
         ...
 
 
@@ -114,6 +126,18 @@ class OwnParts:
         except StenographError:
             return False
         return True
+
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
+        try:
+            session = await self.sessions.manager.look(session_id)
+        except SessionNotFound:
+            return None
+        facts = session_facts(session)
+        work = partial(RolloutFacts.of, facts, created_at=session.created_at, busy=session.is_busy)
+        num_tokens = 0 if facts.latest is None else facts.latest.num_tokens
+        return await self.sessions.pool.run(
+            work, num_bytes=_BYTES_PER_TURN * len(facts.nodes) + num_tokens // _TOKENS_PER_BYTE
+        )
 
     async def _frame(self, session_id: str, wire: BulkSamplesRequest) -> Part:
         """A head and a payload, each behind its size: whole before the first byte leaves, which an error must not

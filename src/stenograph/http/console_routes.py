@@ -5,132 +5,41 @@ again (the moment, the look at a live session) is kept for as long as it is true
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from stenograph import __version__
 from stenograph.console.groups import MAX_ROLLOUTS, RolloutFacts, group_view
-from stenograph.console.now import ConsoleNow, Counts, NowEngine, Readings, running_requests
 from stenograph.console.tokens import MAX_PAGE_TOKENS, LineTurns, TokenLook, token_page
-from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, turn_page
+from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, drift_counts, turn_page
 from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
 from stenograph.core.errors import InvalidRequest, RouteNotFound
-from stenograph.engine.base import Engine
+from stenograph.export.lines import leaves
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
-from stenograph.http.metric_table import (
-    COMPLETION_TOKENS,
-    ERRORS,
-    LOOP_LAG,
-    PROMPT_TOKENS,
-    TTFT,
-    TURNS,
-    WASTED_TOKENS,
-)
+from stenograph.http.bulk_parts import Pieces, SessionParts
+from stenograph.http.delivery import delivery_of
+from stenograph.http.now_board import Moments
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
-from stenograph.http.wire import in_pieces, json_in_pieces, json_response
-from stenograph.session.selection import SessionFilter, selected
+from stenograph.http.wire import ClosedStream, in_pieces, json_in_pieces, json_response
+from stenograph.render.drift import DriftReport
+from stenograph.session.selection import SessionFilter
 from stenograph.session.session import Session
-from stenograph.session.shelf import ShelvedSession
-from stenograph.session.weights import Weights
 from stenograph.trajectory.turn import Node
-
-EVERY_S = 1.0
-"""Between two events of `now`."""
-_FRESH_S = 0.5
-"""For so long the moment is not read again: viewers share it."""
 
 _BYTES_PER_TURN = 64
 """About what a turn costs in a session's shape; only decides what is small enough for the loop."""
 _KEPT_LINES = 16
+MOST_COMPARED_TOKENS = 65_536
+"""Lines of more tokens are not compared for a list unless somebody asks for it: that takes a thread for seconds."""
 _SENT_BYTES = 256 * 1024
 EVENTS_TYPE = "text/event-stream"
 BYTES_TYPE = "application/octet-stream"
 FOR_EVER = "private, max-age=31536000, immutable"
-
-
-class NowBoard:
-    """The server at this moment, read at most twice a second, however many watch."""
-
-    def __init__(self, sessions: SessionRoutes, engine: Engine, weights: Weights, model: str, instance_id: str) -> None:
-        self._sessions = sessions
-        self._engine = engine
-        self._weights = weights
-        self._model = model
-        self._instance_id = instance_id
-        self._readings = Readings()
-        self._last: tuple[float, ConsoleNow] | None = None
-
-    def __repr__(self) -> str:
-        return f"<NowBoard {len(self._readings.kept)} readings>"
-
-    def read(self) -> ConsoleNow:
-        """The moment, or one of half a second ago."""
-        now_s = self._sessions.manager.clock.monotonic()
-        if self._last is None or now_s - self._last[0] >= _FRESH_S:
-            self._last = (now_s, self._read(now_s))
-        return self._last[1]
-
-    def _read(self, now_s: float) -> ConsoleNow:
-        manager, metrics, readings, weights = (
-            self._sessions.manager,
-            self._sessions.metrics,
-            self._readings,
-            self._weights,
-        )
-        counts = Counts(
-            at_s=now_s,
-            turns=metrics.count_of(TURNS),
-            sampled_tokens=metrics.count_of(COMPLETION_TOKENS),
-            prompt_tokens=metrics.count_of(PROMPT_TOKENS),
-            lags=metrics.buckets_of(LOOP_LAG),
-            ttfts=metrics.buckets_of(TTFT),
-        )
-        readings.add(counts)
-        return {
-            "at": manager.clock.wall(),
-            "version": __version__,
-            "model": self._model,
-            "instance_id": self._instance_id,
-            "workers": 1,
-            "num_sessions": manager.num_sessions,
-            "num_held_tokens": manager.num_held_tokens,
-            "num_in_flight": manager.num_in_flight,
-            "running": running_requests(manager.running, now_s),
-            "turns": counts.turns,
-            "errors": metrics.count_of(ERRORS),
-            "sampled_tokens": counts.sampled_tokens,
-            "prompt_tokens": counts.prompt_tokens,
-            "wasted_tokens": metrics.count_of(WASTED_TOKENS),
-            "turns_per_s": readings.rate(lambda one: one.turns),
-            "sampled_per_s": readings.rate(lambda one: one.sampled_tokens),
-            "prompt_per_s": readings.rate(lambda one: one.prompt_tokens),
-            "loop_lag": readings.quantiles(lambda one: one.lags, LOOP_LAG.bounds),
-            "ttft": readings.quantiles(lambda one: one.ttfts, TTFT.bounds),
-            "engines": self._engines(),
-            "weights": {
-                "version": weights.version,
-                "paused": weights.is_held,
-                "changing": weights.is_changing,
-            },
-        }
-
-    def _engines(self) -> list[NowEngine]:
-        return [
-            {
-                "name": status.name,
-                "engine": status.engine,
-                "state": str(status.health.state),
-                "detail": status.health.detail or status.note,
-                "num_running": status.num_running,
-            }
-            for status in self._engine.statuses()
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +49,15 @@ class _SessionLook:
     key: Hashable
     facts: SessionFacts
     tokens: TokenLook
+    leaves: Sequence[Node]
     strand_of: Mapping[int, StrandFacts]
     lines: dict[int, LineTurns] = field(default_factory=dict[int, LineTurns])
+
+    @staticmethod
+    def of(key: Hashable, facts: SessionFacts) -> "_SessionLook":
+        """The look at a session as it is now."""
+        ends = leaves(facts.nodes)
+        return _SessionLook(key=key, facts=facts, tokens=TokenLook.of(facts), leaves=ends, strand_of=facts.by_node())
 
     def line(self, leaf: Node) -> LineTurns:
         """The turns of a line that was asked for; those of the last few are kept."""
@@ -157,21 +73,25 @@ class ConsoleRoutes:
     """The console's data of one server. Methods are endpoints; control_routes.py binds them to paths."""
 
     sessions: SessionRoutes
-    board: NowBoard
+    parts: SessionParts
+    moments: Moments
     _vocabulary: VocabularyBytes | None = None
+    _comparing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """One session is compared for a list at a time, however many look at theirs: turns need the threads."""
     _looks: WeakKeyDictionary[Session, _SessionLook] = field(default_factory=WeakKeyDictionary[Session, _SessionLook])
 
     async def now(self, request: Request) -> Response:
         """`GET /console/api/now`: the moment; with `accept: text/event-stream` one each second, until the drain."""
         check_query(request)
         if EVENTS_TYPE not in request.headers.get("accept", ""):
-            return json_response(self.board.read())
-        return StreamingResponse(self._events(), media_type=EVENTS_TYPE, headers={"cache-control": "no-store"})
+            return Response(await self.moments.now(), media_type="application/json")
+        link, headers = delivery_of(request.scope), {"cache-control": "no-store"}
+        return ClosedStream(link, self._events(), media_type=EVENTS_TYPE, headers=headers)
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        while not self.sessions.manager.is_draining:
-            yield b"event: now\ndata: " + msgspec.json.encode(self.board.read()) + b"\n\n"
-            await asyncio.sleep(EVERY_S)
+    async def _events(self) -> Pieces:
+        async with aclosing(self.moments.watch()) as moments:
+            async for moment in moments:
+                yield b"event: now\ndata: " + moment + b"\n\n"
 
     async def session(self, request: Request) -> Response:
         """`GET /console/api/sessions/{id}`: a session's shape."""
@@ -229,6 +149,21 @@ class ConsoleRoutes:
             content = await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * line.num_turns(start, stop))
         return Response(content, media_type=BYTES_TYPE, headers={"cache-control": "no-store"})
 
+    async def drift(self, request: Request) -> Response:
+        """`GET /console/api/sessions/{id}/drift?most_tokens=`: its drift, counted; unknown where lines of more tokens
+        than that would have to be compared for it."""
+        session = await self._session(request)
+        check_query(request, "most_tokens")
+        most_tokens = number_of(request, "most_tokens", MOST_COMPARED_TOKENS, least=0)
+        look = await self._look(session)
+        known = self.sessions.drifts.known
+        unknown = [leaf for leaf in look.leaves if known(session.id, leaf) is None]
+        reports: list[DriftReport] | None = None
+        if sum(leaf.num_tokens for leaf in unknown) <= most_tokens:
+            async with self._comparing if unknown else nullcontext():
+                reports = [report for _, report in await self.sessions.drift_of(session, look.leaves)]
+        return json_response(drift_counts(session.id, len(look.facts.nodes), len(look.leaves), reports))
+
     async def vocabulary(self, request: Request) -> Response:
         """`GET /console/api/vocabulary/{hash}`: the bytes of every token; by its hash it never changes."""
         made = await self._vocabulary_made()
@@ -248,24 +183,19 @@ class ConsoleRoutes:
         name = request.query_params.get("name")
         if name is None:
             raise InvalidRequest("name must be there: the group whose rollouts are shown.", param="/name")
+        found = [session_id async for session_id in self.parts.ids(SessionFilter(group=name))]
         rollouts: list[RolloutFacts] = []
-        num_left_out = 0
-        async for one in selected(self.sessions.manager, SessionFilter(group=name)):
-            if len(rollouts) == MAX_ROLLOUTS:
-                num_left_out += 1
-                continue
-            session = (
-                await self.sessions.manager.look(one.opened.session_id) if isinstance(one, ShelvedSession) else one
-            )
-            rollouts.append(
-                RolloutFacts(facts=session_facts(session), created_at=session.created_at, busy=session.is_busy)
-            )
+        for session_id in found[:MAX_ROLLOUTS]:
+            rollout = await self.parts.rollout(session_id)
+            if rollout is not None:
+                rollouts.append(rollout)
+        num_left_out = max(0, len(found) - MAX_ROLLOUTS)
         work = partial(group_view, name, rollouts, num_left_out=num_left_out)
         return json_in_pieces(self.sessions.share, await self.sessions.pool.run(work, num_bytes=_SENT_BYTES))
 
     async def _session(self, request: Request) -> Session:
         """The session of the path, to be read. Raises SessionNotFound."""
-        return await self.sessions.manager.look(request.path_params["id"])
+        return await self.sessions.manager.look_again(request.path_params["id"])
 
     async def _look(self, session: Session) -> _SessionLook:
         """A session's facts, and what all pages of its tokens need: made again once its turns are others."""
@@ -275,10 +205,7 @@ class ConsoleRoutes:
         if found is None or found.key != key:
             facts = session_facts(session)
             num_bytes = _BYTES_PER_TURN * strands.num_turns
-            tokens, strand_of = await self.sessions.pool.run(
-                lambda: (TokenLook.of(facts), facts.by_node()), num_bytes=num_bytes
-            )
-            found = _SessionLook(key=key, facts=facts, tokens=tokens, strand_of=strand_of)
+            found = await self.sessions.pool.run(lambda: _SessionLook.of(key, facts), num_bytes=num_bytes)
             self._looks[session] = found
         return found
 

@@ -24,10 +24,11 @@ from stenograph.http.auth import Doorman
 from stenograph.http.bulk_parts import SessionParts
 from stenograph.http.bulk_routes import BulkRoutes
 from stenograph.http.console_page import console_file, console_page
-from stenograph.http.console_routes import ConsoleRoutes, NowBoard
+from stenograph.http.console_routes import ConsoleRoutes
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.front_page import front_page
 from stenograph.http.metrics import Metrics
+from stenograph.http.now_board import Moments
 from stenograph.http.proxy_route import PROXY_METHODS, ProxyRoute
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.session_routes import SessionRoutes
@@ -35,10 +36,8 @@ from stenograph.http.storage import BackupRoute
 from stenograph.http.waste_route import WasteRoute
 from stenograph.http.weight_routes import WeightRoutes
 from stenograph.http.wire import ClientGone, count_error, json_in_pieces, json_response, read_json
-from stenograph.model.tokenizer import Tokenizer
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
-from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
+from stenograph.offload.pool import INLINE_BELOW_BYTES
 
 T = TypeVar("T")
 
@@ -110,6 +109,7 @@ class ControlRoutes:
 
     sessions: SessionRoutes
     parts: SessionParts
+    moments: Moments
     backup: BackupRoute
     weights: WeightRoutes
     engines: EngineRoutes
@@ -117,9 +117,6 @@ class ControlRoutes:
     doorman: Doorman
     metrics: Metrics
     engine: Engine
-    tokenizer: Tokenizer
-    pool: CpuPool
-    share: LoopShare
     body_slots: BodySlots
     model: str
     started_at: int
@@ -196,9 +193,8 @@ class ControlRoutes:
 
     def _console_routes(self) -> list[Route]:
         """The page, which is for everybody, and its data."""
-        keyed, weights = self._with_key, self.weights.sync.weights
-        board = NowBoard(self.sessions, self.engine, weights, self.model, self.instance_id)
-        console = ConsoleRoutes(sessions=self.sessions, board=board)
+        keyed = self._with_key
+        console = ConsoleRoutes(sessions=self.sessions, parts=self.parts, moments=self.moments)
         return [
             Route("/console", console_page, methods=["GET"]),
             Route("/console/api/now", keyed(console.now), methods=["GET"]),
@@ -206,6 +202,7 @@ class ControlRoutes:
             Route("/console/api/vocabulary/{hash}", keyed(console.vocabulary), methods=["GET"]),
             Route("/console/api/sessions/{id}", keyed(console.session), methods=["GET"]),
             Route("/console/api/sessions/{id}/turns", keyed(console.turns), methods=["GET"]),
+            Route("/console/api/sessions/{id}/drift", keyed(console.drift), methods=["GET"]),
             Route("/console/api/sessions/{id}/tokens", keyed(console.tokens), methods=["GET"]),
             Route("/console/{file:path}", console_file, methods=["GET"]),
         ]
@@ -251,7 +248,7 @@ class ControlRoutes:
 
     async def _metrics(self, request: Request) -> Response:
         # Writing it out takes milliseconds, and no session's state.
-        body, content_type = await self.pool.run(self.metrics.exposition, num_bytes=INLINE_BELOW_BYTES)
+        body, content_type = await self.sessions.pool.run(self.metrics.exposition, num_bytes=INLINE_BELOW_BYTES)
         return Response(body, headers={"content-type": content_type})
 
     async def _openapi(self, request: Request) -> Response:
@@ -272,17 +269,18 @@ class ControlRoutes:
 
     async def _tokenize(self, request: Request) -> Response:
         wire = await self._decoded(request, decode_tokenize)
-        ids = await self.pool.run(lambda: self.tokenizer.encode(wire.prompt), num_bytes=len(wire.prompt))
+        encode = self.sessions.renderer.tokenizer.encode
+        ids = await self.sessions.pool.run(lambda: encode(wire.prompt), num_bytes=len(wire.prompt))
         limit = self.engine.capabilities.max_context_tokens
         tokens: Tokens = {"count": len(ids), "max_model_len": limit, "tokens": ids}
-        return json_in_pieces(self.share, tokens)
+        return json_in_pieces(self.sessions.share, tokens)
 
     async def _detokenize(self, request: Request) -> Response:
-        vocab_size = self.tokenizer.vocab_size
-        ids = await self._decoded(request, lambda body: decode_detokenize(body, vocab_size=vocab_size))
-        text = await self.pool.run(lambda: self.tokenizer.decode(ids), num_bytes=ids.itemsize * len(ids))
+        tokenizer = self.sessions.renderer.tokenizer
+        ids = await self._decoded(request, lambda body: decode_detokenize(body, vocab_size=tokenizer.vocab_size))
+        text = await self.sessions.pool.run(lambda: tokenizer.decode(ids), num_bytes=ids.itemsize * len(ids))
         body: Text = {"prompt": text}
-        return json_in_pieces(self.share, body)
+        return json_in_pieces(self.sessions.share, body)
 
     async def _decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
         """The request's body, decoded on a worker if it is large, one at a time."""
@@ -292,7 +290,7 @@ class ControlRoutes:
         if len(body) < LARGE_BODY_BYTES:
             return decode(body)
         async with self.body_slots.decoding():
-            return await self.pool.run(lambda: decode(body), num_bytes=len(body))
+            return await self.sessions.pool.run(lambda: decode(body), num_bytes=len(body))
 
     def _with_key(self, endpoint: Endpoint) -> Endpoint:
         async def checked(request: Request) -> Response:

@@ -104,29 +104,31 @@ class EngineRoutes:
 
     async def _follow_one(self, fleet: Fleet, member: FleetMember) -> None:
         """Start an engine that has its weights from another process, and let it join, unless it has meanwhile."""
-        state = self.sync.state()
         try:
-            if state.num_taken:
-                member.engine.follow_version(state.version, state.lacking)
+            self._follow_version(member.engine)
             await member.engine.start()
             if member.url in fleet.addresses:
                 await member.engine.aclose()
             else:
+                self._follow_version(member.engine)  # others may have come meanwhile
                 fleet.join(member)
         except BaseException:
             await member.engine.aclose()
             raise
 
+    def _follow_version(self, engine: Engine) -> None:
+        state = self.sync.state()
+        if state.num_taken:
+            engine.follow_version(state.version, state.lacking)
+
     async def _join(self, fleet: Fleet, member: FleetMember) -> None:
         """Start an engine, give it the weights, and let it join. Raises StartupError; nothing is left behind then."""
         try:
             await member.engine.start()
-            await self.sync.bring_up(member.engine)
-            fleet.join(member)
+            await self.sync.bring_up(member.engine, lambda: fleet.join(member))
         except BaseException:
             await member.engine.aclose()
             raise
-        await self.sync.bring_up(member.engine)  # others may have come meanwhile
 
     def _fleet(self) -> Fleet:
         if not isinstance(self.engine, Fleet) or self.engine.make is None:

@@ -33,7 +33,6 @@ from stenograph.dialects.sessions import (
 from stenograph.engine.base import Engine
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
-from stenograph.export.line_drift import line_drift
 from stenograph.export.lines import leaves
 from stenograph.export.records import (
     SessionMetadata,
@@ -51,6 +50,7 @@ from stenograph.export.samples import SampleSet
 from stenograph.export.session_samples import SampleWishes, json_samples, session_metadata, session_samples
 from stenograph.export.strand_facts import SessionFacts, session_facts
 from stenograph.export.why import session_findings
+from stenograph.http.line_drifts import LineDrifts
 from stenograph.http.metrics import Metrics
 from stenograph.http.session_defaults import SessionDefaults
 from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_json
@@ -144,6 +144,7 @@ class SessionRoutes:
     metrics: Metrics
     renderer: Renderer
     pool: CpuPool
+    drifts: LineDrifts
     share: LoopShare
     defaults: SessionDefaults
     rewrite_rules: RewriteRules
@@ -213,12 +214,10 @@ class SessionRoutes:
         facts, discarded = session_facts(session), session.strands.discarded
         latest = facts.latest if (number := request.query_params.get("strand")) is None else _strand(facts, number)
 
-        def metadata_and_drift() -> tuple[SessionMetadata, DriftReport | None]:
-            report = None if latest is None else line_drift(latest, self.renderer)
-            return session_metadata(session.options, facts, latest, report, discarded, self.renderer), report
-
+        report = None if latest is None else await self.drifts.of(session.id, latest)
+        work = partial(session_metadata, session.options, facts, latest, report, discarded, self.renderer)
         num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN
-        metadata, report = await self.pool.run(metadata_and_drift, num_bytes=num_bytes)
+        metadata = await self.pool.run(work, num_bytes=num_bytes)
         if latest is not None and report is not None:
             self._count_drift(session, {latest.id: report})
         shown = records([] if latest is None else latest.line(), delta=wanted == "delta")
@@ -269,8 +268,7 @@ class SessionRoutes:
     async def drift(self, request: Request) -> Response:
         """`GET /sessions/{id}/drift`: the report of each line."""
         session = await self._look(request)
-        reports = await self._drift_of(leaves(session.nodes))
-        self._count_drift(session, {leaf.id: report for leaf, report in reports})
+        reports = await self.drift_of(session, leaves(session.nodes))
         return json_in_pieces(self.share, drift_reports(session.id, reports))
 
     async def ledger(self, request: Request) -> Response:
@@ -294,8 +292,7 @@ class SessionRoutes:
         """`GET /sessions/{id}/why`: what a person would look at first, in plain sentences."""
         session = await self._look(request)
         facts, discarded, ledger = session_facts(session), session.strands.discarded, session.ledger
-        by_leaf = {leaf.id: report for leaf, report in await self._drift_of(leaves(facts.nodes))}
-        self._count_drift(session, by_leaf)
+        by_leaf = {leaf.id: report for leaf, report in await self.drift_of(session, leaves(facts.nodes))}
         rows, num_requests = ledger.rows(ledger.num_rows, 0), ledger.num_requests
         work = partial(session_findings, session.id, facts, discarded, by_leaf, rows, num_requests)
         return json_response(await self.pool.run(work, num_bytes=_BYTES_PER_TOKEN * len(facts.nodes)))
@@ -328,9 +325,7 @@ class SessionRoutes:
         """
         facts, discarded = session_facts(session), session.strands.discarded
         nodes = tuple(session.nodes)
-        reports = await self._drift_of(leaves(nodes))
-        self._count_drift(session, {leaf.id: report for leaf, report in reports})
-        by_leaf = {leaf.id: report for leaf, report in reports}
+        by_leaf = {leaf.id: report for leaf, report in await self.drift_of(session, leaves(nodes))}
         num_bytes = _BYTES_PER_TOKEN * sum(node.turn.num_tokens for node in nodes)
         made, metadata = await self.pool.run(
             partial(
@@ -368,12 +363,10 @@ class SessionRoutes:
             required=self.required_logprobs,
         )
 
-    async def _drift_of(self, ends: Sequence[Node]) -> list[tuple[Node, DriftReport]]:
-        """Each line's drift, one after the other: between two of them the worker is free for others."""
-        reports: list[tuple[Node, DriftReport]] = []
-        for leaf in ends:
-            work = partial(line_drift, leaf, self.renderer)
-            reports.append((leaf, await self.pool.run(work, num_bytes=_BYTES_PER_TOKEN * leaf.num_tokens)))
+    async def drift_of(self, session: Session, ends: Sequence[Node]) -> list[tuple[Node, DriftReport]]:
+        """The drift of each of a session's lines, counted when it is first looked at."""
+        reports = await self.drifts.of_all(session.id, ends)
+        self._count_drift(session, {leaf.id: report for leaf, report in reports})
         return reports
 
     def _count_drift(self, session: Session, reports: Mapping[int, DriftReport]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from starlette.types import Scope
 
+from stenograph.console.groups import RolloutFacts
 from stenograph.core.errors import NobodyError, SessionNotFound, StenographError, WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Part, SessionParts
@@ -81,6 +82,10 @@ class SharedParts:
             raise SessionNotFound(session_id)
         if status != 204:
             raise WorkerUnavailable(f"The server at {owner.server} did not delete a session: {status}.")
+
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
+        """Of what the database has, where another process has the session: a turn that was answered is there."""
+        return await self.own.rollout(session_id)
 
     async def _deleted(self, owner: OwnerName, session_id: str, headers: dict[str, str]) -> int:
         """The answer to a deletion by the process that has the session. Raises WorkerUnavailable."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import httpx
 from huggingface_hub import (
     HfApi,
     constants,
@@ -32,6 +31,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import httpx  # its own HTTP client: httpx in version 1, httpx2 in version 2
 
 from stenograph.model.hub import repository_folder
 from stenograph.model.hub_wire import Event, Fetched, FetchFailed, FetchProgress, encode_event

@@ -25,6 +25,7 @@ from stenograph.core.types import SessionId
 from stenograph.session.admission import Capacity, Limits
 from stenograph.session.durable import keep_outcome
 from stenograph.session.journal import STOPPED, log_session_end, session_report
+from stenograph.session.looked import LookedSessions
 from stenograph.session.session import Session, SessionOptions
 from stenograph.session.shelf import Shelf, ShelvedSession
 from stenograph.trajectory.commits import RequestMark
@@ -57,6 +58,7 @@ class Sessions:
         self._sessions: dict[SessionId, Session] = {}
         self._recent: OrderedDict[SessionId, None] = OrderedDict()
         """Where there is a store, the same sessions: the one whose last chat is longest ago first."""
+        self._looked = LookedSessions(clock)
         self.num_forgotten = 0
         """Sessions that have left memory."""
         self.num_evicted = 0
@@ -110,6 +112,7 @@ class Sessions:
         return Session(SessionId(id_), options, created_at=self._clock.wall(), now=self._clock.monotonic())
 
     def _hold(self, session: Session) -> None:
+        self._looked.drop(session.id)
         self._sessions[session.id] = session
         self._capacity.num_sessions = len(self._sessions)
         if self.shelf is not None:
@@ -130,7 +133,9 @@ class Sessions:
             )
 
     def give_way(self) -> None:
-        """Let go of idle sessions in whose room another process wants to have its own."""
+        """Let go of idle sessions in whose room another process wants to have its own, and of those that were only
+        looked at."""
+        self._looked.expire()
         self._evict(self._capacity.num_sessions_lent, self._capacity.num_tokens_lent)
 
     def _evict(self, num_sessions: int, num_tokens: int) -> None:
@@ -175,6 +180,12 @@ class Sessions:
         if self.shelf is None or session_id in self._sessions:
             return self.get(session_id)
         return await self.shelf.read(session_id, takes=False)
+
+    async def look_again(self, session_id: str) -> Session:
+        """As `look`, for a person who looks at page after page: what the store has may be as it was a moment ago."""
+        if self.shelf is None or session_id in self._sessions:
+            return self.get(session_id)
+        return await self._looked.read(self.shelf, session_id)
 
     def get(self, session_id: str) -> Session:
         """The live session of that id. Raises SessionNotFound, also for one that is being deleted or has expired."""
@@ -282,7 +293,9 @@ class Sessions:
 
     async def _remove(self, shelf: Shelf, session_id: str, end: SessionEnd) -> None:
         """Delete a session that is in the store alone. Raises SessionNotFound or StorageUnavailable."""
+        self._looked.drop(session_id)
         session = await shelf.remove(session_id)
+        self._looked.drop(session_id)  # it may have been read before it was gone
         if session is None:  # damaged: nobody knows what it had
             self._telemetry.session_ended(SessionReport(end=end))
         else:

@@ -202,7 +202,8 @@ class WeightSync:
         self._others = others or NoOthers()
         self.abort_all = abort_all
         self.weights = weights
-        self._changes_now = False
+        self._no_change = asyncio.Event()
+        self._no_change.set()
         self._path: str | None = None
         self._lacking: tuple[str, ...] = ()
         self.last_update: UpdateWeights | None = None
@@ -227,25 +228,37 @@ class WeightSync:
         """Tell all engines the name of weights that somebody has sent to them. With `aborts`, running turns end."""
         return await self._change(NameWeights(version=version), version, f"The version is {version!r}.", aborts=aborts)
 
-    async def bring_up(self, engine: Engine) -> str:
-        """Give an engine that joins the others their weights; returns why it has not got them, or nothing.
+    async def bring_up(self, engine: Engine, join: Callable[[], None]) -> None:
+        """Give an engine the weights of the others and have it join them. Before it has them it takes no turns.
 
-        Before it has them it takes no turns.
+        It joins while no change is under way, with the weights of the last one: so the next one reaches it.
         """
+        while True:
+            await self._no_change.wait()
+            num_taken, problem = self.weights.num_taken, await self._give_weights(engine)
+            if self._no_change.is_set() and num_taken == self.weights.num_taken:
+                break
+        join()
+        if problem:
+            self._lacking += (engine.name,)
+
+    async def _give_weights(self, engine: Engine) -> str:
+        """Have an engine load the weights of the last change; returns why it has not, or nothing."""
         version, has_changed = self.weights.version, self.weights.num_taken or self.weights.is_changing
-        if version is None or not has_changed or await engine.find_version() == version:
+        if version is None or not has_changed:
+            return ""
+        if await engine.find_version() == version:
+            engine.follow_version(version, ())  # so that it is found out if it comes back with others
             return ""
         engine.require_version(version)
-        problem = f"it has to be sent the weights {version!r}"
-        if self.last_update is not None:
-            problem = "; ".join(_problems(await engine.control(self.last_update)))
-        self._lacking += (engine.name,) if problem else ()
-        return problem
+        if self.last_update is None:
+            return f"it has to be sent the weights {version!r}"
+        return "; ".join(_problems(await engine.control(self.last_update)))
 
     @property
     def is_in_doubt(self) -> bool:
         """Whether a change was cut off, and nobody has said since what is to become of it."""
-        return self.weights.is_changing and not self._changes_now
+        return self.weights.is_changing and self._no_change.is_set()
 
     def state(self) -> SharedState:
         """The state that the other processes follow."""
@@ -337,10 +350,10 @@ class WeightSync:
         return SyncResult(success=True, message="The caches are empty.")
 
     async def _change(self, command: WeightCommand, version: str, message: str, *, aborts: bool) -> SyncResult:
-        if self._changes_now:
+        if not self._no_change.is_set():
             return SyncResult(success=False, message="Another change of weights is under way; send this one after it.")
         was_in_doubt, num_running, answers = self.is_in_doubt, 0, list[ControlAnswer]()
-        self._changes_now = True
+        self._no_change.clear()
         if not was_in_doubt:
             self.weights.begin_change()
         try:
@@ -353,7 +366,7 @@ class WeightSync:
         finally:
             problems = _problems(answers)
             taken = version if len(problems) < len(answers) else None
-            if self._changes_now:
+            if not self._no_change.is_set():
                 self._end_change(command, taken, answers, was_in_doubt=was_in_doubt)
         await self._others.follow(self.state())
         outcome = (
@@ -383,7 +396,7 @@ class WeightSync:
         self, command: WeightCommand, taken: str | None, answers: Sequence[ControlAnswer], *, was_in_doubt: bool
     ) -> None:
         """A change is over. One that no engine took does not end the doubt of one before."""
-        self._changes_now = False
+        self._no_change.set()
         if taken is not None or not was_in_doubt:
             self.weights.end_change(taken)
         if taken is not None:

@@ -6,8 +6,10 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import force_setattr
 
 from stenograph.console.views import turn_page
+from stenograph.core.messages import Message, Role
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import SamplingParams
 from stenograph.export.strand_facts import StrandFacts
@@ -15,19 +17,27 @@ from stenograph.export.strand_facts import StrandFacts
 NewSession = Callable[[], Any]
 
 
-@settings(max_examples=40)
-@given(num=st.integers(0, 9), start=st.integers(0, 10), limit=st.none() | st.integers(1, 10))
-def test_a_page_has_a_piece_for_each_turn_and_is_json(
-    new_session: NewSession, num: int, start: int, limit: int | None
+@settings(max_examples=60)
+@given(
+    num=st.integers(0, 24),
+    start=st.integers(0, 25),
+    limit=st.none() | st.integers(1, 25),
+    long=st.sets(st.integers(0, 24), max_size=4),
+)
+def test_a_page_is_made_a_few_turns_at_a_time_and_is_json(
+    new_session: NewSession, num: int, start: int, limit: int | None, long: set[int]
 ) -> None:
     session = new_session()
     for number in range(num):
         session.add(session.nodes[-1] if session.nodes else None, [1, 2], [(number, -0.5)])
+        if number in long:
+            force_setattr(session.nodes[-1].turn, "messages", (Message(role=Role.USER, content="\u00e9" * 9000),) * 9)
     strand = StrandFacts(number=0, kind=StrandKind.MAIN, nodes=session.nodes)
     pieces = list(turn_page("s", session.nodes, {node.id: strand for node in session.nodes}, start=start, limit=limit))
+    assert all(piece and piece.count(b'"node":') <= 8 for piece in pieces)
     page = json.loads(b"".join(pieces))
     shown = session.nodes[start:][:limit]
-    assert len(pieces) == len(shown) + 2
+    assert [len(turn["messages"]) for turn in page["turns"]] == [9 if node.id in long else 1 for node in shown]
     assert [turn["node"] for turn in page["turns"]] == [node.id for node in shown]
     assert list(page) == ["session_id", "leaf", "start", "turns", "num_turns"]
     assert (page["leaf"], page["start"], page["num_turns"]) == (num - 1 if num else None, start, num)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stenograph.embedded.forward.base import LogitsFor, PreparedWeights, Segment
+from stenograph.embedded.forward.weight_memory import WeightMemory
 from stenograph.embedded.forward.weights import F32Array, LlamaConfig, LlamaWeights
 
 VOCAB, CONTEXT = 320, 96
@@ -47,8 +48,9 @@ class LedgerWeights:
     def config(self) -> LlamaConfig:
         return _CONFIG
 
-    def free(self) -> None:
+    def free(self) -> WeightMemory | None:
         self.is_freed = True
+        return None
 
 
 class LedgerForward:

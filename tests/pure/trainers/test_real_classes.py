@@ -25,7 +25,7 @@ pytestmark = [
 
 def real(module: str) -> Any:
     """A trainer's module; skips without it, but in the script, where it must be there."""
-    if "STENOGRAPH_TEST_TRAINERS" in os.environ:
+    if "TEST_TRAINERS" in os.environ:
         return importlib.import_module(module)
     return pytest.importorskip(module)
 

@@ -47,6 +47,7 @@ const sessionPath = (id) => `console/api/sessions/${encodeURIComponent(id)}`;
 export const askSession = (id) => json(sessionPath(id));
 export const askWhy = (id) => json(`sessions/${encodeURIComponent(id)}/why`);
 export const askDrift = (id) => json(`sessions/${encodeURIComponent(id)}/drift`);
+export const askDriftCounts = (id, most) => json(`${sessionPath(id)}/drift?most_tokens=${most}`);
 export const askGroup = (name) => json(`console/api/group?name=${encodeURIComponent(name)}`);
 export const askNow = () => json("console/api/now");
 
@@ -157,10 +158,7 @@ export function askVocabulary(ref) {
 export async function watchNow(tell, failed, signal) {
   while (!signal.aborted) {
     try {
-      const first = await askNow();
-      if (signal.aborted) return;
-      tell(first);
-      if (first.workers === 1) await readEvents(tell, signal);
+      await readEvents(tell, signal);
     } catch (error) {
       if (signal.aborted) return;
       failed(error);

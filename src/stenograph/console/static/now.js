@@ -48,6 +48,7 @@ export function NowView({ onError }) {
   return html`
     <main class="page now" data-view="now">
       ${trouble !== null && html`<p class="note error" role="alert">${trouble}</p>`}
+      ${now.workers_away > 0 && html`<p class="note error" role="alert">${now.workers_away} of ${now.workers + now.workers_away} workers do not answer: what they do is missing here.</p>`}
       <section class="figures" aria-label="figures">
         <${Figure} name="turns in flight" value=${number(now.num_in_flight)} />
         <${Figure} name="sessions in memory" value=${number(now.num_sessions)} />

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stenograph.embedded.forward.weight_memory import WeightMemory
 from stenograph.embedded.forward.weights import F32Array, LlamaConfig, LlamaWeights
 
 
@@ -73,8 +74,9 @@ class PreparedWeights(Protocol):
         """The model's sizes, rope and norm."""
         ...
 
-    def free(self) -> None:
-        """Give their memory back, in pieces between which other threads run. They are not used again."""
+    def free(self) -> WeightMemory | None:
+        """Give them up: they are not used again. Returns the memory that they were read to, for the next ones; None
+        where it went when they were prepared."""
         ...
 
 

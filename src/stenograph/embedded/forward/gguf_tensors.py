@@ -42,8 +42,8 @@ class GgufTensors:
             raise StartupError(f"{self._path}: tensor {name} is missing")
         return tuple(int(size) for size in reversed(self._tensors[name].shape))
 
-    def tensor(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """A tensor dequantized to float32, written to `out` where there is one. Raises StartupError for a type that
+    def read(self, name: str, out: NDArray[np.float32]) -> None:
+        """Write a tensor, dequantized to float32, to `out`, which has its shape. Raises StartupError for a type that
         cannot be; KeyError if unknown."""
         tensor = self._tensors[name]
         try:
@@ -51,11 +51,7 @@ class GgufTensors:
         except Exception as error:
             kind = tensor.tensor_type.name
             raise StartupError(f"{self._path}: tensor {name} ({kind}) cannot be read: {_one_line(error)}") from error
-        found = values.astype(np.float32, copy=False).reshape(self.shape(name))
-        if out is None:
-            return found
-        out[...] = found
-        return out
+        out[...] = values.reshape(out.shape)
 
 
 def _one_line(error: Exception) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stenograph.embedded.forward.base import PreparedWeights, Segment, check_same_shape, logit_rows
-from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights, freed
+from stenograph.embedded.forward.weight_memory import WeightMemory
+from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights
 
 
 class NumpyWeights:
@@ -25,10 +26,11 @@ class NumpyWeights:
         self.cos: F32Array = np.cos(angles).astype(np.float32)[:, None, :]
         self.sin: F32Array = np.sin(angles).astype(np.float32)[:, None, :]
 
-    def free(self) -> None:
-        weights = self.weights
+    def free(self) -> WeightMemory:
+        """See `PreparedWeights.free`."""
+        memory = self.weights.memory
         del self.weights
-        freed(weights)
+        return memory
 
 
 class NumpyForward:

@@ -17,6 +17,8 @@ from stenograph.model.shards import SHARD_INDEX, weight_files
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit (safetensors README)."""
 
+_PIECE_ITEMS = 2**18
+"""Numbers of 16 bits that are widened at once: they stay in the processor's cache."""
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -44,9 +46,9 @@ class SafetensorsFolder:
         """A tensor's stored shape. Raises KeyError for an unknown name."""
         return self._entries[name][2].shape
 
-    def tensor(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """A tensor, widened to float32, in its stored shape; written to `out`, contiguous and of that shape, where
-        there is one. What is float32 already is read to its place, and copied nowhere.
+    def read(self, name: str, out: NDArray[np.float32]) -> None:
+        """Read a tensor to `out`, contiguous and of its stored shape, widened to float32. What is float32 already is
+        copied nowhere else.
 
         Raises StartupError; KeyError for an unknown name.
         """
@@ -57,16 +59,12 @@ class SafetensorsFolder:
         start, end = entry.data_offsets
         if min(entry.shape, default=0) < 0 or end - start != int(np.prod(entry.shape)) * _ITEM_BYTES[entry.dtype]:
             raise StartupError(f"{path}: tensor {name} has {end - start} bytes, which is not its shape {entry.shape}")
-        found = np.empty(entry.shape, np.float32) if out is None else out
-        narrow = None if entry.dtype == "F32" else np.empty(entry.shape, np.uint16)
-        place = (found if narrow is None else narrow).reshape(-1).view(np.uint8)
         with path.open("rb", buffering=0) as file:
             file.seek(base + start)
-            if _read_into(file, memoryview(place.data)) != end - start:
+            flat = out.reshape(-1)
+            num_read = _read_into(file, flat) if entry.dtype == "F32" else _read_halves(file, flat, entry.dtype)
+            if num_read != end - start:
                 raise StartupError(f"{path}: is cut short inside tensor {name}")
-        if narrow is not None:
-            _widen(narrow, entry.dtype, found)
-        return found
 
     def _read_header(self, path: Path) -> None:
         try:
@@ -100,10 +98,21 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_into(file: RawIOBase, place: memoryview) -> int:
+def _read_halves(file: RawIOBase, out: NDArray[np.float32], dtype: str) -> int:
+    """Fill `out` with numbers of 16 bits, widened piece by piece; returns how many bytes there were."""
+    piece, num_read = np.empty(min(_PIECE_ITEMS, len(out)), np.uint16), 0
+    for at in range(0, len(out), _PIECE_ITEMS):
+        wide = out[at : at + _PIECE_ITEMS]
+        stored = piece[: len(wide)]
+        num_read += _read_into(file, stored)
+        _widen(stored, dtype, wide)
+    return num_read
+
+
+def _read_into(file: RawIOBase, place: NDArray[np.float32] | NDArray[np.uint16]) -> int:
     """Fill `place` from a file; returns how many bytes there were."""
-    num_read = 0
-    while num_read < len(place) and (num := file.readinto(place[num_read:])):
+    left, num_read = memoryview(place.view(np.uint8).data), 0
+    while num_read < len(left) and (num := file.readinto(left[num_read:])):
         num_read += num
     return num_read
 

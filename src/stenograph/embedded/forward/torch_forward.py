@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.base import PreparedWeights, RowSpan, Segment, check_same_shape, logit_rows
+from stenograph.embedded.forward.weight_memory import WeightMemory
 from stenograph.embedded.forward.weights import F32Array, LayerWeights, LlamaConfig, LlamaWeights
 from stenograph.embedded.settings import TorchDtype
 
@@ -45,12 +46,13 @@ class TorchWeights:
     layers: tuple[_Layer, ...]
     cos: Tensor
     sin: Tensor
+    memory: WeightMemory | None
 
-    def free(self) -> None:
+    def free(self) -> WeightMemory | None:
         """See `PreparedWeights.free`."""
         self.embed = self.head = self.final_norm = self.cos = self.sin = None
-        while self.layers:
-            self.layers = self.layers[1:]
+        self.layers = ()
+        return self.memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +194,12 @@ class TorchForward:
             layers=tuple(self._layer(layer) for layer in weights.layers),
             cos=self._on_device(np.cos(angles).astype(np.float32)[:, None, :]),
             sin=self._on_device(np.sin(angles).astype(np.float32)[:, None, :]),
+            memory=weights.memory if self._computes_in(weights) else None,
         )
+
+    def _computes_in(self, weights: LlamaWeights) -> bool:
+        """Whether the tensors are the arrays themselves, and no copies."""
+        return bool(self._weight(weights.final_norm).data_ptr() == weights.final_norm.ctypes.data)
 
     def _layer(self, layer: LayerWeights) -> _Layer:
         return _Layer(

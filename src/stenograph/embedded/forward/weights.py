@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.gguf_tensors import GgufTensors
 from stenograph.embedded.forward.safetensors_folder import SafetensorsFolder
+from stenograph.embedded.forward.weight_memory import WeightMemory
 
 F32Array = NDArray[np.float32]
 
@@ -75,30 +76,22 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaWeights:
-    """All weights. `embed` and `head` [vocab, hidden] (one array where tied); `inv_freq` [D / 2], radians a token."""
+    """All weights, and what they lie in. `embed` and `head` [vocab, hidden] (one array where tied); `inv_freq` [D / 2],
+    radians a token."""
 
     embed: F32Array
     layers: tuple[LayerWeights, ...]
     final_norm: F32Array
     head: F32Array
     inv_freq: NDArray[np.float64]
-
-
-def freed(weights: LlamaWeights) -> None:
-    """Give the memory of weights back that nobody else holds: matrix by matrix, because each is a call that holds the
-    GIL for as long as the kernel takes for its pages."""
-    for name in ("embed", "final_norm", "head", "inv_freq"):
-        object.__setattr__(weights, name, None)
-    for layer in weights.layers:
-        for name in ("attn_norm", "qkv", "out", "ffn_norm", "gate_up", "down"):
-            object.__setattr__(layer, name, None)
+    memory: WeightMemory
 
 
 class _Source(Protocol):
     @property
     def names(self) -> frozenset[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
-    def tensor(self, name: str, out: F32Array | None = None) -> F32Array: ...
+    def read(self, name: str, out: F32Array) -> None: ...
 
 
 _GGUF_NAMES = {
@@ -131,26 +124,30 @@ _HF_NAMES = {
 }
 
 
-def load_weights(path: Path) -> tuple[LlamaConfig, LlamaWeights]:
-    """Read a GGUF file or a folder with config.json and safetensors.
+def load_weights(path: Path, memory: WeightMemory | None = None) -> tuple[LlamaConfig, LlamaWeights]:
+    """Read a GGUF file or a folder with config.json and safetensors. `memory` is cleared, and used where it is given.
 
     Raises StartupError, one line with the file's name: no such file, cut short, another architecture, a tensor that
-    is missing, has another shape or a type we cannot read, or a bias.
+    is missing, has another shape or a type we cannot read, or a bias; or too little memory.
     """
+    memory = WeightMemory() if memory is None else memory
+    memory.clear()
     try:
         if path.is_dir():
-            return _load_folder(path)
-        return _load_gguf(path)
+            return _load_folder(path, memory)
+        return _load_gguf(path, memory)
     except ValueError as error:
         raise StartupError(f"{path}: {error}") from error
     except OSError as error:
         raise StartupError(f"{path}: cannot be read: {error}") from error
+    except MemoryError as error:
+        raise StartupError(f"{path}: there is not enough memory for its weights: {error}") from error
 
 
 # -- GGUF
 
 
-def _load_gguf(path: Path) -> tuple[LlamaConfig, LlamaWeights]:
+def _load_gguf(path: Path, memory: WeightMemory) -> tuple[LlamaConfig, LlamaWeights]:
     source = GgufTensors(path)
     architecture = source.field("general.architecture")
     if architecture != "llama":
@@ -182,14 +179,14 @@ def _load_gguf(path: Path) -> tuple[LlamaConfig, LlamaWeights]:
     )
     inv_freq = _inv_freq(config)
     if "rope_freqs.weight" in source.names:
-        inv_freq = inv_freq / _shaped(source, "rope_freqs.weight", (config.head_dim // 2,))
-    return config, _assemble(config, source, _GGUF_NAMES, inv_freq, permuted=True)
+        inv_freq = inv_freq / _read(source, "rope_freqs.weight", np.empty(config.head_dim // 2, np.float32))
+    return config, _assemble(config, source, _GGUF_NAMES, inv_freq, memory, permuted=True)
 
 
 # -- Hugging Face
 
 
-def _load_folder(folder: Path) -> tuple[LlamaConfig, LlamaWeights]:
+def _load_folder(folder: Path, memory: WeightMemory) -> tuple[LlamaConfig, LlamaWeights]:
     try:
         raw = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, object])
     except FileNotFoundError as error:
@@ -216,7 +213,7 @@ def _load_folder(folder: Path) -> tuple[LlamaConfig, LlamaWeights]:
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
         max_context=_int(raw, "max_position_embeddings"),
     )
-    return config, _assemble(config, SafetensorsFolder(folder), _HF_NAMES, _inv_freq(config), permuted=False)
+    return config, _assemble(config, SafetensorsFolder(folder), _HF_NAMES, _inv_freq(config), memory, permuted=False)
 
 
 def _rope_section(raw: Mapping[str, object]) -> dict[str, object]:
@@ -258,35 +255,51 @@ def _inv_freq(config: LlamaConfig) -> NDArray[np.float64]:
 
 
 def _assemble(
-    config: LlamaConfig, source: _Source, names: Mapping[str, str], inv_freq: NDArray[np.float64], *, permuted: bool
+    config: LlamaConfig,
+    source: _Source,
+    names: Mapping[str, str],
+    inv_freq: NDArray[np.float64],
+    memory: WeightMemory,
+    *,
+    permuted: bool,
 ) -> LlamaWeights:
     if biases := sorted(name for name in source.names if name.endswith(".bias")):
         raise ValueError(f"tensor {biases[0]} is a bias, which this architecture does not have")
-    embed = _shaped(source, names["embed"], (config.vocab_size, config.hidden))
-    head = embed if config.tied_embeddings else _shaped(source, names["head"], embed.shape)
+
+    def get(name: str, *shape: int) -> F32Array:
+        return _read(source, names[name], memory.empty(shape))
+
+    embed = get("embed", config.vocab_size, config.hidden)
+    head = embed if config.tied_embeddings else get("head", config.vocab_size, config.hidden)
     return LlamaWeights(
         embed=embed,
-        layers=tuple(_layer(config, source, names, index, permuted=permuted) for index in range(config.num_layers)),
-        final_norm=_shaped(source, names["norm"], (config.hidden,)),
+        layers=tuple(
+            _layer(
+                config, source, {role: name.format(index) for role, name in names.items()}, memory, permuted=permuted
+            )
+            for index in range(config.num_layers)
+        ),
+        final_norm=get("norm", config.hidden),
         head=head,
         inv_freq=inv_freq,
+        memory=memory,
     )
 
 
 def _layer(
-    config: LlamaConfig, source: _Source, names: Mapping[str, str], index: int, *, permuted: bool
+    config: LlamaConfig, source: _Source, names: Mapping[str, str], memory: WeightMemory, *, permuted: bool
 ) -> LayerWeights:
     hidden, ffn = config.hidden, config.ffn
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def get(name: str, *shape: int) -> F32Array:
-        return _shaped(source, names[name].format(index), shape)
+        return _read(source, names[name], memory.empty(shape))
 
     def stacked(*parts: tuple[str, int]) -> F32Array:
         """Matrices [rows, hidden] one below the other, each read to where it belongs."""
-        whole, start = np.empty((sum(rows for _, rows in parts), hidden), np.float32), 0
+        whole, start = memory.empty((sum(rows for _, rows in parts), hidden)), 0
         for name, rows in parts:
-            _shaped(source, names[name].format(index), (rows, hidden), whole[start : start + rows])
+            _read(source, names[name], whole[start : start + rows])
             start += rows
         return whole
 
@@ -310,13 +323,14 @@ def _unpermuted(rows: F32Array, num_heads: int) -> F32Array:
     return rows.reshape(num_heads, num_rows // num_heads // 2, 2, width).swapaxes(1, 2).reshape(num_rows, width)
 
 
-def _shaped(source: _Source, name: str, shape: tuple[int, ...], out: F32Array | None = None) -> F32Array:
-    """A tensor of this shape, contiguous; `out` is where it is wanted, else it has memory of its own."""
+def _read(source: _Source, name: str, out: F32Array) -> F32Array:
+    """Read a tensor to `out`, whose shape it must have; returns `out`."""
     if name not in source.names:
         raise ValueError(f"tensor {name} is missing")
-    if (told := source.shape(name)) != shape:
-        raise ValueError(f"tensor {name} has shape {told}, expected {shape}")
-    return source.tensor(name, np.empty(shape, np.float32) if out is None else out)
+    if (told := source.shape(name)) != out.shape:
+        raise ValueError(f"tensor {name} has shape {told}, expected {out.shape}")
+    source.read(name, out)
+    return out
 
 
 def _int(values: Mapping[str, object], key: str) -> int:

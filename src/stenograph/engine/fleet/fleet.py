@@ -58,7 +58,7 @@ class FleetMember:
     url: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _MemberState:
     """A member, and what is under way and known of it. `num_sessions` are at home here."""
 
@@ -313,13 +313,14 @@ class Fleet(Engine):
             post.engine.follow_version(version, lacking)
 
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
-        """Tell all at once. Where some have taken new weights, those that have not get no turns until they have."""
-        told = await asyncio.gather(*(post.engine.control(command) for post in self._posts))
-        answers = [
-            replace(answer, name=post.name) for post, one in zip(self._posts, told, strict=True) for answer in one
-        ]
+        """Tell all that are there now, at once; one that is leaving when all have answered is not counted. Where some
+        have taken new weights, those that have not get no turns until they have."""
+        posts = tuple(self._posts)
+        told = await asyncio.gather(*(post.engine.control(command) for post in posts))
+        stayed = [(post, one) for post, one in zip(posts, told, strict=True) if not post.is_leaving]
+        answers = [replace(answer, name=post.name) for post, one in stayed for answer in one]
         if isinstance(command, UpdateWeights | NameWeights) and not all(answer.problem for answer in answers):
-            for post, answer in zip(self._posts, answers, strict=True):
+            for (post, _), answer in zip(stayed, answers, strict=True):
                 if answer.problem:
                     post.engine.require_version(command.version)
         return answers

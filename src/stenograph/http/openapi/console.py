@@ -3,9 +3,9 @@
 from stenograph.console.groups import GroupView
 from stenograph.console.now import ConsoleNow
 from stenograph.console.tokens import MAX_PAGE_TOKENS
-from stenograph.console.views import MAX_TURNS, ConsoleSession, TurnPage
+from stenograph.console.views import MAX_TURNS, ConsoleSession, DriftCounts, TurnPage
 from stenograph.core.errors import InvalidRequest, RouteNotFound
-from stenograph.http.console_routes import BYTES_TYPE, EVENTS_TYPE
+from stenograph.http.console_routes import BYTES_TYPE, EVENTS_TYPE, MOST_COMPARED_TOKENS
 from stenograph.http.openapi.operation import STORED, in_json, one_answer, operation, parameter
 from stenograph.http.openapi.schemas import Schema
 
@@ -81,6 +81,19 @@ CONSOLE = (
             ),
         ),
         answers=one_answer("Ids, then log-probabilities, then flags (docs/console.md).", {BYTES_TYPE: {}}),
+        errors=(InvalidRequest, *STORED),
+    ),
+    operation(
+        "GET /console/api/sessions/{id}/drift",
+        "getDriftCounts",
+        "Get a session's drift, counted, if it is known or quickly found",
+        DriftCounts,
+        parameters=(
+            parameter(
+                "query", "most_tokens", "The most tokens of lines that are compared for it.",
+                {"type": "integer", "minimum": 0, "default": MOST_COMPARED_TOKENS},
+            ),
+        ),
         errors=(InvalidRequest, *STORED),
     ),
     operation(

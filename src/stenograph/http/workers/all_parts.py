@@ -1,4 +1,4 @@
-"""The sessions of all workers, for an answer of many: each worker makes the parts of its own, one is held at a time.
+"""The sessions of all workers, for an answer of many: each worker makes the parts of its own, one after the other.
 
 Whoever takes the request asks for one part after the other, and reads it as its client takes it; so no worker is ahead
 by more than the buffers of a socket, and a client that leaves ends the one part that is made. A session is deleted by
@@ -11,17 +11,20 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 from starlette.types import Scope
 
+from stenograph.console.groups import GroupRollout, RolloutFacts
 from stenograph.core.errors import WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
-from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Part, SessionParts
+from stenograph.http.bulk_parts import REVISION_HEADER, SIZE_BYTES, OwnParts, Part, SessionParts, sized
 from stenograph.http.workers.owners import number_of
 from stenograph.http.workers.peers import Peers
 from stenograph.session.selection import SessionFilter
 
 IDS_PATH, PART_PATH, DELETE_PATH = "/workers/ids", "/workers/part", "/workers/delete"
+ROLLOUT_PATH = "/workers/rollout"
 
 
 class PartAsked(msgspec.Struct):
@@ -55,7 +58,8 @@ class AllParts:
         await self.own.remove(session_id)
 
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
-        """The lists of all workers, merged by the time at which sessions were opened."""
+        """The lists of all workers, merged by the time at which sessions were opened. Those of a shared database are in
+        the list of each, and come once."""
         asked = msgspec.json.encode(wanted)
         async with AsyncExitStack() as stack:
             lists: list[AsyncGenerator[bytes, None]] = []
@@ -65,9 +69,12 @@ class AllParts:
             firsts: list[tuple[float, int, str]] = []
             for worker, lines in enumerate(lists):
                 await _push_next(firsts, worker, lines)
+            last = ""
             while firsts:
                 _, worker, session_id = heapq.heappop(firsts)
-                yield session_id
+                if session_id != last:
+                    yield session_id
+                last = session_id
                 await _push_next(firsts, worker, lists[worker])
 
     @asynccontextmanager
@@ -93,10 +100,32 @@ class AllParts:
             return False
         return answer.status == 200 and msgspec.json.decode(answer.body, type=bool)
 
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
+        """As the session's worker makes it."""
+        asked, worker = msgspec.json.encode(session_id), self._worker(session_id)
+        answer = await self.peers.ask(worker, "POST", ROLLOUT_PATH, body=asked, timeout_s=self.timeout_s)
+        if answer.status != 200:
+            raise WorkerUnavailable(f"worker {worker} cannot read session {session_id}: it answered {answer.status}.")
+        return decoded_rollout(answer.body)
+
     def _worker(self, session_id: str) -> int:
         """The worker that has a session; what is no id, this one refuses."""
         number = number_of(session_id, self.peers.num)
         return self.number if number is None else number
+
+
+def encoded_rollout(rollout: RolloutFacts | None) -> bytes:
+    """A rollout for another process: its row, then its ids as they are in memory; nothing for None."""
+    return b"" if rollout is None else sized(msgspec.json.encode(rollout.row)) + rollout.ids.tobytes()
+
+
+def decoded_rollout(body: bytes) -> RolloutFacts | None:
+    """A rollout as another process of this machine has encoded it."""
+    if not body:
+        return None
+    end = SIZE_BYTES + int.from_bytes(body[:SIZE_BYTES], "little")
+    row = msgspec.json.decode(body[SIZE_BYTES:end], type=GroupRollout)
+    return RolloutFacts(row=row, ids=np.frombuffer(body, np.int32, offset=end))
 
 
 async def _push_next(firsts: list[tuple[float, int, str]], worker: int, lines: AsyncGenerator[bytes, None]) -> None:

@@ -12,12 +12,12 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stenograph.core.errors import IdempotencyMismatch, RouteNotFound, StenographError, WorkerUnavailable
+from stenograph.core.errors import IdempotencyMismatch, StenographError, WorkerUnavailable
 from stenograph.core.types import SessionId
 from stenograph.dialects.base import Refuse
 from stenograph.http.metrics import Metrics
 from stenograph.http.wire import ClientGone, count_error, read_body, send_refusal
-from stenograph.http.workers.merging import engines, exposition, moment, readiness, sums, waste
+from stenograph.http.workers.merging import engines, exposition, readiness, sums, waste
 from stenograph.http.workers.owners import number_of
 from stenograph.http.workers.peer_connection import is_workers_own
 from stenograph.http.workers.peer_routes import KEY_HEADER, OPENED_PATH
@@ -77,8 +77,6 @@ class Gathering:
         self._routes: Mapping[tuple[str, str], Callable[[_Asked], Awaitable[PeerAnswer]]] = {
             ("GET", "/metrics"): self._exposition,
             ("GET", "/ready"): self._readiness,
-            ("GET", "/console/api/now"): self._now,
-            ("GET", "/console/api/group"): self._not_here,
             ("GET", "/sessions"): self._list,
             ("DELETE", "/sessions"): self._sums,
             ("GET", "/waste"): self._waste,
@@ -172,21 +170,6 @@ class Gathering:
     async def _engines(self, asked: _Asked) -> PeerAnswer:
         answers = await self._all(asked, LOOK_S)
         return _refused(answers) or _with_body(answers[0], engines([answer.body for answer in answers]))
-
-    async def _now(self, asked: _Asked) -> PeerAnswer:
-        """The moment of the workers that answer, by an answer of its own to each question: of several there is no
-        stream."""
-        headers = [pair for pair in asked.headers if pair[0] != b"accept"]
-        answers = await self._peers.ask_all(asked.method, asked.target, headers, timeout_s=LOOK_S)
-        given = [answer for answer in answers if isinstance(answer, PeerAnswer)]
-        if not given:
-            return await self._own_answer(asked)
-        return _refused(given) or _with_body(given[0], moment([one.body for one in given]))
-
-    async def _not_here(self, asked: _Asked) -> PeerAnswer:
-        raise RouteNotFound(
-            f"{asked.method} {asked.path} is not there with --workers: it would reach one worker of {self._peers.num}."
-        )
 
     async def _own_answer(self, asked: _Asked) -> PeerAnswer:
         return await self._peers.ask(

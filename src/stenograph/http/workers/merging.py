@@ -25,10 +25,10 @@ _SUMMED = frozenset({
 })  # fmt: skip
 
 
-def moment(bodies: Sequence[bytes]) -> bytes:
-    """The console's moment of all workers: counts and rates summed, of latencies the worst."""
+def moment(bodies: Sequence[bytes], *, num_away: int) -> bytes:
+    """The console's moment of the workers that are not away: counts and rates summed, of latencies the worst."""
     decoded = [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
-    merged = dict(decoded[0])
+    merged: dict[str, Any] = {**decoded[0], "workers_away": num_away}
     for name in _SUMMED:
         merged[name] = sum(one[name] for one in decoded)
     for name in ("loop_lag", "ttft"):

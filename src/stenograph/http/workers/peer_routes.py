@@ -2,6 +2,7 @@
 here, by whichever worker it is passed on. Starlette endpoints.
 """
 
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
@@ -15,13 +16,17 @@ from stenograph.dialects.openai.errors import refusal
 from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Pieces
 from stenograph.http.delivery import delivery_of
 from stenograph.http.engine_routes import EngineRoutes
+from stenograph.http.now_board import NowBoard
 from stenograph.http.wire import ClosedStream, json_response
+from stenograph.http.workers.all_moments import NOW_PATH, WATCH_PATH
 from stenograph.http.workers.all_parts import (
     DELETE_PATH,
     IDS_PATH,
     PART_PATH,
+    ROLLOUT_PATH,
     DeleteAsked,
     PartAsked,
+    encoded_rollout,
 )
 from stenograph.http.workers.other_workers import ABORT_PATH, ENGINES_PATH, FOLLOW_PATH
 from stenograph.http.workers.state_file import StateFile
@@ -40,6 +45,7 @@ class PeerRoutes:
 
     openings: KeyedOpenings
     parts: OwnParts
+    board: NowBoard
     sync: WeightSync
     engines: EngineRoutes
     file: StateFile
@@ -52,6 +58,9 @@ class PeerRoutes:
                 Route(IDS_PATH, self.ids, methods=["POST"]),
                 Route(PART_PATH, self.part, methods=["POST"]),
                 Route(DELETE_PATH, self.delete, methods=["POST"]),
+                Route(ROLLOUT_PATH, self.rollout, methods=["POST"]),
+                Route(NOW_PATH, self.now, methods=["POST"]),
+                Route(WATCH_PATH, self.watch, methods=["POST"]),
                 Route(FOLLOW_PATH, self.follow_state, methods=["POST"]),
                 Route(ENGINES_PATH, self.follow_engines, methods=["POST"]),
                 Route(ABORT_PATH, self.abort, methods=["POST"]),
@@ -83,6 +92,24 @@ class PeerRoutes:
         """Delete a session, if it is as it was."""
         asked = msgspec.json.decode(await request.body(), type=DeleteAsked)
         return json_response(await self.parts.delete(asked.session_id, asked.revision))
+
+    async def rollout(self, request: Request) -> Response:
+        """A session as a rollout of its group."""
+        found = await self.parts.rollout(msgspec.json.decode(await request.body(), type=str))
+        return Response(encoded_rollout(found))
+
+    async def now(self, request: Request) -> Response:
+        """This worker at this moment."""
+        return Response(self.board.read())
+
+    async def watch(self, request: Request) -> Response:
+        """The same each second, a line for each, until it drains."""
+        return ClosedStream(delivery_of(request.scope), self._moments())
+
+    async def _moments(self) -> Pieces:
+        async with aclosing(self.board.watch()) as moments:
+            async for moment in moments:
+                yield moment + b"\n"
 
     def follow(self) -> SharedState | None:
         """Be as the state in the file says; None if there is none."""

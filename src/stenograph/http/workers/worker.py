@@ -18,7 +18,9 @@ from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.connection import connections_of
 from stenograph.http.metric_table import Metric, MetricType
 from stenograph.http.mounts import App
+from stenograph.http.now_board import NowBoard
 from stenograph.http.settings import Settings
+from stenograph.http.workers.all_moments import AllMoments
 from stenograph.http.workers.all_parts import AllParts
 from stenograph.http.workers.forwarding import PATIENCE_S, Forwarded, ForwardingConnection
 from stenograph.http.workers.gathering import Gathering, opened_elsewhere
@@ -79,6 +81,7 @@ class Worker:
         self._telling: asyncio.Task[None] | None = None
         self._forwarded = Forwarded()
         self._routes: PeerRoutes | None = None
+        self._moments: AllMoments | None = None
         self._app: App | None = None
 
     def __repr__(self) -> str:
@@ -114,6 +117,11 @@ class Worker:
         return AllParts(
             own=own, peers=self._peers, number=self.place.number, timeout_s=self._settings.request_timeout_s
         )
+
+    def moments(self, board: NowBoard) -> AllMoments:
+        """The moments of all workers; `board` has its own."""
+        self._moments = AllMoments(board, self._peers, own=self.place.number)
+        return self._moments
 
     def wire(self, app: App, routes: PeerRoutes) -> None:
         """Take what it serves to clients, and to the other workers."""
@@ -182,6 +190,8 @@ class Worker:
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.wait({self._telling})
+        if self._moments is not None:
+            await self._moments.aclose()
         await self._peers.aclose()
 
 

@@ -1,17 +1,15 @@
-"""Samples hold all it takes to compute the distribution that they were sampled from: samples many ways, computes again.
+"""Samples hold all it takes to compute the distribution that they were sampled from: sampled many ways, computed again.
 
-`python -m stenograph.testing.suite.distribution MODEL NUM_TOKENS` shows it of the embedded engine. `recompute` knows a
-sample as its reader gets it, in JSON, and a model's forward pass; nothing of the server. The fields: docs/samples.md.
+`recompute` knows a sample as its reader gets it, in JSON, and a model's forward pass; nothing of the server. The
+fields: docs/samples.md. distribution_run.py does it on a real model.
 """
 
 import asyncio
 import itertools
-import sys
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -21,10 +19,7 @@ from numpy.typing import NDArray
 from stenograph.core.support import MAX_OTHERS, split, supports
 from stenograph.core.varints import read_varints, varint
 from stenograph.embedded.forward.base import Forward, LogitsFor, RowSpan, Segment
-from stenograph.embedded.forward.numpy_forward import NumpyForward
-from stenograph.embedded.forward.weights import load_weights
 from stenograph.embedded.sampler import log_sum_exp
-from stenograph.testing.suite.engine_table import serving
 
 Logits = NDArray[np.float64]
 
@@ -69,7 +64,9 @@ async def mixed_samples(
             samples.append(sample)
             num_sampled += sum(row["end"] - row["start"] for row in sample["turns"])
 
-    async with aiohttp.ClientSession(url) as http, asyncio.TaskGroup() as group:
+    # The server has its own limits of time; this process may have been stopped meanwhile.
+    endless = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(url, timeout=endless) as http, asyncio.TaskGroup() as group:
         for _ in range(concurrency):
             group.create_task(work(http))
     return samples
@@ -181,40 +178,3 @@ def token_bytes(whole: bytes) -> list[int]:
             size += sum(len(varint(gap)) for gap in itertools.islice(gaps, head // 2))
         sizes.append(size + (len(piece.sets) // num_new if head == 2 else 0))
     return sizes
-
-
-# -- on a real model
-
-PROMPTS = (
-    "Once upon a time there was a",
-    "The three most important rules of writing are",
-    "def fibonacci(n):\n",
-    "Q: What is the capital of France, and why?\nA:",
-    "Dear colleagues,\n\nI am writing to",
-    "The experiment showed that",
-)
-TOKENS_AT_ONCE = 5000
-"""Tokens that are sampled before figures are shown; their samples are held meanwhile."""
-MOST_APART_NATS, LEAST_IGNORED_NATS, MOST_BYTES = 1e-4, 1e-2, 8
-
-
-def main(model: Path, num_tokens: int) -> int:
-    """Sample through `stenograph serve`, compute again, print figures as they come; 1 where they are not good."""
-    config, weights = load_weights(model)
-    forward, figures = NumpyForward(config, weights, num_kv_tokens=config.max_context), Figures()
-    num_sessions = 0
-    with serving(model) as url:
-        while (num_left := num_tokens - len(figures.apart)) > 0:
-            num_wanted = min(num_left, TOKENS_AT_ONCE)
-            sampling = mixed_samples(url, PROMPTS, num_tokens=num_wanted, max_tokens=64, first=num_sessions)
-            for sample in asyncio.run(sampling):
-                num_sessions += 1
-                recompute(sample, forward, figures)
-            sys.stdout.write(f"{figures}\n")
-            sys.stdout.flush()
-    is_good = np.mean(figures.apart) <= MOST_APART_NATS and np.mean(figures.ignored) > LEAST_IGNORED_NATS
-    return int(not is_good or np.median(figures.num_bytes) > MOST_BYTES)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

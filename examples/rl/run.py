@@ -1,0 +1,205 @@
+"""A run: a server of the policy, and what is the same whoever trains: rollouts, the measure, the swap, the record.
+
+Owns the order of the random draws, so that runs of one seed ask the same questions whatever trains and drifts.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from agent import Episode, SeenSession, Task, ToolAgent
+from drift import TrainedRow, changed_turns, is_rendered_alike, with_drift
+from items import HELD_OUT, TRAINED
+from openai import AsyncOpenAI
+from policy import Policy, StepFigures
+from report import step_line
+
+from stenograph.client import Client, DecodedSample, PrintedProgress, Rollout, RolloutBatch, silent
+from stenograph.render.renderer import Renderer
+from stenograph.trainers.rows import advantages, versions
+
+FORBIDDEN = ("special_token_count", "special_token_type", "non_assistant_text")
+"""The classes of drift that exact ids never have (docs/drift.md)."""
+
+
+@contextmanager
+def served(folder: Path, weights: Path, family: str) -> Iterator[tuple[str, int]]:
+    """A server of the policy, with its embedded engine: its address, and its process's id."""
+    flags = ["--model", str(folder), "--weights-dir", str(weights), "--family", family, "--max-batch", "48"]
+    command = [sys.executable, "-m", "stenograph.cli.main", "serve", "--port", "0", "--log-level", "warning", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = next(filter(None, (re.search(r"ready at (http://\S+)", line) for line in process.stdout)), None)
+            if found is None:
+                raise SystemExit(f"the server did not start: exit code {process.wait()}")
+            yield found[1], process.pid
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedSample:
+    """A sample as the trainer gets it; `exact` without the fault that was asked for."""
+
+    rollout: Rollout[Episode]
+    sample: DecodedSample
+    advantage: float
+    row: TrainedRow
+    exact: TrainedRow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledStep:
+    """A step's rollouts. `record` is its line so far."""
+
+    batch: RolloutBatch[Episode]
+    samples: Sequence[TrainedSample]
+    record: dict[str, Any]
+
+    @property
+    def rows(self) -> list[TrainedRow]:
+        """What is trained."""
+        return [one.row for one in self.samples]
+
+    @property
+    def advantages(self) -> list[float]:
+        """Of each row."""
+        return [one.advantage for one in self.samples]
+
+
+class Run:
+    """One run: a policy, a server, and what each step came to."""
+
+    def __init__(
+        self, options: argparse.Namespace, task: Task, policy: Policy, renderer: Renderer, client: Client, url: str
+    ) -> None:
+        self.options, self.task, self.policy, self.renderer = options, task, policy, renderer
+        self.client, self.url = client, url
+        self.chance = random.Random(options.seed)
+        self.steps: list[dict[str, Any]] = []
+
+    def episodes(self, items: Sequence[str]) -> list[Episode]:
+        """An episode of each item."""
+        return [self.task.drawn(item, self.chance) for item in items]
+
+    async def rollouts(
+        self, episodes: Sequence[Episode], group_size: int, *, keeps_seen: bool = False
+    ) -> tuple[RolloutBatch[Episode], ToolAgent]:
+        """A group of rollouts for each episode. One whose agent fails has no reward to speak of: 0."""
+        # One pool of connections; each session has its own address and key.
+        async with AsyncOpenAI(base_url=self.url, api_key="none", timeout=600.0, max_retries=2) as chat:
+            agent = ToolAgent(chat, self.task, keeps_seen)
+            batch = await self.client.rollouts(
+                agent,
+                episodes,
+                group_size=group_size,
+                failed_reward=0.0,
+                session={"sampling": {"force": {"temperature": 1.0, "top_p": 1.0}}},
+                progress=PrintedProgress() if sys.stderr.isatty() else silent,
+            )
+        lost = [rollout for group in batch.others for rollout in group.others]
+        if lost:
+            print(f"{len(batch.others)} groups are left out, for lost rollouts: {lost[0].error}", file=sys.stderr)
+        if not batch.rollouts:
+            raise SystemExit("no rollout came to an end; the server's lines above say why")
+        return batch, agent
+
+    async def held_out(self, num_episodes: int) -> dict[str, float]:
+        """Full success over episodes of items that are never trained, with a 95 % interval (Wilson)."""
+        items = [HELD_OUT[index % len(HELD_OUT)] for index in range(num_episodes)]
+        batch, _ = await self.rollouts(self.episodes(items), 1)
+        rewards = np.array([rollout.reward for rollout in batch.rollouts], float)
+        num, share, z = len(rewards), float((rewards == 1.0).mean()), 1.96
+        middle, width = share + z * z / (2 * num), z * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
+        scale = 1 + z * z / num
+        low, high = (middle - width) / scale, (middle + width) / scale
+        return {"success": share, "low": low, "high": high, "episodes": num, "reward": float(rewards.mean())}
+
+    async def swap(self, version: int) -> float:
+        """Weights into the running engine; returns the seconds that it took."""
+        began = time.monotonic()
+        folder = self.options.out / "weights" / "policy"
+        self.policy.save(folder)
+        await self.client.update_weights(str(folder.resolve()), version=str(version))
+        return time.monotonic() - began
+
+    def asked(self) -> list[Episode]:
+        """The episodes of a step."""
+        return self.episodes(self.chance.sample(TRAINED, self.options.prompts))
+
+    async def sampled(self, number: int, episodes: Sequence[Episode], group_size: int) -> SampledStep:
+        """A step's rollouts, with the fault that was asked for, and what is known before the update."""
+        began = time.monotonic()
+        batch, agent = await self.rollouts(episodes, group_size, keeps_seen=True)
+        rollout_s = time.monotonic() - began
+        pairs = [
+            (rollout, sample, advantage)
+            for rollout, advantage in advantages(batch.groups)
+            for sample in rollout.samples or ()
+            if sample.num_trained
+        ]
+        if not pairs:
+            raise SystemExit(f"step {number} sampled no token: {batch.rollouts[0].error}")
+        samples = [self.trained_sample(rollout, sample, advantage, agent) for rollout, sample, advantage in pairs]
+        rewards = np.array([rollout.reward for rollout in batch.rollouts], float)
+        record = {
+            "step": number,
+            "items": [episode.item for episode in episodes],
+            "reward": float(rewards.mean()),
+            "success": float((rewards == 1.0).mean()),
+            **self.exactness(number, samples, agent.seen),
+            "rollout_s": rollout_s,
+        }
+        return SampledStep(batch, samples, record)
+
+    def trained_sample(
+        self, rollout: Rollout[Episode], sample: DecodedSample, advantage: float, agent: ToolAgent
+    ) -> TrainedSample:
+        """A sample with the fault."""
+        view = agent.seen[rollout.session_id or ""].view
+        row = with_drift(self.options.drift, sample, self.renderer, view, self.task.tools)
+        return TrainedSample(rollout, sample, advantage, row, TrainedRow.exact(sample))
+
+    def exactness(
+        self, number: int, samples: Sequence[TrainedSample], seen: dict[str, SeenSession]
+    ) -> dict[str, object]:
+        """What the server promises, and what a trainer that tokenizes or renders again would have changed."""
+        turns = np.array([changed_turns(one.exact, self.renderer) for one in samples])
+        alike = [
+            is_rendered_alike(one.exact, seen[one.rollout.session_id or ""].view, self.renderer, self.task.tools)
+            for one in samples
+        ]
+        trained_by = np.concatenate([versions(one.sample)[one.exact.mask] for one in samples])
+        lines = [line for session in seen.values() for line in session.drift["lines"]]
+        return {
+            "drifted_samples": float(np.mean([not one.row.has_ids_of(one.exact) for one in samples])),
+            "changed_turns": float(turns[:, 0].sum() / turns[:, 1].sum()),
+            "changed_renders": 1 - float(np.mean(alike)),
+            "versions": sorted({span.version for one in samples for span in one.sample.weight_spans}),
+            "other_version_tokens": int((trained_by != number).sum()),
+            "forbidden_drift": sum(line["counts"][kind] for line in lines for kind in FORBIDDEN),
+            "uncompared_lines": sum(line["unrenderable"] is not None for line in lines),
+        }
+
+    async def over(self, step: SampledStep, figures: StepFigures, update_s: float) -> None:
+        """After the update: the swap, and the step's line."""
+        record = {**step.record, **dataclasses.asdict(figures), "update_s": update_s}
+        record["sync_s"] = await self.swap(record["step"] + 1)
+        self.steps.append(record)
+        with (self.options.out / "steps.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        print(step_line(record, self.steps, self.options.steps), flush=True)

@@ -1,0 +1,56 @@
+"""The drift of lines, compared on the CPU pool once for all who ask: a committed line never changes, nor does that.
+
+Its routes, the samples and the console ask for the same lines; a report is kept while there is room.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from stenograph.export.line_drift import line_drift
+from stenograph.offload.kept_values import KeptValues
+from stenograph.offload.pool import CpuPool
+from stenograph.render.drift import DriftReport
+from stenograph.render.renderer import Renderer
+from stenograph.trajectory.turn import Node
+
+KEPT_DRIFTS = 20_000
+"""Most drifts of all reports that are kept, of about a kilobyte each; a report counts as one more."""
+_BYTES_PER_TOKEN = 8
+"""About what a token's comparison costs; only decides what is small enough for the loop."""
+
+
+def _weight(report: DriftReport) -> int:
+    return 1 + len(report.drifts)
+
+
+class LineDrifts:
+    """The drift of the lines of one server."""
+
+    def __init__(self, pool: CpuPool, renderer: Renderer) -> None:
+        self._pool = pool
+        self._renderer = renderer
+        self._kept: KeptValues[tuple[str, int], DriftReport] = KeptValues(most=KEPT_DRIFTS, weigh=_weight)
+        self.num_compared = 0
+        """Lines that were compared."""
+
+    def __repr__(self) -> str:
+        return f"<LineDrifts {self._kept!r}>"
+
+    def known(self, session_id: str, leaf: Node) -> DriftReport | None:
+        """The report of the line down to `leaf`, if it is kept."""
+        return self._kept.find((session_id, leaf.id))
+
+    async def of(self, session_id: str, leaf: Node) -> DriftReport:
+        """The report of the line down to `leaf`. A session counts its commits and never forgets a count, so the two ids
+        name a line for ever."""
+
+        async def compared() -> DriftReport:
+            self.num_compared += 1
+            work = partial(line_drift, leaf, self._renderer)
+            return await self._pool.run(work, num_bytes=_BYTES_PER_TOKEN * leaf.num_tokens)
+
+        return await self._kept.get((session_id, leaf.id), compared)
+
+    async def of_all(self, session_id: str, leaves: Sequence[Node]) -> list[tuple[Node, DriftReport]]:
+        """The report of each line, one after the other: between two of them the worker is free for others."""
+        return [(leaf, await self.of(session_id, leaf)) for leaf in leaves]

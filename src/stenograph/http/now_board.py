@@ -1,0 +1,135 @@
+"""The server at this moment, for the console: read at most twice a second, however many watch, written as JSON once.
+
+A server of several processes merges those of all (http/workers/all_moments.py).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import msgspec
+
+from stenograph import __version__
+from stenograph.console.now import ConsoleNow, Counts, NowEngine, Readings, running_requests
+from stenograph.engine.base import Engine
+from stenograph.http.metric_table import (
+    COMPLETION_TOKENS,
+    ERRORS,
+    LOOP_LAG,
+    PROMPT_TOKENS,
+    TTFT,
+    TURNS,
+    WASTED_TOKENS,
+)
+from stenograph.http.session_routes import SessionRoutes
+from stenograph.session.weights import Weights
+
+EVERY_S = 1.0
+"""Between two moments of a stream."""
+FRESH_S = 0.5
+"""For so long the moment is not read again: viewers share it."""
+
+
+class Moments(Protocol):
+    """The server at this moment, as JSON of a `ConsoleNow`."""
+
+    async def now(self) -> bytes:
+        """The moment."""
+        ...
+
+    def watch(self) -> AsyncGenerator[bytes, None]:
+        """A moment each second, until the server drains. Close it at the end."""
+        ...
+
+
+class NowBoard:
+    """This process at this moment."""
+
+    def __init__(self, sessions: SessionRoutes, engine: Engine, weights: Weights, model: str, instance_id: str) -> None:
+        self._sessions = sessions
+        self._engine = engine
+        self._weights = weights
+        self._model = model
+        self._instance_id = instance_id
+        self._readings = Readings()
+        self._last: tuple[float, bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<NowBoard {len(self._readings.kept)} readings>"
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is shutting down."""
+        return self._sessions.manager.is_draining
+
+    def read(self) -> bytes:
+        """The moment as JSON, or that of half a second ago."""
+        now_s = self._sessions.manager.clock.monotonic()
+        if self._last is None or now_s - self._last[0] >= FRESH_S:
+            self._last = (now_s, msgspec.json.encode(self._read(now_s)))
+        return self._last[1]
+
+    async def now(self) -> bytes:
+        return self.read()
+
+    async def watch(self) -> AsyncGenerator[bytes, None]:
+        while not self.is_draining:
+            yield self.read()
+            await asyncio.sleep(EVERY_S)
+
+    def _read(self, now_s: float) -> ConsoleNow:
+        manager, metrics, readings, weights = (
+            self._sessions.manager,
+            self._sessions.metrics,
+            self._readings,
+            self._weights,
+        )
+        counts = Counts(
+            at_s=now_s,
+            turns=metrics.count_of(TURNS),
+            sampled_tokens=metrics.count_of(COMPLETION_TOKENS),
+            prompt_tokens=metrics.count_of(PROMPT_TOKENS),
+            lags=metrics.buckets_of(LOOP_LAG),
+            ttfts=metrics.buckets_of(TTFT),
+        )
+        readings.add(counts)
+        return {
+            "at": manager.clock.wall(),
+            "version": __version__,
+            "model": self._model,
+            "instance_id": self._instance_id,
+            "workers": 1,
+            "workers_away": 0,
+            "num_sessions": manager.num_sessions,
+            "num_held_tokens": manager.num_held_tokens,
+            "num_in_flight": manager.num_in_flight,
+            "running": running_requests(manager.running, now_s),
+            "turns": counts.turns,
+            "errors": metrics.count_of(ERRORS),
+            "sampled_tokens": counts.sampled_tokens,
+            "prompt_tokens": counts.prompt_tokens,
+            "wasted_tokens": metrics.count_of(WASTED_TOKENS),
+            "turns_per_s": readings.rate(lambda one: one.turns),
+            "sampled_per_s": readings.rate(lambda one: one.sampled_tokens),
+            "prompt_per_s": readings.rate(lambda one: one.prompt_tokens),
+            "loop_lag": readings.quantiles(lambda one: one.lags, LOOP_LAG.bounds),
+            "ttft": readings.quantiles(lambda one: one.ttfts, TTFT.bounds),
+            "engines": self._engines(),
+            "weights": {
+                "version": weights.version,
+                "paused": weights.is_held,
+                "changing": weights.is_changing,
+            },
+        }
+
+    def _engines(self) -> list[NowEngine]:
+        return [
+            {
+                "name": status.name,
+                "engine": status.engine,
+                "state": str(status.health.state),
+                "detail": status.health.detail or status.note,
+                "num_running": status.num_running,
+            }
+            for status in self._engine.statuses()
+        ]

@@ -1,0 +1,64 @@
+"""Sessions that were read from the store to be looked at, kept for a moment: a person looks at many pages of one.
+
+What happens to a session in this process drops it here. Another process that shares the store may go on with it: then
+what is kept lags behind by a few seconds, so only whoever shows it to a person asks here.
+"""
+
+from dataclasses import dataclass
+
+from stenograph.core.clock import Clock
+from stenograph.offload.kept_values import KeptValues
+from stenograph.session.session import Session
+from stenograph.session.shelf import Shelf
+
+KEPT_S = 10.0
+"""For so long after it was read a session is kept."""
+KEPT_TOKENS = 2_000_000
+"""Most tokens of all that are kept, about 50 MB; a session counts as a thousand at least."""
+_LEAST_TOKENS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LookedSession:
+    """A session as it was at that time of the clock."""
+
+    session: Session
+    at_s: float
+
+
+def _num_tokens(look: _LookedSession) -> int:
+    return max(look.session.strands.num_tokens, _LEAST_TOKENS)
+
+
+class LookedSessions:
+    """The sessions of a process that were looked at last."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kept: KeptValues[str, _LookedSession] = KeptValues(most=KEPT_TOKENS, weigh=_num_tokens)
+
+    def __repr__(self) -> str:
+        return f"<LookedSessions {self._kept!r}>"
+
+    async def read(self, shelf: Shelf, session_id: str) -> Session:
+        """A session that is not in memory, read once for all who ask within a moment. Raises as `Shelf.read`."""
+
+        async def look() -> _LookedSession:
+            return _LookedSession(at_s=self._clock.monotonic(), session=await shelf.read(session_id, takes=False))
+
+        found = self._kept.find(session_id)
+        if found is not None and self._is_over(found):
+            self._kept.drop(session_id)
+        return (await self._kept.get(session_id, look)).session
+
+    def drop(self, session_id: str) -> None:
+        """Forget a session that changes."""
+        self._kept.drop(session_id)
+
+    def expire(self) -> None:
+        """Forget those that nobody has read for a moment."""
+        self._kept.drop_where(self._is_over)
+
+    def _is_over(self, look: _LookedSession) -> bool:
+        now_s = self._clock.monotonic()
+        return now_s - look.at_s >= KEPT_S or look.session.is_expired(now_s)
