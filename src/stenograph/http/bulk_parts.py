@@ -28,11 +28,12 @@ Pieces = AsyncGenerator[bytes | memoryview, None]
 
 SIZE_BYTES = 8
 
+REVISION_HEADER = "x-stenograph-revision"
+"""Header between processes: the revision of a session that a part shows, or that a deletion is of."""
+
 _BYTES_PER_TURN = 256
 _TOKENS_PER_BYTE = 32
 """About what turns and tokens cost in a rollout; only decides what is small enough for the loop."""
-REVISION_HEADER = "x-stenograph-revision"
-"""Header between processes: the revision of a session that a part shows, or that a deletion is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +60,17 @@ class SessionParts(Protocol):
         """Delete a session that is still of this revision and runs no turn; returns whether it has gone."""
         ...
 
-    async def rollout(self, session_id: str) -> RolloutFacts | None:
-        """A session as a rollout of its group; None if it has gone meanwhile. Raises WorkerUnavailable, and as
-        `SessionManager.look`."""
-        ...
-
     async def remove(self, session_id: str) -> None:
         """Delete a session, and end its turns. Raises as `SessionManager.delete`, and WorkerUnavailable."""
         ...
 
     def asked_by(self, scope: Scope) -> "SessionParts":
         """The same, for a request, whose keys go to whoever is asked for a part."""
+        ...
+
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
+        """A session as a rollout of its group; None if it has gone meanwhile. Raises WorkerUnavailable, and as
+        `SessionManager.look`."""
         ...
 
 
