@@ -174,6 +174,19 @@ async def test_samples_of_many_are_given_out_and_deleted_wherever_the_sessions_a
     assert tokens[0]["tokens"]["trained"] > 0
 
 
+async def test_the_consoles_group_has_the_rollouts_of_all_servers(cluster: Cluster) -> None:
+    sessions = [await door.open(group="g") for door in cluster.doors]
+    for door, session in zip(cluster.doors, sessions, strict=True):
+        door.says("fine, thanks")
+        assert (await door.chat(session, user("hi"))).status == 200
+    for at, door in enumerate(cluster.doors):
+        rollouts = (await door.call("GET", "/console/api/group?name=g")).json()["rollouts"]
+        assert sorted(one["session_id"] for one in rollouts) == sorted(sessions)
+        assert {one["num_turns"] for one in rollouts} == {1}
+        known = [one["session_id"] for one in rollouts if one["busy"] is False]
+        assert known == [sessions[at]], "whether a turn runs is not known of another process's"
+
+
 async def test_what_goes_on_at_another_server_is_not_deleted_with_its_samples(cluster: Cluster) -> None:
     live, door = cluster.one.lives[1], cluster.other.lives[0]
     session = await rollout(live, group="g")

@@ -40,7 +40,7 @@ class GroupRollout(TypedDict):
     session_id: Hex32
     created_at: float
     outcome: WireOutcome | None
-    busy: bool
+    busy: bool | None
     num_turns: Count
     num_tokens: Count
     sampled_tokens: Count

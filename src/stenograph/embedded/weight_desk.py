@@ -5,6 +5,7 @@ read and prepared comes in, what was there goes out, and the next set is read to
 """
 
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -76,6 +77,9 @@ class WeightDesk:
             problem = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
         except MemoryError:
             problem = f"{path}: there is no memory for a second set of weights"
+        except Exception:  # noqa: BLE001 -- a trainer and all new turns wait for the answer
+            traceback.print_exc()
+            problem = f"{path}: an internal error while it was loaded; the log has it"
         finally:
             self._is_loading = False
         version = self._core.weight_version

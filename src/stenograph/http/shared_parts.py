@@ -62,6 +62,14 @@ class SharedParts:
             async with aclosing(answer.pieces()) as pieces:
                 yield Part(answer.header(REVISION_HEADER), pieces)
 
+    async def rollout(self, session_id: str) -> RolloutFacts | None:
+        """As the database has it, whoever has the session: each of its turns is there. Whether one runs is not, where
+        another process has it."""
+        found = await self.own.rollout(session_id)
+        if found is None or await self.nodes.owner_of(session_id) is None:
+            return found
+        return replace(found, row={**found.row, "busy": None})
+
     async def delete(self, session_id: str, revision: str) -> bool:
         """False also where its process does not answer: whether the session has gone is not known then."""
         try:

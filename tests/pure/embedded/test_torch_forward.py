@@ -260,3 +260,21 @@ def test_swapped_weights_compute_as_a_forward_of_their_own(folder: Path, tmp_pat
     np.testing.assert_allclose(forward.forward([line]), expected, rtol=0, atol=ATOL)
     forward.swap(old).free()
     np.testing.assert_allclose(forward.forward([line]), before, rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", list(TorchDtype))
+def test_weights_are_read_to_the_memory_of_those_before_only_where_nothing_computes_in_it(
+    folder: Path, tmp_path: Path, device: str, dtype: TorchDtype
+) -> None:
+    folders = [folder, *(write_tiny_folder(tmp_path / str(seed), seed=seed) for seed in (1, 2))]
+    line = Segment(ids=np.array(IDS, np.intc), start=0, spans=(RowSpan(0, len(IDS)),), logits_for=LogitsFor.ALL)
+    alone = [TorchForward(*load_weights(one), num_kv_tokens=CONTEXT, device=device, dtype=dtype) for one in folders]
+    expected = [model.forward([line]) for model in alone]
+    forward = TorchForward(*load_weights(folder), num_kv_tokens=CONTEXT, device=device, dtype=dtype)
+    memory = None
+    for at in (1, 2, 0, 1):
+        prepared = forward.prepare(*load_weights(folders[at], memory))
+        memory = forward.swap(prepared).free()
+        np.testing.assert_array_equal(forward.forward([line]), expected[at])
+        assert (memory is not None) is (device == "cpu" and dtype is TorchDtype.FLOAT32)

@@ -1,5 +1,6 @@
 """A model's files that are damaged are refused in one line that names them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,3 +53,12 @@ def test_a_gguf_file_that_is_cut_short_is_one_line_that_names_it(share: float, t
         load_weights(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_shape_that_no_memory_holds_is_the_shape_s_fault_and_takes_none(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("hidden_size", "intermediate_size", "vocab_size"):
+        (folder / "config.json").write_text(json.dumps({**config, name: 2**31 - 1}))
+        with pytest.raises(StartupError, match="has shape"):
+            load_weights(folder)

@@ -144,7 +144,7 @@ function SessionRow({ row, stage, drifts }) {
   return html`<div class="grid session">
     <span class="mono"><a href=${sessionPlace(row.session_id)}>${row.session_id}</a></span>
     <span>${row.group === null ? "" : html`<a href=${groupPlace(row.group)}>${visible(row.group)}</a>`}</span>
-    <span>${row.busy ? html`<${Chip} kind="stage-${stage ?? "busy"}">${stage ?? "busy"}<//>` : html`<span class="dim">idle</span>`}</span>
+    <span>${row.busy ? html`<${Chip} kind="stage-${stage ?? "busy"}">${stage ?? "busy"}<//>` : html`<span class="dim">${row.busy === null ? "not known here" : "idle"}</span>`}</span>
     <span class="num">${number(row.num_turns)}</span><span class="num">${row.num_strands}</span><span class="num">${number(row.num_tokens)}</span>
     <span class="num ${row.discarded.turns ? "warn" : "dim"}">${row.discarded.turns ? number(row.discarded.sampled_tokens) : "–"}</span>
     <${DriftCell} row=${row} drifts=${drifts} />

@@ -51,7 +51,8 @@ class TorchWeights:
     def free(self) -> WeightMemory | None:
         """See `PreparedWeights.free`."""
         self.embed = self.head = self.final_norm = self.cos = self.sin = None
-        self.layers = ()
+        while self.layers:  # one after the other: other threads run between two
+            self.layers = self.layers[1:]
         return self.memory
 
 

@@ -8,6 +8,7 @@ next. Knows no tensors.
 
 import math
 import mmap
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,6 @@ def _mapped(size: int) -> NDArray[np.uint8]:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no mapping of {size} bytes") from error
-    if (huge := getattr(mmap, "MADV_HUGEPAGE", None)) is not None:
-        pages.madvise(huge)
+    with suppress(OSError, AttributeError):  # a kernel, or a system, without pages of 2 MiB
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)

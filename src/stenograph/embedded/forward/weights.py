@@ -179,6 +179,7 @@ def _load_gguf(path: Path, memory: WeightMemory) -> tuple[LlamaConfig, LlamaWeig
     )
     inv_freq = _inv_freq(config)
     if "rope_freqs.weight" in source.names:
+        _check(source, "rope_freqs.weight", (config.head_dim // 2,))
         inv_freq = inv_freq / _read(source, "rope_freqs.weight", np.empty(config.head_dim // 2, np.float32))
     return config, _assemble(config, source, _GGUF_NAMES, inv_freq, memory, permuted=True)
 
@@ -266,8 +267,9 @@ def _assemble(
     if biases := sorted(name for name in source.names if name.endswith(".bias")):
         raise ValueError(f"tensor {biases[0]} is a bias, which this architecture does not have")
 
-    def get(name: str, *shape: int) -> F32Array:
-        return _read(source, names[name], memory.empty(shape))
+    def get(role: str, *shape: int) -> F32Array:
+        _check(source, names[role], shape)
+        return _read(source, names[role], memory.empty(shape))
 
     embed = get("embed", config.vocab_size, config.hidden)
     head = embed if config.tied_embeddings else get("head", config.vocab_size, config.hidden)
@@ -292,14 +294,17 @@ def _layer(
     hidden, ffn = config.hidden, config.ffn
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def get(name: str, *shape: int) -> F32Array:
-        return _read(source, names[name], memory.empty(shape))
+    def get(role: str, *shape: int) -> F32Array:
+        _check(source, names[role], shape)
+        return _read(source, names[role], memory.empty(shape))
 
     def stacked(*parts: tuple[str, int]) -> F32Array:
         """Matrices [rows, hidden] one below the other, each read to where it belongs."""
+        for role, rows in parts:
+            _check(source, names[role], (rows, hidden))
         whole, start = memory.empty((sum(rows for _, rows in parts), hidden)), 0
-        for name, rows in parts:
-            _read(source, names[name], whole[start : start + rows])
+        for role, rows in parts:
+            _read(source, names[role], whole[start : start + rows])
             start += rows
         return whole
 
@@ -323,12 +328,16 @@ def _unpermuted(rows: F32Array, num_heads: int) -> F32Array:
     return rows.reshape(num_heads, num_rows // num_heads // 2, 2, width).swapaxes(1, 2).reshape(num_rows, width)
 
 
-def _read(source: _Source, name: str, out: F32Array) -> F32Array:
-    """Read a tensor to `out`, whose shape it must have; returns `out`."""
+def _check(source: _Source, name: str, shape: tuple[int, ...]) -> None:
+    """Raise ValueError for a tensor that is not there, or has another shape: before there is memory for it."""
     if name not in source.names:
         raise ValueError(f"tensor {name} is missing")
-    if (told := source.shape(name)) != out.shape:
-        raise ValueError(f"tensor {name} has shape {told}, expected {out.shape}")
+    if (told := source.shape(name)) != shape:
+        raise ValueError(f"tensor {name} has shape {told}, expected {shape}")
+
+
+def _read(source: _Source, name: str, out: F32Array) -> F32Array:
+    """Read a tensor to `out`, which has its shape; returns `out`."""
     source.read(name, out)
     return out
 

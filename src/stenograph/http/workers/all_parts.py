@@ -58,8 +58,7 @@ class AllParts:
         await self.own.remove(session_id)
 
     async def ids(self, wanted: SessionFilter) -> AsyncGenerator[str, None]:
-        """The lists of all workers, merged by the time at which sessions were opened. Those of a shared database are in
-        the list of each, and come once."""
+        """The lists of all workers, merged by the time at which sessions were opened."""
         asked = msgspec.json.encode(wanted)
         async with AsyncExitStack() as stack:
             lists: list[AsyncGenerator[bytes, None]] = []
@@ -69,12 +68,9 @@ class AllParts:
             firsts: list[tuple[float, int, str]] = []
             for worker, lines in enumerate(lists):
                 await _push_next(firsts, worker, lines)
-            last = ""
             while firsts:
                 _, worker, session_id = heapq.heappop(firsts)
-                if session_id != last:
-                    yield session_id
-                last = session_id
+                yield session_id
                 await _push_next(firsts, worker, lists[worker])
 
     @asynccontextmanager
