@@ -91,10 +91,6 @@ class SharedParts:
         if status != 204:
             raise WorkerUnavailable(f"The server at {owner.server} did not delete a session: {status}.")
 
-    async def rollout(self, session_id: str) -> RolloutFacts | None:
-        """Of what the database has, where another process has the session: a turn that was answered is there."""
-        return await self.own.rollout(session_id)
-
     async def _deleted(self, owner: OwnerName, session_id: str, headers: dict[str, str]) -> int:
         """The answer to a deletion by the process that has the session. Raises WorkerUnavailable."""
         async with self.nodes.asked(owner, self.asker, "DELETE", f"/sessions/{session_id}", headers) as answer:
