@@ -20,7 +20,7 @@ def typescript(schema: object, indent: str = "") -> str:
     """A schema's type. Its inner lines begin with `indent`. Raises RecursionError where it is nested too deep."""
     fields = _mapping(schema)
     if isinstance(fields.get("oneOf"), list):
-        return _variants(fields, indent, above=None)
+        return _variants(fields, indent)
     match fields.get("type"):
         case list():
             return " | ".join(_NAMES.get(kind, kind) for kind in _strings(fields["type"])) or "any"
@@ -53,7 +53,7 @@ def _property(name: str, fields: Mapping[str, object], indent: str) -> Iterator[
         yield from (*_examples(fields, indent), *_comment(None if description == first else description, indent))
         if "default" in fields:
             yield f"{indent}// default: {_default(fields)}"
-        yield f"{indent}{name}:{_variants(fields, indent, above=description)}"
+        yield f"{indent}{name}:{_variants(fields, indent, above=description, is_property=True)}"
         yield f"{indent},"
         return
     yield from (*_comment(description, indent), *_examples(fields, indent))
@@ -61,10 +61,10 @@ def _property(name: str, fields: Mapping[str, object], indent: str) -> Iterator[
     yield f"{indent}{name}: {_with_null(typescript(fields, indent + _STEP), fields)},{default}"
 
 
-def _variants(fields: Mapping[str, object], indent: str, *, above: str | None) -> str:
+def _variants(fields: Mapping[str, object], indent: str, *, above: str | None = None, is_property: bool = False) -> str:
     """Several types, each on a line of its own, followed by its comment unless that stands `above`.
 
-    Of the first, only its default stands there.
+    Of the first, only its default stands there. A default loses its quotes in a property's own variants alone.
     """
     lines: list[str] = []
     for number, schema in enumerate(cast("list[object]", fields["oneOf"])):
@@ -73,7 +73,7 @@ def _variants(fields: Mapping[str, object], indent: str, *, above: str | None) -
         is_above = above is not None and (number == 0 or description == above)
         said = [] if description is None or is_above else [description]
         if "default" in variant:
-            said.append(f"default: {_default(variant)}")
+            said.append(f"default: {_default(variant if is_property else {'default': variant['default']})}")
         comment = f" // {' '.join(said)}" if said else ""
         lines.append(f"\n{indent} | {_with_null(typescript(variant, indent + _VARIANT_STEP), variant)}{comment}")
     return "".join(lines)

@@ -8,7 +8,7 @@ from typing import Any
 
 import openai_harmony
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -177,7 +177,12 @@ def deeper(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 SCHEMAS = st.recursive(LEAVES, deeper, max_leaves=6)
 
 
+LISTED = {"oneOf": [{"type": "string", "enum": ["a"], "default": "a"}]}
+
+
 @given(schema=SCHEMAS, name=WORDS.filter(bool), description=WORDS)
+@example(schema={"type": "array", "items": LISTED}, name="a", description="a")
+@example(schema={"oneOf": [LISTED]}, name="a", description="a")
 def test_any_schema_is_written_as_openai_harmony_writes_it(
     oracle: openai_harmony.HarmonyEncoding, schema: dict[str, Any], name: str, description: str
 ) -> None:
