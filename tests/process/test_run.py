@@ -45,7 +45,7 @@ WAIT = """
 import os, signal, sys, urllib.request
 
 def end(number, frame):
-    print("ended by", signal.Signals(number).name, flush=True)
+    os.write(1, f"ended by {signal.Signals(number).name}\\n".encode())
     sys.exit(9)
 
 for number in (signal.SIGINT, signal.SIGTERM):
@@ -53,11 +53,12 @@ for number in (signal.SIGINT, signal.SIGTERM):
 body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}'
 url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
 urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": "application/json"})).read()
-print("waits", flush=True)
+os.write(1, b"waits\\n")
 while True:
     signal.pause()
 """
-"""An agent that makes one turn, and ends by a signal alone."""
+"""An agent that makes one turn, and ends by a signal alone. It does not `print`: a signal may come within that, and a
+handler must not print then."""
 
 
 @pytest.fixture(scope="module")
