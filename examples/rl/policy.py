@@ -19,7 +19,7 @@ from stenograph.render.renderer import Renderer
 
 BATCH = 8
 BATCH_TOKENS = 1024
-"""Tokens that a step's forward takes at once, padding included: activations are over a megabyte a token."""
+"""Tokens that a step's forward takes at once, padding included."""
 
 CLIP = 0.2
 
@@ -77,7 +77,7 @@ class Policy:
         """Of each trained token the log-probability at temperature 1 [N], row by row; and where they are [B, T - 1].
 
         What all rows begin with is computed once: the tools take two thirds of a row. Logits are computed where a token
-        is trained, and nowhere else: 49,152 a token would be most of the memory.
+        is trained, and nowhere else: there are 49,152 a token.
         """
         longest, start = max(len(row.tokens) for row in rows), shared_tokens(rows)
         ids, there, mask = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(3))
