@@ -12,14 +12,16 @@ import torch
 from agent import Episode, Task
 from drift import TrainedRow, rendered, replies
 from items import DEMONSTRATED
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from stenograph.model.files import load_model_files
 from stenograph.render.renderer import Renderer
 
-BATCH = 8
+DEMONSTRATIONS = 8
+"""Conversations of one step of the cold start."""
+
 BATCH_TOKENS = 1024
-"""Tokens that a step's forward takes at once, padding included."""
+"""Tokens that a step's forward takes at once, padding included, and what all rows begin with left out."""
 
 CLIP = 0.2
 
@@ -73,25 +75,20 @@ class Policy:
         self.model.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def log_probs(self, rows: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor]:
+    def log_probs(self, beginning: "Beginning", rows: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each trained token the log-probability at temperature 1 [N], row by row; and where they are [B, T - 1].
 
-        What all rows begin with is computed once: the tools take two thirds of a row. Logits are computed where a token
-        is trained, and nowhere else: there are 49,152 a token.
+        Logits are computed where a token is trained, and nowhere else: there are 49,152 a token.
         """
-        longest, start = max(len(row.tokens) for row in rows), shared_tokens(rows)
+        longest, start = max(len(row.tokens) for row in rows), beginning.num_tokens
         ids, there, mask = (torch.zeros(len(rows), longest, dtype=torch.long) for _ in range(3))
         for index, row in enumerate(rows):
             ids[index, : len(row.tokens)] = torch.from_numpy(np.array(row.tokens))
             there[index, : len(row.tokens)] = 1
             mask[index, : len(row.tokens)] = torch.from_numpy(row.mask.astype(np.int64))
         trained = mask[:, 1:] == 1
-        past = None
-        if start:
-            past = self.model.base_model(input_ids=ids[:1, :start], use_cache=True).past_key_values
-            past.batch_repeat_interleave(len(rows))
         rest = self.model.base_model(
-            input_ids=ids[:, start:], attention_mask=there, past_key_values=past, use_cache=past is not None
+            input_ids=ids[:, start:], attention_mask=there, past_key_values=beginning.repeated(len(rows))
         )
         hidden = rest.last_hidden_state[:, :-1][trained[:, start:]]
         nats = self.model.lm_head(hidden).float().log_softmax(-1)
@@ -104,15 +101,17 @@ class Policy:
         the loss of each."""
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
         for _ in range(steps):
-            episodes = [task.drawn(chance.choice(DEMONSTRATED), chance) for _ in range(BATCH)]
+            episodes = [task.drawn(chance.choice(DEMONSTRATED), chance) for _ in range(DEMONSTRATIONS)]
             rows = [demonstration(renderer, task, episode) for episode in episodes]
             total, loss = sum(int(row.mask[1:].sum()) for row in rows), 0.0
             optimizer.zero_grad()
-            for chosen in batches(rows, range(len(rows))):
-                nats, _ = self.log_probs([rows[index] for index in chosen])
+            beginning = Beginning(self.model, rows)
+            for chosen in batches(rows, range(len(rows)), beginning.num_tokens):
+                nats, _ = self.log_probs(beginning, [rows[index] for index in chosen])
                 part = -nats.sum() / total
                 part.backward()
                 loss += part.item()
+            beginning.backward()
             optimizer.step()
             yield loss
 
@@ -124,33 +123,42 @@ class Policy:
         total = sum(int(row.mask[1:].sum()) for row in rows)
         self.optimizer.zero_grad(set_to_none=False)  # a step without any gradient has the optimizer's momentum
         still, moving = ([n for n, a in enumerate(advantages) if (a != 0) is moves] for moves in (False, True))
-        distances = self.distances(rows, still)
-        for chosen in batches(rows, moving):
-            nats, recorded, trained = self.compared([rows[index] for index in chosen])
+        beginning = Beginning(self.model, rows)
+        distances = self.distances(beginning, rows, still)
+        for chosen in batches(rows, moving, beginning.num_tokens):
+            nats, recorded, trained = self.compared(beginning, [rows[index] for index in chosen])
             advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(trained)[trained]
             distance = nats - recorded
             ratio = distance.clamp(-20, 20).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
             (-gain.sum() / total).backward()
             distances.append(distance.detach())
+        beginning.backward()
         norm = self.gradient_norm()
         self.optimizer.step()
         return figures(distances, norm)
 
     def look(self, rows: Sequence[TrainedRow]) -> StepFigures:
         """The figures of a step that another trainer takes."""
-        return figures(self.distances(rows, range(len(rows))), 0.0)
+        with torch.no_grad():
+            beginning = Beginning(self.model, rows)
+        return figures(self.distances(beginning, rows, range(len(rows))), 0.0)
 
-    def distances(self, rows: Sequence[TrainedRow], which: Sequence[int]) -> list[torch.Tensor]:
+    def distances(self, beginning: "Beginning", rows: Sequence[TrainedRow], which: Sequence[int]) -> list[torch.Tensor]:
         """Recomputed less recorded log-probabilities of some of the rows, without a gradient."""
         with torch.no_grad():
-            parts = [self.compared([rows[index] for index in chosen]) for chosen in batches(rows, which)]
+            parts = [
+                self.compared(beginning, [rows[index] for index in chosen])
+                for chosen in batches(rows, which, beginning.num_tokens)
+            ]
         return [nats - recorded for nats, recorded, _ in parts]
 
-    def compared(self, batch: Sequence[TrainedRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def compared(
+        self, beginning: "Beginning", batch: Sequence[TrainedRow]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Recomputed and recorded log-probabilities, these the former where the trainer has to recompute them [N]; and
         where they are."""
-        nats, trained = self.log_probs(batch)
+        nats, trained = self.log_probs(beginning, batch)
         recorded = torch.zeros(trained.shape)
         for index, row in enumerate(batch):
             recorded[index, : len(row.nats) - 1] = torch.from_numpy(row.nats[1:]).float()
@@ -159,6 +167,37 @@ class Policy:
     def gradient_norm(self) -> float:
         """The norm of the gradient that is there, which is not clipped."""
         return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf")))
+
+
+class Beginning:
+    """What all rows of an update begin with, computed once: the tools take two thirds of a row.
+
+    Each batch goes on from keys and values that stand for it; the gradient which these gather goes back at the end.
+    """
+
+    def __init__(self, model: Any, rows: Sequence[TrainedRow]) -> None:
+        self.num_tokens = shared_tokens(rows)
+        self.computed: list[torch.Tensor] = []
+        if self.num_tokens:
+            ids = torch.from_numpy(np.array(rows[0].tokens[: self.num_tokens]))[None]
+            layers = model.base_model(input_ids=ids, use_cache=True).past_key_values.layers
+            self.computed = [one for layer in layers for one in (layer.keys, layer.values)]
+        self.standing = [one.detach().requires_grad_(one.requires_grad) for one in self.computed]
+
+    def repeated(self, num_rows: int) -> DynamicCache:
+        """Keys and values for so many rows."""
+        cache = DynamicCache()
+        wide = [one.expand(num_rows, -1, -1, -1) for one in self.standing]
+        for index, (keys, values) in enumerate(zip(wide[::2], wide[1::2], strict=True)):
+            cache.update(keys, values, index)
+        return cache
+
+    def backward(self) -> None:
+        """The gradient of the batches that went on from here; nothing if none of them had one."""
+        pairs = [(own, stood.grad) for own, stood in zip(self.computed, self.standing, strict=True)]
+        told = [(own, gradient) for own, gradient in pairs if gradient is not None]
+        if told:
+            torch.autograd.backward([own for own, _ in told], [gradient for _, gradient in told])
 
 
 def shared_tokens(rows: Sequence[TrainedRow]) -> int:
@@ -171,13 +210,12 @@ def shared_tokens(rows: Sequence[TrainedRow]) -> int:
     return shortest if is_same.all() else int(is_same.argmin())
 
 
-def batches(rows: Sequence[TrainedRow], which: Sequence[int]) -> list[list[int]]:
-    """Some rows' indices, the shortest first, in batches of at most BATCH rows and BATCH_TOKENS; a longer row is
+def batches(rows: Sequence[TrainedRow], which: Sequence[int], start: int) -> list[list[int]]:
+    """Some rows' indices, the shortest first, in batches of at most BATCH_TOKENS from `start` on; a longer row is
     alone."""
     found: list[list[int]] = []
     for index in sorted(which, key=lambda index: len(rows[index].tokens)):
-        num_rows = len(found[-1]) + 1 if found else BATCH + 1
-        if num_rows > BATCH or num_rows * len(rows[index].tokens) > BATCH_TOKENS:
+        if not found or (len(found[-1]) + 1) * (len(rows[index].tokens) - start) > BATCH_TOKENS:
             found.append([])
         found[-1].append(index)
     return found

@@ -79,7 +79,10 @@ def plain_loss(parts: SimpleNamespace, model: Any, rows: list[Any], advantages: 
 @pytest.mark.parametrize(
     "advantages", [[1.0, -1.0, 0.0, 0.5, -0.5, 0.0], [0.3] * 11], ids=["some without a gradient", "several batches"]
 )
-def test_a_step_is_the_clipped_policy_gradient(parts: SimpleNamespace, advantages: list[float], shared: int) -> None:
+def test_a_step_is_the_clipped_policy_gradient(
+    parts: SimpleNamespace, advantages: list[float], shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts.policy, "BATCH_TOKENS", 100)  # two to four rows
     rows = rows_of(parts, np.random.default_rng(7), advantages, shared)
     assert max(0, shared - 1) <= parts.policy.shared_tokens(rows) <= shared + 2
     ours, plain = tiny(parts), tiny(parts)
