@@ -35,9 +35,10 @@ FORBIDDEN = ("special_token_count", "special_token_type", "non_assistant_text")
 
 
 @contextmanager
-def served(folder: Path, weights: Path, family: str) -> Iterator[tuple[str, int]]:
+def served(folder: Path, weights: Path, family: str, threads: int) -> Iterator[tuple[str, int]]:
     """A server of the policy, with its embedded engine: its address, and its process's id."""
     flags = ["--model", str(folder), "--weights-dir", str(weights), "--family", family, "--max-batch", "48"]
+    flags += ["--engine-threads", str(threads)]
     command = [sys.executable, "-m", "stenograph.cli.main", "serve", "--port", "0", "--log-level", "warning", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

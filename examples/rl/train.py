@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import importlib
 import json
+import os
 import signal
 import sys
 import time
@@ -129,7 +130,13 @@ def parsed() -> argparse.Namespace:
         metavar="STEPS",
         help="0: never. Default: 10; 1.6 GB, until the end.",
     )
-    add("--threads", type=int, default=1, help="of the update. More only where nothing else runs. Default: 1.")
+    add(
+        "--threads",
+        type=int,
+        default=min(os.cpu_count() or 1, 8),
+        help="of the update, and of the engine, which take turns; 1 where other work runs beside. Default: the processors,"
+        " at most 8.",
+    )
     add("--fresh", action="store_true", help="begin anew, whatever the folder has")
     options = parser.parse_args()
     if options.cold_steps is None:
@@ -162,7 +169,7 @@ def main() -> None:
     folder = options.out / "model"
     policy = Policy(written_folder(cached_model(options.model), folder), lr=options.lr)
     renderer = load_renderer(load_model_files(folder), options.family).renderer
-    with served(folder, options.out / "weights", options.family) as address:
+    with served(folder, options.out / "weights", options.family, options.threads) as address:
         over = asyncio.run(trained(options, policy, renderer, address, found))
     show(over, options.out)
     forget_checkpoint(options.out)

@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 
 def command(model: Path, out: Path, *options: object) -> list[str]:
     """A run of two steps of two items with two rollouts each."""
-    small = ("--steps", 2, "--prompts", 2, "--group-size", 2, "--episodes", 4, "--cold-steps", 1)
+    small = ("--steps", 2, "--prompts", 2, "--group-size", 2, "--episodes", 4, "--cold-steps", 1, "--threads", 1)
     given = ("--model", model, "--family", "smollm2", "--out", out, *small, *options)
     return [sys.executable, str(TRAIN), *map(str, given)]
 
