@@ -135,12 +135,22 @@ def _row(run: ShownRun) -> list[str]:
             compared = [
                 f"{max(step['max_distance'] for step in steps):.1e} nats",
                 f"{max(step['kl'] for step in steps):.1e}",
-                f"{outside:.1%} (worst step {max(step['share_outside'] for step in steps):.1%})" if outside else "none",
+                _outside(steps, outside),
             ]
         figures = [f"{changed:.0%}" if changed else "none", *compared, forbidden]
     minutes = sum(step[name] for step in steps for name in ("rollout_s", "update_s", "sync_s")) / 60
     count = str(len(steps)) if is_over else f"{len(steps)}, not over"
     return [run.label, count, _held_out(run.before), _held_out(run.after), *figures, f"{minutes:.0f}"]
+
+
+def _outside(steps: Sequence[Mapping[str, Any]], share: float) -> str:
+    if not share:
+        return "none"
+    of_changed = [one for step in steps if (one := step.get("share_outside_changed")) is not None]
+    told = f"worst step {max(step['share_outside'] for step in steps):.1%}"
+    if of_changed:
+        told += f"; of changed samples {sum(of_changed) / len(of_changed):.1%}"
+    return f"{share:.1%} ({told})"
 
 
 def _held_out(held: Mapping[str, float] | None) -> str:

@@ -34,11 +34,13 @@ _CALL = re.compile(r"<tool_call>\n?(.*?)\n?</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedRow:
-    """What the trainer sees of a sample, own-aligned; `nats` is NaN where it has to recompute."""
+    """What the trainer sees of a sample, own-aligned; `nats` is NaN where it has to recompute. `is_changed` if its ids
+    are not those that were sampled."""
 
     tokens: NDArray[np.int64]
     mask: NDArray[np.bool_]
     nats: NDArray[np.float64]
+    is_changed: bool = False
 
     @classmethod
     def exact(cls, sample: DecodedSample) -> "TrainedRow":
@@ -65,7 +67,7 @@ class TrainedRow:
 
 def with_drift(kind: str, sample: DecodedSample, renderer: Renderer, view: Any, tools: Sequence[Any]) -> TrainedRow:
     """The sample with a fault; `view` is its session's, which `re-render` alone needs."""
-    row = TrainedRow.exact(sample)
+    row = exact = TrainedRow.exact(sample)
     match kind:
         case "retokenize" | "retokenize-recorded":
             row = _respelled(row, renderer, str, recorded=kind == "retokenize-recorded")
@@ -80,7 +82,7 @@ def with_drift(kind: str, sample: DecodedSample, renderer: Renderer, view: Any, 
             row = TrainedRow(row.tokens, after, np.where(after & ~row.mask, np.nan, row.nats))
         case _:
             pass
-    return row
+    return dataclasses.replace(row, is_changed=not row.has_ids_of(exact))
 
 
 def _respelled(row: TrainedRow, renderer: Renderer, respell: Callable[[str], str], *, recorded: bool) -> TrainedRow:

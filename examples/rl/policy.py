@@ -28,11 +28,15 @@ CLIP = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """A step: recorded against recomputed log-probabilities before the update, over the trained tokens, in nats."""
+    """A step: recorded against recomputed log-probabilities before the update, over the trained tokens, in nats.
+
+    `share_outside_changed` is over the rows whose ids a fault changed; None if there are none.
+    """
 
     max_distance: float
     kl: float
     share_outside: float
+    share_outside_changed: float | None
     gradient_norm: float
     num_tokens: int
 
@@ -126,13 +130,14 @@ class Policy:
         beginning = Beginning(self.model, rows)
         distances = self.distances(beginning, rows, still)
         for chosen in batches(rows, moving, beginning.num_tokens):
-            nats, recorded, trained = self.compared(beginning, [rows[index] for index in chosen])
+            batch = [rows[index] for index in chosen]
+            nats, recorded, trained = self.compared(beginning, batch)
             advantage = torch.tensor([advantages[index] for index in chosen])[:, None].expand_as(trained)[trained]
             distance = nats - recorded
             ratio = distance.clamp(-20, 20).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
             (-gain.sum() / total).backward()
-            distances.append(distance.detach())
+            distances.append(_Distances.of(distance.detach(), batch, trained))
         beginning.backward()
         norm = self.gradient_norm()
         self.optimizer.step()
@@ -144,14 +149,15 @@ class Policy:
             beginning = Beginning(self.model, rows)
         return figures(self.distances(beginning, rows, range(len(rows))), 0.0)
 
-    def distances(self, beginning: "Beginning", rows: Sequence[TrainedRow], which: Sequence[int]) -> list[torch.Tensor]:
-        """Recomputed less recorded log-probabilities of some of the rows, without a gradient."""
-        with torch.no_grad():
-            parts = [
-                self.compared(beginning, [rows[index] for index in chosen])
-                for chosen in batches(rows, which, beginning.num_tokens)
-            ]
-        return [nats - recorded for nats, recorded, _ in parts]
+    def distances(self, beginning: "Beginning", rows: Sequence[TrainedRow], which: Sequence[int]) -> list["_Distances"]:
+        """Those of some of the rows, without a gradient."""
+        found = []
+        for chosen in batches(rows, which, beginning.num_tokens):
+            batch = [rows[index] for index in chosen]
+            with torch.no_grad():
+                nats, recorded, trained = self.compared(beginning, batch)
+            found.append(_Distances.of(nats - recorded, batch, trained))
+        return found
 
     def compared(
         self, beginning: "Beginning", batch: Sequence[TrainedRow]
@@ -167,6 +173,19 @@ class Policy:
     def gradient_norm(self) -> float:
         """The norm of the gradient that is there, which is not clipped."""
         return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), float("inf")))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Distances:
+    """Recomputed less recorded log-probabilities of a batch [N], and which of them are of a changed row [N]."""
+
+    nats: torch.Tensor
+    is_changed: torch.Tensor
+
+    @classmethod
+    def of(cls, nats: torch.Tensor, rows: Sequence[TrainedRow], trained: torch.Tensor) -> "_Distances":
+        """Of the tokens that are `trained` [B, T - 1]."""
+        return cls(nats, torch.tensor([row.is_changed for row in rows])[:, None].expand_as(trained)[trained])
 
 
 class Beginning:
@@ -221,13 +240,16 @@ def batches(rows: Sequence[TrainedRow], which: Sequence[int], start: int) -> lis
     return found
 
 
-def figures(distances: Sequence[torch.Tensor], gradient_norm: float) -> StepFigures:
+def figures(distances: Sequence[_Distances], gradient_norm: float) -> StepFigures:
     """The figures of recomputed less recorded log-probabilities."""
-    distance = torch.cat(list(distances)).double()
+    distance = torch.cat([one.nats for one in distances]).double()
+    is_changed = torch.cat([one.is_changed for one in distances])
+    is_outside = (distance.abs() > np.log(2)).double()
     return StepFigures(
         max_distance=float(distance.abs().max()),
         kl=float((distance.clamp(-20, 20).exp() - 1 - distance).mean()),
-        share_outside=float((distance.abs() > np.log(2)).double().mean()),
+        share_outside=float(is_outside.mean()),
+        share_outside_changed=float(is_outside[is_changed].mean()) if is_changed.any() else None,
         gradient_norm=gradient_norm,
         num_tokens=len(distance),
     )

@@ -34,6 +34,7 @@ def summary(
     options: argparse.Namespace, steps: Sequence[Mapping[str, Any]], before: Any, after: Any, engine_gib: float | None
 ) -> dict[str, Any]:
     """What a run came to."""
+    of_changed = [one for step in steps if (one := step["share_outside_changed"]) is not None]
     return {
         "task": options.task,
         "trainer": options.trainer,
@@ -44,6 +45,7 @@ def summary(
         "steps": steps,
         **{name: max((step[name] for step in steps), default=0.0) for name in LIMITS},
         **{name: float(np.mean([step[name] for step in steps] or [0])) for name in (*TIMES, *MEANS)},
+        "share_outside_changed": float(np.mean(of_changed)) if of_changed else None,
         **{name: sum(step[name] for step in steps) for name in SUMS},
         "broken_promises": broken_promises(options.drift, steps),
         "trainer_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
@@ -73,6 +75,8 @@ def show(found: Mapping[str, Any], out: Path) -> None:
     print(f"recorded - recomputed: at most {found['max_distance']:.1e} nats, KL {found['kl']:.1e}")
     print(f"tokens with a ratio outside [1/2, 2]: at most {found['share_outside']:.1%} of a step")
     print(f"samples whose ids the fault ({found['drift']}) changed: {found['drifted_samples']:.0%}")
+    if (changed := found["share_outside_changed"]) is not None:
+        print(f"their tokens with a ratio outside [1/2, 2]: {changed:.1%}")
     print(f"replies whose text tokenizes to other ids: {found['changed_turns']:.1%}")
     print(f"samples that a render of their messages changes: {found['changed_renders']:.1%}")
     print(f"forbidden drift: {found['forbidden_drift']}; lines without a report: {found['uncompared_lines']}")

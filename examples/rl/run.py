@@ -187,7 +187,7 @@ class Run:
         trained_by = np.concatenate([versions(one.sample)[one.exact.mask] for one in samples])
         lines = [line for session in seen.values() for line in session.drift["lines"]]
         return {
-            "drifted_samples": float(np.mean([not one.row.has_ids_of(one.exact) for one in samples])),
+            "drifted_samples": float(np.mean([one.row.is_changed for one in samples])),
             "changed_turns": float(turns[:, 0].sum() / turns[:, 1].sum()),
             "changed_renders": 1 - float(np.mean(alike)),
             "versions": sorted({span.version for one in samples for span in one.sample.weight_spans}),

@@ -134,8 +134,8 @@ def parsed() -> argparse.Namespace:
         "--threads",
         type=int,
         default=min(os.cpu_count() or 1, 8),
-        help="of the update, and of the engine, which take turns; 1 where other work runs beside. Default: the processors,"
-        " at most 8.",
+        help="of the update, and of the engine, which take turns; 1 where other work runs beside. Default: as many as"
+        " processors, at most 8.",
     )
     add("--fresh", action="store_true", help="begin anew, whatever the folder has")
     options = parser.parse_args()

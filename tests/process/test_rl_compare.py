@@ -36,8 +36,8 @@ def folders(root: Path) -> list[Path]:
     begun = {"drift": "compact-json", "seed": 0, "before": held(0.11)}
     (goes_on / "run.json").write_text(json.dumps(begun))
     drifted = [
-        step(0, share_outside=0.1, drifted_samples=0.2),
-        step(1, share_outside=0.3, num_tokens=300, max_distance=12.5, drifted_samples=0.4),
+        step(0, share_outside=0.1, share_outside_changed=None, drifted_samples=0.2),
+        step(1, share_outside=0.3, share_outside_changed=0.75, num_tokens=300, max_distance=12.5, drifted_samples=0.4),
     ]
     (goes_on / "steps.jsonl").write_text("\n".join(drifted) + '\n{"step": 2, "rew')
     (bare / "steps.jsonl").write_text(step(0) + "\n")
@@ -64,7 +64,7 @@ def test_runs_are_a_table_and_a_picture_that_is_the_same_each_time(tmp_path: Pat
     assert bare[:4] == ["token-exact, none-1", "1, not over", "not yet", "not yet"]
     assert bare[8] == "not recorded"
     assert goes_on[:4] == ["compact-json, seed 0", "2, not over", "0.11 (0.06 to 0.16)", "not yet"]
-    assert goes_on[4:8] == ["30%", "1.2e+01 nats", "1.0e-11", "25.0% (worst step 30.0%)"]
+    assert goes_on[4:8] == ["30%", "1.2e+01 nats", "1.0e-11", "25.0% (worst step 30.0%; of changed samples 75.0%)"]
     assert done.stderr == "not over: token-exact, none-1; compact-json, seed 0\n"
     picture = (tmp_path / "one.svg").read_text()
     assert re.search(r"token-exact \(2 seeds\)", picture)

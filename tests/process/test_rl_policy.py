@@ -98,6 +98,17 @@ def test_a_step_is_the_clipped_policy_gradient(
         assert parts.torch.allclose(mine.grad, its.grad, atol=1e-6), name
 
 
+def test_the_share_outside_is_told_of_changed_rows_alone(parts: SimpleNamespace) -> None:
+    rows = rows_of(parts, np.random.default_rng(7), [0.5] * 4)
+    policy = parts.policy.Policy(tiny(parts), lr=1e-2)
+    assert policy.look(rows).share_outside_changed is None
+    nats = np.where(rows[2].mask, -20.0, 0.0)
+    rows[2] = parts.drift.TrainedRow(rows[2].tokens, rows[2].mask, nats, is_changed=True)
+    found = policy.look(rows)
+    assert found.share_outside_changed == 1.0
+    assert 0 < found.share_outside < 1
+
+
 def test_a_step_of_groups_that_are_all_alike_computes_no_gradient(parts: SimpleNamespace) -> None:
     rows = rows_of(parts, np.random.default_rng(7), [0.0] * 3)
     model = tiny(parts)
