@@ -149,7 +149,8 @@ def _rendered(view: Any, renderer: Renderer, tools: Sequence[Any]) -> TrainedRow
 
 
 def rendered(renderer: Renderer, messages: Sequence[Any], tools: Sequence[Any]) -> NDArray[np.int64]:
-    """A whole conversation that ends with a reply, as ids, without the opener of another reply."""
+    """A whole conversation that ends with a reply, as ids: to the token that ends it, without what a template writes
+    before another message."""
     shown = [
         Tool(
             name=tool["function"]["name"],
@@ -159,13 +160,14 @@ def rendered(renderer: Renderer, messages: Sequence[Any], tools: Sequence[Any]) 
         for tool in tools
     ]
     ids = list(renderer.render(list(map(_message, messages)), shown if renderer.family.shows_tools else [], {}))
-    opener = _opener(renderer)
-    return np.array(ids[: -len(opener)] if ids[-len(opener) :] == opener else ids, np.int64)
+    end = _end(renderer)
+    after = ids[::-1].index(end) if end in ids else 0
+    return np.array(ids[: len(ids) - after], np.int64)
 
 
 def replies(renderer: Renderer, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Where replies stand, each with the token that ends it."""
-    opener, end = _opener(renderer), next(iter(renderer.tokenizer.encode("<|im_end|>")))
+    opener, end = _opener(renderer), _end(renderer)
     plain: list[int] = ids.tolist()
     mask = np.zeros(len(plain), np.bool_)
     for at in range(len(plain) - len(opener) + 1):
@@ -178,6 +180,10 @@ def replies(renderer: Renderer, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _opener(renderer: Renderer) -> list[int]:
     return list(renderer.tokenizer.encode("<|im_start|>assistant\n"))
+
+
+def _end(renderer: Renderer) -> int:
+    return next(iter(renderer.tokenizer.encode("<|im_end|>")))
 
 
 def _message(plain: Any) -> Message:

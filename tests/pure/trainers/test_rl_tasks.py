@@ -143,6 +143,7 @@ def test_a_demonstration_is_rendered_with_its_replies_trained(parts: SimpleNames
     mask = drift.replies(renderer, ids)
     said = [renderer.tokenizer.decode(ids[a:b].tolist()) for a, b in drift.runs(mask)]
     assert len(said) == 4
+    assert mask[-1]  # as in a sample, nothing comes after the reply
     assert said[-1] == f"The receipt's number is {episode.receipt}.<|im_end|>"
     assert json.dumps({"name": "read", "arguments": {"shelf": episode.shelf}}) in said[1]
     row = drift.TrainedRow(ids, mask, np.where(mask, np.nan, 0.0))
