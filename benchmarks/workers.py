@@ -3,8 +3,10 @@ a small GET at its owner and passed on.
 
     python -m benchmarks.workers [ROUNDS]
 
-The ways are measured in turn, in one run: of a shared machine only their differences say something. CPU is that of the
-workers alone; chats/s have the load and the engine's stand-in on the same cores.
+The ways are measured in turn, in one run: of a shared machine only their ratios, round by round, say something. CPU is
+that of the workers alone; chats/s have the load and the engine's stand-in on the same cores, so that what those need
+of a core is said beside them. Two workers that have a core each serve 2 × (one worker's CPU of a chat) / (theirs) times
+the chats of one: twice the chats where a chat costs the same.
 """
 
 import asyncio
@@ -12,100 +14,130 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import aiohttp
-
-from stenograph.bench.kit.processes import Children, cpu_s_of
-from stenograph.bench.kit.reply_shape import ReplyShape, reply_content
+from stenograph.bench.kit.client import BUFFER_BYTES, LoadClient, address, open_session, unread
+from stenograph.bench.kit.conversation import Conversation, Messages
+from stenograph.bench.kit.processes import Child, Children, cpu_s_of
+from stenograph.bench.kit.reply_shape import ReplyShape, assistant_fragment
 from stenograph.bench.kit.servers import start_serve, start_standin
+from stenograph.bench.kit.steps import new_runner, nothing_collected
 from stenograph.testing.tiny.llama import write_tiny_folder
 
 NUM_SESSIONS, NUM_TURNS, NUM_GETS = 32, 15, 1500
 SHAPE = ReplyShape(vocab_size=250)
-WAYS = ((1, 0.0), (2, 0.0), (2, 0.5), (2, 1.0))
-"""Numbers of workers, and the share of sessions whose requests are passed on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Where the clients are: the number of workers, how many of these have sessions, and the share of the sessions
+    whose requests are passed on."""
+
+    says: str
+    workers: int = 2
+    busy: int = 2
+    passed_on: float = 0.0
+
+
+WAYS = (
+    Way(says="one worker", workers=1, busy=1),
+    Way(says="two, all at one", busy=1),
+    Way(says="two, at the owners"),
+    Way(says="two, half passed on", passed_on=0.5),
+    Way(says="two, all passed on", passed_on=1.0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Milliseconds of CPU a chat of the workers, of the load and the stand-in; and chats a second."""
+
+    cpu_ms: float
+    load_ms: float
+    per_s: float
+
+
 class Served:
     """A server, and the processes that serve."""
 
-    url: str
-    pids: Sequence[int]
+    def __init__(self, children: Children, model: Path, engine: str, num_workers: int) -> None:
+        flags = ["--model", str(model), "--family", "smollm2", "--engine", "sglang", "--engine-url", engine]
+        before = _children_of(os.getpid())
+        _, url = start_serve(children, [*flags, "--log-level", "warning", "--workers", str(num_workers)])
+        (pid,) = _children_of(os.getpid()) - before
+        self._address = address(url)
+        self._pids: Sequence[int] = [pid] if num_workers == 1 else sorted(_children_of(pid))
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+
+    def __repr__(self) -> str:
+        return f"<Served by {len(self._pids)} processes>"
 
     def cpu_s(self) -> float:
-        return sum(map(cpu_s_of, self.pids))
+        return sum(map(cpu_s_of, self._pids))
+
+    async def connected(self, worker: int) -> tuple[LoadClient, str]:
+        """A client whose connection that worker has taken, and a session of its own."""
+        while True:
+            client = LoadClient(*self._address, self._buffer)
+            session = await open_session(client)
+            if len(self._pids) == 1 or int(session[:2], 16) == worker:
+                return client, session
+            await client.asked("DELETE", f"/sessions/{session}", [])
+            client.close()
 
 
-def started(children: Children, model: Path, engine: str, num_workers: int) -> Served:
-    flags = ["--model", str(model), "--family", "smollm2", "--engine", "sglang", "--engine-url", engine]
-    before = children_of(os.getpid())
-    _, url = start_serve(children, [*flags, "--log-level", "warning", "--workers", str(num_workers)])
-    (pid,) = children_of(os.getpid()) - before
-    return Served(url=url, pids=[pid] if num_workers == 1 else sorted(children_of(pid)))
-
-
-def children_of(pid: int) -> set[int]:
+def _children_of(pid: int) -> set[int]:
     return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-async def connected(url: str, worker: int | None) -> tuple[aiohttp.ClientSession, str]:
-    """A client with one connection, which that worker has taken, and a session of its own."""
-    while True:
-        client = aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=1))
-        async with client.post("/sessions", json={}) as answer:
-            session: str = (await answer.json())["session_id"]
-        if worker is None or int(session[:2], 16) == worker:
-            return client, session
-        await client.close()
-
-
-async def measured(served: Served, num_workers: int, passed_on: float) -> tuple[float, float]:
-    """Milliseconds of CPU a chat, and chats a second."""
-    ready = asyncio.Barrier(NUM_SESSIONS + 1)
+async def measured(served: Served, standin: Child, way: Way, messages: Messages) -> Measured:
+    """Chats of all sessions at once, each turn after turn."""
+    ready, over = asyncio.Barrier(NUM_SESSIONS + 1), asyncio.Barrier(NUM_SESSIONS + 1)
 
     async def work(number: int) -> None:
-        owner = number % 2 if num_workers > 1 else None
-        client, session = await connected(served.url, owner)
-        if owner is not None and number < passed_on * NUM_SESSIONS:
-            await client.close()
-            client, _ = await connected(served.url, 1 - owner)
-        messages: list[Mapping[str, str]] = []
+        owner = number % way.busy
+        client, session = await served.connected(owner)
+        if number < way.passed_on * NUM_SESSIONS:
+            client.close()
+            client, _ = await served.connected(1 - owner)
+        conversation = Conversation()
         await ready.wait()
         for turn in range(NUM_TURNS):
-            messages.append({"role": "user", "content": f"question {turn} " + "x" * 200})
-            path = f"/sessions/{session}/v1/chat/completions"
-            async with client.post(path, json={"messages": messages}) as answer:
-                assert answer.status == 200, await answer.text()
-                await answer.read()
-            messages.append({"role": "assistant", "content": reply_content(SHAPE)})
-        await client.close()
+            user = messages.fragment(number * NUM_TURNS + turn)
+            parts = conversation.request_parts(user)
+            await client.asked("POST", f"/sessions/{session}/v1/chat/completions", parts, unread)
+            conversation.add_turn(user, assistant_fragment(SHAPE))
+        await over.wait()
+        await client.asked("DELETE", f"/sessions/{session}", [])
+        client.close()
+
+    def spent() -> tuple[float, float, float]:
+        return time.monotonic(), served.cpu_s(), time.process_time() + standin.cpu_s()
 
     async with asyncio.TaskGroup() as tasks:
-        clients = [tasks.create_task(work(number)) for number in range(NUM_SESSIONS)]
+        for number in range(NUM_SESSIONS):
+            tasks.create_task(work(number))
         await ready.wait()
-        began, cpu_s = time.monotonic(), served.cpu_s()
-        await asyncio.wait(clients)
-        num = NUM_SESSIONS * NUM_TURNS
-        return (served.cpu_s() - cpu_s) * 1e3 / num, num / (time.monotonic() - began)
+        before = spent()
+        await over.wait()
+        took_s, cpu_s, load_s = (now - then for now, then in zip(spent(), before, strict=True))
+    num = NUM_SESSIONS * NUM_TURNS
+    return Measured(cpu_ms=cpu_s * 1e3 / num, load_ms=load_s * 1e3 / num, per_s=num / took_s)
 
 
 async def measured_get(served: Served, *, is_passed_on: bool) -> float:
     """Milliseconds of CPU of a small GET, one after the other on a connection to each of two workers."""
-    ends = [await connected(served.url, worker) for worker in (0, 1)]
+    ends = [await served.connected(worker) for worker in (0, 1)]
     clients, sessions = [client for client, _ in ends], [session for _, session in ends]
     if is_passed_on:
         sessions.reverse()
 
-    async def work(client: aiohttp.ClientSession, session: str, num: int) -> None:
+    async def work(client: LoadClient, session: str, num: int) -> None:
         for _ in range(num):
-            async with client.get(f"/sessions/{session}/outcome") as answer:
-                assert answer.status == 200, await answer.text()
-                await answer.read()
+            await client.asked("GET", f"/sessions/{session}/outcome", [])
 
     async def all_work(num: int) -> None:
         await asyncio.gather(*(work(*one, num) for one in zip(clients, sessions, strict=True)))
@@ -115,31 +147,56 @@ async def measured_get(served: Served, *, is_passed_on: bool) -> float:
     await all_work(NUM_GETS)
     cpu_s = served.cpu_s() - cpu_s
     for client in clients:
-        await client.close()
+        client.close()
     return cpu_s * 1e3 / (2 * NUM_GETS)
+
+
+def quartiles(figures: Sequence[float]) -> str:
+    """The median, and the middle half."""
+    low, middle, high = statistics.quantiles(figures, n=4)
+    return f"{middle:.3f} ({low:.3f} … {high:.3f})"
+
+
+def told(way: Way, found: Sequence[Measured], ones: Sequence[Measured]) -> str:
+    """A way's line: `found` and those of one worker, round by round."""
+    cpu, per_s = statistics.median(one.cpu_ms for one in found), statistics.median(one.per_s for one in found)
+    load = statistics.median(one.load_ms for one in found)
+    line = f"{way.says:20} {cpu:.3f} ms CPU a chat (load {load:.3f}), {per_s:5.0f} chats/s"
+    if way.workers == 1:
+        return line
+    share = quartiles([one.cpu_ms / other.cpu_ms for one, other in zip(found, ones, strict=True)])
+    more = quartiles([way.busy * other.cpu_ms / one.cpu_ms for one, other in zip(found, ones, strict=True)])
+    wall = quartiles([one.per_s / other.per_s for one, other in zip(found, ones, strict=True)])
+    return f"{line}; of one worker's: CPU {share}, chats by CPU {more}, chats/s here {wall}"
 
 
 def main(num_rounds: int) -> None:
     root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([f"{root}/src", *filter(None, [os.environ.get("PYTHONPATH")])])
-    with TemporaryDirectory() as folder, Children() as children:
+    messages = Messages(num_bytes=SHAPE.content_bytes, num_messages=NUM_SESSIONS * NUM_TURNS)
+    with TemporaryDirectory() as folder, Children() as children, new_runner() as runner:
         model = write_tiny_folder(Path(folder) / "tiny")
-        _, engine = start_standin(children, SHAPE)
-        servers = {num: started(children, model, engine, num) for num in (1, 2)}
-        rounds = [
-            [asyncio.run(measured(servers[num], num, passed_on)) for num, passed_on in WAYS]
-            for _ in range(num_rounds + 1)
-        ][1:]
-        gets = [
-            [asyncio.run(measured_get(servers[2], is_passed_on=passed_on)) for passed_on in (False, True)]
-            for _ in range(num_rounds + 1)
-        ][1:]
-    own_ms, other_ms = (statistics.median(column) for column in zip(*gets, strict=True))
-    sys.stdout.write(f"a small GET: {own_ms:.3f} ms CPU at its owner, {other_ms:.3f} passed on\n")
-    for (num, passed_on), figures in zip(WAYS, zip(*rounds, strict=True), strict=True):
-        cpu_ms, per_s = (statistics.median(column) for column in zip(*figures, strict=True))
-        line = f"{num} workers, {passed_on:4.0%} passed on: {cpu_ms:.3f} ms CPU a chat, {per_s:5.0f} chats/s"
-        sys.stdout.write(line + chr(10))
+        standin, engine = start_standin(children, SHAPE)
+        servers = {num: Served(children, model, engine, num) for num in (1, 2)}
+        rounds: list[list[Measured]] = []
+        with nothing_collected():
+            for at in range(num_rounds + 1):
+                found = {
+                    way: runner.run(measured(servers[way.workers], standin, way, messages))
+                    for way in (WAYS if at % 2 else reversed(WAYS))  # whoever comes first has no advantage
+                }
+                rounds.append([found[way] for way in WAYS])
+            gets = [
+                [runner.run(measured_get(servers[2], is_passed_on=passed_on)) for passed_on in (False, True)]
+                for _ in range(num_rounds + 1)
+            ]
+    own, other = zip(*gets[1:], strict=True)
+    more = quartiles([passed_on - at_owner for at_owner, passed_on in gets[1:]])
+    own_ms, other_ms = statistics.median(own), statistics.median(other)
+    sys.stdout.write(f"a small GET: {own_ms:.3f} ms CPU at its owner, {other_ms:.3f} passed on; more: {more}\n")
+    ways = list(zip(*rounds[1:], strict=True))
+    for way, all_found in zip(WAYS, ways, strict=True):
+        sys.stdout.write(told(way, all_found, ways[0]) + "\n")
 
 
 if __name__ == "__main__":

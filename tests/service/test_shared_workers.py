@@ -271,6 +271,27 @@ async def test_a_server_that_does_not_answer_is_named_and_nothing_is_half_withou
         assert [one["session_id"] for one in listed] == [theirs], f"{session} was deleted"
 
 
+async def test_a_request_whose_owner_has_an_unreadable_name_is_answered(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = MemoryRows(cluster.tables)
+    store = await PostgresStore.open(rows, SystemClock(), url="http://127.0.0.1:9#one", lease_s=30.0)
+    async with aclosing(store):
+        session = cluster.tables.move(SessionId(await cluster.open()), store.owner.needed().owner)
+        door = cluster.one.lives[0]
+        for method, path, body in (
+            ("GET", f"/sessions/{session}", None),
+            ("POST", f"/sessions/{session}/v1/chat/completions", {"messages": [user("hi")]}),
+            ("POST", f"/sessions/{session}/v1/messages", {"messages": [user("long " * 30000)], "max_tokens": 9}),
+        ):
+            refused = await door.call(method, path, body)
+            assert refused.status == 500, (path, refused.body)
+            assert b"The server failed on this request." in refused.body
+        assert f"no owner was found for GET /sessions/{session}" in caplog.text
+        cluster.one.lives[1].says("fine, thanks")
+        assert (await door.chat(await cluster.open(), user("hi"))).status == 200, "others go on"
+
+
 async def test_a_pause_names_the_servers_that_go_on(cluster: Cluster) -> None:
     (other,) = {OwnerName.of(name).server for name in cluster.tables.owners()} - {cluster.one.lives[0].url}
     for door in cluster.one.lives:

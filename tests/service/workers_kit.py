@@ -5,14 +5,14 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from socket import AF_UNIX, socket
 from typing import Any
 
 import aiohttp
 
-from stenograph.core.clock import SystemClock
+from stenograph.core.clock import Clock, SystemClock
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.http.app import make_app
 from stenograph.http.server import Server, listen, url_of, uvicorn_config
@@ -26,6 +26,7 @@ from stenograph.session.manager import SessionManager
 from stenograph.session.shared_capacity import CapacityPage
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder
+from stenograph.store.postgres.shared_rows import SharedRows
 from stenograph.store.postgres.store import PostgresStore
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
@@ -63,6 +64,15 @@ class Workers:
             await asyncio.sleep(0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Database:
+    """A database that servers share: each process has a way to it, and its leases run by a server's clock."""
+
+    rows: Callable[[], SharedRows]
+    clock: Clock = field(default_factory=SystemClock)
+    lease_s: float = 30.0
+
+
 def places(folder: Path, num: int) -> list[WorkerPlace]:
     """The places of so many workers, whose sockets are in a folder."""
     page, sockets, listeners = CapacityPage(num), [], []
@@ -89,7 +99,7 @@ async def serving(
     renderer: Renderer,
     *,
     folder: DataFolder | None = None,
-    tables: SharedTables | None = None,
+    database: Database | None = None,
     server_listener: socket | None = None,
     patience_s: float = 30.0,
     starts: bool = False,
@@ -97,24 +107,26 @@ async def serving(
 ) -> AsyncIterator[tuple[str, SessionManager, Server]]:
     """One worker, whose engine has been started, or is started here: its URL, its manager, and its server.
 
-    With `tables` its server shares a database, and other servers reach it at `server_listener`, its first worker's.
+    With a `database` its server shares it, and other servers reach it at `server_listener`, its first worker's.
     """
-    made = Settings(drain_timeout_s=10.0, store=None if tables is None else "postgresql://in/memory", **settings)
+    made = Settings(drain_timeout_s=10.0, store=None if database is None else "postgresql://of/a/test", **settings)
     worker, pool = Worker(place, made, patience_s=patience_s), CpuPool(2)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(
             listen("127.0.0.1", 0) if place.number or not server_listener else server_listener
         )
         store: SessionStore | None
-        if tables is None:
+        if database is None:
             store = await stack.enter_async_context(
                 opened_store(made, folder, place, address="", on_failed=lambda _: None)
             )
         else:
             assert server_listener is not None
             name = f"{url_of(server_listener)}#{place.number}"
-            shared = PostgresStore.open(MemoryRows(tables), SystemClock(), url=name, lease_s=30.0, seat=place)
-            store = await stack.enter_async_context(aclosing(await shared))
+            opening = PostgresStore.open(
+                database.rows(), database.clock, url=name, lease_s=database.lease_s, seat=place
+            )
+            store = await stack.enter_async_context(aclosing(await opening))
         app, manager = make_app(
             made,
             engine=engine,
@@ -148,21 +160,25 @@ async def two_workers(
     *,
     data_dir: Path | None = None,
     tables: SharedTables | None = None,
+    database: Database | None = None,
+    engine: ScriptedEngine | None = None,
     num: int = 2,
     max_context_tokens: int = 4096,
     model: Callable[[GenerateRequest], Script] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Workers]:
-    """Workers around one scripted engine, where `model` answers what nothing is planned for."""
+    """Workers around one scripted engine, where `model` answers what nothing is planned for. `tables` are a `database`
+    in memory; an `engine` that is given may be several servers'."""
     vocab_size = renderer.tokenizer.vocab_size
-    engine = ScriptedEngine(vocab_size=vocab_size, max_context_tokens=max_context_tokens, model=model)
+    engine = engine or ScriptedEngine(vocab_size=vocab_size, max_context_tokens=max_context_tokens, model=model)
+    database = Database(rows=lambda: MemoryRows(tables)) if tables is not None else database
     data = None if data_dir is None else DataFolder(data_dir, address="here")
     async with AsyncExitStack() as stack, aiohttp.ClientSession() as client:
         if data is not None:
             stack.callback(data.close)
         lives: list[Live] = []
         servers: list[Server] = []
-        at = None if tables is None else listen("127.0.0.1", 0)
+        at = None if database is None else listen("127.0.0.1", 0)
         for place in places(folder, num):
             stack.callback(place.listener.close)
             url, manager, server = await stack.enter_async_context(
@@ -172,7 +188,7 @@ async def two_workers(
                     renderer,
                     folder=data,
                     data_dir=data_dir,
-                    tables=tables,
+                    database=database,
                     server_listener=at,
                     **settings,
                 )

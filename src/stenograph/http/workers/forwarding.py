@@ -6,18 +6,21 @@ not take what was read, and the end of the one is the end of the other.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import httptools
 
-from stenograph.core.errors import StenographError, WorkerUnavailable
+from stenograph.core.errors import StenographError, UnexpectedFailure, WorkerUnavailable
 from stenograph.dialects.base import Refusal
 from stenograph.http.connection import ClientConnection, RequestPhase
 from stenograph.http.workers.named import Named, body_bytes_of, named_by
 from stenograph.http.workers.owners import Finding, Found, Owner, Owners
 from stenograph.http.workers.peer_connection import DELIVERED, GREETING, client_line
+
+log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
 """Longest time that a request waits for a worker that is being started again."""
@@ -102,10 +105,22 @@ class ForwardingConnection(ClientConnection):
         """Begin a request once it is known who serves it. Until then nothing is read."""
 
         async def begin() -> None:
-            owner = await finding()
+            owner, failure = None, None
+            try:
+                owner = await finding()
+            except StenographError as error:
+                failure = error
+            except Exception:
+                path = named.path.decode("latin-1")
+                log.exception("no owner was found for %s %s", named.method.decode("ascii"), path)
+                failure = UnexpectedFailure("The server failed on this request.")
             self._finding, early = None, b"".join(self._early)
             self._phase = RequestPhase.HEAD
             self.flow.resume_reading()
+            if failure is not None:
+                self._refuse_with = partial(self._refuse_at, named.path.decode("latin-1"))
+                self._refuse(failure)
+                return
             if owner is not None:
                 self._begin_elsewhere(owner, head, named)
                 self.data_received(early)
