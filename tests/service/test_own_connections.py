@@ -134,9 +134,9 @@ async def connections(kind: str, url: str) -> AsyncGenerator[Connections]:
 async def whole(connections: Connections, method: str, body: bytes = b"") -> tuple[int, bytes]:
     exchange = await connections.ask(method, "/", [("accept-encoding", "identity")], body)
     try:
-        read = b""
-        while piece := await exchange.piece():
-            read += piece
+        read = await exchange.piece()
+        while pieces := await exchange.pieces(1_000_000):
+            read += b"".join(pieces)
         return exchange.status, read
     finally:
         exchange.leave()

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -28,6 +28,19 @@ LEAST_BYTES_PER_S = 256 * 1024
 
 SERVED_IN_A_PASS = 8
 """Small bodies that are served in one event-loop iteration: each takes about half a millisecond, to the next wait."""
+
+
+class Source(Protocol):
+    """A body that gathers what comes, and hands it over a large part at a time."""
+
+    @property
+    def num_pending(self) -> int:
+        """Bytes that have come, and are not handed over yet."""
+        ...
+
+    def hand_over(self) -> None:
+        """Let whoever reads have what has come, at the latest once more comes."""
+        ...
 
 
 class BodySlots:
@@ -107,49 +120,73 @@ class _Passes:
             loop.call_soon(self._next_pass, loop)
 
 
+def _most_ahead() -> float:
+    """Most bytes that count beyond the least rate: after `STALL_S` without any, none are left."""
+    return STALL_S * LEAST_BYTES_PER_S
+
+
 class Slot:
     """One body's place among those that flow fast: held while it brings more than the least rate."""
 
     def __init__(self, owner: BodySlots, free: asyncio.Semaphore) -> None:
         self._owner = owner
         self._free = free
-        self._is_held = False
+        self.is_held = False
+        self._stall: asyncio.TimerHandle | None = None
         self._num_ahead = 0.0
-        """Bytes that it brought beyond the least rate; `STALL_S` at that rate takes all of them away."""
+        """Bytes that it had brought beyond the least rate at `_since`."""
+        self._since = 0.0
+        self._num_counted = 0
+        """Bytes of the piece under way that are counted in it already."""
 
     async def take(self) -> None:
         """Wait for the slot. Does nothing if it is held."""
-        if not self._is_held:
+        if not self.is_held:
             await self._free.acquire()
-            self._is_held = True
+            self.is_held = True
             self._owner.num_held += 1
-            self._num_ahead = STALL_S * LEAST_BYTES_PER_S
+            self._num_ahead = _most_ahead()
 
     def give_up(self) -> None:
         """Let another body flow. Does nothing if the slot is not held."""
-        if self._is_held:
-            self._is_held = False
+        if self.is_held:
+            self.is_held = False
             self._owner.num_held -= 1
             self._free.release()
 
-    async def piece(self, read: Awaitable[T], size: Callable[[T], int]) -> T:
+    async def piece(self, read: Awaitable[T], size: Callable[[T], int], source: Source | None = None) -> T:
         """Wait for the next piece of the body, of `size(piece)` bytes, and for the slot if it comes fast.
 
-        While a piece is long in coming the slot is given up.
+        While a piece is long in coming the slot is given up; one that `source` gathers is, while too little comes.
         """
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        stall = loop.call_later(self._num_ahead / LEAST_BYTES_PER_S, self.give_up) if self._is_held else None
+        self._since, self._num_counted = loop.time(), 0
+        if self.is_held:
+            self._stall = loop.call_later(self._num_ahead / LEAST_BYTES_PER_S, self._check, loop, source)
         try:
             piece = await read
         finally:
-            if stall is not None:
-                stall.cancel()
-        num_ahead = max(0.0, self._num_ahead - (loop.time() - began) * LEAST_BYTES_PER_S)
+            if self._stall is not None:
+                self._stall.cancel()
+                self._stall = None
+        num_ahead = max(0.0, self._num_ahead - (loop.time() - self._since) * LEAST_BYTES_PER_S)
         if not num_ahead:
             self.give_up()
-        most = STALL_S * LEAST_BYTES_PER_S
-        self._num_ahead = min(num_ahead + size(piece), most)
-        if num_ahead + size(piece) > most:
+        num_ahead += size(piece) - self._num_counted
+        self._num_ahead = min(num_ahead, _most_ahead())
+        if num_ahead > self._num_ahead:
             await self.take()
         return piece
+
+    def _check(self, loop: asyncio.AbstractEventLoop, source: Source | None) -> None:
+        """Its lead is used up: wait on for as long as what `source` has gathered meanwhile allows, or give it up."""
+        num_pending = 0 if source is None else source.num_pending
+        self._num_ahead = min(num_pending - self._num_counted, _most_ahead())
+        self._since, self._num_counted = loop.time(), num_pending
+        if self._num_ahead > 0:
+            self._stall = loop.call_later(self._num_ahead / LEAST_BYTES_PER_S, self._check, loop, source)
+            return
+        self._stall = None
+        self.give_up()
+        if source is not None:
+            source.hand_over()

@@ -86,7 +86,7 @@ def read(reader: ResponseReader, data: Iterable[bytes]) -> bytes:
     body = b""
     for piece in data:
         reader.feed(memoryview(piece))
-        body += reader.take()
+        body += b"".join(reader.take())
     return body
 
 

@@ -103,6 +103,40 @@ async def test_a_body_that_drips_needs_no_slot_and_one_that_turns_to_dripping_gi
         assert slots.num_held == 0
 
 
+class Gathering:
+    """A body of which so many bytes come until the slot is looked at again; nobody takes them before it is whole."""
+
+    def __init__(self, *num_bytes: int) -> None:
+        self._coming = list(num_bytes)
+        self._brought = 0
+        self.was_handed_over = asyncio.Event()
+
+    @property
+    def num_pending(self) -> int:
+        self._brought += self._coming.pop(0) if self._coming else 0
+        return self._brought
+
+    def hand_over(self) -> None:
+        self.was_handed_over.set()
+
+    async def taken(self) -> int:
+        await self.was_handed_over.wait()
+        return self._brought
+
+
+async def test_a_body_that_is_gathered_keeps_its_slot_while_it_comes_and_is_handed_over_once_it_stalls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(body_slots, "STALL_S", 0.001)
+    slots, body = BodySlots(1), Gathering(200, 1, 100_000)
+    async with slots.slot() as slot:
+        await slot.take()
+        assert await slot.piece(body.taken(), int, body) == 100_201
+        assert slots.num_held == 0
+        await slot.piece(asyncio.sleep(0, 100_000), int)
+        assert slots.num_held == 1
+
+
 async def test_slots_of_another_kind_wait_for_none_of_these() -> None:
     slots = BodySlots(1)
     async with slots.slot() as ours, slots.apart().slot() as theirs:

@@ -95,6 +95,8 @@ class AiohttpExchange:
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
+        self._num_wanted = 0
+        self.num_pending = 0
 
     def __repr__(self) -> str:
         return f"<AiohttpExchange {self._response.status}>"
@@ -119,11 +121,16 @@ class AiohttpExchange:
         except _BROKEN as error:
             raise _translated(error, reply_began=True) from error
 
-    async def whole(self) -> bytes:
-        try:
-            return await self._response.read()
-        except _BROKEN as error:
-            raise _translated(error, reply_began=True) from error
+    async def pieces(self, num_bytes: int) -> list[bytes]:
+        taken: list[bytes] = []
+        self.num_pending, self._num_wanted = 0, num_bytes
+        while self.num_pending < self._num_wanted and (piece := await self.piece()):
+            taken.append(piece)
+            self.num_pending += len(piece)
+        return taken
+
+    def hand_over(self) -> None:
+        self._num_wanted = 1
 
     def leave(self) -> None:
         if self._response.content.is_eof():

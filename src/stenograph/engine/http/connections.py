@@ -233,8 +233,8 @@ class Connection(asyncio.BufferedProtocol):
         self._looked = select.poll()
         self._reader = ResponseReader()
         self._waiter: asyncio.Future[None] | None = None
-        self._waits_for_all = False
-        """Nobody is woken before the reply is whole."""
+        self._num_wanted = 0
+        """Bytes of the body for which somebody waits; nobody is woken before they are there, or the reply is whole."""
         self._is_idle = True
         self._is_paused = False
         self._fault: UpstreamUnreachable | None = None
@@ -262,6 +262,7 @@ class Connection(asyncio.BufferedProtocol):
             transport.writelines((head, body))
         reader = self._reader
         reader.begin(is_head=is_head)
+        self._num_wanted = 0
         try:
             while not reader.has_head:
                 await self._news()
@@ -276,21 +277,25 @@ class Connection(asyncio.BufferedProtocol):
         return self._reader.has_begun
 
     async def piece(self) -> bytes:
+        return b"".join(await self.pieces(1))
+
+    async def pieces(self, num_bytes: int) -> list[bytes]:
         reader = self._reader
-        while not reader.num_pending and not reader.is_whole:
+        self._num_wanted = num_bytes
+        while reader.num_pending < self._num_wanted and not reader.is_whole:
             self._flow()
             await self._news()
+        self._num_wanted = 0
         return reader.take()
 
-    async def whole(self) -> bytes:
-        self._waits_for_all = True
-        try:
-            while not self._reader.is_whole:
-                self._flow()
-                await self._news()
-        finally:
-            self._waits_for_all = False
-        return self._reader.take()
+    @property
+    def num_pending(self) -> int:
+        return self._reader.num_pending
+
+    def hand_over(self) -> None:
+        self._num_wanted = 1
+        if self._reader.num_pending:
+            self._wake()
 
     def leave(self) -> None:
         transport = self._transport
@@ -362,11 +367,12 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
             self._wake()
             return
-        if reader.num_pending > MOST_UNTAKEN_BYTES and not self._is_paused and not reader.is_whole:
+        is_enough = reader.num_pending >= self._num_wanted
+        if is_enough and reader.num_pending > MOST_UNTAKEN_BYTES and not self._is_paused and not reader.is_whole:
             assert self._transport is not None, "bytes come only while the connection is there"
             self._is_paused = True
             self._transport.pause_reading()
-        if reader.is_whole or (reader.has_head and not self._waits_for_all):
+        if reader.is_whole or (reader.has_head and is_enough):
             self._wake()
 
     def eof_received(self) -> None:

@@ -42,8 +42,17 @@ class Exchange(Protocol):
         """
         ...
 
-    async def whole(self) -> bytes:
-        """All of a body that is known to be small. Raises as `piece` does."""
+    async def pieces(self, num_bytes: int) -> Sequence[bytes]:
+        """The same in pieces, at least `num_bytes` unless the body ends before; none at its end."""
+        ...
+
+    @property
+    def num_pending(self) -> int:
+        """Bytes of the body that have come, and wait to be taken."""
+        ...
+
+    def hand_over(self) -> None:
+        """Let `pieces` return with what has come, at the latest once more comes."""
         ...
 
     def leave(self) -> None:

@@ -85,14 +85,10 @@ class ResponseReader:
         """Whether another request may follow the reply, which is whole."""
         return self._keeps and not self.has_more
 
-    def take(self) -> bytes:
-        """The body's bytes that have come and were not taken."""
-        pieces = self._pieces
+    def take(self) -> list[bytes]:
+        """The body's pieces that have come and were not taken."""
+        taken, self._pieces = self._pieces, []
         self.num_pending = 0
-        if len(pieces) == 1:
-            return pieces.pop()
-        taken = b"".join(pieces)
-        pieces.clear()
         return taken
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import io
 import itertools
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
@@ -29,6 +29,8 @@ Headers = tuple[tuple[str, str], ...]
 MAX_FORWARDED_VALUE = 4096
 """Longest header value that goes on to a client; many take no line of more than 8 KiB."""
 DEFAULT_MAX_REPLY_BYTES = 2**27
+GATHERED_BYTES = 2**21
+"""A body that has a slot is taken in parts of this size: to wake its turn for each read costs more than reading."""
 TERMINAL = b"[DONE]"
 """The data of the event that ends a stream."""
 
@@ -177,7 +179,7 @@ class EngineTransport:
             received, num_expected = exchange.headers, exchange.num_expected
             is_small = num_expected is not None and num_expected < min(LARGE_BODY_BYTES, self._max_reply_bytes)
             if is_small and not _value(received, "content-encoding"):
-                body = await exchange.whole()
+                body = b"".join(await exchange.pieces(LARGE_BODY_BYTES))
                 await self._body_slots.small()
                 return decode(_reply(exchange.status, received, body))
             async with self._body_slots.slot() as slot:
@@ -195,17 +197,24 @@ class EngineTransport:
         encodings = ",".join(value for name, value in received if name == "content-encoding")
         inflater = Inflater(encodings, max_bytes=self._max_reply_bytes)
         body, num_raw = io.BytesIO(), 0
-        while raw := await slot.piece(exchange.piece(), len):
-            num_raw += len(raw)
+        while pieces := await slot.piece(exchange.pieces(GATHERED_BYTES if slot.is_held else 1), _num_bytes, exchange):
+            num_raw += _num_bytes(pieces)
             if num_raw > self._max_reply_bytes:
                 raise too_large(self._max_reply_bytes)
-            for piece in inflater.feed(raw):
+            if not encodings:
+                body.writelines(pieces)
+                continue
+            for piece in inflater.feed(b"".join(pieces)):
                 body.write(piece)
                 if len(piece) == PIECE_BYTES:
                     await asyncio.sleep(0)
         inflater.end()
         await slot.take()  # for what is done with the body
         return body.getvalue()
+
+
+def _num_bytes(pieces: Sequence[bytes]) -> int:
+    return sum(map(len, pieces))
 
 
 def _reply(status: int, received: Pairs, body: bytes) -> HttpReply:
