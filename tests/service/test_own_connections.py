@@ -301,6 +301,32 @@ def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing_to_wait_fo
         runner.run(all_of_them())
 
 
+def test_a_request_that_is_cancelled_once_its_connection_is_made_leaves_nothing_to_wait_for() -> None:
+    """On the server's own loop, which makes the protocol's connection an iteration before it says so to the task: of
+    what is cancelled then, the protocol never hears the end."""
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def cancel_once_made(url: str) -> None:
+        connections = OwnConnections(URL(url), 5.0, reuses=True)
+        connections.open()
+        asking = asyncio.ensure_future(connections.ask("POST", "/", (), b"{}"))
+        while not connections._all:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await connections.aclose()
+
+    async def all_of_them() -> None:
+        async with served(silent) as (_, url):
+            for _ in range(20):
+                await cancel_once_made(url)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(all_of_them())
+
+
 async def test_nothing_is_left_when_the_transport_is_closed() -> None:
     """Of connections that are idle, that wait for a reply, that are within one, and that stream."""
     arrived = asyncio.Semaphore(0)

@@ -174,10 +174,12 @@ class OwnConnections:
         return self._found
 
     async def _connection_on(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> "Connection":
-        def made() -> Connection:
-            return Connection(self._buffer, self._all.add, self.rest, self.lost)
-
-        _, connection = await loop.create_connection(made, sock=sock)
+        connection = Connection(self._buffer, self._all.add, self.rest, self.lost)
+        try:
+            await loop.create_connection(lambda: connection, sock=sock)
+        except BaseException:
+            self.lost(connection)  # one that is cancelled hears nothing more from uvloop, whether it was made or not
+            raise
         return connection
 
 
