@@ -2,7 +2,7 @@
 servers that are stopped past their leases, between turns and in the middle of one.
 
 A stop is made by hand: the database ends the leases of a server's workers, others are asked, and then the server's
-clock says that its leases are over. A few examples here; `scripts/test-cluster` sets EXAMPLES.
+clock says that its leases are over. `scripts/test-cluster` runs the rules, and sets EXAMPLES; the stops run by default.
 """
 
 import asyncio
@@ -148,6 +148,7 @@ def test_a_turn_of_a_server_that_is_stopped_past_its_lease_is_made_once_by_anoth
         machine.teardown()
 
 
+@pytest.mark.cluster
 def test_whatever_is_asked_of_whichever_server_is_what_one_server_says(renderer: Renderer, tmp_path: Path) -> None:
     tables = SharedTables(time.monotonic)
     with two_servers(lambda: MemoryRows(tables), renderer, tmp_path) as doors:
