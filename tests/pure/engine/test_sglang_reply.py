@@ -7,6 +7,7 @@ import math
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,8 +29,10 @@ from stenograph.core.types import (
     token_ids,
 )
 from stenograph.dialects.openai.spelling import OpenAISpelling
+from stenograph.engine import rows
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang import chat_wire
 from stenograph.engine.sglang.chat_wire import SGLangReply, cut_replay, decode_reply, encode_request
 
 VOCAB = 1000
@@ -111,6 +114,49 @@ def test_whatever_stands_in_the_place_of_a_payload_is_one_or_breaks_a_law(parts:
     except UpstreamInvalid as error:
         replay, law = None, error.law
     assert replay is not None or law in ("replay_is_base64", "json")
+
+
+LARGE_REPLY = msgspec.json.encode(reply(routed_experts="@@", after="x")).split(b"@@")
+LARGE_PAYLOAD = b"A" * rows.LARGE_PAYLOAD_BYTES
+
+
+def read_or_law(body: bytes) -> object:
+    """All that is read of a body but for the text of its payload; or the law that it breaks."""
+    try:
+        completion = rows.decoded(chat_wire._COMPLETION, body, chat_wire._LAWS)
+    except UpstreamInvalid as error:
+        return error.law
+    for choice in completion.choices:
+        choice.meta_info.routed_experts = msgspec.Raw(bytes(choice.meta_info.routed_experts)[:1])
+    return completion
+
+
+@given(
+    st.sampled_from(
+        [b"", b"\\n", b"\\", b'"', b"\n", b"\x00", b"\x7f", b"\xc3\xa9", b"\xff", b'","a":"', b'"}', b"\\u12"]
+    ),
+    st.lists(st.tuples(st.integers(min_value=0), st.sampled_from(b'"\\,:{}[]x0\xff\n')), max_size=3),
+)
+def test_a_large_payload_is_passed_over_as_the_decoder_passes_over_it(
+    inside: bytes, flips: list[tuple[int, int]]
+) -> None:
+    around = bytearray(b"@".join(LARGE_REPLY))
+    cut = len(LARGE_REPLY[0])
+    for place, byte in flips:
+        if place % len(around) != cut:
+            around[place % len(around)] = byte
+    body = b"".join((around[:cut], LARGE_PAYLOAD, inside, LARGE_PAYLOAD, around[cut + 1 :]))
+    assert read_or_law(rows.outline(body)) == read_or_law(body)
+
+
+def test_a_large_payload_that_nobody_asked_for_is_not_decoded_and_one_that_was_asked_for_is_kept() -> None:
+    body = LARGE_PAYLOAD.join(LARGE_REPLY)
+    assert rows.outline(body) == b"".join(LARGE_REPLY)
+    unasked = decode_reply(body, vocab_size=VOCAB, request_id="r")
+    assert (unasked.replay, unasked.unasked_replay) == (None, ("routed_experts",))
+    asked = decoded(body).replay
+    assert asked is not None
+    assert asked.routed_experts == LARGE_PAYLOAD.decode()
 
 
 def test_a_valid_reply_is_read_whole() -> None:

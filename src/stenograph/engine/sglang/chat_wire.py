@@ -28,6 +28,7 @@ from stenograph.core.support import SupportPiece
 from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, Replay, SamplingParams, TopLogprob
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import (
+    LARGE_PAYLOAD_BYTES,
     META_LAWS,
     REPLAY_FIELDS,
     MetaFinish,
@@ -38,6 +39,7 @@ from stenograph.engine.rows import (
     check_request,
     decoded,
     laws,
+    outline,
     reason_of,
     replay_of,
 )
@@ -232,7 +234,8 @@ def decode_reply(
     have its support. Raises UpstreamInvalid, naming the
     law that it breaks, and nothing else.
     """
-    completion = decoded(_COMPLETION, body, _LAWS)
+    is_large = len(body) > LARGE_PAYLOAD_BYTES and replay is ReplayKind.NONE
+    completion = decoded(_COMPLETION, outline(body) if is_large else body, _LAWS)
     if len(completion.choices) != 1:
         raise UpstreamInvalid("one_choice", f"one choice was asked for, {len(completion.choices)} came")
     choice = completion.choices[0]
