@@ -34,7 +34,7 @@ def summary(
     options: argparse.Namespace, steps: Sequence[Mapping[str, Any]], before: Any, after: Any, engine_gib: float | None
 ) -> dict[str, Any]:
     """What a run came to."""
-    of_changed = [one for step in steps if (one := step["share_outside_changed"]) is not None]
+    of_changed = [one for step in steps if (one := step.get("share_outside_changed")) is not None]
     return {
         "task": options.task,
         "trainer": options.trainer,

@@ -276,11 +276,13 @@ async def test_a_large_body_is_as_long_as_it_says(num_extra: int) -> None:
             assert num_extra or server.num_connections == 1
 
 
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An engine that never answers."""
+    await reader.read()
+
+
 def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing_to_wait_for() -> None:
     """On the server's own loop, which says nothing to the protocol of a connection that was cancelled so early."""
-
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
 
     async def cancel_after(num_iterations: int, url: str) -> None:
         connections = OwnConnections(URL(url), 5.0, reuses=True)
@@ -304,9 +306,6 @@ def test_a_request_that_is_cancelled_while_it_connects_leaves_nothing_to_wait_fo
 def test_a_request_that_is_cancelled_once_its_connection_is_made_leaves_nothing_to_wait_for() -> None:
     """On the server's own loop, which makes the protocol's connection an iteration before it says so to the task: of
     what is cancelled then, the protocol never hears the end."""
-
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
 
     async def cancel_once_made(url: str) -> None:
         connections = OwnConnections(URL(url), 5.0, reuses=True)
