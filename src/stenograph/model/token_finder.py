@@ -31,10 +31,15 @@ class TokenFinder:
         """A character that no literal has. It is never a surrogate: no vocabulary has all that come before those."""
         self._num_ahead = max(map(len, distinct), default=1) - 1
         self._automaton = AhoCorasick(distinct, matchkind=MatchKind.LeftmostLongest)
+        firsts = {literal[0] for literal in distinct}
+        self._only_first = firsts.pop() if len(firsts) == 1 else ""
+        """The character that all of them begin with, as most vocabularies' control tokens do; empty: there is none."""
 
     def find(self, text: str, start: int = 0, end: int | None = None) -> Iterable[tuple[int, int]]:
         """The matches that lie within text[start:end], as spans [start, end) of `text`, in order."""
         if not start and len(text) <= self._piece_chars and (end is None or end >= len(text)):
+            if self._only_first not in text:
+                return []
             found = self._automaton.find_matches_as_indexes(text) if text.isascii() else self._matches(text)
             return [(at, match_end) for _, at, match_end in found] if found else []
         return self._find_in_pieces(text, start, len(text) if end is None else min(end, len(text)))

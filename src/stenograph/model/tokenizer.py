@@ -214,6 +214,8 @@ def _spellings(content: str) -> tuple[str, ...]:
 
 def _trusted_runs(spans: Sequence[Span]) -> list[tuple[int, int]]:
     """The joined text's maximal trusted stretches [start, end)."""
+    if len(spans) == 1:
+        return [(0, len(spans[0].text))] if spans[0].trusted else []
     runs: list[tuple[int, int]] = []
     start = 0
     for span in spans:

@@ -62,14 +62,8 @@ def untrack(record: object) -> None:
     `PyObject_GC_UnTrack`.
     """
     is_tracked = gc.is_tracked
-    if not is_tracked(record):
-        return  # it may have no header for the garbage collector
-    _UNTRACK(record)
-    found: list[object] = [record]
+    found = [record] if is_tracked(record) else []  # without a header for the garbage collector it may not be touched
     while found:
-        parts = filter(is_tracked, gc.get_referents(*found))
-        found = []
-        for one in parts:  # one that two refer to is untracked when it is met again
-            if _IS_PART[type(one)]:
-                _UNTRACK(one)
-                found.append(one)
+        for one in found:
+            _UNTRACK(one)
+        found = [one for one in filter(is_tracked, gc.get_referents(*found)) if _IS_PART[type(one)]]

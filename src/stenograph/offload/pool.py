@@ -5,7 +5,7 @@ changes on the loop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -49,5 +49,6 @@ def _complete(work: Callable[[], T]) -> T:
         result = work()
     except StopIteration as error:
         raise RuntimeError("work on the pool raised StopIteration") from error
-    assert not isinstance(result, Iterator | Awaitable), "a lazy result would leave its work to the loop"
+    is_lazy = hasattr(result, "__next__") or hasattr(result, "__await__")
+    assert not is_lazy, "a lazy result would leave its work to the loop"
     return result

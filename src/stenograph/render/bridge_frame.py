@@ -43,6 +43,10 @@ class FrameKey:
         return num
 
 
+BARE = FrameKey(tools=(), kwargs={})
+"""The key of most bridges."""
+
+
 class Frame:
     """The template's text around new messages. Immutable; `avoid` are strings in which its seals' mark must not occur.
 

@@ -7,6 +7,7 @@ called from any thread.
 
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -17,7 +18,7 @@ from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, Grammar, PromptEnd, SamplingParams
 from stenograph.model.tokenizer import Span, Tokenizer
 from stenograph.render.append_proof import Proof, ProofCache
-from stenograph.render.bridge_frame import Frame, FrameCache, FrameKey
+from stenograph.render.bridge_frame import BARE, Frame, FrameCache, FrameKey
 from stenograph.render.family import Family
 from stenograph.render.template.input import client_strings, occurs
 from stenograph.render.template.shown import as_shown
@@ -38,6 +39,11 @@ EFFORTS = ("low", "medium", "high")
 
 PROMPT_END_TOKENS = 16
 """Ids of a prompt's end that are looked at: more than any family's generation prompt has after its last turn."""
+SURE_END_TOKENS = 4
+"""Most prompts end with the same few ids; what they say is kept."""
+MAX_SURE_ENDS = 256
+MOST_UTF8_BYTES = 4
+"""The first characters of a few ids may be the rest of one that began before them."""
 
 
 class Bridge(Struct, frozen=True, kw_only=True, gc=False):
@@ -71,6 +77,7 @@ class Renderer:
         self._reply_stops = frozenset(tokenizer.added_tokens[token] for token in self.family.reply_stops)
         self._opening_stops = frozenset(tokenizer.added_tokens[token] for token in self.family.opening_stops)
         self._proofs = ProofCache(self.writer, self.family)
+        self._sure_ends = lru_cache(maxsize=MAX_SURE_ENDS)(self._sure_end)
 
     def __repr__(self) -> str:
         return f"<Renderer {self.family.name}, {self.tokenizer!r}>"
@@ -162,10 +169,11 @@ class Renderer:
         self._check_tools(tools)
         if self._early_roles:
             self._check_late(new)
-        key = FrameKey(tools=() if self.family.tools_before_turns else tuple(tools), kwargs=kwargs)
+        shown = () if self.family.tools_before_turns else tuple(tools)
+        key = FrameKey(tools=shown, kwargs=kwargs) if shown or kwargs else BARE
         frame, text = self._new_text(key, reply.tool_calls, new)
         closing = self._closing(frame, has_calls=bool(reply.tool_calls))
-        ids = self.tokenizer.encode_spans([Span(text=closing, trusted=True), *frame.sealer.open(text)])
+        ids = self.tokenizer.encode_spans(frame.sealer.open(closing + text))
         closing_ids = frame.closing_ids if closing == frame.closing else self.tokenizer.encode(closing)
         if self._is_exchanged(tail_ids, closing_ids):
             return Bridge(ids=ids, num_trimmed=1)
@@ -252,7 +260,16 @@ class Renderer:
 
     def prompt_end(self, ids: Sequence[int]) -> PromptEnd:
         """Whether a prompt opened the reasoning; of its ids the last ones will do."""
-        return self.family.syntax.prompt_end(self.tokenizer.decode(ids[-PROMPT_END_TOKENS:]))
+        if self.family.syntax.reasoning is None:
+            return PromptEnd.SILENT
+        sure = self._sure_ends(tuple(ids[-SURE_END_TOKENS:]))
+        return sure or self.family.syntax.prompt_end(self.tokenizer.decode(ids[-PROMPT_END_TOKENS:]))
+
+    def _sure_end(self, ids: Sequence[int]) -> PromptEnd | None:
+        """What a prompt's last ids say whatever comes before them; None: they are too short a text for that."""
+        text, syntax = self.tokenizer.decode(ids), self.family.syntax
+        longest = max(map(len, syntax.markers), default=0)
+        return syntax.prompt_end(text) if len(text.rstrip()) > longest + MOST_UTF8_BYTES else None
 
     def _check_late(self, new: Sequence[Message]) -> None:
         for message in new:
