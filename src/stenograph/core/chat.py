@@ -37,7 +37,7 @@ class ToolMode(enum.StrEnum):
     NAMED = "named"
 
 
-class ToolChoice(Struct, frozen=True, kw_only=True):
+class ToolChoice(Struct, frozen=True, kw_only=True, gc=False):
     """Whether and which tool the model must call."""
 
     mode: ToolMode = ToolMode.AUTO
@@ -178,7 +178,7 @@ class PlainSpelling:
         return None
 
 
-class ChatRequest(Struct, frozen=True, kw_only=True):
+class ChatRequest(Struct, frozen=True, kw_only=True, gc=False):
     """A generation request, whatever dialect it came in.
 
     `template_kwargs` go to the chat template; `recorded` are fields that are kept in the record without effect on
@@ -246,7 +246,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
         return replace(blame, index=self.place_of(blame.index))
 
 
-class CompletionRequest(Struct, frozen=True, kw_only=True):
+class CompletionRequest(Struct, frozen=True, kw_only=True, gc=False):
     """Prompts that are to be continued, each a text or ids [T] int32; each makes a turn.
 
     The other fields are those of `ChatRequest`.
@@ -293,7 +293,7 @@ class ParseFault:
     end: int
 
 
-class ParsedReply(Struct, frozen=True, kw_only=True):
+class ParsedReply(Struct, frozen=True, kw_only=True, gc=False):
     """Sampled tokens seen as a message, and what was wrong with them as one, in the order of the reply."""
 
     message: Message
@@ -357,7 +357,7 @@ class Remaining(Struct, frozen=True, kw_only=True, gc=False):
     session_tokens: int | None = None
 
 
-class ChatReply(Struct, frozen=True, kw_only=True):
+class ChatReply(Struct, frozen=True, kw_only=True, gc=False):
     """A finished turn for its client, in any dialect. `created` is in whole seconds of the epoch.
 
     `written` is the engine's own reply where the engine writes it: a client that does not stream gets just that.

@@ -4,7 +4,6 @@ Owns what a message is. Knows neither a wire format nor a template.
 """
 
 import enum
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -19,7 +18,7 @@ class Role(enum.StrEnum):
     TOOL = "tool"
 
 
-class ToolCall(Struct, frozen=True, kw_only=True):
+class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
     """A call that the model made. `arguments` is JSON text as it was spelled; it may be malformed."""
 
     id: str
@@ -27,7 +26,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     arguments: str
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class Message(Struct, frozen=True, kw_only=True, gc=False):
     """One message. `content` None and "" render alike, but are kept apart because the wire keeps them apart.
 
     `tool_calls` and `reasoning` only on an assistant's, `tool_call_id` only on a tool's.
@@ -47,8 +46,7 @@ class Message(Struct, frozen=True, kw_only=True):
             raise ValueError(f"a {self.role} message answers no tool call")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
+class Tool(Struct, frozen=True, kw_only=True, gc=False):
     """A function that the model may call. `json` is the whole tool as sent, `parameters_json` its JSON Schema."""
 
     name: str

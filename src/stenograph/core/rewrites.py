@@ -1,14 +1,14 @@
 """Rewrites: named changes to what a client sent, made before it is matched and rendered, as a turn keeps them. Pure."""
 
 import hashlib
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MAX_KEPT_BYTES = 4096
 """The longest text that is kept as it was; of a longer one its hash and its length are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedRewrite:
+class AppliedRewrite(Struct, frozen=True, kw_only=True, gc=False):
     """A change that a rule made: `where`, as the client's own pointer, and the text before and after it.
 
     `message` is the client's number of the message that it is of; a turn keeps it once, when the message is new.

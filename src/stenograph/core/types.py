@@ -1,6 +1,7 @@
 """The values that travel between the rooms: prompts, sampling parameters, chunks, sampled turns.
 
-All are frozen, and an invalid one cannot be made. Token ids are `array('i')` (int32): four
+All are frozen, and an invalid one cannot be made. Nothing in one refers back to it, so the garbage collector, which is
+there for cycles, tracks none of them (`gc=False`). Token ids are `array('i')` (int32): four
 bytes an id, and prefixes compare without making objects. Arrays are mutable; only the function
 that built one may change it.
 """
@@ -9,12 +10,12 @@ import enum
 import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import NewType, cast
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
 from stenograph.core.ids_json import encode_ids, with_commas
@@ -50,15 +51,14 @@ class GrammarKind(enum.StrEnum):
     """`source` is a grammar in GBNF, the EBNF that most engines take: `root ::= …`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grammar:
+class Grammar(Struct, frozen=True, kw_only=True, gc=False):
     """A constraint on the sampled text. Equal grammars compile to the same automaton, so it may be a cache key."""
 
     kind: GrammarKind
     source: str = ""
 
 
-class SamplingParams(Struct, frozen=True, kw_only=True):
+class SamplingParams(Struct, frozen=True, kw_only=True, gc=False):
     """The parameters of sampling. Defaults sample from the model's own distribution, to the end of the context.
 
     `temperature` 0 is greedy; `top_k` 0 is off; `logit_bias` pairs are `(id, bias in nats)`; `num_top_logprobs` asks
@@ -186,8 +186,7 @@ class LogprobsReport:
 RAW_LOGPROBS = LogprobsReport()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopLogprob:
+class TopLogprob(Struct, frozen=True, kw_only=True, gc=False):
     """One alternative at a position: `logprob` is ln p(id) in nats under the distribution that the engine reports."""
 
     id: int
@@ -202,15 +201,13 @@ class WeightSpan(Struct, frozen=True, kw_only=True, gc=False):
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedWeights:
+class MixedWeights(Struct, frozen=True, kw_only=True, gc=False):
     """A turn's weights changed while it was sampled. `oldest` are those at its beginning, None if they have no name."""
 
     oldest: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineTimes:
+class EngineTimes(Struct, frozen=True, kw_only=True, gc=False):
     """Times of the engine's steps, in seconds of the machine's monotonic clock (one zero for all processes)."""
 
     submitted: float
@@ -222,7 +219,7 @@ class EngineTimes:
 _OF_THE_BYTES = frozenset({"etag", "content-md5", "content-digest", "repr-digest", "digest"})
 
 
-class EngineReply(Struct, frozen=True, kw_only=True):
+class EngineReply(Struct, frozen=True, kw_only=True, gc=False):
     """A whole reply as its engine wrote it, for a client that gets it unchanged.
 
     `body` goes out byte for byte, under `content_type` and `headers` (end-to-end ones only, lower-case names).
@@ -244,8 +241,7 @@ class EngineReply(Struct, frozen=True, kw_only=True):
         return replace(self, body=body, headers=headers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(Struct, frozen=True, kw_only=True, gc=False):
     """The data with which a trainer routes the same tokens as the engine did; base64 as the engine sent it.
 
     `routed_experts`: int32, little-endian, [prompt + completion tokens - 1, layers, top_k].
@@ -256,7 +252,7 @@ class Replay:
     indexer_topk: str | None = None
 
 
-class Chunk(Struct, frozen=True, kw_only=True):
+class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     """A step of a generation: the ids sampled since the last chunk, in order.
 
     `logprobs[i]` is ln p(ids[i]) in nats under the distribution that the engine's capabilities declare.
@@ -321,7 +317,7 @@ def all_finite(values: "array[float]") -> bool:
     return math.isfinite(np.minimum.reduce(found)) and math.isfinite(np.maximum.reduce(found))  # of a NaN both are one
 
 
-class SampledTurn(Struct, frozen=True, kw_only=True):
+class SampledTurn(Struct, frozen=True, kw_only=True, gc=False):
     """The ids that an engine sampled for one turn, checked.
 
     `ids` [T] int32, `logprobs` [T] float64 in nats, of the distribution `logprobs_kind`; see `Chunk` for
@@ -391,7 +387,7 @@ class PromptEnd(enum.Enum):
         return self is PromptEnd.OPENS or self is PromptEnd.OPENED
 
 
-class Prompt(Struct, frozen=True, kw_only=True):
+class Prompt(Struct, frozen=True, kw_only=True, gc=False):
     """Ids that go to the engine: first the `num_kept` of the parent node's line, untouched; then `new_ids`.
 
     `of_kept` makes the ids that are kept, which are as many as the history has: few ask for them, and `ids` is made of
@@ -464,8 +460,7 @@ class Stage(enum.StrEnum):
     REPLY = "reply"
 
 
-@dataclass(slots=True)
-class StageTimes:
+class StageTimes(Struct, kw_only=True, gc=False):
     """Ends of one turn's stages, in monotonic seconds; grown as the turn goes on, by its owner alone.
 
     `ends` is by the stages' names: the garbage collector does not scan a dict of strings and floats.

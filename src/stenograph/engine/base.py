@@ -81,7 +81,7 @@ class Capabilities:
     policy: str | None = None
 
 
-class GenerateRequest(Struct, frozen=True, kw_only=True):
+class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
     """One generation: ids in, under a request id that we chose and by which it can be aborted.
 
     `params` are the effective ones. An engine whose own route takes chats (`Capabilities.parses`) gets the request as

@@ -266,7 +266,7 @@ class Renderer:
         return sure or self.family.syntax.prompt_end(self.tokenizer.decode(ids[-PROMPT_END_TOKENS:]))
 
     def _sure_end(self, ids: Sequence[int]) -> PromptEnd | None:
-        """What a prompt's last ids say whatever comes before them; None: they are too short a text for that."""
+        """The end that a prompt's last ids show whatever comes before; None: they are too short a text for that."""
         text, syntax = self.tokenizer.decode(ids), self.family.syntax
         longest = max(map(len, syntax.markers), default=0)
         return syntax.prompt_end(text) if len(text.rstrip()) > longest + MOST_UTF8_BYTES else None

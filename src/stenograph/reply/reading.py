@@ -15,7 +15,7 @@ from stenograph.core.messages import Tool
 from stenograph.core.types import Finish, PromptEnd
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class Reading(Struct, frozen=True, kw_only=True, gc=False):
     """One reply to be read. Without `tools` calls are text; calls get the ids `call_{id_prefix}{n}`.
 
     `prompt_end` says whether the prompt opened the reasoning. `text` is how the reply is shown; no stop string ends it

@@ -271,7 +271,7 @@ class _Replayed:
         for _, node in made:
             self.nodes[node.id] = node
             self.row_of[node.id] = seq
-            untrack(node)
+            untrack(node.tracked_parts)
         self.ledger += [_ended(row, commit, made) for row in commit.ledger]
 
 

@@ -34,7 +34,7 @@ NO_DEADLINE_S = 10 * 365 * 86400.0
 """Stands for no deadline: an abort can still bring it forward."""
 
 
-class TurnOutcome(Struct, frozen=True, kw_only=True):
+class TurnOutcome(Struct, frozen=True, kw_only=True, gc=False):
     """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept.
 
     `strand` and `node` number the place of the first turn that is kept, None if none is; `rewrites` are its changes.

@@ -98,7 +98,7 @@ class TurnServices:
     weights: Weights = field(default_factory=Weights)
 
 
-class _ReadReply(Struct, frozen=True, kw_only=True):
+class _ReadReply(Struct, frozen=True, kw_only=True, gc=False):
     """A generation's reply, checked and parsed."""
 
     sampled: SampledTurn
@@ -339,7 +339,7 @@ class TurnRun:
             self.node_id, self.rewrites = node.id, turn.rewrites
             if replaced:
                 self.discarded = tuple(gone.turn for gone in replaced)
-            untrack(node)
+            untrack(node.tracked_parts)
             if isinstance(self._request, ChatRequest):
                 strand.recent.extend(self._request, node)
         return ChatReply(

@@ -21,7 +21,7 @@ from stenograph.trajectory.matching import Matcher
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
 
 
-class Attachment(Struct, frozen=True, kw_only=True):
+class Attachment(Struct, frozen=True, kw_only=True, gc=False):
     """Place where a request attaches: after `parent` (None: as a root), with messages not yet in its line.
 
     `revision` is the history's when the position was taken; where only one turn may run, a commit checks that it holds.

@@ -7,10 +7,10 @@ one another (history.py) nor how a reply was sampled or shown.
 import enum
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from stenograph.core.chat import Asked, ParsedReply, ToolChoice
 from stenograph.core.day import STRFTIME_NOW, Day
@@ -39,8 +39,7 @@ _STATUS_OF = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptContext:
+class PromptContext(Struct, frozen=True, kw_only=True, gc=False):
     """Everything in the prompt beside the messages. Turns with different contexts do not share a prefix.
 
     `kwargs_json` is `template_kwargs` with sorted keys, by which they are compared: `true` and `1` are not the same.
@@ -50,11 +49,11 @@ class PromptContext:
     tools: tuple[Tool, ...] = ()
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     day: Day | None = None
-    kwargs_json: bytes = field(init=False, repr=False)
+    kwargs_json: bytes = b""
 
     def __post_init__(self) -> None:
         encoded = msgspec.json.encode(self.template_kwargs, order="sorted") if self.template_kwargs else b"{}"
-        object.__setattr__(self, "kwargs_json", encoded)
+        force_setattr(self, "kwargs_json", encoded)
 
     @property
     def arguments(self) -> Mapping[str, object]:
@@ -71,7 +70,7 @@ class PromptContext:
         return self is other or (self.kwargs_json == other.kwargs_json and self.tools == other.tools)
 
 
-class CommittedTurn(Struct, frozen=True, kw_only=True):
+class CommittedTurn(Struct, frozen=True, kw_only=True, gc=False):
     """One turn, as it is kept: only what it added to the turn before it.
 
     `new_prompt_ids` are the ids of this turn's prompt after the ids of its parent (the whole prompt for a root), of
@@ -103,7 +102,7 @@ class CommittedTurn(Struct, frozen=True, kw_only=True):
     policy: str = ""
     requested_at: float = 0.0
     committed_at: float = 0.0
-    stages: StageTimes = msgspec.field(default_factory=lambda: StageTimes(start=0.0))
+    stages: StageTimes = field(default_factory=lambda: StageTimes(start=0.0))
     trace_id: str = ""
 
     @property
@@ -131,6 +130,14 @@ class Node:
         self.num_messages: int = len(turn.messages) + 1 + (parent.num_messages if parent else 0)
         calling = any(message.tool_calls for message in (*turn.messages, turn.reply.message))
         self.has_calls: bool = calling or (parent is not None and parent.has_calls)
+
+    @property
+    def tracked_parts(self) -> tuple[object, ...]:
+        """The parts of a new turn that the garbage collector would look through: this node, and the arrays. Its
+        structs it does not track, and of tuples it lets go by itself."""
+        turn, sampled = self.turn, self.turn.sampled
+        new_ids, ids, logprobs = turn.new_prompt_ids, sampled.ids, sampled.logprobs
+        return self, new_ids, ids, logprobs, sampled.sampling_logprobs, sampled.tempered_logprobs
 
     def __repr__(self) -> str:
         return f"<Node {self.id} depth {self.depth}, {self.num_tokens} tokens>"

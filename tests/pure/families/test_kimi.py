@@ -4,12 +4,12 @@ The tokenizer is made for the tests: the models bring none that is read here.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Reference
 

@@ -30,7 +30,7 @@ _NAMES = {
 """OpenAI's names, and vLLM's, of fields that have another one here."""
 
 
-class OpenAISpelling(Struct, frozen=True, kw_only=True):
+class OpenAISpelling(Struct, frozen=True, kw_only=True, gc=False):
     """The spelling of one request.
 
     `prompt` is the field that its prompts are in, a list of them with `has_prompts`. `max_tokens` is the field that

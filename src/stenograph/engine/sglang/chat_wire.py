@@ -202,7 +202,7 @@ _LAWS = [
 ]
 
 
-class SGLangReply(Struct, frozen=True, kw_only=True):
+class SGLangReply(Struct, frozen=True, kw_only=True, gc=False):
     """A reply that keeps every law. `logprobs[i]` is ln p(ids[i]) in nats."""
 
     id: str
