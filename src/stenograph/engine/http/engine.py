@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from yarl import URL
@@ -139,7 +140,7 @@ class HttpEngine(Engine):
             if call.streams:
                 # Unbounded: its reader does no more than look at a chunk, and gives up at the first beyond max_tokens.
                 queue: asyncio.Queue[Chunk | None] = asyncio.Queue()
-                work = self._exchange(request, call, reading, queue.put_nowait)
+                work = self._streamed(request, call, reading, queue.put_nowait)
                 exchange = self._own(work, name=f"{self._name}-{request_id}")
                 # A task that is cancelled before it runs never reaches a `finally` of its own.
                 exchange.add_done_callback(lambda _: queue.put_nowait(None))
@@ -253,13 +254,17 @@ class HttpEngine(Engine):
 
         The turn waits for it itself: there is nothing to read meanwhile, for which a stream has a task and a queue.
         """
-        chunks: list[Chunk] = []
+        read: Sequence[Chunk] = ()
         loop = asyncio.get_running_loop()
         wait = asyncio.timeout(None)
+        headers = (*call.headers, *_routing(request))
         try:
             async with wait:
                 running.stop = lambda: wait.reschedule(loop.time())
-                await self._exchange(request, call, reading, chunks.append)
+                read = await self._transport.post(call.path, call.body, headers, partial(self._whole, request, reading))
+                if not read or read[-1].finish is None:
+                    read = [*read]
+                    await self._settle(request, reading, read.append)
         except TimeoutError:
             if not wait.expired():
                 raise  # not ours: a bug of whoever let it out
@@ -270,34 +275,27 @@ class HttpEngine(Engine):
             self._judge(None)
         finally:
             running.stop = None
-        return chunks
+        return read
 
-    async def _exchange(
+    async def _streamed(
         self, request: GenerateRequest, call: Call, reading: EngineReading, put: Callable[[Chunk], object]
     ) -> None:
-        """Send one request and hand its chunks on. What it raises, `generate` raises."""
-        request_id = request.request_id
-        if not call.streams:
+        """Send one request and hand the chunks of its stream on. What it raises, `generate` raises."""
+        try:
+            await self._read_events(request, call, reading, put)
+        except UpstreamUnreachable:
+            if not self._running[request.request_id].is_whole:
+                raise
+            # Its end was handed on: by its own word the reply was whole before its connection was cut.
+        await self._settle(request, reading, put)
 
-            def decode(http: HttpReply) -> Sequence[Chunk]:
-                return self._whole(request, http, reading)
-
-            headers = (*call.headers, *_routing(request))
-            read = await self._transport.post(call.path, call.body, headers, decode)
-            self._hand_on(request_id, read, put)
-            if read and read[-1].finish is not None:
-                return  # nothing more belongs to it
-        else:
-            try:
-                await self._read_events(request, call, reading, put)
-            except UpstreamUnreachable:
-                if not self._running[request_id].is_whole:
-                    raise
-                # Its end was handed on: by its own word the reply was whole before its connection was cut.
+    async def _settle(self, request: GenerateRequest, reading: EngineReading, put: Callable[[Chunk], object]) -> None:
+        """Hand on what comes after a reply that has not ended a generation: what there is left to ask for."""
 
         async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
             return await self._ask(method, target, body, (*headers, *_routing(request)))
 
+        request_id = request.request_id
         self._hand_on(request_id, await reading.settle(ask), put)
         self._hand_on(request_id, reading.end(), put)
         if not self._running[request_id].is_whole:
@@ -312,11 +310,11 @@ class HttpEngine(Engine):
                 if isinstance(event, bytes):
                     self._hand_on(request.request_id, reading.event(event), put)
                 else:  # it does not stream after all, or refuses
-                    self._hand_on(request.request_id, self._whole(request, event, reading), put)
+                    self._hand_on(request.request_id, self._whole(request, reading, event), put)
                 if reading.has_enough:
                     break
 
-    def _whole(self, request: GenerateRequest, http: HttpReply, reading: EngineReading) -> Sequence[Chunk]:
+    def _whole(self, request: GenerateRequest, reading: EngineReading, http: HttpReply) -> Sequence[Chunk]:
         self._is_whole(request.request_id)
         if http.status != 200:
             raise self._adapter.refusal(http, request)
