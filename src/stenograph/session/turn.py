@@ -224,9 +224,11 @@ class TurnRun:
                 Holder(engine=capabilities.engine, kinds=capabilities.grammars, parses=capabilities.parses),
             )
         num_least = request.params.min_tokens if num is None else min(request.params.min_tokens, num)
-        self._params = replace(
-            request.params, grammar=grammar, max_tokens=num, min_tokens=num_least, support=self._wants_support
-        )
+        granted = (grammar, num, num_least, self._wants_support)
+        if granted != (asked, request.params.max_tokens, request.params.min_tokens, request.params.support):
+            self._params = replace(
+                request.params, grammar=grammar, max_tokens=num, min_tokens=num_least, support=self._wants_support
+            )
 
     async def sample(self) -> None:
         """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin."""

@@ -16,6 +16,7 @@ Field names: SGLang's `entrypoints/openai/protocol.py` and `serving_chat.py`.
 
 from array import array
 from collections.abc import Iterator
+from functools import lru_cache
 
 import msgspec
 from msgspec import Struct
@@ -76,7 +77,7 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
         parts += replay_parts(replay)
     if request.params.support:
         parts += support_parts(request.params)
-    parts += [b",", as_json(_sampling_fields(request.params))[1:-1]]
+    parts += [b",", _sampling_json(request.params)]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
     parts += [b',"input_ids":[', *request.prompt.json_parts, b"]}"]
@@ -128,7 +129,12 @@ def _tool_choice(choice: ToolChoice) -> object:
     return choice.mode.value
 
 
-def _sampling_fields(params: SamplingParams) -> dict[str, object]:
+def _sampling_json(params: SamplingParams) -> bytes:
+    """The members of sampling. Those of most turns are as they were, and few; what may be long is written anew."""
+    return _written_sampling(params) if params.grammar or params.logit_bias else _kept_sampling(params)
+
+
+def _written_sampling(params: SamplingParams) -> bytes:
     fields = sampling_fields(params)
     if params.seed is not None:
         fields["seed"] = params.seed
@@ -138,7 +144,10 @@ def _sampling_fields(params: SamplingParams) -> dict[str, object]:
         fields["min_tokens"] = params.min_tokens
     if params.num_top_logprobs:
         fields["top_logprobs"] = params.num_top_logprobs
-    return fields
+    return as_json(fields)[1:-1]
+
+
+_kept_sampling = lru_cache(maxsize=256)(_written_sampling)
 
 
 def _grammar_parts(grammar: Grammar) -> list[bytes]:
