@@ -166,6 +166,8 @@ def line_ids(node: Node | None) -> "array[int]":
 
 def last_line_ids(node: Node | None, num: int) -> "array[int]":
     """The last ids of the line down to `node`: at least `num`, or all of it."""
+    if node is not None and len(node.turn.sampled.ids) >= num:
+        return node.turn.sampled.ids[-num:]
     turns: list[CommittedTurn] = []
     before = 0 if node is None else node.num_tokens - num
     while node is not None and (not turns or node.num_tokens > before):

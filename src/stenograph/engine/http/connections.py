@@ -11,6 +11,7 @@ import asyncio
 import select
 import socket
 from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 
 from yarl import URL
@@ -27,6 +28,7 @@ JOINED_BYTES = 2**16
 """A body up to this size is copied behind its head: cheaper than a write of two buffers."""
 LOOKUP_KEPT_S = 10.0
 """Seconds for which a host's addresses are kept, unless none of them answers."""
+MAX_KEPT_HEADS = 256
 REPEATABLE = ("GET", "HEAD", "OPTIONS")
 """Methods that ask for no generation: sent again if a kept connection turns out to be closed."""
 _WITHOUT_LENGTH = ("GET", "HEAD", "OPTIONS", "TRACE")
@@ -53,6 +55,7 @@ class OwnConnections:
         self._found_until = 0.0
         self._is_open = False
         self._emptied: asyncio.Future[None] | None = None
+        self._begun_head = lru_cache(maxsize=MAX_KEPT_HEADS)(self._written_head)
 
     def __repr__(self) -> str:
         return f"<OwnConnections {self._host}:{self._port} {len(self._all)}, {len(self._idle)} of them idle>"
@@ -89,6 +92,12 @@ class OwnConnections:
         return connection
 
     def _head(self, method: str, target: str, headers: Pairs, body: bytes) -> bytes:
+        if not body and method in _WITHOUT_LENGTH:
+            return self._begun_head(method, target, tuple(headers)) + b"\r\n"
+        return b"%bcontent-length: %d\r\n\r\n" % (self._begun_head(method, target, tuple(headers)), len(body))
+
+    def _written_head(self, method: str, target: str, headers: Pairs) -> bytes:
+        """A head but for the length of its body, in which a session's requests differ."""
         lines = [f"{method} {target} HTTP/1.1\r\nhost: {self._host_header}"]
         accepts = False
         for name, value in headers:
@@ -96,12 +105,10 @@ class OwnConnections:
             accepts |= name == "accept"
         if not accepts:
             lines.append("accept: */*")
-        if body or method not in _WITHOUT_LENGTH:
-            lines.append(f"content-length: {len(body)}")
         head = "\r\n".join(lines)
         if not (head.count("\n") == head.count("\r") == len(lines)) or "\0" in head:
             raise InvalidRequest("A header has a line break or a null character in its name or value.")
-        return (head + "\r\n\r\n").encode("utf-8", "surrogateescape")
+        return (head + "\r\n").encode("utf-8", "surrogateescape")
 
     # -- the pool
 
