@@ -209,6 +209,19 @@ def test_a_header_line_has_a_limit(num_bytes: int) -> None:
             reader.feed(sent)
 
 
+@pytest.mark.parametrize("interims", [b"", b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"])
+def test_all_header_lines_together_have_a_limit_also_where_they_come_at_once(interims: bytes) -> None:
+    line = b"a: %b\r\n" % (b"b" * 1000)
+    for num, is_refused in ((MAX_HEAD_BYTES // 1001, False), (MAX_HEAD_BYTES // 1001 + 1, True)):
+        reader, sent = ResponseReader(), b"%bHTTP/1.1 204 OK\r\n%b\r\n" % (interims, line * num)
+        if is_refused:
+            with pytest.raises(NotHttp, match="header"):
+                reader.feed(sent)
+        else:
+            reader.feed(sent)
+            assert reader.is_whole
+
+
 @pytest.mark.parametrize(
     "head",
     [

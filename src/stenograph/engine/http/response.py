@@ -29,7 +29,6 @@ class ResponseReader:
         "_is_chunked",
         "_is_interim",
         "_keeps",
-        "_num_head",
         "_num_unframed",
         "_parser",
         "_pieces",
@@ -60,7 +59,7 @@ class ResponseReader:
         self._is_interim = False
         """Within a reply that is not the one: 100 to 199."""
         self._is_chunked = self._keeps = False
-        self._num_head = self._num_unframed = 0
+        self._num_unframed = 0
         self.has_begun = False
         """Whether a byte of the reply has come."""
         self.has_head = False
@@ -128,13 +127,8 @@ class ResponseReader:
             self.has_more = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.has_head:  # trailers are dropped
-            return
-        num_bytes = len(name) + len(value)
-        self._num_head += num_bytes
-        if num_bytes > MAX_LINE_BYTES or self._num_head > MAX_HEAD_BYTES:
-            raise NotHttp("a header has too many bytes")
-        self._raw.append((name, value))
+        if not self.has_head:  # trailers are dropped
+            self._raw.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self.has_head:
@@ -145,7 +139,12 @@ class ResponseReader:
             return
         headers: list[tuple[str, str]] = []
         self.headers = headers
+        num_head = 0
         for raw_name, raw_value in self._raw:
+            num_bytes = len(raw_name) + len(raw_value)
+            num_head += num_bytes
+            if num_bytes > MAX_LINE_BYTES or num_head > MAX_HEAD_BYTES:
+                raise NotHttp("a header has too many bytes")
             name = raw_name.decode("latin-1").lower()
             value = raw_value.rstrip(b" \t").decode("utf-8", "surrogateescape")
             headers.append((name, value))
