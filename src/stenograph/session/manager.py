@@ -294,6 +294,7 @@ class SessionManager(Sessions):
             session.began(turn)
 
         def ended(task: "asyncio.Task[TurnOutcome]") -> None:
+            turn.ended()
             self._turns.discard(turn)
             place.give_back()
             for one in run.turns:
