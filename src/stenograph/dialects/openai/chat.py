@@ -11,21 +11,18 @@ from typing import NamedTuple, cast
 import msgspec
 import numpy as np
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
 from stenograph.core.chat import (
     ChatRequest,
     KnownMessages,
-    ReplyOptions,
     SystemBlocks,
-    TextView,
     ToolChoice,
     ToolMode,
-    Truncation,
 )
 from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.text_print import TextPrint
-from stenograph.core.types import SamplingParams
 from stenograph.dialects.function_tool import function_tool
 from stenograph.dialects.json_errors import check_utf8, nearest, shown, type_at
 from stenograph.dialects.message_list import (
@@ -108,24 +105,15 @@ def _after_known(body: bytes, known: KnownMessages) -> int | None:
 class _Beside(NamedTuple):
     """The fields of a body beside its messages: the same in most requests of a session.
 
-    `after` are the bytes from the end of its list of messages on, the bracket included.
+    `request` has them, with other messages; `after` are the bytes from the end of the list of messages on, the bracket
+    included.
     """
 
+    request: ChatRequest
     after: bytes
-    model: str | None
-    tools: tuple[Tool, ...]
-    tool_choice: ToolChoice
-    parallel_tool_calls: bool
-    params: SamplingParams
-    said: frozenset[str]
-    spelling: OpenAISpelling
-    template_kwargs: Mapping[str, object]
-    truncation: Truncation | None
-    priority: int | None
-    text: TextView
-    reply: ReplyOptions
-    recorded: Mapping[str, str]
-    sent: Mapping[str, str]
+
+
+_OTHER_MESSAGES = (Message(role=Role.USER, content=""),)
 
 
 class _Read(NamedTuple):
@@ -255,8 +243,8 @@ def _beside(wire: WireChatRequest, recorded: dict[str, str], after: bytes = b"")
         num_top_logprobs=_num_top_logprobs(wire),
         top_logprobs_name="top_logprobs",
     )
-    return _Beside(
-        after=after,
+    request = ChatRequest(
+        messages=_OTHER_MESSAGES,
         model=wire.model,
         tools=tools,
         tool_choice=_tool_choice(wire.tool_choice, tools),
@@ -272,34 +260,22 @@ def _beside(wire: WireChatRequest, recorded: dict[str, str], after: bytes = b"")
         recorded=recorded,
         sent=sent_sampling(wire),
     )
+    return _Beside(request=request, after=after)
 
 
 def _request(read: _Read, *, body: bytes, known: KnownMessages | None) -> ChatRequest:
     """The request that a body is, which begins with the known messages."""
-    beside, end, view = read.beside, read.list_end, memoryview(body)
+    end, view = read.list_end, memoryview(body)
     while body[end - 1 : end] in _JSON_SPACES:
         end -= 1
     before = TextPrint() if known is None else known.text_print
-    return ChatRequest(
+    return replace(
+        read.beside.request,
         messages=read.messages if known is None else known.messages + read.messages,
         messages_json=view[read.list_start : read.list_end + 1],
         text_print=before.then(view[before.length : end]),
         list_start=read.list_start,
         known=known,
-        model=beside.model,
-        tools=beside.tools,
-        tool_choice=beside.tool_choice,
-        parallel_tool_calls=beside.parallel_tool_calls,
-        params=beside.params,
-        spelling=beside.spelling,
-        template_kwargs=beside.template_kwargs,
-        truncation=beside.truncation,
-        priority=beside.priority,
-        text=beside.text,
-        reply=beside.reply,
-        recorded=beside.recorded,
-        sent=beside.sent,
-        said=beside.said,
         system_blocks=read.blocks if known is None else known.system_blocks,
     )
 
