@@ -120,7 +120,8 @@ class TurnRoute:
             reading.note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
         body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
         stages.mark(Stage.RECEIVE, self.clock.monotonic())
-        await self.manager.settle(session)
+        if session is not None and session.is_busy:
+            await self.manager.settle(session)
         identity = None if session is None else _identity(headers, path, body)
         admitted = self.manager.admit(session, stages=stages, identity=identity)
         if not isinstance(admitted, Place):
@@ -176,7 +177,7 @@ class TurnRoute:
         body = self.dialect.whole(watch.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
         theirs = [pair for pair in body.headers if pair[0] not in OUR_HEADERS]
         headers = [*_headers(watch, outcome.reply.stages_s, outcome.remaining), *theirs]
-        content = await self._made(body.content)
+        content = body.content if isinstance(body.content, bytes) else await self._joined(body.content)
         if await client.finish(client.answer(send, content, headers)):
             watch.delivered()
 
@@ -236,7 +237,8 @@ class TurnRoute:
             count_error(self.metrics, error)
             await send({"type": "http.response.body", "body": writer.failed(error)})
             return
-        last = await self._made(writer.end(replies))
+        end = writer.end(replies)
+        last = end if isinstance(end, bytes) else await self._joined(end)
         if await client.finish(send({"type": "http.response.body", "body": last})):
             watch.delivered()
 
@@ -247,11 +249,9 @@ class TurnRoute:
         async for piece in self.share.pieces(content):
             await _send_piece(send, piece)
 
-    async def _made(self, content: bytes | Iterator[bytes]) -> bytes:
-        """Content that is sent at once, however it is made."""
-        if isinstance(content, bytes):
-            return content
-        return b"".join([piece async for piece in self.share.pieces(content)])
+    async def _joined(self, pieces: Iterator[bytes]) -> bytes:
+        """Content that is made in pieces, and sent at once."""
+        return b"".join([piece async for piece in self.share.pieces(pieces)])
 
     async def _send_error(
         self, send: Send, error: StenographError, spelling: Spelling | None, watch: Watch | None = None

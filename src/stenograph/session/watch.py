@@ -6,7 +6,7 @@ and asked again finds its turn going on.
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol
 
 from stenograph.core.chat import Remaining, ReplyOptions, Spelling, StreamPiece
@@ -79,7 +79,7 @@ class Watch(Protocol):
         """End a `take` that waits, with what is new, if only nothing."""
         ...
 
-    async def result(self) -> TurnOutcome:
+    def result(self) -> Coroutine[None, None, TurnOutcome]:
         """Wait for the end; raises as `RequestTask.result`."""
         ...
 
@@ -237,8 +237,8 @@ class LiveWatch:
         if not self._has_left:
             self._pieces().call()
 
-    async def result(self) -> TurnOutcome:
-        return await self._task.result()
+    def result(self) -> Coroutine[None, None, TurnOutcome]:
+        return self._task.result()
 
     def timings_s(self) -> Mapping[Stage, float]:
         return self._task.run.turns[0].stages.durations_s()

@@ -48,6 +48,7 @@ from stenograph.dialects.openai.sampling import (
     is_given,
     other_names,
     reply_options,
+    request_json,
     sampling_params,
     sent_sampling,
     text_view,
@@ -57,6 +58,8 @@ from stenograph.dialects.openai.sampling import (
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.dialects.settings import UnknownFields
 from stenograph.dialects.template_kwargs import check_template_kwargs
+
+CHAT_PATH = "/v1/chat/completions"
 
 MAX_KNOWN = 64
 MAX_KNOWN_BYTES = 64 * 1024
@@ -79,6 +82,13 @@ def decode_chat(
 
     Messages that the body begins with and that are `known` are not read again.
     """
+    return decode_with_record(body, unknown_fields, known)[0]
+
+
+def decode_with_record(
+    body: bytes, unknown_fields: UnknownFields, known: Sequence[KnownMessages]
+) -> tuple[ChatRequest, bytes]:
+    """The same, and the record of the request as it came."""
     for one in known:
         if (place := _after_known(body, one)) is None:
             continue
@@ -105,11 +115,12 @@ def _after_known(body: bytes, known: KnownMessages) -> int | None:
 class _Beside(NamedTuple):
     """The fields of a body beside its messages: the same in most requests of a session.
 
-    `request` has them, with other messages; `after` are the bytes from the end of the list of messages on, the bracket
-    included.
+    `request` has them, with other messages; `record` is that of such a request. `after` are the bytes from the end of
+    the list of messages on, the bracket included.
     """
 
     request: ChatRequest
+    record: bytes
     after: bytes
 
 
@@ -260,16 +271,17 @@ def _beside(wire: WireChatRequest, recorded: dict[str, str], after: bytes = b"")
         recorded=recorded,
         sent=sent_sampling(wire),
     )
-    return _Beside(request=request, after=after)
+    record = request_json(CHAT_PATH, request.model, request.recorded, request.sent)
+    return _Beside(request=request, record=record, after=after)
 
 
-def _request(read: _Read, *, body: bytes, known: KnownMessages | None) -> ChatRequest:
-    """The request that a body is, which begins with the known messages."""
+def _request(read: _Read, *, body: bytes, known: KnownMessages | None) -> tuple[ChatRequest, bytes]:
+    """The request that a body is, which begins with the known messages, and its record."""
     end, view = read.list_end, memoryview(body)
     while body[end - 1 : end] in _JSON_SPACES:
         end -= 1
     before = TextPrint() if known is None else known.text_print
-    return replace(
+    request = replace(
         read.beside.request,
         messages=read.messages if known is None else known.messages + read.messages,
         messages_json=view[read.list_start : read.list_end + 1],
@@ -278,6 +290,7 @@ def _request(read: _Read, *, body: bytes, known: KnownMessages | None) -> ChatRe
         known=known,
         system_blocks=read.blocks if known is None else known.system_blocks,
     )
+    return request, read.beside.record
 
 
 class _Lists(msgspec.Struct):
