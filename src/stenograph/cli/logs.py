@@ -15,6 +15,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -60,6 +61,23 @@ class LogSettings:
     log_format: LogFormat = setting(
         LogFormat.TEXT, choice(LogFormat), "Format of the log: text for people, or a JSON object a line."
     )
+
+
+class TextFormatter(logging.Formatter):
+    """A line as text, beginning with its time, as logging writes it."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        """`worker` is the number of this process, where the server has several."""
+        name = "%(name)s" if worker is None else f"[worker {worker}] %(name)s"
+        super().__init__(TEXT_FORMAT.replace("%(name)s", name))
+        self._second: int | None = None
+        self._second_text = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
+        second = int(record.created)
+        if second != self._second:  # most lines are of the same second as the one before
+            self._second, self._second_text = second, time.strftime(self.default_time_format, time.localtime(second))
+        return f"{self._second_text},{record.msecs:03.0f}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -173,11 +191,11 @@ def logging_to_stderr(settings: LogSettings, *, worker: int | None = None) -> Ge
         return
     writer = LogWriter(sys.stderr.fileno())
     is_json = settings.log_format is LogFormat.JSON
-    text_format = TEXT_FORMAT if worker is None else TEXT_FORMAT.replace("%(name)s", f"[worker {worker}] %(name)s")
-    writer.setFormatter(JsonFormatter(worker) if is_json else logging.Formatter(text_format))
+    writer.setFormatter(JsonFormatter(worker) if is_json else TextFormatter(worker))
     root = logging.getLogger()
     if worker is not None:
         root.handlers.clear()  # the thread that wrote for them is the parent's
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line of ours shows them
     root.setLevel(str(settings.log_level).upper())
     root.addHandler(writer)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and stop lines say nothing that ours do not

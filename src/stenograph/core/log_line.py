@@ -6,6 +6,7 @@ It is formatted when it is written, not when it is logged: the writer asks for i
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -16,8 +17,8 @@ LogValue = str | int | float | None
 MAX_TEXT_CHARS = 300
 """Longest text of one value; an error may quote a whole reply."""
 
-_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
-"""Text that needs no quotes: visible ASCII without quote, equals sign and backslash."""
+_PLAIN = re.compile(rf"[!#-<>-\[\]-~]{{1,{MAX_TEXT_CHARS}}}")
+"""Text that needs neither a cut nor quotes: visible ASCII without quote, equals sign and backslash."""
 
 
 class LogLine(Struct, frozen=True, kw_only=True, gc=False):
@@ -35,9 +36,13 @@ class LogLine(Struct, frozen=True, kw_only=True, gc=False):
 
     def __str__(self) -> str:
         shown = [self.event]
-        shown += [f"{name}={_text(value)}" for name, value in self.facts.items() if value is not None]
+        for name, value in self.facts.items():
+            if isinstance(value, str):
+                shown.append(f"{name}={value if _PLAIN.fullmatch(value) else json.dumps(_cut(value))}")
+            elif value is not None:
+                shown.append(f"{name}={value}")
         if self.stages_s:
-            shown.append("stages_ms=" + ",".join(f"{stage}:{1e3 * time:.3f}" for stage, time in self.stages_s.items()))
+            shown.append(_stages_format(tuple(self.stages_s)) % tuple([1e3 * time for time in self.stages_s.values()]))
         return " ".join(shown)
 
     def fields(self) -> dict[str, object]:
@@ -54,8 +59,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT_CHARS else f"{text[: MAX_TEXT_CHARS - 1]}…"
 
 
-def _text(value: LogValue) -> str:
-    if isinstance(value, str):
-        text = _cut(value)
-        return text if _PLAIN.fullmatch(text) else json.dumps(text)
-    return str(value)
+@lru_cache(maxsize=64)
+def _stages_format(stages: tuple[Stage, ...]) -> str:
+    """The text of these stages, with a place for the time of each: few turns differ in them."""
+    return "stages_ms=" + ",".join(f"{stage}:%.3f" for stage in stages)

@@ -65,7 +65,7 @@ def check_rest(body: bytes, name: str = "messages") -> None:
 
 
 def wire_messages(
-    text: Raw,
+    text: bytes | Raw,
     decoder: "msgspec.json.Decoder[list[T]]",
     *,
     known: Known,
@@ -77,8 +77,18 @@ def wire_messages(
     `check_parts` refuses a message, by its pointer, that has more parts than it may. The list is `at` this pointer.
     """
     if len(memoryview(text)) < _SMALL_BYTES:
-        yield from decode_part(text, decoder, at=at, known=known)
-        return
+        messages: list[T] = decode_part(text, decoder, at=at, known=known)
+        return iter(messages)
+    return _in_portions(text, decoder, known, check_parts, at)
+
+
+def _in_portions(
+    text: bytes | Raw,
+    decoder: "msgspec.json.Decoder[list[T]]",
+    known: Known,
+    check_parts: Callable[[Raw, str], None],
+    at: str,
+) -> Iterator[T]:
     raws = decode_part(text, _LIST, at=at)
     if len(raws) > MAX_MESSAGES:
         raise InvalidRequest(f"A conversation has at most {MAX_MESSAGES} messages, this one {len(raws)}.", param=at)

@@ -127,10 +127,14 @@ class _Histogram:
         self._counts = {value: [0] * len(self._les) for value in values}
         self._sums = dict.fromkeys(values, 0.0)
 
-    def observe(self, durations_s: Iterable[float], value: str = "") -> None:
+    def observe(self, duration_s: float, value: str = "") -> None:
+        self._counts[value][bisect_left(self._bounds, duration_s)] += 1  # a bucket's upper end belongs to it
+        self._sums[value] += duration_s
+
+    def observe_all(self, durations_s: Iterable[float], value: str = "") -> None:
         counts, bounds, total = self._counts[value], self._bounds, 0.0
         for duration in durations_s:
-            counts[bisect_left(bounds, duration)] += 1  # a bucket's upper end belongs to it
+            counts[bisect_left(bounds, duration)] += 1
             total += duration
         self._sums[value] += total
 
@@ -214,11 +218,11 @@ class Metrics(Collector):
             self._counters[ABORTED_TOKENS].add(report.num_completion)
         self._histograms[STAGE].observe_one_each(report.stages_s, but=Stage.REPLY)
         if report.ttft_s is not None:
-            self._histograms[TTFT].observe((report.ttft_s,))
+            self._histograms[TTFT].observe(report.ttft_s)
         if report.tpot_s is not None:
-            self._histograms[TPOT].observe((report.tpot_s,))
+            self._histograms[TPOT].observe(report.tpot_s)
         if report.itl_s:
-            self._histograms[ITL].observe(report.itl_s)
+            self._histograms[ITL].observe_all(report.itl_s)
         self._counters[PROMPT_TOKENS].add(report.num_prompt)
         self._counters[COMPLETION_TOKENS].add(report.num_completion)
         self._counters[KEPT_TOKENS].add(report.num_kept)
@@ -236,7 +240,7 @@ class Metrics(Collector):
 
     def reply_delivered(self, reply_s: float) -> None:
         """Count the stage `reply` of a turn."""
-        self._histograms[STAGE].observe((reply_s,), Stage.REPLY)
+        self._histograms[STAGE].observe(reply_s, Stage.REPLY)
 
     def retry_answered(self, *, joined: bool) -> None:
         """Count a repeated request."""
@@ -260,11 +264,11 @@ class Metrics(Collector):
 
     def loop_lagged(self, lag_s: float) -> None:
         """Count one heartbeat of the event loop."""
-        self._histograms[LOOP_LAG].observe((lag_s,))
+        self._histograms[LOOP_LAG].observe(lag_s)
 
     def grammar_took(self, step: GrammarStep, durations_s: Iterable[float]) -> None:
         """Count what the embedded engine did with grammars."""
-        self._histograms[GRAMMAR].observe(durations_s, step)
+        self._histograms[GRAMMAR].observe_all(durations_s, step)
 
     def drift_found(self, counts: Mapping[str, int]) -> None:
         """Count differences, by drift class."""

@@ -18,6 +18,8 @@ _START_BYTES = 64
 """The target begins within so many bytes, or these are not HTTP."""
 _START = re.compile(rb"[A-Z-]{1,31} {1,31}(?=[^ \r\n])")
 _TARGET_END = re.compile(rb"[ \n]")
+_FIRST_LINE = re.compile(rb"%b[^ \n]{0,%d}[ \n]" % (_START.pattern, MAX_URL_BYTES))
+"""A method and a whole target that is not too long."""
 _HEAD_END = re.compile(rb"\n\r?\n")
 
 
@@ -54,7 +56,8 @@ class RequestHead:
                 return None
         found = _HEAD_END.search(text, max(0, num_seen - 2))
         end = len(text) if found is None else found.end()
-        self._check_target(text, end)
+        if num_seen or _FIRST_LINE.match(text) is None:
+            self._check_target(text, end)
         self._num_lines += text.count(b"\n", num_seen, end) - (found is not None)
         if end > MAX_HEAD_BYTES or self._num_lines > MAX_HEADERS + 1:
             raise HeadersTooLarge(

@@ -27,7 +27,8 @@ from stenograph.offload.loop_share import LoopShare
 Headers = Iterable[tuple[str, str]]
 
 
-_HEADERS = "stenograph.headers"
+HEADERS_BY_NAME = "stenograph.headers"
+"""In a scope: what `headers_of` says."""
 
 WHOLE_PIECES = 2
 """An answer of no more pieces than this is sent whole, with its length."""
@@ -81,9 +82,10 @@ async def _body(
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise InvalidRequest("The body must not be compressed (content-encoding).")
     announced = headers.get(b"content-length", b"0")
-    if announced.isdigit() and int(announced) > max_bytes:
+    num_announced = int(announced) if announced.isdigit() else 0
+    if num_announced > max_bytes:
         raise _too_large(max_bytes)
-    if body_slots is None or (announced.isdigit() and 0 < int(announced) < LARGE_BODY_BYTES):
+    if body_slots is None or 0 < num_announced < LARGE_BODY_BYTES:
         return await _gather(receive, max_bytes)
     async with body_slots.slot() as slot:
         return await _gather(lambda: slot.piece(receive(), _num_bytes), max_bytes)
@@ -111,9 +113,9 @@ async def _gather(receive: Receive, max_bytes: int) -> bytes:
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
     """The headers of a request by their names in lower case; of several with one name the last. Made once."""
-    found: dict[bytes, bytes] | None = scope.get(_HEADERS)
+    found: dict[bytes, bytes] | None = scope.get(HEADERS_BY_NAME)
     if found is None:
-        found = scope[_HEADERS] = dict(scope["headers"])
+        found = scope[HEADERS_BY_NAME] = dict(scope["headers"])
     return found
 
 

@@ -30,7 +30,7 @@ def log_turn_end(
             "session": None if session is None else session.id,
             "request": turn.request_id,
             "client": client or None,
-            "status": report.end.value,
+            "status": report.end,
             "finish": report.finish,
             "error": report.code,
             "prompt_tokens": turn.prompt.num_tokens if turn.is_open else None,

@@ -23,6 +23,7 @@ import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -175,10 +176,17 @@ class KindRules:
         self.agent_ids = tuple(agent_ids)
         ids = {name for place in agent_ids for name in (place.header, place.unlike) if name is not None}
         self.headers: frozenset[str] = frozenset(ids).union(*(rule.needs for rule in rules))
-        both = (False, True)
-        # By whether a request shows tools; few requests have a header that a rule looks at.
-        self._with_headers = {tools: tuple(r for r in rules if r.when.has_tools in (None, tools)) for tools in both}
-        self._plain = {tools: tuple(r for r in self._with_headers[tools] if not r.needs) for tools in both}
+        self._candidates = {
+            (headers, tools, system): tuple(
+                rule
+                for rule in rules
+                if (headers or not rule.needs)
+                and (rule.when.has_tools in (None, tools))
+                and (system or rule.when.system is None)
+            )
+            for headers, tools, system in product((False, True), repeat=3)
+        }
+        """By whether a request has a header that a rule looks at, shows tools, and has a system text."""
 
     def __repr__(self) -> str:
         return f"<KindRules {len(self.rules)} rules, {len(self.agent_ids)} agent ids>"
@@ -209,7 +217,7 @@ class KindRules:
         messages = request.messages if isinstance(request, ChatRequest) else ()
         has_tools = isinstance(request, ChatRequest) and bool(request.tools)
         texts = _texts_of(messages)
-        for rule in self._with_headers[has_tools] if headers else self._plain[has_tools]:
+        for rule in self._candidates[bool(headers), has_tools, texts[0] is not None]:
             when = rule.when
             if (
                 (when.num_messages is not None and when.num_messages != len(messages))

@@ -48,6 +48,9 @@ _ENDED = struct.Struct("<dHHiiIIIIBB")
 NaN, 0 and -1 stand for None.
 """
 
+_NOT_ENDED = _LABELLED.pack(0) + _ENDED.pack(math.nan, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0)
+"""The rest of the row of a request that runs, and has no label."""
+
 _LABEL_AT = _BEGUN.size
 _END_AT = _LABEL_AT + _LABELLED.size
 _ROW_BYTES = _END_AT + _ENDED.size
@@ -93,11 +96,8 @@ class RequestLedger:
         number = self.num_requests
         if number > MAX_ROWS:
             return number
-        at = len(self._packed)
-        self._packed += bytes(_ROW_BYTES)
-        own = self._own_texts.setdefault(dialect, len(self._own_texts))
-        _BEGUN.pack_into(self._packed, at, received_s, self._client_text(path), own, self._client_text(client))
-        _ENDED.pack_into(self._packed, at + _END_AT, math.nan, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0)
+        own = _index_of(self._own_texts, dialect)
+        self._packed += _BEGUN.pack(received_s, self._client_text(path), own, self._client_text(client)) + _NOT_ENDED
         overlaps = array("H")
         for other, its_overlaps in self._running.items():
             if len(overlaps) < MAX_LISTED:
@@ -214,9 +214,10 @@ class RequestLedger:
 
     def _client_text(self, text: str) -> int:
         kept = text[:MAX_TEXT_CHARS]
-        if kept not in self._client_texts and len(self._client_texts) >= MAX_CLIENT_TEXTS:
-            kept = OTHER_TEXT
-        return self._client_texts.setdefault(kept, len(self._client_texts))
+        index = self._client_texts.get(kept)
+        if index is not None:
+            return index
+        return _index_of(self._client_texts, kept if len(self._client_texts) < MAX_CLIENT_TEXTS else OTHER_TEXT)
 
 
 class LedgerNote:

@@ -77,14 +77,12 @@ class SessionManager(Sessions):
         """The requests that run now."""
         return list(self._turns)
 
-    async def settle(self, session: Session | None) -> None:
+    async def settle(self, session: Session) -> None:
         """Wait for the abandoned turns to end. They have been cancelled; this takes no engine's time.
 
         A client that disconnects and reconnects may be here before the disconnect has been read from its old
         connection: a few event-loop iterations let it be read, and no abandoned turn makes the session busy.
         """
-        if session is None or not session.running:
-            return
         for _ in range(HANG_UP_PASSES):
             if not session.is_full or any(turn.is_ending for turn in session.running):
                 break
@@ -294,6 +292,7 @@ class SessionManager(Sessions):
             session.began(turn)
 
         def ended(task: "asyncio.Task[TurnOutcome]") -> None:
+            turn.ended()
             self._turns.discard(turn)
             place.give_back()
             for one in run.turns:

@@ -148,18 +148,16 @@ class Session:
     def check_limits(self, num_new: int = 1) -> None:
         """Raise LimitExceeded if those that are kept, or may yet be, leave no place for more turns."""
         options, strands = self.options, self.strands
-        if options.max_turns is options.max_nodes is options.max_total_tokens is None:
-            return
-        # One whose task is done is a node by now, or never will be, though its lease ends a moment later.
-        running = (turn for turn in self._running.values() if not turn.task.done())
-        num_turns = strands.num_turns + sum(len(turn.run.turns) for turn in running)
         if options.history is not HistoryKind.STRANDS:
+            # One whose task is done is a node by now, or never will be, though its lease ends a moment later.
+            running = (turn for turn in self._running.values() if not turn.task.done())
+            num_turns = strands.num_turns + sum(len(turn.run.turns) for turn in running)
             self._check_turns(num_turns, num_new)
-        is_tree = options.history is HistoryKind.TREE
-        if options.max_nodes is not None and is_tree and num_turns + num_new > options.max_nodes:
-            raise LimitExceeded(
-                Limit.NODES, f"this session's tree has {num_turns} of its {options.max_nodes} nodes (--max-nodes)"
-            )
+            is_tree = options.history is HistoryKind.TREE
+            if options.max_nodes is not None and is_tree and num_turns + num_new > options.max_nodes:
+                raise LimitExceeded(
+                    Limit.NODES, f"this session's tree has {num_turns} of its {options.max_nodes} nodes (--max-nodes)"
+                )
         if options.max_total_tokens is not None:
             used = strands.num_tokens
             if used >= options.max_total_tokens:

@@ -6,7 +6,7 @@ and asked again finds its turn going on.
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol
 
 from stenograph.core.chat import Remaining, ReplyOptions, Spelling, StreamPiece
@@ -79,7 +79,7 @@ class Watch(Protocol):
         """End a `take` that waits, with what is new, if only nothing."""
         ...
 
-    async def result(self) -> TurnOutcome:
+    def result(self) -> Coroutine[None, None, TurnOutcome]:
         """Wait for the end; raises as `RequestTask.result`."""
         ...
 
@@ -119,6 +119,7 @@ class RequestTask:
         self.is_superseded = False
         self.order = 0
         self._watches: set[LiveWatch] = set()
+        self._waiters: list[asyncio.Future[None]] = []
         self._why: StenographError | None = None
         self._is_abandoned = False
 
@@ -168,7 +169,9 @@ class RequestTask:
         """
         task = self.task
         if not task.done():
-            await self._ended()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
         if task.cancelled():
             raise self._why or TurnAbandoned
         error = task.exception()
@@ -178,19 +181,11 @@ class RequestTask:
             raise error
         raise UnexpectedFailure("The server failed on this turn; nothing of it was kept.") from error
 
-    async def _ended(self) -> None:
-        """Wait for the task's end. `asyncio.wait`, which is for several tasks, takes four times as long."""
-        waiter = asyncio.get_running_loop().create_future()
-
-        def wake(_: "asyncio.Task[TurnOutcome]") -> None:
+    def ended(self) -> None:
+        """Wake those who wait for the end: its task is done."""
+        for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-        self.task.add_done_callback(wake)
-        try:
-            await waiter
-        finally:
-            self.task.remove_done_callback(wake)
 
 
 class LiveWatch:
@@ -242,8 +237,8 @@ class LiveWatch:
         if not self._has_left:
             self._pieces().call()
 
-    async def result(self) -> TurnOutcome:
-        return await self._task.result()
+    def result(self) -> Coroutine[None, None, TurnOutcome]:
+        return self._task.result()
 
     def timings_s(self) -> Mapping[Stage, float]:
         return self._task.run.turns[0].stages.durations_s()

@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stenograph.cli.logs import MAX_WAITING, JsonFormatter, LogWriter
+from stenograph.cli.logs import MAX_WAITING, TEXT_FORMAT, JsonFormatter, LogWriter, TextFormatter
 from stenograph.core.log_line import MAX_TEXT_CHARS, LogLine
 from stenograph.core.types import Stage
 
@@ -30,6 +32,7 @@ def test_a_long_text_is_cut() -> None:
     line = LogLine(event="e", facts={"detail": "x" * 1000})
     assert len(str(line.fields()["detail"])) == MAX_TEXT_CHARS
     assert len(str(line)) == len('e detail=""') + MAX_TEXT_CHARS - 1 + len(r"\u2026")
+    assert str(LogLine(event="e", facts={"detail": "x" * MAX_TEXT_CHARS})) == "e detail=" + "x" * MAX_TEXT_CHARS
 
 
 def record_of(message: object, *arguments: object, error: BaseException | None = None) -> logging.LogRecord:
@@ -44,6 +47,15 @@ def test_a_json_line_has_the_same_keys_first_and_a_lines_facts_as_they_are() -> 
     assert (told["level"], told["logger"], told["event"]) == ("info", "stenograph.x", "turn_end")
     assert {name: told[name] for name in LINE.facts} == LINE.facts
     assert told["stages_ms"] == {"render": 0.125, "commit": 2.0}
+
+
+@given(created=st.floats(0, 4e9), later=st.floats(0, 3))
+def test_a_text_line_begins_as_one_of_logging_does(created: float, later: float) -> None:
+    ours, theirs = TextFormatter(), logging.Formatter(TEXT_FORMAT)
+    for at in (created, created + later):
+        record = record_of(LINE, error=ValueError("wrong"))
+        record.created, record.msecs = at, float(int((at - int(at)) * 1000))
+        assert ours.format(record) == theirs.format(record)
 
 
 def test_any_other_message_is_a_json_line_too_and_an_error_has_its_traceback() -> None:

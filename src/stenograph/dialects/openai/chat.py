@@ -6,27 +6,23 @@ named by a JSON pointer. Replies are chat_reply.py's.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, islice
 from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
-from msgspec import Raw
+from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
 from stenograph.core.chat import (
     ChatRequest,
     KnownMessages,
-    ReplyOptions,
     SystemBlocks,
-    TextView,
     ToolChoice,
     ToolMode,
-    Truncation,
 )
 from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.text_print import TextPrint
-from stenograph.core.types import SamplingParams
 from stenograph.dialects.function_tool import function_tool
 from stenograph.dialects.json_errors import check_utf8, nearest, shown, type_at
 from stenograph.dialects.message_list import (
@@ -44,6 +40,7 @@ from stenograph.dialects.openai.chat_fields import (
     WireMessage,
     WireNamedChoice,
     WireTool,
+    WireToolCall,
     names_in_messages,
 )
 from stenograph.dialects.openai.sampling import (
@@ -51,6 +48,7 @@ from stenograph.dialects.openai.sampling import (
     is_given,
     other_names,
     reply_options,
+    request_json,
     sampling_params,
     sent_sampling,
     text_view,
@@ -60,6 +58,8 @@ from stenograph.dialects.openai.sampling import (
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.dialects.settings import UnknownFields
 from stenograph.dialects.template_kwargs import check_template_kwargs
+
+CHAT_PATH = "/v1/chat/completions"
 
 MAX_KNOWN = 64
 MAX_KNOWN_BYTES = 64 * 1024
@@ -82,21 +82,26 @@ def decode_chat(
 
     Messages that the body begins with and that are `known` are not read again.
     """
+    return decode_with_record(body, unknown_fields, known)[0]
+
+
+def decode_with_record(
+    body: bytes, unknown_fields: UnknownFields, known: Sequence[KnownMessages]
+) -> tuple[ChatRequest, bytes]:
+    """The same, and the record of the request as it came."""
     for one in known:
         if (place := _after_known(body, one)) is None:
             continue
-        short = b"%b[%b" % (body[: one.list_start], body[place:])
         try:
-            read = _read(short, unknown_fields)
+            more = _read_more(body, one, place, unknown_fields)
         except CallerError:
             break  # reading all of it says where in the whole body it is
-        whole = read._replace(messages=one.messages + read.messages)
-        if read.list_start == one.list_start and read.messages and len(whole.messages) <= MAX_MESSAGES:
-            return _request(whole, body=body, end=read.list_end - one.list_start - 1 + place, known=one)
+        if more is not None and len(one.messages) + len(more.messages) <= MAX_MESSAGES:
+            return _request(more, body=body, known=one)
     read = _read(body, unknown_fields)
     if not read.messages:
         raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
-    return _request(read, body=body, end=read.list_end, known=None)
+    return _request(read, body=body, known=None)
 
 
 def _after_known(body: bytes, known: KnownMessages) -> int | None:
@@ -108,22 +113,18 @@ def _after_known(body: bytes, known: KnownMessages) -> int | None:
 
 
 class _Beside(NamedTuple):
-    """The fields of a body beside its messages: the same in most requests of a session."""
+    """The fields of a body beside its messages: the same in most requests of a session.
 
-    model: str | None
-    tools: tuple[Tool, ...]
-    tool_choice: ToolChoice
-    parallel_tool_calls: bool
-    params: SamplingParams
-    said: frozenset[str]
-    spelling: OpenAISpelling
-    template_kwargs: Mapping[str, object]
-    truncation: Truncation | None
-    priority: int | None
-    text: TextView
-    reply: ReplyOptions
-    recorded: Mapping[str, str]
-    sent: Mapping[str, str]
+    `request` has them, with other messages; `record` is that of such a request. `after` are the bytes from the end of
+    the list of messages on, the bracket included.
+    """
+
+    request: ChatRequest
+    record: bytes
+    after: bytes
+
+
+_OTHER_MESSAGES = (Message(role=Role.USER, content=""),)
 
 
 class _Read(NamedTuple):
@@ -139,16 +140,41 @@ class _Read(NamedTuple):
     blocks: SystemBlocks | None
 
 
+_LATEST: dict[bytes, _Beside] = {}
+"""By the bytes before the messages of a body: what was beside them in the latest such body, of MAX_KNOWN."""
+
+
+def _read_more(body: bytes, known: KnownMessages, place: int, unknown_fields: UnknownFields) -> _Read | None:
+    """Read the messages from `place` on, which come after the known ones. None if these are no messages of the body.
+
+    Raises as `decode_chat`, with a pointer to where an error would be without the known messages.
+    """
+    start = known.list_start
+    beside = _LATEST.get(body[:start])
+    if beside is not None and body.endswith(beside.after, place) and unknown_fields is UnknownFields.REFUSE:
+        # With these bytes on both sides it is a request, whatever list of messages is between them.
+        end = len(body) - len(beside.after)
+        text = b"[%b]" % body[place:end]
+        try:
+            check_utf8(text)
+            messages, _ = _messages(text)
+        except CallerError:
+            messages = ()  # something in them is wrong, or their list ends before these bytes
+        if messages:
+            return _Read(beside=beside, messages=messages, list_start=start, list_end=end, blocks=None)
+    read = _read(b"%b[%b" % (body[:start], body[place:]), unknown_fields)
+    if read.list_start != start or not read.messages:
+        return None
+    return read._replace(list_end=read.list_end - start - 1 + place)
+
+
 def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
     check_rest(body)
     known = _known_beside(body, unknown_fields)
     try:
         wire, recorded = (None, {}) if known else decode_fields(body, _REQUEST, CHAT_FIELDS, unknown_fields)
         raw = known[0] if known else cast("WireChatRequest", wire).messages
-        found = wire_messages(raw, _MESSAGES, known=names_in_messages, check_parts=_check_parts)
-        first = list(islice(found, 1))
-        numbered = enumerate(chain(first, found))
-        messages = tuple([_message(message, f"/messages/{index}") for index, message in numbered])
+        messages, parts = _messages(raw)
     except InvalidRequest as error:
         _blame_type(body, error)
         raise
@@ -158,11 +184,21 @@ def _read(body: bytes, unknown_fields: UnknownFields) -> _Read:
         raw = ONLY_MESSAGES.decode(body).messages
         start = _start(raw, body) or 0
     end = start + len(memoryview(raw)) - 1
-    parts = first[0].content if first and messages[0].role in _INSTRUCTING else None
     blocks = None
-    if isinstance(parts, list) and len(parts) > 1:
+    if len(parts) > 1 and messages[0].role in _INSTRUCTING:
         blocks = SystemBlocks(texts=tuple(part.text or "" for part in parts))
     return _Read(beside=beside, messages=messages, list_start=start, list_end=end, blocks=blocks)
+
+
+def _messages(text: bytes | Raw) -> tuple[tuple[Message, ...], list[TextPart]]:
+    """The messages of a list, and the parts of the first one, if it has several. Raises as `decode_chat`."""
+    messages: list[Message] = []
+    first: list[TextPart] = []
+    for wire in wire_messages(text, _MESSAGES, known=names_in_messages, check_parts=_check_parts):
+        if not messages and isinstance(wire.content, list):
+            first = wire.content
+        messages.append(_message(wire, len(messages)))
+    return tuple(messages), first
 
 
 def _known_beside(body: bytes, unknown_fields: UnknownFields) -> tuple[Raw, _Beside, int] | None:
@@ -178,16 +214,22 @@ def _known_beside(body: bytes, unknown_fields: UnknownFields) -> tuple[Raw, _Bes
         start = _start(raw, body)
         if start is None or len(body) - len(memoryview(raw)) > MAX_KNOWN_BYTES:
             return None
-        return raw, _beside_of(body[:start], body[start + len(memoryview(raw)) :]), start
+        before = body[:start]
+        beside = _beside_of(before, body[start + len(memoryview(raw)) - 1 :])
+        _LATEST.pop(before, None)
+        if len(_LATEST) >= MAX_KNOWN:
+            del _LATEST[next(iter(_LATEST))]
+        _LATEST[before] = beside
+        return raw, beside, start
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, CallerError):
         return None
 
 
 @lru_cache(maxsize=MAX_KNOWN)
 def _beside_of(before: bytes, after: bytes) -> _Beside:
-    """The fields of a body with these bytes before and after its messages. Raises as `decode_chat`."""
-    wire, recorded = decode_fields(b"%b[]%b" % (before, after), _REQUEST, CHAT_FIELDS, UnknownFields.REFUSE)
-    return _beside(wire, recorded)
+    """The fields of a body with these bytes before and after the messages in its list. Raises as `decode_chat`."""
+    wire, recorded = decode_fields(b"%b[%b" % (before, after), _REQUEST, CHAT_FIELDS, UnknownFields.REFUSE)
+    return _beside(wire, recorded, after)
 
 
 def _start(raw: Raw, body: bytes) -> int | None:
@@ -202,7 +244,7 @@ def _address(buffer: "bytes | Raw") -> int:
     return address
 
 
-def _beside(wire: WireChatRequest, recorded: dict[str, str]) -> _Beside:
+def _beside(wire: WireChatRequest, recorded: dict[str, str], after: bytes = b"") -> _Beside:
     tools = tuple(_tool(tool, index) for index, tool in enumerate(wire.tools or ()))
     max_tokens_name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
     params, said, constraint = sampling_params(
@@ -212,7 +254,8 @@ def _beside(wire: WireChatRequest, recorded: dict[str, str]) -> _Beside:
         num_top_logprobs=_num_top_logprobs(wire),
         top_logprobs_name="top_logprobs",
     )
-    return _Beside(
+    request = ChatRequest(
+        messages=_OTHER_MESSAGES,
         model=wire.model,
         tools=tools,
         tool_choice=_tool_choice(wire.tool_choice, tools),
@@ -228,37 +271,26 @@ def _beside(wire: WireChatRequest, recorded: dict[str, str]) -> _Beside:
         recorded=recorded,
         sent=sent_sampling(wire),
     )
+    record = request_json(CHAT_PATH, request.model, request.recorded, request.sent)
+    return _Beside(request=request, record=record, after=after)
 
 
-def _request(read: _Read, *, body: bytes, end: int, known: KnownMessages | None) -> ChatRequest:
-    """The request; the closing bracket of its list of messages is at `end` of the body."""
-    beside, view = read.beside, memoryview(body)
-    messages_json = view[read.list_start : end + 1]
+def _request(read: _Read, *, body: bytes, known: KnownMessages | None) -> tuple[ChatRequest, bytes]:
+    """The request that a body is, which begins with the known messages, and its record."""
+    end, view = read.list_end, memoryview(body)
     while body[end - 1 : end] in _JSON_SPACES:
         end -= 1
     before = TextPrint() if known is None else known.text_print
-    return ChatRequest(
-        messages=read.messages,
-        messages_json=messages_json,
+    request = replace(
+        read.beside.request,
+        messages=read.messages if known is None else known.messages + read.messages,
+        messages_json=view[read.list_start : read.list_end + 1],
         text_print=before.then(view[before.length : end]),
         list_start=read.list_start,
         known=known,
-        model=beside.model,
-        tools=beside.tools,
-        tool_choice=beside.tool_choice,
-        parallel_tool_calls=beside.parallel_tool_calls,
-        params=beside.params,
-        spelling=beside.spelling,
-        template_kwargs=beside.template_kwargs,
-        truncation=beside.truncation,
-        priority=beside.priority,
-        text=beside.text,
-        reply=beside.reply,
-        recorded=beside.recorded,
-        sent=beside.sent,
-        said=beside.said,
         system_blocks=read.blocks if known is None else known.system_blocks,
     )
+    return request, read.beside.record
 
 
 class _Lists(msgspec.Struct):
@@ -310,55 +342,62 @@ def _blame_type(body: bytes, error: InvalidRequest) -> None:
         ) from error
 
 
-def _message(wire: WireMessage, at: str) -> Message:
+def _message(wire: WireMessage, index: int) -> Message:
+    """A message, by its number. Raises InvalidRequest or UnrenderableMessage."""
     role = _ROLES.get(wire.role)
     if role is None:
         raise InvalidRequest(
             f"Unknown role {shown(wire.role)}; known are {', '.join(_ROLES)}.{nearest(wire.role, _ROLES)}",
-            param=f"{at}/role",
+            param=f"/messages/{index}/role",
         )
+    content = wire.content
     if role is not Role.ASSISTANT:
-        for name in ("tool_calls", "reasoning_content", "reasoning"):
-            if getattr(wire, name):
-                raise InvalidRequest(f"A {role} message cannot have {name}.", param=f"{at}/{name}")
-    if role is Role.TOOL and not wire.tool_call_id:
-        raise InvalidRequest("A tool message needs the tool_call_id that it answers.", param=f"{at}/tool_call_id")
-    if role is not Role.TOOL and wire.tool_call_id:
-        raise InvalidRequest(f"A {role} message cannot have a tool_call_id.", param=f"{at}/tool_call_id")
-    if isinstance(wire.images, Raw) and bytes(wire.images).strip() not in (b"[]", b"null"):
-        raise UnrenderableMessage("Images cannot be shown to the model; only text can.", param=f"{at}/images")
-    if wire.reasoning and wire.reasoning_content and wire.reasoning != wire.reasoning_content:
-        raise InvalidRequest("reasoning and reasoning_content disagree; send one.", param=f"{at}/reasoning")
-    content = _text_of(wire.content, f"{at}/content") if isinstance(wire.content, list) else wire.content
-    if content is None and role is not Role.ASSISTANT:
-        raise InvalidRequest(f"A {role} message needs content.", param=f"{at}/content")
-    for index, call in enumerate(wire.tool_calls or ()):
-        if call.type != "function":
-            raise UnrenderableMessage(
-                f"A tool call of type {shown(call.type)} cannot be shown to the model.",
-                param=f"{at}/tool_calls/{index}/type",
-            )
-        if len(call.function.arguments) > MAX_ARGUMENTS_CHARS:
-            num = len(call.function.arguments)
+        if wire.tool_calls or wire.reasoning_content or wire.reasoning:
+            name = "tool_calls" if wire.tool_calls else "reasoning_content" if wire.reasoning_content else "reasoning"
+            raise InvalidRequest(f"A {role} message cannot have {name}.", param=f"/messages/{index}/{name}")
+        if role is Role.TOOL and not wire.tool_call_id:
             raise InvalidRequest(
-                f"A tool call's arguments have at most {MAX_ARGUMENTS_CHARS} characters, these {num}.",
-                param=f"{at}/tool_calls/{index}/function/arguments",
+                "A tool message needs the tool_call_id that it answers.", param=f"/messages/{index}/tool_call_id"
             )
+    if wire.tool_call_id and role is not Role.TOOL:
+        raise InvalidRequest(f"A {role} message cannot have a tool_call_id.", param=f"/messages/{index}/tool_call_id")
+    if wire.images is not UNSET and bytes(wire.images).strip() not in (b"[]", b"null"):
+        raise UnrenderableMessage(
+            "Images cannot be shown to the model; only text can.", param=f"/messages/{index}/images"
+        )
+    if wire.reasoning and wire.reasoning_content and wire.reasoning != wire.reasoning_content:
+        raise InvalidRequest(
+            "reasoning and reasoning_content disagree; send one.", param=f"/messages/{index}/reasoning"
+        )
+    if isinstance(content, list):
+        content = _text_of(content, f"/messages/{index}/content")
+    elif content is None and role is not Role.ASSISTANT:
+        raise InvalidRequest(f"A {role} message needs content.", param=f"/messages/{index}/content")
     return Message(
         role=role,
         content=content,
         reasoning=(wire.reasoning_content or wire.reasoning or None) if role is Role.ASSISTANT else None,
-        tool_calls=tuple(
-            [
-                ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-                for call in wire.tool_calls
-            ]
-        )
-        if wire.tool_calls
-        else (),
+        tool_calls=_calls(wire.tool_calls, f"/messages/{index}/tool_calls") if wire.tool_calls else (),
         tool_call_id=wire.tool_call_id or None,
         name=wire.name,
     )
+
+
+def _calls(wire: list[WireToolCall], at: str) -> tuple[ToolCall, ...]:
+    calls: list[ToolCall] = []
+    for index, call in enumerate(wire):
+        name, arguments = call.function.name, call.function.arguments
+        if call.type != "function":
+            raise UnrenderableMessage(
+                f"A tool call of type {shown(call.type)} cannot be shown to the model.", param=f"{at}/{index}/type"
+            )
+        if len(arguments) > MAX_ARGUMENTS_CHARS:
+            raise InvalidRequest(
+                f"A tool call's arguments have at most {MAX_ARGUMENTS_CHARS} characters, these {len(arguments)}.",
+                param=f"{at}/{index}/function/arguments",
+            )
+        calls.append(ToolCall(id=call.id, name=name, arguments=arguments))
+    return tuple(calls)
 
 
 def _text_of(content: list[TextPart], at: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
-from stenograph.dialects.openai.chat import decode_chat
+from stenograph.dialects.openai.chat import CHAT_PATH, decode_with_record
 from stenograph.dialects.openai.chat_reply import StreamEncoder, encode_reply, with_token_ids
 from stenograph.dialects.openai.completions import completion_steps, decode_completion
 from stenograph.dialects.openai.completions_reply import CompletionStreamEncoder, encode_completion
@@ -19,7 +19,6 @@ from stenograph.dialects.openai.sampling import request_json
 from stenograph.dialects.openai.spelling import CHAT, COMPLETIONS
 from stenograph.dialects.settings import UnknownFields
 
-CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 
 
@@ -34,8 +33,7 @@ class ChatDialect:
     paths: tuple[str, ...] = (CHAT_PATH,)
 
     def decode(self, incoming: Incoming) -> Decoded:
-        request = decode_chat(incoming.body, unknown_fields=self.unknown_fields, known=incoming.known)
-        return request, request_json(CHAT_PATH, request.model, request.recorded, request.sent)
+        return decode_with_record(incoming.body, self.unknown_fields, incoming.known)
 
     def steps(self, incoming: Incoming) -> None:
         return None

@@ -34,11 +34,12 @@ from stenograph.dialects.gemini.dialect import COUNT, GENERATE, STREAM, TokenCou
 from stenograph.dialects.gemini.errors import GeminiErrorBody
 from stenograph.dialects.gemini.fields import WireGenerateRequest
 from stenograph.dialects.gemini.reply import GenerateContentResponse
+from stenograph.dialects.openai.chat import CHAT_PATH
 from stenograph.dialects.openai.chat_fields import WireChatRequest
 from stenograph.dialects.openai.chat_reply import ChatCompletion, ChatCompletionChunk
 from stenograph.dialects.openai.completions_fields import WireCompletionRequest
 from stenograph.dialects.openai.completions_reply import TextCompletion
-from stenograph.dialects.openai.dialect import CHAT_PATH, COMPLETIONS_PATH
+from stenograph.dialects.openai.dialect import COMPLETIONS_PATH
 from stenograph.dialects.responses.fields import WireResponsesRequest
 from stenograph.dialects.responses.reply import ResponseBody
 from stenograph.dialects.responses.request import RESPONSES_PATH

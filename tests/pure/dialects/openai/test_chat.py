@@ -411,6 +411,22 @@ def test_a_print_that_goes_on_is_that_of_the_whole(text: bytes, cut: int, more: 
     assert whole.begins(more) == more.startswith(text)
 
 
+@pytest.mark.parametrize("more", ["", ",", ' , {"role": "user"}', ', {"role": "user", "content": "x"}], "a": ["b"'])
+def test_a_body_that_ends_as_another_did_reads_as_if_it_were_the_first(more: str) -> None:
+    start = '{"messages": [{"role": "user", "content": "hi"}'
+    first = decode_chat(f"{start}]}}".encode())
+    assert first.text_print is not None
+    known = KnownMessages(dialect=CHAT, text_print=first.text_print, list_start=13, messages=first.messages)
+
+    def outcome(*known: KnownMessages) -> object:
+        try:
+            return replace(decode_chat(f"{start}{more}]}}".encode(), known=known), known=None)
+        except StenographError as error:
+            return type(error), error.message, error.param
+
+    assert outcome(known) == outcome()
+
+
 def test_an_error_after_what_is_known_points_at_the_messages_place_in_the_whole() -> None:
     first = decode_chat(body(messages=[USER, USER]))
     assert first.text_print is not None
