@@ -38,6 +38,7 @@ from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.support import SupportPiece, SupportWriter
 from stenograph.core.types import FinishReason, Replay, TopLogprob, WeightSpan, token_ids
 from stenograph.engine.settings import ReplayKind
+from stenograph.engine.validate import are_in_vocab
 
 T = TypeVar("T")
 Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -236,9 +237,7 @@ class SampledTokens:
         """Ids and logprobs that are new in a part that reports `num_sampled` tokens in all; `reason` where it ends."""
         start = len(self.ids)
         fresh = self._fresh(self._rows(rows, num_sampled, reason), num_sampled)
-        ids = [row.id for row in fresh]
-        check_ids(ids, self._vocab_size)
-        new = token_ids(ids), array("d", [row.logprob for row in fresh])
+        new = ids_of(fresh, self._vocab_size), array("d", [row.logprob for row in fresh])
         self.ids.extend(new[0])
         self.logprobs.extend(new[1])
         if len(self.ids) == start == 0 and reason not in (None, FinishReason.ABORT):
@@ -289,6 +288,19 @@ class SampledTokens:
                 f"the list of {len(rows)} tokens does not begin with the {num_before} tokens received before",
             )
         return rows[num_before:]
+
+
+def ids_of(rows: Sequence[Row], vocab_size: int) -> "array[int]":
+    """The ids of rows. Raises UpstreamInvalid for one that is not in the vocabulary."""
+    found = [row.id for row in rows]
+    try:
+        ids = token_ids(found)
+    except OverflowError:
+        check_ids(found, vocab_size)
+        raise
+    if not are_in_vocab(ids, vocab_size):
+        check_ids(found, vocab_size)
+    return ids
 
 
 def check_ids(ids: Iterable[int], vocab_size: int) -> None:
