@@ -79,12 +79,12 @@ def cut_columns(body: bytes) -> tuple[bytes, Columns] | None:
     if not body.endswith(_END, begin, end):
         return None
     commas = np.append(rows - 7, end - begin - len(_END))
-    columns = _columns(body[begin:end], words, commas)
+    columns = _columns(memoryview(body)[begin:end], words, commas)
     rest = b"".join((body[:begin], _STAND_IN, body[end:]))
     return None if columns is None or rest.count(_STAND_IN_DIGITS) != 1 else (rest, columns)
 
 
-def _columns(text: bytes, words: NDArray[np.uint64], commas: NDArray[np.int64]) -> Columns | None:
+def _columns(text: memoryview, words: NDArray[np.uint64], commas: NDArray[np.int64]) -> Columns | None:
     """The list of one row for each of `commas`, the commas before its nulls; None unless it has a logprob and an id in
     each."""
     numbers = _numbers(text, commas)
@@ -107,7 +107,7 @@ def _columns(text: bytes, words: NDArray[np.uint64], commas: NDArray[np.int64]) 
     return Columns(ids=ids, logprobs=logprobs)
 
 
-def _numbers(text: bytes, commas: NDArray[np.int64]) -> NDArray[np.float64] | None:
+def _numbers(text: memoryview, commas: NDArray[np.int64]) -> NDArray[np.float64] | None:
     """All numbers between the rows' brackets; None if there is anything else."""
     flat = bytearray(text)
     np.ndarray(len(flat) - 7, dtype="<u8", buffer=flat, strides=(1,))[commas[:-1]] = _COMMA
