@@ -50,6 +50,7 @@ PURE = (
     "engine/sglang/chat_wire",
     "engine/sglang/generate_wire",
     "engine/sglang/request",
+    "engine/columns",
     "engine/rows",
     "engine/vllm/reply",
     "engine/vllm/request",

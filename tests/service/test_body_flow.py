@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 
@@ -78,6 +79,28 @@ async def test_large_replies_wait_in_their_engines_socket_while_the_slots_are_he
             assert not any(one.done() for one in large)
             assert bodies.num_sent <= NUM_SMALL
         assert await asyncio.gather(*large) == [LARGE_BYTES] * 3
+
+
+async def test_large_replies_that_come_at_once_are_decoded_in_iterations_of_their_own() -> None:
+    iterations = [0]
+    decoded: list[int] = []
+
+    def count() -> None:
+        iterations[0] += 1
+        counting[0] = loop.call_soon(count)
+
+    async def ask(transport: EngineTransport) -> None:
+        await transport.post("/1000000", b"", (), lambda _: decoded.append(iterations[0]))
+
+    loop = asyncio.get_running_loop()
+    counting = [loop.call_soon(count)]
+    async with serving(BodySlots(8)) as (_, transport), asyncio.TaskGroup() as tasks:
+        for _ in range(40):
+            tasks.create_task(ask(transport))
+    counting[0].cancel()
+    assert len(decoded) == 40
+    # One before the count goes up, and one after that in the same iteration.
+    assert max(Counter(decoded).values()) <= 2
 
 
 # -- replies that inflate

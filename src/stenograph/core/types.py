@@ -292,13 +292,8 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
             self._make_tuples()
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
-        if is_plain:
-            return
-        for name, values in (("tempered", self.tempered_logprobs), ("sampling", self.sampling_logprobs)):
-            if values is not None and len(values) != len(self.ids):
-                raise ValueError(f"{len(self.ids)} ids but {len(values)} {name} logprobs")
-        if self.forced is not None and len(self.forced) != len(self.ids):
-            raise ValueError(f"{len(self.ids)} ids, but of {len(self.forced)} it is known whether they were forced")
+        if not is_plain:
+            _check_lengths(self)
         if self.top_logprobs is not None and len(self.top_logprobs) != len(self.ids):
             raise ValueError(f"{len(self.ids)} ids but {len(self.top_logprobs)} rows of top logprobs")
 
@@ -310,8 +305,8 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def all_finite(values: "array[float]") -> bool:
-    """Whether there is no NaN and no infinity among them. Looks at the array as it lies in memory."""
-    if not values:
+    """Whether there is no NaN and no infinity among them."""
+    if len(values) < 300 and math.isfinite(sum(values)):  # NumPy's one look costs more; a NaN stays in a sum
         return True
     found = np.frombuffer(values)
     return math.isfinite(np.minimum.reduce(found)) and math.isfinite(np.maximum.reduce(found))  # of a NaN both are one
@@ -351,11 +346,8 @@ class SampledTurn(Struct, frozen=True, kw_only=True, gc=False):
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
             raise ValueError(f"{len(self.ids)} ids but {len(self.logprobs)} logprobs")
-        for name, values in (("tempered", self.tempered_logprobs), ("sampling", self.sampling_logprobs)):
-            if values is not None and len(values) != len(self.ids):
-                raise ValueError(f"{len(self.ids)} ids but {len(values)} {name} logprobs")
-        if self.forced is not None and len(self.forced) != len(self.ids):
-            raise ValueError(f"{len(self.ids)} ids, but of {len(self.forced)} it is known whether they were forced")
+        if self.tempered_logprobs is not None or self.sampling_logprobs is not None or self.forced is not None:
+            _check_lengths(self)
         if self.mixed is not None and self.weights:
             raise ValueError(f"mixed weights beside {self.weights}")
         if not all_finite(self.logprobs):
@@ -365,6 +357,14 @@ class SampledTurn(Struct, frozen=True, kw_only=True, gc=False):
             if not end <= span.start < span.end <= len(self.ids):
                 raise ValueError(f"weight spans must ascend within {len(self.ids)} ids, got {self.weights}")
             end = span.end
+
+
+def _check_lengths(of: Chunk | SampledTurn) -> None:
+    for name, values in (("tempered", of.tempered_logprobs), ("sampling", of.sampling_logprobs)):
+        if values is not None and len(values) != len(of.ids):
+            raise ValueError(f"{len(of.ids)} ids but {len(values)} {name} logprobs")
+    if of.forced is not None and len(of.forced) != len(of.ids):
+        raise ValueError(f"{len(of.ids)} ids, but of {len(of.forced)} it is known whether they were forced")
 
 
 class PromptEnd(enum.Enum):

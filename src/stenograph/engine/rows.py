@@ -28,7 +28,7 @@ Field names: SGLang's `managers/tokenizer_manager.py`.
 
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -37,9 +37,12 @@ import numpy as np
 from stenograph.core.errors import UpstreamInvalid
 from stenograph.core.support import SupportPiece, SupportWriter
 from stenograph.core.types import FinishReason, Replay, TopLogprob, WeightSpan, token_ids
+from stenograph.engine.columns import STAND_IN_ID, Columns, cut_columns
 from stenograph.engine.settings import ReplayKind
+from stenograph.engine.validate import are_in_vocab
 
 T = TypeVar("T")
+Rows = Sequence["Row"] | Columns
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Laws = Sequence[tuple[re.Pattern[str], str]]
 """Patterns of msgspec's words for the place of a wrong type, each with the law that it breaks; the first counts."""
@@ -181,6 +184,29 @@ def decoded(decoder: "msgspec.json.Decoder[T]", body: bytes, known: Laws) -> T:
         raise UpstreamInvalid("shape", "the reply is nested too deeply") from error
 
 
+_STAND_IN = [Row(logprob=0.0, id=STAND_IN_ID)]
+
+
+def decoded_apart(
+    decoder: "msgspec.json.Decoder[T]", body: bytes, known: Laws, meta_of: Callable[[T], MetaInfo | None]
+) -> tuple[T, Columns | None]:
+    """Read a body, and its rows as columns where they can be read so; then there is one row in their place.
+
+    `meta_of` finds what is reported about the generation. Raises as `decoded` does.
+    """
+    cut = cut_columns(body)
+    if cut is not None:
+        rest, columns = cut
+        try:
+            told = decoded(decoder, rest, known)
+        except UpstreamInvalid:
+            return decoded(decoder, body, known), None
+        meta = meta_of(told)
+        if meta is not None and meta.output_token_logprobs == _STAND_IN:
+            return told, columns
+    return decoded(decoder, body, known), None
+
+
 def outline(body: bytes) -> bytes:
     """The body without the text of a large `routed_experts`, which nobody asked for; the body itself if it has none.
 
@@ -231,14 +257,12 @@ class SampledTokens:
         return f"<SampledTokens {len(self.ids)} ids>"
 
     def take(
-        self, rows: Sequence[Row] | None, *, num_sampled: int, reason: FinishReason | None
+        self, rows: Rows | None, *, num_sampled: int, reason: FinishReason | None
     ) -> tuple["array[int]", "array[float]"]:
         """Ids and logprobs that are new in a part that reports `num_sampled` tokens in all; `reason` where it ends."""
         start = len(self.ids)
         fresh = self._fresh(self._rows(rows, num_sampled, reason), num_sampled)
-        ids = [row.id for row in fresh]
-        check_ids(ids, self._vocab_size)
-        new = token_ids(ids), array("d", [row.logprob for row in fresh])
+        new = checked_columns(fresh, self._vocab_size)
         self.ids.extend(new[0])
         self.logprobs.extend(new[1])
         if len(self.ids) == start == 0 and reason not in (None, FinishReason.ABORT):
@@ -266,7 +290,7 @@ class SampledTokens:
                 " it does not know input_ids, or made a prompt of its own",
             )
 
-    def _rows(self, rows: Sequence[Row] | None, num_sampled: int, reason: FinishReason | None) -> Sequence[Row]:
+    def _rows(self, rows: Rows | None, num_sampled: int, reason: FinishReason | None) -> Rows:
         if rows is not None:
             return rows
         # SGLang leaves the list out where a generation was aborted before it ran.
@@ -274,7 +298,7 @@ class SampledTokens:
             raise UpstreamInvalid("has_logprobs", "meta_info has no output_token_logprobs")
         return ()
 
-    def _fresh(self, rows: Sequence[Row], num_sampled: int) -> Sequence[Row]:
+    def _fresh(self, rows: Rows, num_sampled: int) -> Rows:
         num_before = len(self.ids)
         if len(rows) == num_sampled - num_before:
             return rows
@@ -283,12 +307,34 @@ class SampledTokens:
             detail = f"{short(num_sampled)} completion tokens, but {len(rows)} in output_token_logprobs{after}"
             raise UpstreamInvalid("count_agrees", detail)
         before = rows[:num_before]
-        if [row.id for row in before] != self.ids.tolist() or [row.logprob for row in before] != self.logprobs.tolist():
+        if _lists(before) != (self.ids.tolist(), self.logprobs.tolist()):
             raise UpstreamInvalid(
                 "stream_extends",
                 f"the list of {len(rows)} tokens does not begin with the {num_before} tokens received before",
             )
         return rows[num_before:]
+
+
+def checked_columns(rows: Rows, vocab_size: int) -> tuple["array[int]", "array[float]"]:
+    """The ids and logprobs of rows. Raises UpstreamInvalid for an id that is not in the vocabulary."""
+    if isinstance(rows, Columns):
+        ids, logprobs = rows.ids, rows.logprobs
+    else:
+        found, told = _lists(rows)
+        try:
+            ids, logprobs = token_ids(found), array("d", told)
+        except OverflowError:
+            check_ids(found, vocab_size)
+            raise
+    if not are_in_vocab(ids, vocab_size):
+        check_ids(ids, vocab_size)
+    return ids, logprobs
+
+
+def _lists(rows: Rows) -> tuple[list[int], list[float]]:
+    if isinstance(rows, Columns):
+        return rows.ids.tolist(), rows.logprobs.tolist()
+    return [row.id for row in rows], [row.logprob for row in rows]
 
 
 def check_ids(ids: Iterable[int], vocab_size: int) -> None:

@@ -18,7 +18,6 @@ from stenograph.core.types import (
     SampledTurn,
     TopLogprob,
     WeightSpan,
-    all_finite,
     token_ids,
 )
 
@@ -26,6 +25,12 @@ MOST_ROUNDING_NATS = 1e-4
 """The most by which an engine's arithmetic may round ln 1 above 0; the logprob is taken as 0."""
 MOST_TOKENS = 2**31
 """More than any prompt has; for whoever does not know how many were sent."""
+
+
+def are_in_vocab(ids: "array[int]", vocab_size: int) -> bool:
+    """Whether each is an id of a vocabulary of this size. Looks at the array as it lies in memory."""
+    # As unsigned integers, ids below 0 are the largest. The method `max` is Python around this.
+    return not ids or bool(np.maximum.reduce(np.frombuffer(ids, dtype=np.uint32)) < vocab_size)
 
 
 class TurnCollector:
@@ -76,7 +81,8 @@ class TurnCollector:
         """
         if self._last is not None and self._last.finish is not None:
             raise UpstreamInvalid("finish_is_last", "the engine went on after the chunk that ended the generation")
-        self._check_ids(chunk.ids)
+        if not (isinstance(chunk.ids, array) and are_in_vocab(chunk.ids, self._vocab_size)):
+            self._check_ids(chunk.ids)
         chunk = _with_logprobs(chunk)
         self._check_cached(chunk.num_cached_tokens)
         if self._max_tokens is not None and len(self._ids) + len(chunk.ids) > self._max_tokens:
@@ -121,8 +127,6 @@ class TurnCollector:
         )
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        if isinstance(ids, array) and self._are_in_vocab(ids):
-            return
         for id_ in ids:
             if type(id_) is not int or not 0 <= id_ < self._vocab_size:
                 raise UpstreamInvalid(
@@ -134,12 +138,6 @@ class TurnCollector:
         if not 0 <= num_cached <= most:
             told = num_cached if abs(num_cached) <= MOST_TOKENS else f"a number of {num_cached.bit_length()} bits"
             raise UpstreamInvalid("cached_in_prompt", f"{told} cached tokens are reported for a prompt of {most}")
-
-    def _are_in_vocab(self, ids: "array[int]") -> bool:
-        """The same for C integers, looked at as they lie in memory."""
-        found = np.frombuffer(ids, dtype=np.int32)
-        # The methods `min` and `max` are Python around these.
-        return not len(found) or bool(np.minimum.reduce(found) >= 0 and np.maximum.reduce(found) < self._vocab_size)
 
     def _take(self, chunk: Chunk) -> None:
         start = len(self._ids)
@@ -220,9 +218,11 @@ def _with_logprobs(chunk: Chunk) -> Chunk:
 
 def _checked(logprobs: Sequence[float]) -> Sequence[float]:
     """The same logprobs; a copy, where one has to be taken as 0."""
-    if isinstance(logprobs, array) and all_finite(logprobs):
-        largest = float(np.maximum.reduce(np.frombuffer(logprobs))) if logprobs else 0.0
-    else:
+    least = largest = -math.inf
+    if isinstance(logprobs, array) and logprobs:
+        found = np.frombuffer(logprobs)
+        least, largest = float(np.minimum.reduce(found)), float(np.maximum.reduce(found))  # of a NaN both are one
+    if not (math.isfinite(least) and math.isfinite(largest)):
         for logprob in logprobs:
             if type(logprob) is not float or not math.isfinite(logprob):
                 raise UpstreamInvalid("logprob_is_finite", f"{logprob!r} is not a finite number")

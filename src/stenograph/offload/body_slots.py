@@ -3,8 +3,8 @@
 Under load the stall is not one slow decode, but one event-loop iteration that serves every ready connection. A slot is
 held around reading and decoding; whoever waits for one does not read, and flow control makes the other side wait. A
 slot asks for a least rate: a slower body has none and needs none, because it costs the loop nothing; so a peer
-that stalls or drips delays no other. Of the large ones that are whole, one is decoded at a time; small ones arrive
-with one read, and a few of them are served in one iteration. Knows nothing of HTTP.
+that stalls or drips delays no other. Of the large ones that are whole, one is decoded at a time, or in one iteration;
+small ones arrive with one read, and a few of them are served in one iteration. Knows nothing of HTTP.
 """
 
 import asyncio
@@ -53,6 +53,7 @@ class BodySlots:
         self.num_held = 0
         """Slots that are held now; counted by them."""
         self._passes = _Passes(SERVED_IN_A_PASS)
+        self._large_passes = _Passes(1)
 
     def apart(self) -> "BodySlots":
         """As many slots for bodies of another kind, which wait for none of these; small ones share its iterations."""
@@ -76,6 +77,11 @@ class BodySlots:
         """Wait for the event-loop iteration in which this small body is served."""
         return self._passes.enter()
 
+    def large(self) -> Awaitable[None]:
+        """Wait for the event-loop iteration in which this large body, which has a slot, is decoded on the loop: bodies
+        that flow side by side are whole in the same one."""
+        return self._large_passes.enter()
+
     @asynccontextmanager
     async def decoding(self) -> AsyncGenerator[None]:
         """Decode one large body. A decoder holds the GIL: two at once would only hold the loop for longer."""
@@ -84,7 +90,7 @@ class BodySlots:
 
 
 class _Passes:
-    """Serves a few waiters in each event-loop iteration, in order of arrival. A waiter holds nothing that can leak."""
+    """Serves a few waiters, or one, in each event-loop iteration, in order. A waiter holds nothing that can leak."""
 
     def __init__(self, num_in_a_pass: int) -> None:
         self._num_in_a_pass = num_in_a_pass

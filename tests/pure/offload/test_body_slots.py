@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -144,12 +145,12 @@ async def test_slots_of_another_kind_wait_for_none_of_these() -> None:
         await theirs.take()
 
 
-async def passes_of(slots: BodySlots, num: int) -> list[list[int]]:
-    """Which of `num` small bodies are served in each pass of the loop."""
+async def passes_of(enter: Callable[[], Awaitable[None]], num: int) -> list[list[int]]:
+    """Which of `num` bodies that `enter` are served in each pass of the loop."""
     passes: list[list[int]] = []
 
     async def serve(index: int) -> None:
-        await slots.small()
+        await enter()
         passes[-1].append(index)
 
     def next_pass() -> None:
@@ -163,10 +164,15 @@ async def passes_of(slots: BodySlots, num: int) -> list[list[int]]:
 
 
 async def test_a_few_small_bodies_are_served_in_each_event_loop_iteration_in_order() -> None:
-    served = await passes_of(BodySlots(1), 5 * SERVED_IN_A_PASS)
+    served = await passes_of(BodySlots(1).small, 5 * SERVED_IN_A_PASS)
     assert [index for one in served for index in one] == list(range(5 * SERVED_IN_A_PASS))
     assert max(map(len, served)) <= SERVED_IN_A_PASS
     assert len(served) <= 6
+
+
+async def test_one_large_body_is_decoded_in_an_event_loop_iteration_in_order() -> None:
+    served = await passes_of(BodySlots(4).large, 5)
+    assert served == [[index] for index in range(5)]
 
 
 async def test_small_bodies_that_go_on_coming_are_served_in_their_order_and_no_more_of_them_in_a_pass() -> None:
@@ -196,10 +202,10 @@ async def test_small_bodies_that_go_on_coming_are_served_in_their_order_and_no_m
 
 async def test_when_none_came_for_a_while_the_next_are_served_at_once() -> None:
     slots = BodySlots(1)
-    await passes_of(slots, 2 * SERVED_IN_A_PASS + 1)
+    await passes_of(slots.small, 2 * SERVED_IN_A_PASS + 1)
     for _ in range(5):
         await asyncio.sleep(0)
-    assert len(await passes_of(slots, SERVED_IN_A_PASS)) == 1
+    assert len(await passes_of(slots.small, SERVED_IN_A_PASS)) == 1
 
 
 async def test_abandoned_small_bodies_delay_no_other() -> None:

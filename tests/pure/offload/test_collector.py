@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.errors import UpstreamInvalid
-from stenograph.core.types import Chunk, Finish, FinishReason, SampledTurn, TopLogprob, WeightSpan, token_ids
+from stenograph.core.types import (
+    Chunk,
+    Finish,
+    FinishReason,
+    SampledTurn,
+    TopLogprob,
+    WeightSpan,
+    all_finite,
+    token_ids,
+)
 from stenograph.engine.validate import TurnCollector
 
 STOP = Finish(reason=FinishReason.STOP)
@@ -84,6 +93,28 @@ def test_logprobs_are_kept_refused_or_0(values: list[float], is_array: bool) -> 
     else:
         assert is_good
         assert list(collector.result().logprobs) == [min(value, 0.0) for value in values]
+
+
+BOUNDS = [-(2**31), -1, 0, 9, 10, 2**31 - 1]
+
+
+@given(st.lists(st.sampled_from(BOUNDS) | st.integers(0, 9), max_size=4), st.booleans())
+def test_ids_are_kept_or_refused_whether_they_come_as_a_tuple_or_an_array(ids: list[int], is_array: bool) -> None:
+    told = Chunk(ids=token_ids(ids) if is_array else tuple(ids), logprobs=(-1.0,) * len(ids))
+    bad = [id_ for id_ in ids if not 0 <= id_ < 10]
+    if not bad:
+        assert collect(told).add(chunk(1)).ids == (1,)
+        return
+    with pytest.raises(UpstreamInvalid) as caught:
+        collect(told)
+    expected = f"id_in_vocab: {bad[0]} is not a token id: the vocabulary has 10 ids"
+    assert (caught.value.law, str(caught.value)) == ("id_in_vocab", expected)
+
+
+@given(st.integers(0, 3), st.floats(), st.floats(), st.integers(0, 600))
+def test_few_values_and_many_are_finite_if_each_of_them_is(num: int, one: float, other: float, num_more: int) -> None:
+    values = [one, other, other][:num]
+    assert all_finite(array("d", values + [1e308] * num_more)) == all(map(math.isfinite, values))
 
 
 def chunk_with(form: Callable[[Any], Any], field: str, value: float) -> Chunk:

@@ -210,6 +210,8 @@ class EngineTransport:
                     await asyncio.sleep(0)
         inflater.end()
         await slot.take()  # for what is done with the body
+        if body.tell() >= LARGE_BODY_BYTES:
+            await self._body_slots.large()
         return body.getvalue()
 
 

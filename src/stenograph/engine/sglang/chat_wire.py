@@ -39,6 +39,7 @@ from stenograph.engine.rows import (
     alternatives,
     check_request,
     decoded,
+    decoded_apart,
     laws,
     outline,
     reason_of,
@@ -243,8 +244,12 @@ def decode_reply(
     have its support. Raises UpstreamInvalid, naming the
     law that it breaks, and nothing else.
     """
-    is_large = len(body) > LARGE_PAYLOAD_BYTES and replay is ReplayKind.NONE
-    completion = decoded(_COMPLETION, outline(body) if is_large else body, _LAWS)
+    columns = None
+    if len(body) > LARGE_PAYLOAD_BYTES:
+        text = outline(body) if replay is ReplayKind.NONE else body
+        completion, columns = decoded_apart(_COMPLETION, text, _LAWS, _meta_of)
+    else:
+        completion = decoded(_COMPLETION, body, _LAWS)
     if len(completion.choices) != 1:
         raise UpstreamInvalid("one_choice", f"one choice was asked for, {len(completion.choices)} came")
     choice = completion.choices[0]
@@ -254,7 +259,8 @@ def decode_reply(
         check_request(completion.id if meta.id is None else meta.id, request_id)
     finish = _finish(choice)
     sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt)
-    ids, logprobs = sampled.take(meta.output_token_logprobs, num_sampled=meta.completion_tokens, reason=finish.reason)
+    rows = meta.output_token_logprobs if columns is None else columns
+    ids, logprobs = sampled.take(rows, num_sampled=meta.completion_tokens, reason=finish.reason)
     sampled.check_prompt(meta.prompt_tokens)
     version = meta.weight_version
     if version is None and completion.metadata is not None:
@@ -279,6 +285,10 @@ def decode_reply(
         sampling_logprobs=None if support is None else support.logprobs(slice(None)),
         support=None if support is None else support.piece(ids, slice(None)),
     )
+
+
+def _meta_of(completion: _SGLangCompletion) -> MetaInfo | None:
+    return completion.choices[0].meta_info if len(completion.choices) == 1 else None
 
 
 def _finish(choice: _SGLangChoice) -> Finish:

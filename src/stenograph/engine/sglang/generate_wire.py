@@ -20,16 +20,19 @@ from stenograph.core.types import Chunk, Finish, FinishReason, Grammar, GrammarK
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.adapter import EngineReading
 from stenograph.engine.rows import (
+    LARGE_PAYLOAD_BYTES,
     META_LAWS,
     ErrorWithin,
     MetaFinish,
     MetaInfo,
     Natural,
     ReportedSupport,
+    Rows,
     SampledTokens,
     alternatives,
     check_request,
     decoded,
+    decoded_apart,
     error_of,
     reason_of,
     replay_of,
@@ -111,6 +114,10 @@ class _GeneratePart(msgspec.Struct):
 _PART = msgspec.json.Decoder(_GeneratePart)
 
 
+def _meta_of(part: _GeneratePart) -> MetaInfo | None:
+    return part.meta_info
+
+
 class SGLangGenerateReading(EngineReading):
     """The reader of one reply. Its methods raise UpstreamInvalid, or the error that the engine reports within a 200."""
 
@@ -138,7 +145,11 @@ class SGLangGenerateReading(EngineReading):
 
     def event(self, data: bytes) -> Sequence[Chunk]:
         """The chunks that a part brings; the one that ends the generation is held until `end`."""
-        part = decoded(_PART, data, META_LAWS)
+        columns = None
+        if len(data) > LARGE_PAYLOAD_BYTES:
+            part, columns = decoded_apart(_PART, data, META_LAWS, _meta_of)
+        else:
+            part = decoded(_PART, data, META_LAWS)
         if part.error is not None:
             error = error_of(part.error)
             raise _refused(error.status, error.message, data)
@@ -148,7 +159,8 @@ class SGLangGenerateReading(EngineReading):
         if self._has_ended:
             raise UpstreamInvalid("finish_is_last", "the engine went on after the part that ended the generation")
         finish = _finish_of(part.meta_info.finish_reason, data)
-        chunks = self._chunks(part.meta_info, part.output_ids, finish)
+        rows = part.meta_info.output_token_logprobs if columns is None else columns
+        chunks = self._chunks(part.meta_info, rows, part.output_ids, finish)
         if finish is None:
             return chunks
         self._has_ended, self._held = True, chunks[-1]
@@ -159,13 +171,13 @@ class SGLangGenerateReading(EngineReading):
         held, self._held = self._held, None
         return () if held is None else (held,)
 
-    def _chunks(self, meta: MetaInfo, output_ids: Sequence[int] | None, finish: Finish | None) -> Sequence[Chunk]:
+    def _chunks(
+        self, meta: MetaInfo, rows: Rows | None, output_ids: Sequence[int] | None, finish: Finish | None
+    ) -> Sequence[Chunk]:
         """The new tokens of a part: one chunk for each version of the weights that sampled them."""
         reason = None if finish is None else finish.reason
         start = len(self._sampled.ids)
-        ids, logprobs = self._sampled.take(
-            meta.output_token_logprobs, num_sampled=meta.completion_tokens, reason=reason
-        )
+        ids, logprobs = self._sampled.take(rows, num_sampled=meta.completion_tokens, reason=reason)
         self._sampled.check_output_ids(output_ids, num_new=len(ids), reason=reason)
         self._sampled.check_prompt(meta.prompt_tokens)
         num_sampled = start + len(ids)
