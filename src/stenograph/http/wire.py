@@ -38,12 +38,14 @@ class ClientGone(Exception):
     """The client closed its connection before its request was whole; there is nobody to answer."""
 
 
-async def read_json(scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None) -> bytes:
+def read_json(
+    scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None
+) -> Awaitable[bytes]:
     """`read_body` for a route that takes JSON. Raises UnsupportedMediaType besides, for a body of another type."""
     headers = headers_of(scope)
     if headers.get(b"content-type") != b"application/json":
         _check_type(headers)
-    return await _body(headers, receive, max_bytes=max_bytes, body_slots=body_slots)
+    return _body(headers, receive, max_bytes=max_bytes, body_slots=body_slots)
 
 
 def _check_type(headers: dict[bytes, bytes]) -> None:
@@ -70,10 +72,12 @@ def _has_body(headers: dict[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None) -> bytes:
+def read_body(
+    scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None
+) -> Awaitable[bytes]:
     """Read the whole body, a large one in a slot. Raises BodyTooLarge before reading more than `max_bytes`,
     ClientGone, InvalidRequest."""
-    return await _body(headers_of(scope), receive, max_bytes=max_bytes, body_slots=body_slots)
+    return _body(headers_of(scope), receive, max_bytes=max_bytes, body_slots=body_slots)
 
 
 async def _body(
