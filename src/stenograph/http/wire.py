@@ -1,7 +1,7 @@
 """Reads bodies within their limit, sends answers, and notices clients that left, for every route."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain, islice
 from typing import Self
@@ -19,13 +19,10 @@ from stenograph.core.errors import (
 )
 from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.dialects.base import Refusal
-from stenograph.http.delivery import ClientLink, delivery_of
+from stenograph.http.delivery import ClientLink, Headers, delivery_of, send_whole
 from stenograph.http.metrics import Metrics
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.loop_share import LoopShare
-
-Headers = Iterable[tuple[str, str]]
-
 
 HEADERS_BY_NAME = "stenograph.headers"
 """In a scope: what `headers_of` says."""
@@ -129,19 +126,6 @@ def header_value(scope: Scope, name: bytes) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def header_bytes(name: str, value: str) -> tuple[bytes, bytes]:
-    """A header to send. An engine's came as any bytes, was read as UTF-8 with surrogates, and goes out as it came."""
-    return name.encode("ascii"), value.encode("utf-8", "surrogateescape")
-
-
-async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> None:
-    """Send an answer at once, with its length."""
-    raw = [header_bytes(name, value) for name, value in headers]
-    raw.append((b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
-
-
 async def send_refusal(send: Send, refusal: Refusal, headers: Sequence[tuple[str, str]] = ()) -> None:
     """Send an error as its dialect writes it, with these headers besides."""
     ours = {name for name, _ in headers}
@@ -220,8 +204,7 @@ class WaitingClient:
 
     def answer(self, send: Send, body: bytes, headers: Headers) -> Awaitable[None]:
         """The write of a whole answer."""
-        raw = [(name.encode("ascii"), value.encode("utf-8", "surrogateescape")) for name, value in headers]
-        return self._delivery.answer(send, 200, body, raw)
+        return self._delivery.answer(send, 200, body, headers)
 
     async def finish(self, last_write: Awaitable[None]) -> bool:
         """Make the last write of an answer; tell whether its last byte left through a connection that was alive.
