@@ -34,8 +34,6 @@ REST_S = 0.02
 CLOSE_GRACE_S = 1.0
 """Seconds that the end of the process waits for the last lines to be written."""
 
-TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
 
 class LogLevel(enum.StrEnum):
     """Levels of the log."""
@@ -64,20 +62,22 @@ class LogSettings:
 
 
 class TextFormatter(logging.Formatter):
-    """A line as text, beginning with its time, as logging writes it."""
+    """A line as text: time, level, logger and message, then the traceback where there is one."""
 
     def __init__(self, worker: int | None = None) -> None:
         """`worker` is the number of this process, where the server has several."""
-        name = "%(name)s" if worker is None else f"[worker {worker}] %(name)s"
-        super().__init__(TEXT_FORMAT.replace("%(name)s", name))
+        super().__init__()
+        self._by = "" if worker is None else f"[worker {worker}] "
         self._second: int | None = None
         self._second_text = ""
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
+    def format(self, record: logging.LogRecord) -> str:
         second = int(record.created)
         if second != self._second:  # most lines are of the same second as the one before
-            self._second, self._second_text = second, time.strftime(self.default_time_format, time.localtime(second))
-        return f"{self._second_text},{record.msecs:03.0f}"
+            self._second, self._second_text = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        head = f"{self._second_text},{record.msecs:03.0f} {record.levelname} {self._by}{record.name}"
+        text = f"{head}: {record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
 class JsonFormatter(logging.Formatter):

@@ -107,8 +107,7 @@ class SystemBlocks:
         return self.separator.join(self.texts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KnownMessages:
+class KnownMessages(Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """Messages that a request may begin with, and the print of its body up to the end of the last one.
 
     Their list begins at the byte `list_start` of the body, which is of this `dialect`. `messages` are as they are kept,

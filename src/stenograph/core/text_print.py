@@ -30,7 +30,7 @@ class TextPrint:
 
     def then(self, text: "bytes | memoryview") -> Self:
         """The print of this text with `text` after it."""
-        later = type(self)()
+        later = self.__new__(type(self))  # without a state of its own
         later.length = self.length + len(text)
         later._state = self._state.copy()
         later._state.update(text)

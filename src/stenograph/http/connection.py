@@ -46,6 +46,9 @@ LINGER_BYTES = 2**20
 and the client would not see why."""
 
 
+Bytes = bytes | memoryview
+"""Bytes that came; what follows a head is not copied."""
+
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
@@ -157,22 +160,23 @@ class ClientConnection(DeliveryConnection):
 
     def data_received(self, data: bytes) -> None:
         self._idle_since = None
-        while data:
+        rest: Bytes = data
+        while rest:
             phase = self._phase
             if phase is _HEAD:
-                data = self._take_head(data)
+                rest = self._take_head(bytes(rest))
             elif phase is _BODY:
-                data = self._take_body(data)
+                rest = self._take_body(rest)
             elif phase is _ANSWER:
-                data = self._take_more(data)
+                rest = self._take_more(rest)
             elif phase is RequestPhase.ELSEWHERE:
-                data = self._pass_on(data)
+                rest = self._pass_on(rest)
             else:
                 if phase is RequestPhase.REFUSED:
-                    self._discard(len(data))
+                    self._discard(len(rest))
                 return
 
-    def _take_head(self, data: bytes) -> bytes:
+    def _take_head(self, data: bytes) -> Bytes:
         """Take bytes of a head; give back what follows it."""
         try:
             taken = self._head.feed(data)
@@ -190,12 +194,12 @@ class ClientConnection(DeliveryConnection):
             self._body_flows(0)
         return rest
 
-    def _take_body(self, data: bytes) -> bytes:
+    def _take_body(self, data: Bytes) -> Bytes:
         """Take bytes of a body; give back what follows it. A chunked one is all that comes: only the parser knows."""
         if self._num_left is None:
             self._num_framing += len(data)
             self._feed(data)
-            rest = b""
+            rest: Bytes = b""
             if self._num_framing > MAX_HEAD_BYTES and self._phase is _BODY:
                 self._refuse(HeadersTooLarge(f"A chunk's size or trailer has more than {MAX_HEAD_BYTES} bytes."))
         else:
@@ -208,18 +212,18 @@ class ClientConnection(DeliveryConnection):
             self._body_flows(len(data))
         return rest
 
-    def _take_more(self, data: bytes) -> bytes:
+    def _take_more(self, data: Bytes) -> Bytes:
         """Take the bytes after a whole request: the next request if this one is answered, else a pipelined one."""
         assert self.request is not None, "a whole request is served"
         if self.request.is_answered:
             self._phase = _HEAD
             self._head_since = self.loop.time()
             return data
-        if data.strip(b"\r\n"):
+        if bytes(data).strip(b"\r\n"):
             self._hang_up()
         return b""
 
-    def _pass_on(self, data: bytes) -> bytes:
+    def _pass_on(self, data: Bytes) -> Bytes:
         """Take bytes of a request that another process serves; give back what follows it."""
         raise AssertionError("a server of one process serves every request itself")
 
@@ -228,7 +232,7 @@ class ClientConnection(DeliveryConnection):
         if self._num_discarded > LINGER_BYTES:
             self.transport.close()
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: Bytes) -> None:
         assert self._parser is not None, "bytes come only while the connection is there"
         try:
             self._parser.feed_data(data)

@@ -19,6 +19,8 @@ from stenograph.http.served_request import Flow, ServedRequest
 
 _EXTENSION = "stenograph.delivery"
 
+Headers = Iterable[tuple[str, str]]
+
 JOINED_BYTES = 64 * 1024
 """A longer body is not copied behind its head."""
 
@@ -31,7 +33,7 @@ class ClientLink(Protocol):
         """Whether nothing that is written gets to the client any more."""
         ...
 
-    async def answer(self, send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    async def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole answer to a request that is not HEAD, with its length: head and body in one write."""
         ...
 
@@ -122,10 +124,10 @@ class DeliveryConnection(asyncio.Protocol):
         if self._is_gone:
             on_gone()
 
-    async def answer(self, send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    async def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> None:
         request = self.request
         if request is None or send != request.send:  # a page of another site needs headers that are added on the way
-            await _send_whole(send, status, body, headers)
+            await send_whole(send, status, body, headers)
             return
         if self.flow.write_paused and not request.disconnected:
             await self.flow.drain()
@@ -147,8 +149,15 @@ class DeliveryConnection(asyncio.Protocol):
         return not self._is_lost
 
 
-async def _send_whole(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    raw = [*headers, (b"content-length", b"%d" % len(body))]
+def header_bytes(name: str, value: str) -> tuple[bytes, bytes]:
+    """A header to send. An engine's came as any bytes, was read as UTF-8 with surrogates, and goes out as it came."""
+    return name.encode("ascii"), value.encode("utf-8", "surrogateescape")
+
+
+async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    """Send an answer at once, with its length."""
+    raw = [header_bytes(name, value) for name, value in headers]
+    raw.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
 
@@ -156,8 +165,8 @@ async def _send_whole(send: Send, status: int, body: bytes, headers: Iterable[tu
 class _AnotherServers:
     """The connection of a server that tells nothing of it: everything has left at once, and no client is gone."""
 
-    async def answer(self, send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        await _send_whole(send, status, body, headers)
+    async def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> None:
+        await send_whole(send, status, body, headers)
 
     async def has_left(self) -> bool:
         return True

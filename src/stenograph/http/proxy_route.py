@@ -14,7 +14,8 @@ from starlette.responses import Response
 from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound, UpstreamTimeout
 from stenograph.engine.base import Engine, ForwardedAnswer
 from stenograph.http.auth import Doorman, query_without_key
-from stenograph.http.wire import ClientGone, WaitingClient, header_bytes, read_body
+from stenograph.http.delivery import header_bytes
+from stenograph.http.wire import ClientGone, WaitingClient, read_body
 from stenograph.session.manager import SessionManager
 
 PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]

@@ -40,8 +40,8 @@ class RequestHead:
         """True once some bytes of a head have come."""
         return bool(self._kept)
 
-    def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """Take the next bytes: a whole head and what follows it, or None while it is not whole.
+    def feed(self, data: bytes) -> tuple[bytes, memoryview] | None:
+        """Take the next bytes: a whole head and a view of what follows it, or None while it is not whole.
 
         Blank lines before a head are dropped (RFC 9112, section 2.2). Raises UriTooLong, HeadersTooLarge, and
         InvalidRequest for bytes that cannot become a head.
@@ -68,9 +68,8 @@ class RequestHead:
             if not num_seen:
                 self._kept += text
             return None
-        head, rest = bytes(text[:end]), bytes(text[end:])
         self._reset()
-        return head, rest
+        return bytes(text[:end]), memoryview(text)[end:]
 
     def _reset(self) -> None:
         self._kept = bytearray()

@@ -152,17 +152,17 @@ class ServedRequest:
         if self._event is not None:
             self._event.set()
 
-    def begin_answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], num_bytes: int) -> bytes:
+    def begin_answer(self, status: int, headers: Iterable[tuple[str, str]], num_bytes: int) -> bytes:
         """The head of an answer of so many bytes, which is written at once: it counts as answered from here on."""
         assert not self.has_begun_answer, "a request is answered once"
-        lines = [b"%b: %b\r\n" % pair for pair in self.default_headers]
-        lines += [b"%b: %b\r\n" % pair for pair in headers]
+        lines = [f"content-length: {num_bytes}", *map(": ".join, headers)]
         if not self.keeps_connection:
-            lines.append(b"connection: close\r\n")
-        head = b"%bcontent-length: %d\r\n%b\r\n" % (STATUS_LINES[status], num_bytes, b"".join(lines))
-        assert head.count(b"\n") == head.count(b"\r") == len(lines) + 3, "no header has a line break"
+            lines.append("connection: close")
+        text = "\r\n".join(lines)
+        assert text.count("\n") == text.count("\r") == len(lines) - 1, "no header has a line break"
         self.has_begun_answer, self._awaits_continue = True, False
-        return head
+        every = b"".join([b"%b: %b\r\n" % pair for pair in self.default_headers])
+        return b"%b%b%b\r\n\r\n" % (STATUS_LINES[status], every, text.encode("utf-8", "surrogateescape"))
 
     def end_answer(self) -> None:
         """The answer's last byte is written."""
@@ -187,7 +187,7 @@ class ServedRequest:
         if self.has_begun_answer:
             self._transport.close()
             return
-        headers = ((b"content-type", b"text/plain"), (b"connection", b"close"))
+        headers = (("content-type", "text/plain"), ("connection", "close"))
         body = b"Internal Server Error"
         self.keeps_connection = True  # as far as the head goes, which says it already
         self._transport.write(self.begin_answer(500, headers, len(body)) + body)

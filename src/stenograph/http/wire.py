@@ -1,7 +1,7 @@
 """Reads bodies within their limit, sends answers, and notices clients that left, for every route."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain, islice
 from typing import Self
@@ -19,13 +19,10 @@ from stenograph.core.errors import (
 )
 from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.dialects.base import Refusal
-from stenograph.http.delivery import ClientLink, delivery_of
+from stenograph.http.delivery import ClientLink, Headers, delivery_of, send_whole
 from stenograph.http.metrics import Metrics
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.loop_share import LoopShare
-
-Headers = Iterable[tuple[str, str]]
-
 
 HEADERS_BY_NAME = "stenograph.headers"
 """In a scope: what `headers_of` says."""
@@ -38,12 +35,14 @@ class ClientGone(Exception):
     """The client closed its connection before its request was whole; there is nobody to answer."""
 
 
-async def read_json(scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None) -> bytes:
+def read_json(
+    scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None
+) -> Awaitable[bytes]:
     """`read_body` for a route that takes JSON. Raises UnsupportedMediaType besides, for a body of another type."""
     headers = headers_of(scope)
     if headers.get(b"content-type") != b"application/json":
         _check_type(headers)
-    return await _body(headers, receive, max_bytes=max_bytes, body_slots=body_slots)
+    return _body(headers, receive, max_bytes=max_bytes, body_slots=body_slots)
 
 
 def _check_type(headers: dict[bytes, bytes]) -> None:
@@ -70,10 +69,12 @@ def _has_body(headers: dict[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None) -> bytes:
+def read_body(
+    scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None
+) -> Awaitable[bytes]:
     """Read the whole body, a large one in a slot. Raises BodyTooLarge before reading more than `max_bytes`,
     ClientGone, InvalidRequest."""
-    return await _body(headers_of(scope), receive, max_bytes=max_bytes, body_slots=body_slots)
+    return _body(headers_of(scope), receive, max_bytes=max_bytes, body_slots=body_slots)
 
 
 async def _body(
@@ -123,19 +124,6 @@ def header_value(scope: Scope, name: bytes) -> str | None:
     """A header of a request; `name` in lower case."""
     value = headers_of(scope).get(name)
     return None if value is None else value.decode("latin-1")
-
-
-def header_bytes(name: str, value: str) -> tuple[bytes, bytes]:
-    """A header to send. An engine's came as any bytes, was read as UTF-8 with surrogates, and goes out as it came."""
-    return name.encode("ascii"), value.encode("utf-8", "surrogateescape")
-
-
-async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> None:
-    """Send an answer at once, with its length."""
-    raw = [header_bytes(name, value) for name, value in headers]
-    raw.append((b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def send_refusal(send: Send, refusal: Refusal, headers: Sequence[tuple[str, str]] = ()) -> None:
@@ -216,8 +204,7 @@ class WaitingClient:
 
     def answer(self, send: Send, body: bytes, headers: Headers) -> Awaitable[None]:
         """The write of a whole answer."""
-        raw = [(name.encode("ascii"), value.encode("utf-8", "surrogateescape")) for name, value in headers]
-        return self._delivery.answer(send, 200, body, raw)
+        return self._delivery.answer(send, 200, body, headers)
 
     async def finish(self, last_write: Awaitable[None]) -> bool:
         """Make the last write of an answer; tell whether its last byte left through a connection that was alive.

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import Struct
+
 from stenograph.core.errors import Limit, LimitExceeded, ModelMismatch, SessionNotFound, StorageUnavailable
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome, TokenFate
@@ -56,8 +58,7 @@ MAX_KEPT = 256
 """Replies of a session that may be asked for again; the oldest goes first."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Kept:
+class _Kept(Struct, kw_only=True):
     """A reply that may be asked for again, and how many requests had been started when it was committed.
 
     `strands` are those of its turns. `is_superseded`: another request with the same body was begun after it.

@@ -169,7 +169,7 @@ class RequestTask:
         """
         task = self.task
         if not task.done():
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiter: asyncio.Future[None] = task.get_loop().create_future()
             self._waiters.append(waiter)
             await waiter
         if task.cancelled():

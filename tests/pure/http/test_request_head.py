@@ -21,7 +21,7 @@ def fed(pieces: list[bytes]) -> tuple[bytes, bytes] | type[StenographError] | No
         except StenographError as error:
             return type(error)
         if taken is not None:
-            return taken[0], taken[1] + b"".join(pieces[index + 1 :])
+            return taken[0], bytes(taken[1]) + b"".join(pieces[index + 1 :])
     return None
 
 

@@ -15,7 +15,7 @@ import httptools
 
 from stenograph.core.errors import StenographError, UnexpectedFailure, WorkerUnavailable
 from stenograph.dialects.base import Refusal
-from stenograph.http.connection import ClientConnection, RequestPhase
+from stenograph.http.connection import Bytes, ClientConnection, RequestPhase
 from stenograph.http.workers.named import Named, body_bytes_of, named_by
 from stenograph.http.workers.owners import Finding, Found, Owner, Owners
 from stenograph.http.workers.peer_connection import DELIVERED, GREETING, client_line
@@ -62,7 +62,7 @@ class ForwardingConnection(ClientConnection):
         self._finding: asyncio.Task[None] | None = None
         self._is_ours = False
         """The request was found to be this process's."""
-        self._early: list[bytes] = []
+        self._early: list[Bytes] = []
         """Bytes that came while it was not known who serves the request."""
         self._ways: dict[Owner, _Way] = {}
         self._way: _Way | None = None
@@ -79,17 +79,18 @@ class ForwardingConnection(ClientConnection):
     def __repr__(self) -> str:
         return f"<ForwardingConnection {self.client} {self._phase.name}, {len(self._ways)} ways>"
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: Bytes) -> None:
         """Take a head, or bytes of a body that is read here."""
         if self._phase is RequestPhase.HEAD and not self._is_ours:
             self._has_taken()
-            named = named_by(data, by_credential=self._by_credential)
+            head = bytes(data)
+            named = named_by(head, by_credential=self._by_credential)
             found = None if named is None else self._found(named)
             if named is not None and found is not None:
                 if isinstance(found, Owner):
-                    self._begin_elsewhere(found, data, named)
+                    self._begin_elsewhere(found, head, named)
                 else:
-                    self._begin_found(found, data, named)
+                    self._begin_found(found, head, named)
                 return
         super()._feed(data)
 
@@ -149,18 +150,18 @@ class ForwardingConnection(ClientConnection):
         self._forwarded.num_passed_on += 1
         way.begin(head, is_head=named.method == b"HEAD")
 
-    def _pass_on(self, data: bytes) -> bytes:
+    def _pass_on(self, data: Bytes) -> Bytes:
         if self._finding is not None:
             self._early.append(data)
             return b""
-        rest = b""
+        rest: Bytes = b""
         if self._num_to_pass is not None:
             data, rest = data[: self._num_to_pass], data[self._num_to_pass :]
             self._num_to_pass -= len(data)
         if data and self._way is not None:
             self._way.write(data)
         if rest:
-            if rest.strip(b"\r\n"):
+            if bytes(rest).strip(b"\r\n"):
                 self._hang_up()  # pipelined, as where it is served
             return b""
         if self._is_answered and self._num_to_pass == 0:
@@ -281,7 +282,7 @@ class _Way(asyncio.Protocol):
         self._client = client
         self._owner = owner
         self._transport: asyncio.Transport | None = None
-        self._waiting: list[bytes] = []
+        self._waiting: list[Bytes] = []
         """Bytes that wait for the connection to be made."""
         self._connecting: asyncio.Task[None] | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -309,7 +310,7 @@ class _Way(asyncio.Protocol):
         self._is_head, self._is_running, self._has_begun = is_head, True, False
         self.write(head)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)
             return

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from stenograph.http.connection import ClientConnection
+from stenograph.http.connection import Bytes, ClientConnection
 
 GREETING = b"+"
 DELIVERED = b"\x06"
@@ -63,7 +63,7 @@ class PeerConnection(ClientConnection):
         if data:
             super().data_received(data)
 
-    def _take_head(self, data: bytes) -> bytes:
+    def _take_head(self, data: bytes) -> Bytes:
         """Take bytes of a head. Before it, in one read with the body that an early answer did not wait for, there may
         be word that the last answer has left."""
         if data[:1] != DELIVERED:
