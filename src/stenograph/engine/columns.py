@@ -1,15 +1,15 @@
 """Reads a long list of sampled tokens as two columns, without an object for each of its rows. Pure.
 
-Owns one spelling of such a list, the one that SGLang writes where it reports no texts, without a blank:
+Owns one spelling of such a list, SGLang's, without blanks, with a text or a null in each row:
 
-    "output_token_logprobs":[[-0.25,31611,null],[-1.5,30101,null],[-0.125,2,null]]
+    "output_token_logprobs":[[-0.25,31611," the"],[-1.5,30101," cat"],[-0.125,2,null]]
 
-The brackets and nulls are overwritten, so that the list's numbers stand alone in it; the decoder of all other replies
-reads them, and NumPy holds the ids to their text. All else is not taken, however valid it may be. Must not know what a
-reply is, nor which laws it has to keep: whoever takes columns out of a body decodes the rest of it, and sees there
-whether they stood in the field that it means.
+The brackets between the rows are overwritten, so that the decoder of all other replies reads one flat list. All else is
+not taken, however valid it may be. Must not know what a reply is, nor which laws it has to keep: whoever takes columns
+out of a body decodes the rest of it, and sees there whether they stood in the field that it means.
 """
 
+import struct
 from array import array
 
 import msgspec
@@ -19,30 +19,23 @@ from numpy.typing import NDArray
 
 from stenograph.core.types import token_ids
 
-STAND_IN_ID = 0x5EED_0FC0_1A35_0115
-"""The id of the one row, of logprob 0, that stands in the place of the columns in the rest of their body."""
+STAND_IN_ID = int("8" * 19)
+"""The id of the one row, of logprob 0, that stands in the place of the columns in the rest of their body.
+
+A number of one digit alone is searched for in large steps."""
+
+LEAST_ROW_BYTES = 8
+"""Fewer than a row with its comma has. Where brackets are closer, their places would take more than their text."""
 
 _STAND_IN_DIGITS = str(STAND_IN_ID).encode()
 _STAND_IN = b"[[0,%b]]" % _STAND_IN_DIGITS
 _BEGIN = b'"output_token_logprobs":[['
-_END = b",null]]"
-_NUMBERS = msgspec.json.Decoder(list[float])
+_AFTER_TEXT, _AFTER_NULL = (int.from_bytes(text, "little") for text in (b'"],[', b"l],["))
+_OF_A_KEY = int.from_bytes(b'":[', "little")
+_VALUES = msgspec.json.Decoder(list[int | float | str | None])
 _PACKED_FLOAT = np.dtype([("type", "u1"), ("value", ">f8")])
 """A float in msgpack, by which a list of them becomes an array five times faster than by `array`."""
-
-
-def _word(text: bytes) -> np.uint64:
-    """Eight bytes as they are compared and written."""
-    return np.uint64(int.from_bytes(text, "little"))
-
-
-_BETWEEN = _word(b",null],[")
-_COMMA = _word(b",       ")
-_POWERS = [10**power for power in range(1, 7)]
-"""An id has at most seven digits here: with the comma before them they are a word."""
-_ID_MASKS = np.array([_word(b"\0" * (6 - more) + b"\xff" + b"\xf0" * (more + 1)) for more in range(7)])
-_ID_WORDS = np.array([_word(b"\0" * (6 - more) + b"," + b"0" * (more + 1)) for more in range(7)])
-"""The word of a comma and digits, by the number of digits after the first, under a mask that makes each digit a 0."""
+_IS_FLOAT = 0xCB
 
 
 class Columns(Struct, frozen=True, kw_only=True):
@@ -70,52 +63,47 @@ def cut_columns(body: bytes) -> tuple[bytes, Columns] | None:
         return None
     begin += len(_BEGIN) - 2
     text = np.frombuffer(body, dtype=np.uint8, offset=begin)
-    words = np.ndarray(len(text) + 1, "<u8", body, begin - 8, strides=(1,))  # [i]: the eight bytes before i
-    rows = np.flatnonzero(text == ord("["))[2:]
-    is_row = words[rows + 1] == _BETWEEN
-    if not np.logical_and.reduce(is_row):
-        rows = rows[: int(is_row.argmin())]
-    end = body.find(b"]]", begin + int(rows[-1])) + 2 if len(rows) else 0
-    if not body.endswith(_END, begin, end):
+    is_bracket = text == ord("[")
+    if np.count_nonzero(is_bracket) > len(text) // LEAST_ROW_BYTES:
         return None
-    commas = np.append(rows - 7, end - begin - len(_END))
-    columns = _columns(memoryview(body)[begin:end], words, commas)
+    brackets = np.flatnonzero(is_bracket)[2:]
+    ends = np.ndarray(len(text), "<u4", body, begin - 3, strides=(1,))[brackets]  # four bytes, the bracket the last
+    is_key = (ends >> 8 == _OF_A_KEY) & (ends & 0xFF != ord("\\"))
+    num_before_key = int(is_key.argmax()) if np.logical_or.reduce(is_key) else len(ends)
+    rows = brackets[:num_before_key][((ends == _AFTER_TEXT) | (ends == _AFTER_NULL))[:num_before_key]]
+    end = body.find(b"]]", begin + int(rows[-1])) + 2 if len(rows) else 0
+    if body[end - 3 : end] not in (b'"]]', b"l]]"):
+        return None
+    columns = _columns(memoryview(body)[begin:end], rows)
     rest = b"".join((body[:begin], _STAND_IN, body[end:]))
     return None if columns is None or rest.count(_STAND_IN_DIGITS) != 1 else (rest, columns)
 
 
-def _columns(text: memoryview, words: NDArray[np.uint64], commas: NDArray[np.int64]) -> Columns | None:
-    """The list of one row for each of `commas`, the commas before its nulls; None unless it has a logprob and an id in
-    each."""
-    numbers = _numbers(text, commas)
-    if numbers is None or len(numbers) != 2 * len(commas):
+def _columns(text: memoryview, rows: NDArray[np.int64]) -> Columns | None:
+    """The list of tokens that ends with a text or a null, and has `],[` after a quote or an `l` up to each of `rows`.
+
+    The list's strings have none of these: with line breaks in the place of the brackets they would be no JSON. So there
+    is one row more, each ends with a text or a null, and if of each three values the first is a float and the second
+    an integer, then these are its rows.
+    """
+    flat = bytearray(text)
+    written = np.frombuffer(flat, dtype=np.uint8)
+    written[rows - 2] = written[rows] = ord("\n")
+    written[1] = written[-2] = ord("\n")
+    try:
+        values = _VALUES.decode(flat)
+        packed_ids = struct.pack(f"{len(rows) + 1}i", *values[1::3])
+        packed = msgspec.msgpack.encode(values[0::3])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, struct.error, OverflowError):
         return None
-    told = numbers[1::2].astype(np.float64)
-    if not (np.minimum.reduce(told) >= 0 and np.maximum.reduce(told) < 10 * _POWERS[-1]):
+    num_head = 1 if len(rows) < 15 else 3 if len(rows) < 2**16 - 1 else 5
+    if len(values) != 3 * (len(rows) + 1) or len(packed) != num_head + _PACKED_FLOAT.itemsize * (len(rows) + 1):
         return None
-    found = told.astype(np.int32)
-    num_more = np.zeros(len(found), dtype=np.uint8)
-    for power in _POWERS:
-        num_more += found >= power
-    # As many digits as the number has, and a comma before them: so it is spelled as an integer, and since there are
-    # two numbers for each row, each row has two.
-    if not np.logical_and.reduce(words[commas] & _ID_MASKS[num_more] == _ID_WORDS[num_more]):
+    floats = np.frombuffer(packed, dtype=_PACKED_FLOAT, offset=num_head)
+    found = np.frombuffer(packed_ids, dtype=np.int32)
+    if not np.logical_and.reduce(floats["type"] == _IS_FLOAT) or np.minimum.reduce(found) < 0:
         return None
     ids, logprobs = token_ids(), array("d")
-    ids.frombytes(found.tobytes())
-    logprobs.frombytes(numbers[0::2].astype(np.float64).tobytes())
+    ids.frombytes(packed_ids)
+    logprobs.frombytes(floats["value"].astype(np.float64).tobytes())
     return Columns(ids=ids, logprobs=logprobs)
-
-
-def _numbers(text: memoryview, commas: NDArray[np.int64]) -> NDArray[np.float64] | None:
-    """All numbers between the rows' brackets; None if there is anything else."""
-    flat = bytearray(text)
-    np.ndarray(len(flat) - 7, dtype="<u8", buffer=flat, strides=(1,))[commas[:-1]] = _COMMA
-    flat[1:2], flat[-len(_END) :] = b" ", b"      ]"
-    try:
-        numbers = _NUMBERS.decode(flat)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    packed = msgspec.msgpack.encode(numbers)
-    size = _PACKED_FLOAT.itemsize * len(numbers)
-    return np.frombuffer(packed, dtype=_PACKED_FLOAT, offset=len(packed) - size)["value"]

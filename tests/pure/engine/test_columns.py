@@ -1,6 +1,7 @@
 """Columns that are read out of a body are what its decoder reads; a body that is odd in anything is left to it."""
 
 import json
+import tracemalloc
 from array import array
 from typing import Any
 
@@ -18,6 +19,7 @@ from stenograph.engine.sglang.generate_wire import SGLangGenerateReading
 
 KEY = b'"output_token_logprobs":'
 ROWS = b"[[-0.25,7,null],[-1e-07,31611,null],[-0.0,0,null]]"
+ROWS_OF_TEXTS = b'[[-0.25,7," the"],[-1e-07,31611,"\\n\\":[\xc3\xa9"],[-0.0,0,"[["]]'
 
 
 def body_of(told: bytes, *, before: bytes = b"", after: bytes = b"", content: str = "", others: bytes = b"") -> bytes:
@@ -29,11 +31,19 @@ def body_of(told: bytes, *, before: bytes = b"", after: bytes = b"", content: st
 
 
 def plain(body: bytes) -> str:
-    """All that the decoder reads of a body, or what it says of it."""
+    """All that the decoder reads of a body but for the texts of its rows, or what it says of it."""
     try:
-        return repr(rows.decoded(chat_wire._COMPLETION, body, chat_wire._LAWS))
+        told = rows.decoded(chat_wire._COMPLETION, body, chat_wire._LAWS)
     except UpstreamInvalid as error:
         return f"{error.law}: {error}"
+    return without_texts(told)
+
+
+def without_texts(told: chat_wire._SGLangCompletion) -> str:
+    for choice in told.choices:
+        for row in choice.meta_info.output_token_logprobs or ():
+            row.text = None
+    return repr(told)
 
 
 def apart(body: bytes) -> tuple[str, Columns | None]:
@@ -45,37 +55,27 @@ def apart(body: bytes) -> tuple[str, Columns | None]:
     if columns is not None:
         both = zip(columns.logprobs, columns.ids, strict=True)
         told.choices[0].meta_info.output_token_logprobs = [rows.Row(logprob=lp, id=id_) for lp, id_ in both]
-    return repr(told), columns
+    return without_texts(told), columns
 
 
 LOGPROBS = ["-0.5", "-0.0", "0", "-0", "0.0", "-1e-07", "-1E+2", "-12345678901234567890", "1e400", "-1e-400", "-5e-324"]
 LOGPROBS += ["-2.5332655906677246", "1.7976931348623157e308", "9" * 400, "-.5", "-1.", "+1", "NaN", "-Infinity", "0x1"]
-PLAIN_IDS = ["0", "7", "9", "10", "99", "100", "31611", "999999", "1000000", "9999999"]
-ODD_IDS = [
-    "10000000",
-    "2147483648",
-    "9" * 30,
-    "1e300",
-    "-1e300",
-    str(STAND_IN_ID),
-    "-0",
-    "-1",
-    "1.0",
-    "1e2",
-    "1E2",
-    "7e2",
-]
-ODD_IDS += ["1e+3", "1e03", "10e1", "1.2e1", "01", " 5", "5 ", "\n5", "5.", "e2", "1e2,3"]
+PLAIN_IDS = ["0", "7", "10", "31611", "1000000", "10000000", "2147483647", "-0", " 5", "5 ", "\n5"]
+ODD_IDS = ["2147483648", "9" * 30, "1e300", "-1e300", str(STAND_IN_ID), "-1", "1.0", "1e2", "1E2", "7e2"]
+ODD_IDS += ["1e+3", "1e03", "10e1", "1.2e1", "01", "5.", "e2", "1e2,3"]
 ODD = ["true", "null", '"5"', "[]", "{}", "", "[1", "1]", "-", "5,6", "5,null],[-1,6"]
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, max_value=0).map(repr)
 logprobs = numbers | st.sampled_from(LOGPROBS) | st.sampled_from(ODD)
 ids = st.integers(0, 10**7).map(str) | st.sampled_from(PLAIN_IDS + ODD_IDS) | st.sampled_from(ODD)
-nulls = st.just("null") | st.sampled_from(['"x"', "nul", "Null", "null ", " null", "null,null", "0", "n", ""])
-plain_rows = st.tuples(numbers, st.integers(0, 10**7 - 1).map(str)).map(lambda row: f"[{row[0]},{row[1]},null]")
+TEXTS = [" the", "\n", "é", '"', "\\", "],[", '"],[', "]]", "[", "null],[", '":[', ",[-1,5,", "\ud83d", "12345678"]
+texts = st.none() | st.sampled_from(TEXTS) | st.text(max_size=3)
+told_texts = texts.map(lambda text: json.dumps(text, ensure_ascii=False))
+odd_texts = told_texts | st.sampled_from(["nul", "Null", "null ", " null", "null,null", "0", "n", "", '"', '"\\ud83d"'])
+plain_rows = st.tuples(numbers, st.integers(0, 2**31 - 1), told_texts).map(lambda row: f"[{row[0]},{row[1]},{row[2]}]")
 odd_rows = st.one_of(
     st.tuples(logprobs, ids).map(lambda row: f"[{row[0]},{row[1]},null]"),
-    st.tuples(numbers, st.integers(0, 99).map(str), nulls).map(lambda row: f"[{','.join(row)}]"),
+    st.tuples(numbers, st.integers(0, 99).map(str), odd_texts).map(lambda row: f"[{','.join(row)}]"),
     st.tuples(numbers, st.integers(0, 99)).map(lambda row: f"[{row[0]},{row[1]}]"),
     st.sampled_from(["[]", "[[-1,5,null]]", "[-1,5,null,null]", "[-1,5,6,null]", "[5,null]", "null", "[-1,5,null]x"]),
 )
@@ -98,7 +98,7 @@ def _inserted(told: list[str], odd: str | None, place: int) -> list[str]:
 def bodies(draw: st.DrawFn) -> bytes:
     beside = [b"%b" % part for part in draw(st.tuples(*[st.sampled_from([b""] * 9 + BESIDE)] * 2))]
     body = body_of(
-        draw(lists).encode(),
+        draw(lists).encode(errors="surrogatepass"),
         before=beside[0] and beside[0] + b",",
         after=beside[1] and b"," + beside[1],
         content=draw(st.sampled_from([""] * 5 + CONTENTS)),
@@ -114,6 +114,10 @@ def bodies(draw: st.DrawFn) -> bytes:
 @settings(max_examples=500)
 @given(bodies())
 @example(body_of(ROWS))
+@example(body_of(ROWS_OF_TEXTS))
+@example(body_of(b'[[-0.5,1,"],["],[-0.5,2,"]]"]]'))
+@example(body_of(b'[[-0.5,1,"],[",-0.5,2,"x"]]'))
+@example(body_of(b'[["12345678",1,null],[-0.5,2,"x"]]'))
 @example(body_of(ROWS, before=OTHER + b","))
 @example(body_of(ROWS, after=b"," + OTHER))
 def test_whatever_is_read_as_columns_is_what_the_decoder_reads(body: bytes) -> None:
@@ -130,6 +134,22 @@ def test_all_numbers_are_read_bit_for_bit(told: list[tuple[float, int]]) -> None
     assert (len(columns), columns[1:].ids) == (len(told), columns.ids[1:])
 
 
+@pytest.mark.parametrize("num", [2, 14, 15, 16, 17, 2**16 - 1, 2**16, 2**16 + 1])
+def test_lists_of_any_length_are_read_as_columns(num: int) -> None:
+    columns = apart(body_of(b"[" + b",".join(b"[-%d.5,%d,null]" % (at % 7, at) for at in range(num)) + b"]"))[1]
+    assert columns is not None
+    assert (len(columns), columns.ids[-1], columns.logprobs[1]) == (num, num - 1, -1.5)
+
+
+def test_brackets_are_not_counted_for_more_than_their_text() -> None:
+    body = body_of(b"[" * 2**24)
+    tracemalloc.start()
+    assert cut_columns(body) is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * len(body)
+
+
 @pytest.mark.parametrize(
     "told",
     [
@@ -137,8 +157,18 @@ def test_all_numbers_are_read_bit_for_bit(told: list[tuple[float, int]]) -> None
         *[ROWS.replace(b"-1e-07", odd.encode()) for odd in ODD],
         ROWS.replace(b",null]", b"]"),
         ROWS.replace(b",", b", "),
+        ROWS.replace(b"-0.25", b"-1"),
+        ROWS.replace(b"-0.25", b"-12345678901234567890"),
+        ROWS.replace(b"-0.25", b'"12345678"'),
+        ROWS.replace(b"-1e-07", b"null"),
         ROWS.replace(b"],[", b"] ,["),
-        ROWS.replace(b"7,null]", b'7,"x"]'),
+        ROWS.replace(b"7,null]", b"7,0]"),
+        ROWS.replace(b"7,null]", b'7,"],["]'),
+        ROWS.replace(b"7,null]", b'7,"\\"],["]'),
+        ROWS.replace(b"7,null]", b'7,"\xff"]'),
+        b'[[-1.0,5,"],[",-2.0,6,"x"]]',
+        b"[[-1.0,5,null,-2.0,6,null],[-3.0,7,null]]",
+        b"[[-1.0,5],[-2.0,6,null]]",
         ROWS.replace(b"],[-0", b",-0", 1),
         b"[[-1,5,-2,null],[6,null]]",
         b"[[-1,null],[5,-2,6,null]]",
@@ -154,8 +184,9 @@ def test_rows_in_another_spelling_are_left_to_the_decoder(told: bytes) -> None:
 
 
 @pytest.mark.parametrize("id_", PLAIN_IDS)
-def test_ids_of_up_to_seven_digits_are_read_as_columns(id_: str) -> None:
-    columns = apart(body_of(ROWS.replace(b"31611", id_.encode())))[1]
+@pytest.mark.parametrize("told", [ROWS, ROWS_OF_TEXTS])
+def test_rows_with_texts_and_with_nulls_are_read_as_columns(told: bytes, id_: str) -> None:
+    columns = apart(body_of(told.replace(b"31611", id_.encode())))[1]
     assert columns is not None
     assert columns.ids.tolist() == [7, int(id_), 0]
 
