@@ -141,7 +141,8 @@ class _Read(NamedTuple):
 
 
 _LATEST: dict[bytes, _Beside] = {}
-"""By the bytes before the messages of a body: what was beside them in the latest such body, of MAX_KNOWN."""
+"""By the bytes before the messages of a body: what was beside them in the latest such body, of about MAX_KNOWN. Any
+thread may change it: each step alone is whole."""
 
 
 def _read_more(body: bytes, known: KnownMessages, place: int, unknown_fields: UnknownFields) -> _Read | None:
@@ -217,8 +218,8 @@ def _known_beside(body: bytes, unknown_fields: UnknownFields) -> tuple[Raw, _Bes
         before = body[:start]
         beside = _beside_of(before, body[start + len(memoryview(raw)) - 1 :])
         _LATEST.pop(before, None)
-        if len(_LATEST) >= MAX_KNOWN:
-            del _LATEST[next(iter(_LATEST))]
+        for oldest in list(_LATEST)[: max(0, len(_LATEST) + 1 - MAX_KNOWN)]:
+            _LATEST.pop(oldest, None)  # another thread, which decodes a large body, may have taken it
         _LATEST[before] = beside
         return raw, beside, start
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, CallerError):

@@ -1,6 +1,8 @@
 """OpenAI chat requests: what is taken, what is refused, and that whoever is to blame is pointed at."""
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from stenograph.core.errors import InvalidJson, InvalidRequest, StenographError,
 from stenograph.core.messages import Role
 from stenograph.core.text_print import TextPrint
 from stenograph.core.types import GrammarKind
-from stenograph.dialects.openai.chat import _beside_of, decode_chat
+from stenograph.dialects.openai.chat import _LATEST, MAX_KNOWN, _beside_of, decode_chat
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS
 from stenograph.dialects.openai.sampling import request_json
 from stenograph.dialects.openai.sampling_fields import Rule
@@ -490,3 +492,24 @@ def test_fields_that_were_read_in_another_request_read_as_if_they_were_not(
         _beside_of.cache_clear()
         fresh.append(outcome(raw))
     assert [outcome(raw) for raw in bodies] == fresh
+
+
+def test_bodies_are_decoded_on_several_threads_whose_fields_differ() -> None:
+    """Large bodies are decoded on workers, so what is kept of the latest ones changes on several threads."""
+    bodies = [
+        b'{"model":"m%d","messages":[{"role":"user","content":"hi"}]}' % number for number in range(3 * MAX_KNOWN)
+    ]
+
+    def decode(first: int) -> None:
+        for number in range(3000):
+            index = (first + number) % len(bodies)
+            assert decode_chat(bodies[index]).model == f"m{index}"
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(decode, range(0, len(bodies), len(bodies) // 4)))
+    finally:
+        sys.setswitchinterval(before)
+    assert len(_LATEST) < MAX_KNOWN + 4
