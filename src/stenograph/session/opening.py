@@ -242,7 +242,7 @@ class ChatOpening:
         of_kept = None if parent is None else partial(_line_without, parent, num_trimmed)
         return Prompt(
             new_ids=bridge.ids,
-            end=renderer.prompt_end(tail[: len(tail) - num_trimmed] + bridge.ids),
+            end=renderer.prompt_end(tail[: len(tail) - num_trimmed] + bridge.ids[-TAIL_TOKENS:]),
             num_kept=0 if parent is None else parent.num_tokens - num_trimmed,
             num_trimmed=num_trimmed,
             of_kept=of_kept,
@@ -430,7 +430,7 @@ async def _json_of(
 ) -> tuple[bytes, ...]:
     """The fragments of a prompt. `at_hand` is the text of its kept ids; None if all have to be written."""
     written, kept = at_hand or ((), token_ids() if of_kept is None else of_kept())
-    ids = kept + new
+    ids = kept + new if kept else new
     if len(ids) < PIECE_IDS:
         return (*written, encode_ids(ids))
     return (*written, *[one async for one in share.pieces(map(encode_ids, pieces_of(ids)))])
