@@ -32,6 +32,13 @@ class RequestHead:
         self._kept = bytearray()
         self._reset()
 
+    def _reset(self) -> None:
+        self._kept = bytearray()
+        self._num_lines = 0
+        self._target_at: int | None = None
+        self._target_seen: int | None = 0
+        """So far the target has no end; None when its end was found."""
+
     def __repr__(self) -> str:
         return f"<RequestHead {len(self._kept)} bytes, {self._num_lines} lines>"
 
@@ -58,8 +65,8 @@ class RequestHead:
         end = len(text) if found is None else found.end()
         if num_seen or _FIRST_LINE.match(text) is None:
             self._check_target(text, end)
-        self._num_lines += text.count(b"\n", num_seen, end) - (found is not None)
-        if end > MAX_HEAD_BYTES or self._num_lines > MAX_HEADERS + 1:
+        num_lines = self._num_lines + text.count(b"\n", num_seen, end) - (found is not None)
+        if end > MAX_HEAD_BYTES or num_lines > MAX_HEADERS + 1:
             raise HeadersTooLarge(
                 f"The request's head has more than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS} headers."
                 " Send fewer or shorter headers."
@@ -67,16 +74,11 @@ class RequestHead:
         if found is None:
             if not num_seen:
                 self._kept += text
+            self._num_lines = num_lines
             return None
-        self._reset()
+        if num_seen:
+            self._reset()
         return bytes(text[:end]), memoryview(text)[end:]
-
-    def _reset(self) -> None:
-        self._kept = bytearray()
-        self._num_lines = 0
-        self._target_at: int | None = None
-        self._target_seen: int | None = 0
-        """So far the target has no end; None when its end was found."""
 
     def _check_target(self, text: bytes | bytearray, end: int) -> None:
         """Raise UriTooLong, or InvalidRequest for what has no target. Looks at no byte of a target twice."""

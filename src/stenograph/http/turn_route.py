@@ -7,7 +7,8 @@ leaving stops what still runs. The terminal event of a stream is sent after the 
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import mul
 
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
@@ -23,8 +24,9 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.traces.request import TracedRequest
 from stenograph.http.wire import (
     ClientGone,
-    WaitingClient,
+    ClientLink,
     count_error,
+    delivery_of,
     headers_of,
     read_json,
     send_refusal,
@@ -101,10 +103,12 @@ class TurnRoute:
         except BaseException:
             reading.note.close()
             raise
+        client = delivery_of(scope)
         try:
-            with WaitingClient(scope, on_gone=watch.leave) as client:
-                await (self._stream if watch.options.stream else self._whole)(watch, client, send, reading.note)
+            client.when_gone(watch.leave)
+            await (self._stream if watch.options.stream else self._whole)(watch, client, send, reading.note)
         finally:
+            client.when_gone(None)
             watch.leave()
             if reading.note.is_open:
                 reading.note.close()
@@ -166,7 +170,7 @@ class TurnRoute:
         assert decoded is not None, "the last step gives the request"
         return decoded
 
-    async def _whole(self, watch: Watch, client: WaitingClient, send: Send, note: LedgerNote) -> None:
+    async def _whole(self, watch: Watch, client: ClientLink, send: Send, note: LedgerNote) -> None:
         try:
             outcome = await _result(watch, note)
         except TurnAbandoned:
@@ -175,13 +179,15 @@ class TurnRoute:
             await self._send_error(send, error, watch.spelling, watch)
             return
         body = self.dialect.whole(watch.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
-        theirs = [pair for pair in body.headers if pair[0] not in OUR_HEADERS]
-        headers = [*_headers(watch, outcome.reply.stages_s, outcome.remaining), *theirs]
+        headers = _headers(watch, outcome.reply.stages_s, outcome.remaining)
+        for header in body.headers:
+            if header[0] not in OUR_HEADERS:
+                headers.append(header)
         content = body.content if isinstance(body.content, bytes) else await self._joined(body.content)
-        if await client.finish(client.answer(send, content, headers)):
+        if await client.finish(client.answer(send, 200, content, headers)):
             watch.delivered()
 
-    async def _stream(self, watch: Watch, client: WaitingClient, send: Send, note: LedgerNote) -> None:
+    async def _stream(self, watch: Watch, client: ClientLink, send: Send, note: LedgerNote) -> None:
         with Pulse(self.clock, watch.call) as pulse:
             pieces = await watch.take()
             if pieces is None:
@@ -226,7 +232,7 @@ class TurnRoute:
         return pieces
 
     async def _end_stream(
-        self, watch: Watch, client: WaitingClient, writer: StreamWriter, send: Send, note: LedgerNote
+        self, watch: Watch, client: ClientLink, writer: StreamWriter, send: Send, note: LedgerNote
     ) -> None:
         """Send the end of a stream: the finish after the commit, or the error."""
         try:
@@ -263,15 +269,12 @@ class TurnRoute:
         await send_refusal(send, self.dialect.refusal(error, spelling, request_id), headers)
 
 
-class _Reading:
+class _Reading(Struct):
     """A request that may yet be refused: its row in the ledger, and the client's names for its fields once it is
     decoded."""
 
-    __slots__ = ("note", "spelling")
-
-    def __init__(self) -> None:
-        self.note = NO_NOTE
-        self.spelling: Spelling | None = None
+    note: LedgerNote = NO_NOTE
+    spelling: Spelling | None = None
 
 
 def _identity(headers: Mapping[bytes, bytes], path: RequestPath, body: bytes) -> RequestIdentity:
@@ -319,8 +322,15 @@ async def _send_piece(send: Send, body: bytes) -> None:
 
 
 def _headers(watch: Watch, stages_s: Mapping[Stage, float], remaining: Remaining) -> list[tuple[str, str]]:
-    """The headers of every reply. Those of budgets stand where there is one."""
-    headers = [("x-request-id", str(watch.request_id)), ("server-timing", _server_timing(stages_s))]
+    """The headers of every reply: its stages in milliseconds, and those of budgets where there is one.
+
+    Source: W3C Server Timing, section 3.
+    """
+    times_ms = map(partial(mul, 1e3), stages_s.values())
+    headers = [
+        ("x-request-id", str(watch.request_id)),
+        ("server-timing", _timing_format(tuple(stages_s)) % tuple(times_ms)),
+    ]
     if remaining.context_tokens is not None:
         headers.append((REMAINING, str(remaining.context_tokens)))
     if remaining.session_tokens is not None:
@@ -328,12 +338,7 @@ def _headers(watch: Watch, stages_s: Mapping[Stage, float], remaining: Remaining
     return headers
 
 
-def _server_timing(stages_s: Mapping[Stage, float]) -> str:
-    """Stage times in milliseconds. Source: W3C Server Timing, section 3."""
-    return _timing_format(tuple(stages_s)) % tuple([1e3 * seconds for seconds in stages_s.values()])
-
-
 @lru_cache(maxsize=64)
 def _timing_format(stages: tuple[Stage, ...]) -> str:
-    """The header with a place for the time of each stage: few turns differ in the stages they have."""
+    """Its value, with a place for the time of each stage: few turns differ in the stages they have."""
     return ", ".join(f"{stage};dur=%.3f" for stage in stages)

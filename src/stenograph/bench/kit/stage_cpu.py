@@ -38,7 +38,6 @@ BEGINS: Mapping[str, str] = {
     f"{_MANAGER}._run.<locals>.ended": "commit",
     f"{_TURN_ROUTE}._whole": "reply",
     f"{_TURN_ROUTE}._stream": "reply",
-    "stenograph.http.wire.WaitingClient": "reply",
     "(other threads)": "workers",
 }
 """Functions, classes and modules with all that is in them, and the stage that begins there.
