@@ -317,10 +317,9 @@ def _message(message: _SGLangMessage, *, drew_nothing: bool) -> Message:
             "the message's content is null, which a client would send back as another message; SGLang has to write"
             ' "" beside tool calls (docs/engines.md)',
         )
-    calls = [
-        ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-        for call in message.tool_calls or ()
-    ]
+    calls: list[ToolCall] = []
+    for call in message.tool_calls or ():
+        calls.append(ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments))
     return Message(
         role=Role.ASSISTANT,
         content=message.content or "",
