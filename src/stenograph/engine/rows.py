@@ -29,6 +29,7 @@ Field names: SGLang's `managers/tokenizer_manager.py`.
 import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -261,8 +262,14 @@ class SampledTokens:
     ) -> tuple["array[int]", "array[float]"]:
         """Ids and logprobs that are new in a part that reports `num_sampled` tokens in all; `reason` where it ends."""
         start = len(self.ids)
-        fresh = self._fresh(self._rows(rows, num_sampled, reason), num_sampled)
-        new = checked_columns(fresh, self._vocab_size)
+        if rows is None:
+            # SGLang leaves the list out where a generation was aborted before it ran.
+            if num_sampled != start or reason not in (None, FinishReason.ABORT):
+                raise UpstreamInvalid("has_logprobs", "meta_info has no output_token_logprobs")
+            rows = ()
+        if len(rows) != num_sampled - start:
+            rows = self._without_known(rows, num_sampled)
+        new = checked_columns(rows, self._vocab_size)
         self.ids.extend(new[0])
         self.logprobs.extend(new[1])
         if len(self.ids) == start == 0 and reason not in (None, FinishReason.ABORT):
@@ -290,18 +297,9 @@ class SampledTokens:
                 " it does not know input_ids, or made a prompt of its own",
             )
 
-    def _rows(self, rows: Rows | None, num_sampled: int, reason: FinishReason | None) -> Rows:
-        if rows is not None:
-            return rows
-        # SGLang leaves the list out where a generation was aborted before it ran.
-        if num_sampled != len(self.ids) or reason not in (None, FinishReason.ABORT):
-            raise UpstreamInvalid("has_logprobs", "meta_info has no output_token_logprobs")
-        return ()
-
-    def _fresh(self, rows: Rows, num_sampled: int) -> Rows:
+    def _without_known(self, rows: Rows, num_sampled: int) -> Rows:
+        """The new rows of a list that has all so far. Raises UpstreamInvalid for any other."""
         num_before = len(self.ids)
-        if len(rows) == num_sampled - num_before:
-            return rows
         if len(rows) != num_sampled:
             after = f" after {num_before} that came before" if num_before else ""
             detail = f"{short(num_sampled)} completion tokens, but {len(rows)} in output_token_logprobs{after}"
@@ -331,10 +329,13 @@ def checked_columns(rows: Rows, vocab_size: int) -> tuple["array[int]", "array[f
     return ids, logprobs
 
 
+_ID, _LOGPROB = attrgetter("id"), attrgetter("logprob")
+
+
 def _lists(rows: Rows) -> tuple[list[int], list[float]]:
     if isinstance(rows, Columns):
         return rows.ids.tolist(), rows.logprobs.tolist()
-    return [row.id for row in rows], [row.logprob for row in rows]
+    return list(map(_ID, rows)), list(map(_LOGPROB, rows))
 
 
 def check_ids(ids: Iterable[int], vocab_size: int) -> None:

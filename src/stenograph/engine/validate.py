@@ -53,7 +53,7 @@ class TurnCollector:
         self._logprobs_kind = logprobs_kind
         self._weight_version = weight_version
         self._vocab_size = vocab_size
-        self._num_prompt = num_prompt
+        self._most_cached = MOST_TOKENS if num_prompt is None else num_prompt
         self._max_tokens = max_tokens
         self._ids = token_ids()
         self._logprobs = array("d")
@@ -84,10 +84,32 @@ class TurnCollector:
         if not (isinstance(chunk.ids, array) and are_in_vocab(chunk.ids, self._vocab_size)):
             self._check_ids(chunk.ids)
         chunk = _with_logprobs(chunk)
-        self._check_cached(chunk.num_cached_tokens)
+        if not 0 <= chunk.num_cached_tokens <= self._most_cached:
+            raise self._too_many_cached(chunk.num_cached_tokens)
         if self._max_tokens is not None and len(self._ids) + len(chunk.ids) > self._max_tokens:
             raise UpstreamInvalid("max_tokens", f"the engine sampled more than max_tokens, {self._max_tokens}")
-        self._take(chunk)
+        start = len(self._ids)
+        if chunk.support is not None:
+            self._support = self._support or _SupportGatherer(self._vocab_size)
+            self._support.take(chunk.support, chunk.ids)
+        self._ids.extend(chunk.ids)
+        self._logprobs.extend(chunk.logprobs)
+        if chunk.ids:
+            if chunk.tempered_logprobs is None:
+                self._tempered_logprobs = None
+            elif self._tempered_logprobs is not None:
+                self._tempered_logprobs.extend(chunk.tempered_logprobs)
+            if chunk.sampling_logprobs is None:
+                self._sampling_logprobs = None
+            elif self._sampling_logprobs is not None:
+                self._sampling_logprobs.extend(chunk.sampling_logprobs)
+            if chunk.forced is None:
+                self._forced = None
+            elif self._forced is not None:
+                self._forced.extend(chunk.forced)
+            self._add_weights(chunk, start)
+        self._top_logprobs.extend(chunk.top_logprobs or ())
+        self._last = chunk
         return chunk
 
     def result(self, mixed: MixedWeights | None = None) -> SampledTurn:
@@ -133,40 +155,18 @@ class TurnCollector:
                     "id_in_vocab", f"{id_!r} is not a token id: the vocabulary has {self._vocab_size} ids"
                 )
 
-    def _check_cached(self, num_cached: int) -> None:
-        most = MOST_TOKENS if self._num_prompt is None else self._num_prompt
-        if not 0 <= num_cached <= most:
-            told = num_cached if abs(num_cached) <= MOST_TOKENS else f"a number of {num_cached.bit_length()} bits"
-            raise UpstreamInvalid("cached_in_prompt", f"{told} cached tokens are reported for a prompt of {most}")
+    def _too_many_cached(self, num_cached: int) -> UpstreamInvalid:
+        told = num_cached if abs(num_cached) <= MOST_TOKENS else f"a number of {num_cached.bit_length()} bits"
+        return UpstreamInvalid(
+            "cached_in_prompt", f"{told} cached tokens are reported for a prompt of {self._most_cached}"
+        )
 
-    def _take(self, chunk: Chunk) -> None:
-        start = len(self._ids)
-        if chunk.support is not None:
-            self._support = self._support or _SupportGatherer(self._vocab_size)
-            self._support.take(chunk.support, chunk.ids)
-        self._ids.extend(chunk.ids)
-        self._logprobs.extend(chunk.logprobs)
-        if chunk.ids:
-            if chunk.tempered_logprobs is None:
-                self._tempered_logprobs = None
-            elif self._tempered_logprobs is not None:
-                self._tempered_logprobs.extend(chunk.tempered_logprobs)
-            if chunk.sampling_logprobs is None:
-                self._sampling_logprobs = None
-            elif self._sampling_logprobs is not None:
-                self._sampling_logprobs.extend(chunk.sampling_logprobs)
-            if chunk.forced is None:
-                self._forced = None
-            elif self._forced is not None:
-                self._forced.extend(chunk.forced)
-        self._top_logprobs.extend(chunk.top_logprobs or ())
-        if chunk.ids and (chunk.weight_version is None or chunk.is_version_of_reply):
+    def _add_weights(self, chunk: Chunk, start: int) -> None:
+        version = chunk.weight_version
+        if version is None or chunk.is_version_of_reply:
             self._tells_versions = False
-        if chunk.ids and chunk.weight_version is not None:
-            self._add_weights(chunk.weight_version, start)
-        self._last = chunk
-
-    def _add_weights(self, version: str, start: int) -> None:
+        if version is None:
+            return
         last = self._weights[-1] if self._weights else None
         if last is not None and last.version == version and last.end == start:
             start = self._weights.pop().start
