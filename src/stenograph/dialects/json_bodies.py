@@ -15,6 +15,7 @@ from msgspec import Raw
 from stenograph.core.errors import InvalidJson, InvalidRequest
 from stenograph.core.nearest import LONGEST_NAME, nearest_name
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 Known = Iterable[str] | Callable[[str], Iterable[str]]
@@ -90,7 +91,7 @@ def decode_json(body: bytes, decoder: "msgspec.json.Decoder[T]", *, known: Known
     field is named together with the nearest of `known`.
     """
     check_utf8(body)
-    return convert_errors(lambda: decoder.decode(body), at="", known=known)
+    return convert_errors(decoder.decode, body, at="", known=known)
 
 
 def decode_part(
@@ -106,7 +107,7 @@ def decode_part(
     Of a list that begins in the middle, `first` is the index of its first element.
     """
     try:
-        return convert_errors(lambda: decoder.decode(raw), at=at, known=known)
+        return convert_errors(decoder.decode, raw, at=at, known=known)
     except InvalidRequest as error:
         if first and error.param is not None and error.param.startswith(f"{at}/"):
             index, slash, rest = error.param[len(at) + 1 :].partition("/")
@@ -114,10 +115,10 @@ def decode_part(
         raise
 
 
-def convert_errors(decode: Callable[[], T], *, at: str, known: Known = ()) -> T:
-    """Call `decode` and translate what msgspec raises; the one place that does."""
+def convert_errors(decode: Callable[[S], T], text: S, *, at: str, known: Known = ()) -> T:
+    """Decode a text and translate what msgspec raises; the one place that does. Raises as `decode_part`."""
     try:
-        return decode()
+        return decode(text)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), at, known) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -225,8 +226,7 @@ def wire_messages(
     `check_parts` refuses a message, by its pointer, that has more parts than it may. The list is `at` this pointer.
     """
     if len(memoryview(text)) < _SMALL_BYTES:
-        messages: list[T] = decode_part(text, decoder, at=at, known=known)
-        return iter(messages)
+        return iter(convert_errors(decoder.decode, text, at=at, known=known))
     return _in_portions(text, decoder, known, check_parts, at)
 
 

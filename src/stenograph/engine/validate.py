@@ -121,8 +121,10 @@ class TurnCollector:
             raise UpstreamInvalid("has_finish", "the engine's reply ended without a finish reason")
         if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
             raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
-        weights = tuple(self._weights) if self._last.weights is None else self._last.weights
-        if weights:
+        weights = self._last.weights
+        if weights is None:
+            weights = tuple(self._weights)
+        else:
             _check_spans(weights, len(self._ids))
         if mixed is not None and (self._last.weights or (weights and self._tells_versions) or not self._ids):
             mixed = None

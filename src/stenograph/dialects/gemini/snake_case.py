@@ -5,6 +5,7 @@ the names that this API defines are respelled: arguments, results and schemas ar
 """
 
 import re
+from functools import partial
 
 import msgspec
 from msgspec import Raw
@@ -20,7 +21,7 @@ _AFTER_UNDERSCORE = re.compile(r"_([a-z])")
 
 def in_camel_case(body: bytes) -> bytes:
     """The body with the API's names in camel case. Raises InvalidJson; InvalidRequest for a name that comes twice."""
-    return bytes(convert_errors(lambda: _respelled(Raw(body), "", ""), at=""))
+    return bytes(convert_errors(partial(_respelled, name="", at=""), Raw(body), at=""))
 
 
 MAX_STEPS = 12
