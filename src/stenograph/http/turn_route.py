@@ -37,7 +37,6 @@ from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Caller, Place
 from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.manager import SessionManager
-from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.watch import TurnAbandoned, Watch
 
@@ -92,10 +91,9 @@ class TurnRoute:
             watch = await self._admit(scope, receive, stages, path, reading)
         except StenographError as error:
             log.debug("refused before a turn began (session %s): %s: %s", path.session_id, error.code, error)
-            reading.note.refused(error)
             if path.trace is not None:
                 path.trace.refused(error)
-            await self._send_error(send, error, reading.spelling)
+            await self._send_error(send, error, reading.spelling, reading.note)
             return
         except ClientGone:
             reading.note.close()
@@ -172,12 +170,13 @@ class TurnRoute:
 
     async def _whole(self, watch: Watch, client: ClientLink, send: Send, note: LedgerNote) -> None:
         try:
-            outcome = await _result(watch, note)
+            outcome = await watch.result()
         except TurnAbandoned:
             return  # the client is gone
         except StenographError as error:
-            await self._send_error(send, error, watch.spelling, watch)
+            await self._send_error(send, error, watch.spelling, note, watch)
             return
+        note.answered(outcome)
         body = self.dialect.whole(watch.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
         headers = _headers(watch, outcome.reply.stages_s, outcome.remaining)
         for header in body.headers:
@@ -193,11 +192,11 @@ class TurnRoute:
             if pieces is None:
                 # It ended before anything was said: its error, if it has one, can still be a status.
                 try:
-                    await _result(watch, note)
+                    note.answered(await watch.result())
                 except TurnAbandoned:
                     return
                 except StenographError as error:
-                    await self._send_error(send, error, watch.spelling, watch)
+                    await self._send_error(send, error, watch.spelling, note, watch)
                     return
             writer = self._writer(watch)
             await _start_stream(watch, writer, send)
@@ -236,14 +235,16 @@ class TurnRoute:
     ) -> None:
         """Send the end of a stream: the finish after the commit, or the error."""
         try:
-            replies = (await _result(watch, note)).replies
+            outcome = await watch.result()
         except TurnAbandoned:
             return
         except StenographError as error:
+            note.refused(error)
             count_error(self.metrics, error)
             await send({"type": "http.response.body", "body": writer.failed(error)})
             return
-        end = writer.end(replies)
+        note.answered(outcome)
+        end = writer.end(outcome.replies)
         last = end if isinstance(end, bytes) else await self._joined(end)
         if await client.finish(send({"type": "http.response.body", "body": last})):
             watch.delivered()
@@ -260,9 +261,15 @@ class TurnRoute:
         return b"".join([piece async for piece in self.share.pieces(pieces)])
 
     async def _send_error(
-        self, send: Send, error: StenographError, spelling: Spelling | None, watch: Watch | None = None
+        self,
+        send: Send,
+        error: StenographError,
+        spelling: Spelling | None,
+        note: LedgerNote,
+        watch: Watch | None = None,
     ) -> None:
-        """Send an error; that of a turn names it, as the log does."""
+        """Note an error, and send it; that of a turn names it, as the log does."""
+        note.refused(error)
         count_error(self.metrics, error)
         request_id = None if watch is None else str(watch.request_id)
         headers = () if request_id is None else (("x-request-id", request_id),)
@@ -297,17 +304,6 @@ def sought_headers(headers: Mapping[bytes, bytes], sought: frozenset[bytes]) -> 
 def client_name(headers: Mapping[bytes, bytes]) -> str:
     """The client's own name, shortened. Nothing checks it."""
     return headers.get(b"user-agent", b"").decode("latin-1")[:MAX_CLIENT_CHARS]
-
-
-async def _result(watch: Watch, note: LedgerNote) -> TurnOutcome:
-    """The turn's end, noted. Raises as `Watch.result`."""
-    try:
-        outcome = await watch.result()
-    except StenographError as error:
-        note.refused(error)
-        raise
-    note.answered(outcome)
-    return outcome
 
 
 async def _start_stream(watch: Watch, writer: StreamWriter, send: Send) -> None:
