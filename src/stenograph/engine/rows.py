@@ -185,6 +185,7 @@ def decoded(decoder: "msgspec.json.Decoder[T]", body: bytes, known: Laws) -> T:
         raise UpstreamInvalid("shape", "the reply is nested too deeply") from error
 
 
+_ID, _LOGPROB = attrgetter("id"), attrgetter("logprob")
 _STAND_IN = [Row(logprob=0.0, id=STAND_IN_ID)]
 
 
@@ -318,18 +319,15 @@ def checked_columns(rows: Rows, vocab_size: int) -> tuple["array[int]", "array[f
     if isinstance(rows, Columns):
         ids, logprobs = rows.ids, rows.logprobs
     else:
-        found, told = _lists(rows)
+        found = list(map(_ID, rows))
         try:
-            ids, logprobs = token_ids(found), array("d", told)
+            ids, logprobs = token_ids(found), array("d", map(_LOGPROB, rows))
         except OverflowError:
             check_ids(found, vocab_size)
             raise
     if not are_in_vocab(ids, vocab_size):
         check_ids(ids, vocab_size)
     return ids, logprobs
-
-
-_ID, _LOGPROB = attrgetter("id"), attrgetter("logprob")
 
 
 def _lists(rows: Rows) -> tuple[list[int], list[float]]:

@@ -259,29 +259,13 @@ class ClientConnection(DeliveryConnection):
         self._num_left, self._num_framing = None if length is None else int(length), 0
         self._is_unread = b"expect" in headers and headers[b"expect"].lower() == b"100-continue"
         version = parser.get_http_version()
-        self.request = request = ServedRequest(
-            scope=self._scope(parser.get_method().decode("ascii"), version, headers),
-            transport=self.transport,
-            flow=self.flow,
-            default_headers=self.server_state.default_headers,
-            keeps_connection=version != "1.0" and parser.should_keep_alive(),
-            awaits_continue=self._is_unread,
-            on_answered=self._answered,
-        )
-        task = self.loop.create_task(request.run(self._app))
-        tasks = self.server_state.tasks
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    def _scope(self, method: str, version: str, headers: dict[bytes, bytes]) -> Scope:
-        """The request as ASGI describes it."""
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
-        return {
+        scope: Scope = {
             "type": "http",
             "asgi": _ASGI,
             "http_version": version,
-            "method": method,
+            "method": parser.get_method().decode("ascii"),
             "scheme": "http",
             "path": unquote(path) if "%" in path else path,
             "raw_path": url.path,
@@ -293,6 +277,19 @@ class ClientConnection(DeliveryConnection):
             "client": self.client,
             "extensions": self.extensions,
         }
+        self.request = request = ServedRequest(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            default_headers=self.server_state.default_headers,
+            keeps_connection=version != "1.0" and parser.should_keep_alive(),
+            awaits_continue=self._is_unread,
+            on_answered=self._answered,
+        )
+        task = self.loop.create_task(request.run(self._app))
+        tasks = self.server_state.tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     def on_body(self, body: bytes) -> None:
         if self._phase is _BODY and self.request is not None:

@@ -42,7 +42,6 @@ class CountRoute:
         note, spelling = NO_NOTE, None
         await self.body_slots.small()
         try:
-            self.doorman.check_key(scope)
             session = await self.doorman.session_of(path.session_id, scope)
             name = client_name(headers_of(scope))
             if session is not None:

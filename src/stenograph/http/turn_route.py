@@ -114,7 +114,6 @@ class TurnRoute:
     async def _admit(
         self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
     ) -> Watch:
-        self.doorman.check_key(scope)
         session = await self.doorman.session_of(path.session_id, scope)
         headers = headers_of(scope)
         name = client_name(headers)

@@ -272,7 +272,8 @@ class HttpEngine(Engine):
         except UpstreamUnreachable as error:
             self._judge(error)
         else:
-            self._become(EngineState.READY, self._adapter.capabilities.note)
+            if self._health.state is not EngineState.READY:
+                self._become(EngineState.READY, self._adapter.capabilities.note)
         finally:
             running.stop = None
         return read
