@@ -40,7 +40,7 @@ from stenograph.core.support import SupportPiece, SupportWriter
 from stenograph.core.types import FinishReason, Replay, TopLogprob, WeightSpan, token_ids
 from stenograph.engine.columns import STAND_IN_ID, Columns, cut_columns
 from stenograph.engine.settings import ReplayKind
-from stenograph.engine.validate import are_in_vocab
+from stenograph.engine.validate import are_in_vocab, new_logprobs
 
 T = TypeVar("T")
 Rows = Sequence["Row"] | Columns
@@ -241,19 +241,18 @@ def reason_of(told: str) -> FinishReason:
     return _REASONS[told]
 
 
-class SampledTokens:
+class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
     """All tokens of one generation so far, and what the next part of its reply adds to them.
 
     A part has either all tokens so far or only new ones, as the server was started: the count of all of them, which
     every part reports, says which. Nothing is doubled and nothing is lost, or UpstreamInvalid is raised.
     """
 
-    def __init__(self, *, vocab_size: int, num_prompt: int | None) -> None:
-        """`num_prompt` is how many ids were sent; None does not ask."""
-        self._vocab_size = vocab_size
-        self._num_prompt = num_prompt
-        self.ids = token_ids()
-        self.logprobs = array("d")
+    vocab_size: int
+    num_prompt: int | None
+    """The number of ids that were sent; None does not ask."""
+    ids: "array[int]" = msgspec.field(default_factory=token_ids)
+    logprobs: "array[float]" = msgspec.field(default_factory=new_logprobs)
 
     def __repr__(self) -> str:
         return f"<SampledTokens {len(self.ids)} ids>"
@@ -270,7 +269,7 @@ class SampledTokens:
             rows = ()
         if len(rows) != num_sampled - start:
             rows = self._without_known(rows, num_sampled)
-        new = checked_columns(rows, self._vocab_size)
+        new = checked_columns(rows, self.vocab_size)
         self.ids.extend(new[0])
         self.logprobs.extend(new[1])
         if len(self.ids) == start == 0 and reason not in (None, FinishReason.ABORT):
@@ -291,10 +290,10 @@ class SampledTokens:
 
     def check_prompt(self, told: int | None) -> None:
         """Compare the prompt's size that the engine reports with that of the prompt that was sent."""
-        if self._num_prompt is not None and told not in (None, self._num_prompt):
+        if self.num_prompt is not None and told not in (None, self.num_prompt):
             raise UpstreamInvalid(
                 "prompt_agrees",
-                f"{self._num_prompt} ids were sent, but the engine reports {short(told or 0)} prompt tokens:"
+                f"{self.num_prompt} ids were sent, but the engine reports {short(told or 0)} prompt tokens:"
                 " it does not know input_ids, or made a prompt of its own",
             )
 
