@@ -27,8 +27,14 @@ from uvicorn.server import ServerState
 from stenograph.core.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, StenographError
 from stenograph.dialects.base import Refuse
 from stenograph.http.metrics import Metrics
-from stenograph.http.request_head import MAX_HEAD_BYTES, RequestHead
-from stenograph.http.served_request import HEADER_LINE, STATUS_LINES, DeliveryConnection, ServedRequest
+from stenograph.http.served_request import (
+    HEADER_LINE,
+    MAX_HEAD_BYTES,
+    STATUS_LINES,
+    DeliveryConnection,
+    RequestHead,
+    ServedRequest,
+)
 from stenograph.http.settings import Settings
 from stenograph.http.wire import HEADERS_BY_NAME, count_error
 
