@@ -7,6 +7,7 @@ connection in the scope.
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import chain, islice
 from typing import Protocol, cast
 
@@ -125,16 +126,6 @@ class ClientGone(Exception):
     """The client closed its connection before its request was whole; there is nobody to answer."""
 
 
-def read_json(
-    scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None
-) -> Awaitable[bytes]:
-    """`read_body` for a route that takes JSON. Raises UnsupportedMediaType besides, for a body of another type."""
-    headers = headers_of(scope)
-    if headers.get(b"content-type") != b"application/json":
-        _check_type(headers)
-    return _body(headers, receive, max_bytes=max_bytes, body_slots=body_slots)
-
-
 def _check_type(headers: dict[bytes, bytes]) -> None:
     """Raise UnsupportedMediaType for a body that says it is not JSON, or that a web page sends and that says nothing.
 
@@ -159,17 +150,14 @@ def _has_body(headers: dict[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
-def read_body(
-    scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None
-) -> Awaitable[bytes]:
-    """Read the whole body, a large one in a slot. Raises BodyTooLarge before reading more than `max_bytes`,
-    ClientGone, InvalidRequest."""
-    return _body(headers_of(scope), receive, max_bytes=max_bytes, body_slots=body_slots)
-
-
-async def _body(
-    headers: dict[bytes, bytes], receive: Receive, *, max_bytes: int, body_slots: BodySlots | None
+async def read_body(
+    scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None, is_json: bool = False
 ) -> bytes:
+    """Read the whole body, a large one in a slot. Raises BodyTooLarge before reading more than `max_bytes`,
+    ClientGone, InvalidRequest; UnsupportedMediaType where it has to be JSON and is of another type."""
+    headers = headers_of(scope)
+    if is_json and headers.get(b"content-type") != b"application/json":
+        _check_type(headers)
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise InvalidRequest("The body must not be compressed (content-encoding).")
     announced = headers.get(b"content-length", b"0")
@@ -180,6 +168,10 @@ async def _body(
         return await _gather(receive, max_bytes)
     async with body_slots.slot() as slot:
         return await _gather(lambda: slot.piece(receive(), _num_bytes), max_bytes)
+
+
+read_json = partial(read_body, is_json=True)
+"""`read_body` for a route that takes JSON."""
 
 
 def _num_bytes(message: Message) -> int:

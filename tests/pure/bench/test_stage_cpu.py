@@ -13,7 +13,7 @@ TURN = "stenograph.http.turn_route.TurnRoute"
 @pytest.mark.parametrize(
     ("stack", "stage"),
     [
-        (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.http.wire._body", "x.read"), "receive"),
+        (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.http.wire.read_body", "x.read"), "receive"),
         (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.session.gate.Gate.check"), "admit"),
         (
             (

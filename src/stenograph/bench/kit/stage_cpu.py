@@ -14,7 +14,7 @@ _REQUEST = "stenograph.session.request"
 
 BEGINS: Mapping[str, str] = {
     "stenograph.http.connection": "receive",
-    "stenograph.http.wire._body": "receive",
+    "stenograph.http.wire.read_body": "receive",
     "stenograph.http.auth": "admit",
     f"{_TURN_ROUTE}._admit": "admit",
     f"{_MANAGER}.settle": "admit",
