@@ -34,6 +34,9 @@ _OURS = "stenograph.ours"
 
 _SHOWN_CHARS = 80
 
+MAX_KEPT_PATHS = 1024
+"""Most paths whose route is kept; none is longer than 8 KiB."""
+
 
 class WebGuard:
     """One server's application behind the check.
@@ -116,6 +119,8 @@ class App:
         traces of the requests that make turns; None: nothing does."""
         routes = turns if tracing is None else tracing.routes(turns)
         self._mounts = [(_pattern(path), turn) for turn in routes for path in turn.dialect.paths]
+        self._found = lru_cache(maxsize=MAX_KEPT_PATHS)(self._find)
+        """All turns of a session come to one path."""
         trusted = os.environ.get(TRUSTED_PROXIES, "127.0.0.1,::1")
         behind: Any = ProxyHeadersMiddleware(cast("Any", control), trusted)  # uvicorn has types of its own for ASGI
         self._control: ASGIApp = behind
@@ -128,7 +133,7 @@ class App:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if self.nodes is not None and _OURS not in scope:
             return self._somewhere(self.nodes, scope, receive, send)
-        found = self._find(scope["path"]) if scope["type"] == "http" else None
+        found = self._found(scope["path"]) if scope["type"] == "http" else None
         if found is None:
             return self._control(_with_one_v1(scope), receive, send)
         turn, parts = found
@@ -155,7 +160,7 @@ class App:
 
     def refuse_at(self, path: str, error: StenographError) -> Refusal:
         """An error of a request that nothing else reads, in the words of whoever serves its path."""
-        found = self._find(path)
+        found = self._found(path)
         return self.refuse(error) if found is None else found[0].dialect.refusal(error, None)
 
     def _find(self, path: str) -> tuple[TurnRoute | TracedRoute | CountRoute, RequestPath] | None:

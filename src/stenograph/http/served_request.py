@@ -441,12 +441,11 @@ class DeliveryConnection(asyncio.Protocol):
         if self._is_gone:
             on_gone()
 
-    async def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> None:
+    def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
         request = self.request
         if request is None or send != request.send:  # a page of another site needs headers that are added on the way
-            await send_whole(send, status, body, headers)
-        else:
-            await request.answer(status, body, headers)
+            return send_whole(send, status, body, headers)
+        return request.answer(status, body, headers)
 
     async def finish(self, last_write: Awaitable[None]) -> bool:
         await asyncio.sleep(0)

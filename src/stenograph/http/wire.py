@@ -48,8 +48,8 @@ class ClientLink(Protocol):
         """Whether nothing that is written gets to the client any more."""
         ...
 
-    async def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> None:
-        """Send a whole answer to a request that is not HEAD, with its length: head and body in one write."""
+    def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
+        """The write of a whole answer to a request that is not HEAD, with its length: head and body in one."""
         ...
 
     async def has_left(self) -> bool:
@@ -93,8 +93,8 @@ async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> 
 class _AnotherServers:
     """The connection of a server that tells nothing of it: everything has left at once, and no client is gone."""
 
-    async def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> None:
-        await send_whole(send, status, body, headers)
+    def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
+        return send_whole(send, status, body, headers)
 
     async def has_left(self) -> bool:
         return True
