@@ -18,7 +18,7 @@ from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import token_ids
-from stenograph.dialects.json_errors import decode_json, decode_part, shown
+from stenograph.dialects.json_bodies import decode_json, decode_part, shown
 from stenograph.dialects.openai.sampling_rules import WireSamplingRules, name_known, sampling_rules
 from stenograph.dialects.template_kwargs import TemplateKwargs, check_depth, check_template_kwargs
 

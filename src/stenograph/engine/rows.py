@@ -29,6 +29,7 @@ Field names: SGLang's `managers/tokenizer_manager.py`.
 import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -39,7 +40,7 @@ from stenograph.core.support import SupportPiece, SupportWriter
 from stenograph.core.types import FinishReason, Replay, TopLogprob, WeightSpan, token_ids
 from stenograph.engine.columns import STAND_IN_ID, Columns, cut_columns
 from stenograph.engine.settings import ReplayKind
-from stenograph.engine.validate import are_in_vocab
+from stenograph.engine.validate import are_in_vocab, new_logprobs
 
 T = TypeVar("T")
 Rows = Sequence["Row"] | Columns
@@ -184,6 +185,7 @@ def decoded(decoder: "msgspec.json.Decoder[T]", body: bytes, known: Laws) -> T:
         raise UpstreamInvalid("shape", "the reply is nested too deeply") from error
 
 
+_ID, _LOGPROB = attrgetter("id"), attrgetter("logprob")
 _STAND_IN = [Row(logprob=0.0, id=STAND_IN_ID)]
 
 
@@ -239,19 +241,18 @@ def reason_of(told: str) -> FinishReason:
     return _REASONS[told]
 
 
-class SampledTokens:
+class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
     """All tokens of one generation so far, and what the next part of its reply adds to them.
 
     A part has either all tokens so far or only new ones, as the server was started: the count of all of them, which
     every part reports, says which. Nothing is doubled and nothing is lost, or UpstreamInvalid is raised.
     """
 
-    def __init__(self, *, vocab_size: int, num_prompt: int | None) -> None:
-        """`num_prompt` is how many ids were sent; None does not ask."""
-        self._vocab_size = vocab_size
-        self._num_prompt = num_prompt
-        self.ids = token_ids()
-        self.logprobs = array("d")
+    vocab_size: int
+    num_prompt: int | None
+    """The number of ids that were sent; None does not ask."""
+    ids: "array[int]" = msgspec.field(default_factory=token_ids)
+    logprobs: "array[float]" = msgspec.field(default_factory=new_logprobs)
 
     def __repr__(self) -> str:
         return f"<SampledTokens {len(self.ids)} ids>"
@@ -261,8 +262,14 @@ class SampledTokens:
     ) -> tuple["array[int]", "array[float]"]:
         """Ids and logprobs that are new in a part that reports `num_sampled` tokens in all; `reason` where it ends."""
         start = len(self.ids)
-        fresh = self._fresh(self._rows(rows, num_sampled, reason), num_sampled)
-        new = checked_columns(fresh, self._vocab_size)
+        if rows is None:
+            # SGLang leaves the list out where a generation was aborted before it ran.
+            if num_sampled != start or reason not in (None, FinishReason.ABORT):
+                raise UpstreamInvalid("has_logprobs", "meta_info has no output_token_logprobs")
+            rows = ()
+        if len(rows) != num_sampled - start:
+            rows = self._without_known(rows, num_sampled)
+        new = checked_columns(rows, self.vocab_size)
         self.ids.extend(new[0])
         self.logprobs.extend(new[1])
         if len(self.ids) == start == 0 and reason not in (None, FinishReason.ABORT):
@@ -283,25 +290,16 @@ class SampledTokens:
 
     def check_prompt(self, told: int | None) -> None:
         """Compare the prompt's size that the engine reports with that of the prompt that was sent."""
-        if self._num_prompt is not None and told not in (None, self._num_prompt):
+        if self.num_prompt is not None and told not in (None, self.num_prompt):
             raise UpstreamInvalid(
                 "prompt_agrees",
-                f"{self._num_prompt} ids were sent, but the engine reports {short(told or 0)} prompt tokens:"
+                f"{self.num_prompt} ids were sent, but the engine reports {short(told or 0)} prompt tokens:"
                 " it does not know input_ids, or made a prompt of its own",
             )
 
-    def _rows(self, rows: Rows | None, num_sampled: int, reason: FinishReason | None) -> Rows:
-        if rows is not None:
-            return rows
-        # SGLang leaves the list out where a generation was aborted before it ran.
-        if num_sampled != len(self.ids) or reason not in (None, FinishReason.ABORT):
-            raise UpstreamInvalid("has_logprobs", "meta_info has no output_token_logprobs")
-        return ()
-
-    def _fresh(self, rows: Rows, num_sampled: int) -> Rows:
+    def _without_known(self, rows: Rows, num_sampled: int) -> Rows:
+        """The new rows of a list that has all so far. Raises UpstreamInvalid for any other."""
         num_before = len(self.ids)
-        if len(rows) == num_sampled - num_before:
-            return rows
         if len(rows) != num_sampled:
             after = f" after {num_before} that came before" if num_before else ""
             detail = f"{short(num_sampled)} completion tokens, but {len(rows)} in output_token_logprobs{after}"
@@ -320,9 +318,9 @@ def checked_columns(rows: Rows, vocab_size: int) -> tuple["array[int]", "array[f
     if isinstance(rows, Columns):
         ids, logprobs = rows.ids, rows.logprobs
     else:
-        found, told = _lists(rows)
+        found = list(map(_ID, rows))
         try:
-            ids, logprobs = token_ids(found), array("d", told)
+            ids, logprobs = token_ids(found), array("d", map(_LOGPROB, rows))
         except OverflowError:
             check_ids(found, vocab_size)
             raise
@@ -334,7 +332,7 @@ def checked_columns(rows: Rows, vocab_size: int) -> tuple["array[int]", "array[f
 def _lists(rows: Rows) -> tuple[list[int], list[float]]:
     if isinstance(rows, Columns):
         return rows.ids.tolist(), rows.logprobs.tolist()
-    return [row.id for row in rows], [row.logprob for row in rows]
+    return list(map(_ID, rows)), list(map(_LOGPROB, rows))
 
 
 def check_ids(ids: Iterable[int], vocab_size: int) -> None:

@@ -2,9 +2,12 @@
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
 
 import numpy as np
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stenograph.core.errors import UpstreamInvalid
@@ -26,6 +29,9 @@ MOST_ROUNDING_NATS = 1e-4
 MOST_TOKENS = 2**31
 """More than any prompt has; for whoever does not know how many were sent."""
 
+new_logprobs = cast("Callable[[], array[float]]", partial(array, "d"))
+"""Makes an array for log-probabilities, which has none."""
+
 
 def are_in_vocab(ids: "array[int]", vocab_size: int) -> bool:
     """Whether each is an id of a vocabulary of this size. Looks at the array as it lies in memory."""
@@ -33,38 +39,27 @@ def are_in_vocab(ids: "array[int]", vocab_size: int) -> bool:
     return not ids or bool(np.maximum.reduce(np.frombuffer(ids, dtype=np.uint32)) < vocab_size)
 
 
-class TurnCollector:
+class TurnCollector(Struct, kw_only=True, eq=False):
     """Gathers the chunks of one generation and checks each as it comes."""
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        max_tokens: int | None,
-        num_prompt: int | None = None,
-        logprobs_kind: LogprobsKind = LogprobsKind.RAW,
-        weight_version: str | None = None,
-    ) -> None:
-        """`num_prompt` is how many ids were sent, of which no more can have been cached; None does not ask.
-
-        `logprobs_kind` is what the engine reports for this generation. `weight_version` names the weights of a turn
-        whose engine does not; None leaves them unnamed.
-        """
-        self._logprobs_kind = logprobs_kind
-        self._weight_version = weight_version
-        self._vocab_size = vocab_size
-        self._num_prompt = num_prompt
-        self._max_tokens = max_tokens
-        self._ids = token_ids()
-        self._logprobs = array("d")
-        self._tempered_logprobs: array[float] | None = array("d")
-        self._sampling_logprobs: array[float] | None = array("d")
-        self._forced: bytearray | None = bytearray()
-        self._support: _SupportGatherer | None = None
-        self._top_logprobs: list[tuple[TopLogprob, ...]] = []
-        self._weights: list[WeightSpan] = []
-        self._tells_versions = True
-        self._last: Chunk | None = None
+    vocab_size: int
+    max_tokens: int | None
+    num_prompt: int | None = None
+    """The number of ids that were sent, of which no more can have been cached; None does not ask."""
+    logprobs_kind: LogprobsKind = LogprobsKind.RAW
+    """The kind that the engine reports for this generation."""
+    weight_version: str | None = None
+    """The name of the weights of a turn whose engine does not name them; None leaves them unnamed."""
+    _ids: "array[int]" = field(default_factory=token_ids)
+    _logprobs: "array[float]" = field(default_factory=new_logprobs)
+    _tempered_logprobs: "array[float] | None" = field(default_factory=new_logprobs)
+    _sampling_logprobs: "array[float] | None" = field(default_factory=new_logprobs)
+    _forced: bytearray | None = field(default_factory=bytearray)
+    _support: "_SupportGatherer | None" = None
+    _top_logprobs: list[tuple[TopLogprob, ...]] = field(default_factory=list[tuple[TopLogprob, ...]])
+    _weights: list[WeightSpan] = field(default_factory=list[WeightSpan])
+    _tells_versions: bool = True
+    _last: Chunk | None = None
 
     def __repr__(self) -> str:
         return f"<TurnCollector {len(self._ids)} ids>"
@@ -81,68 +76,17 @@ class TurnCollector:
         """
         if self._last is not None and self._last.finish is not None:
             raise UpstreamInvalid("finish_is_last", "the engine went on after the chunk that ended the generation")
-        if not (isinstance(chunk.ids, array) and are_in_vocab(chunk.ids, self._vocab_size)):
+        if not (isinstance(chunk.ids, array) and are_in_vocab(chunk.ids, self.vocab_size)):
             self._check_ids(chunk.ids)
         chunk = _with_logprobs(chunk)
-        self._check_cached(chunk.num_cached_tokens)
-        if self._max_tokens is not None and len(self._ids) + len(chunk.ids) > self._max_tokens:
-            raise UpstreamInvalid("max_tokens", f"the engine sampled more than max_tokens, {self._max_tokens}")
-        self._take(chunk)
-        return chunk
-
-    def result(self, mixed: MixedWeights | None = None) -> SampledTurn:
-        """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one.
-
-        `mixed`: other weights came meanwhile; that is left out where the engine tells which weights sampled each token.
-        """
-        if self._last is None or self._last.finish is None:
-            raise UpstreamInvalid("has_finish", "the engine's reply ended without a finish reason")
-        if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
-            raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
-        weights = tuple(self._weights) if self._last.weights is None else self._last.weights
-        if weights:
-            _check_spans(weights, len(self._ids))
-        if mixed is not None and (self._last.weights or (weights and self._tells_versions) or not self._ids):
-            mixed = None
-        if mixed is not None:
-            weights = ()
-        elif not weights and self._weight_version is not None and self._ids:
-            weights = (WeightSpan(version=self._weight_version, start=0, end=len(self._ids)),)
-        top = tuple(self._top_logprobs) if len(self._top_logprobs) == len(self._ids) else None
-        return SampledTurn(
-            ids=self._ids,
-            logprobs=self._logprobs,
-            sampling_logprobs=self._sampling_logprobs,
-            top_logprobs=top or None,
-            finish=self._last.finish,
-            weights=weights,
-            num_cached_tokens=self._last.num_cached_tokens,
-            times=self._last.times,
-            replay=self._last.replay,
-            logprobs_kind=self._logprobs_kind,
-            tempered_logprobs=self._tempered_logprobs,
-            forced=None if self._forced is None else bytes(self._forced),
-            support=None if self._support is None else self._support.whole(len(self._ids)),
-            mixed=mixed,
-        )
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        for id_ in ids:
-            if type(id_) is not int or not 0 <= id_ < self._vocab_size:
-                raise UpstreamInvalid(
-                    "id_in_vocab", f"{id_!r} is not a token id: the vocabulary has {self._vocab_size} ids"
-                )
-
-    def _check_cached(self, num_cached: int) -> None:
-        most = MOST_TOKENS if self._num_prompt is None else self._num_prompt
-        if not 0 <= num_cached <= most:
-            told = num_cached if abs(num_cached) <= MOST_TOKENS else f"a number of {num_cached.bit_length()} bits"
-            raise UpstreamInvalid("cached_in_prompt", f"{told} cached tokens are reported for a prompt of {most}")
-
-    def _take(self, chunk: Chunk) -> None:
+        most_cached = MOST_TOKENS if self.num_prompt is None else self.num_prompt
+        if not 0 <= chunk.num_cached_tokens <= most_cached:
+            raise _too_many_cached(chunk.num_cached_tokens, most_cached)
+        if self.max_tokens is not None and len(self._ids) + len(chunk.ids) > self.max_tokens:
+            raise UpstreamInvalid("max_tokens", f"the engine sampled more than max_tokens, {self.max_tokens}")
         start = len(self._ids)
         if chunk.support is not None:
-            self._support = self._support or _SupportGatherer(self._vocab_size)
+            self._support = self._support or _SupportGatherer(self.vocab_size)
             self._support.take(chunk.support, chunk.ids)
         self._ids.extend(chunk.ids)
         self._logprobs.extend(chunk.logprobs)
@@ -159,14 +103,62 @@ class TurnCollector:
                 self._forced = None
             elif self._forced is not None:
                 self._forced.extend(chunk.forced)
+            self._add_weights(chunk, start)
         self._top_logprobs.extend(chunk.top_logprobs or ())
-        if chunk.ids and (chunk.weight_version is None or chunk.is_version_of_reply):
-            self._tells_versions = False
-        if chunk.ids and chunk.weight_version is not None:
-            self._add_weights(chunk.weight_version, start)
         self._last = chunk
+        return chunk
 
-    def _add_weights(self, version: str, start: int) -> None:
+    def result(self, mixed: MixedWeights | None = None) -> SampledTurn:
+        """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one.
+
+        `mixed`: other weights came meanwhile; that is left out where the engine tells which weights sampled each token.
+        """
+        if self._last is None or self._last.finish is None:
+            raise UpstreamInvalid("has_finish", "the engine's reply ended without a finish reason")
+        if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
+            raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
+        weights = self._last.weights
+        if weights is None:
+            weights = tuple(self._weights)
+        else:
+            _check_spans(weights, len(self._ids))
+        if mixed is not None and (self._last.weights or (weights and self._tells_versions) or not self._ids):
+            mixed = None
+        if mixed is not None:
+            weights = ()
+        elif not weights and self.weight_version is not None and self._ids:
+            weights = (WeightSpan(version=self.weight_version, start=0, end=len(self._ids)),)
+        top = tuple(self._top_logprobs) if len(self._top_logprobs) == len(self._ids) else None
+        return SampledTurn(
+            ids=self._ids,
+            logprobs=self._logprobs,
+            sampling_logprobs=self._sampling_logprobs,
+            top_logprobs=top or None,
+            finish=self._last.finish,
+            weights=weights,
+            num_cached_tokens=self._last.num_cached_tokens,
+            times=self._last.times,
+            replay=self._last.replay,
+            logprobs_kind=self.logprobs_kind,
+            tempered_logprobs=self._tempered_logprobs,
+            forced=None if self._forced is None else bytes(self._forced),
+            support=None if self._support is None else self._support.whole(len(self._ids)),
+            mixed=mixed,
+        )
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        for id_ in ids:
+            if type(id_) is not int or not 0 <= id_ < self.vocab_size:
+                raise UpstreamInvalid(
+                    "id_in_vocab", f"{id_!r} is not a token id: the vocabulary has {self.vocab_size} ids"
+                )
+
+    def _add_weights(self, chunk: Chunk, start: int) -> None:
+        version = chunk.weight_version
+        if version is None or chunk.is_version_of_reply:
+            self._tells_versions = False
+        if version is None:
+            return
         last = self._weights[-1] if self._weights else None
         if last is not None and last.version == version and last.end == start:
             start = self._weights.pop().start
@@ -193,6 +185,11 @@ class _SupportGatherer:
         if self._columns.num_tokens != num_ids:
             raise UpstreamInvalid("support_of_token", f"{num_ids} ids, but supports of {self._columns.num_tokens}")
         return self._columns.whole()
+
+
+def _too_many_cached(num_cached: int, most: int) -> UpstreamInvalid:
+    told = num_cached if abs(num_cached) <= MOST_TOKENS else f"a number of {num_cached.bit_length()} bits"
+    return UpstreamInvalid("cached_in_prompt", f"{told} cached tokens are reported for a prompt of {most}")
 
 
 def _check_spans(weights: Sequence[WeightSpan], num_ids: int) -> None:

@@ -63,12 +63,15 @@ class Doorman:
         )
 
     async def session_of(self, path_session_id: str | None, scope: Scope, *, wakes: bool = True) -> Session | None:
-        """The session of the path, else of `X-Session-Id`, else (on a server without keys) of a credential.
+        """The session of the path, else of `X-Session-Id`, else (on a server without keys) of a credential. Raises
+        Unauthorized as `check_key`.
 
         None means that the request names no session and is served statelessly. It is the live one, read from the store
         if need be; where the request `wakes` none, that is only to be read. Raises SessionNotFound for a path or header
         that names none, and as `SessionManager.wake`; a credential that is no session is just a key.
         """
+        if self._keys:
+            self.check_key(scope)
         find = self.manager.wake if wakes else self.manager.look
         if path_session_id is not None:
             try:

@@ -26,10 +26,15 @@ from uvicorn.server import ServerState
 
 from stenograph.core.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, StenographError
 from stenograph.dialects.base import Refuse
-from stenograph.http.delivery import DeliveryConnection
 from stenograph.http.metrics import Metrics
-from stenograph.http.request_head import MAX_HEAD_BYTES, RequestHead
-from stenograph.http.served_request import STATUS_LINES, ServedRequest
+from stenograph.http.served_request import (
+    HEADER_LINE,
+    MAX_HEAD_BYTES,
+    STATUS_LINES,
+    DeliveryConnection,
+    RequestHead,
+    ServedRequest,
+)
 from stenograph.http.settings import Settings
 from stenograph.http.wire import HEADERS_BY_NAME, count_error
 
@@ -167,13 +172,12 @@ class ClientConnection(DeliveryConnection):
                 rest = self._take_head(bytes(rest))
             elif phase is _BODY:
                 rest = self._take_body(rest)
-            elif phase is _ANSWER:
-                rest = self._take_more(rest)
+            elif phase is _ANSWER and self.request is not None and self.request.is_answered:
+                self._phase, self._head_since = _HEAD, self.loop.time()
             elif phase is RequestPhase.ELSEWHERE:
                 rest = self._pass_on(rest)
             else:
-                if phase is RequestPhase.REFUSED:
-                    self._discard(len(rest))
+                self._take_unasked(rest)
                 return
 
     def _take_head(self, data: bytes) -> Bytes:
@@ -212,25 +216,18 @@ class ClientConnection(DeliveryConnection):
             self._body_flows(len(data))
         return rest
 
-    def _take_more(self, data: Bytes) -> Bytes:
-        """Take the bytes after a whole request: the next request if this one is answered, else a pipelined one."""
-        assert self.request is not None, "a whole request is served"
-        if self.request.is_answered:
-            self._phase = _HEAD
-            self._head_since = self.loop.time()
-            return data
-        if bytes(data).strip(b"\r\n"):
-            self._hang_up()
-        return b""
-
     def _pass_on(self, data: Bytes) -> Bytes:
         """Take bytes of a request that another process serves; give back what follows it."""
         raise AssertionError("a server of one process serves every request itself")
 
-    def _discard(self, num_bytes: int) -> None:
-        self._num_discarded += num_bytes
-        if self._num_discarded > LINGER_BYTES:
-            self.transport.close()
+    def _take_unasked(self, data: Bytes) -> None:
+        """Take bytes that are of no request that is served: a pipelined one, or what follows a refused one."""
+        if self._phase is _ANSWER and bytes(data).strip(b"\r\n"):
+            self._hang_up()
+        elif self._phase is RequestPhase.REFUSED:
+            self._num_discarded += len(data)
+            if self._num_discarded > LINGER_BYTES:
+                self.transport.close()
 
     def _feed(self, data: Bytes) -> None:
         assert self._parser is not None, "bytes come only while the connection is there"
@@ -268,29 +265,13 @@ class ClientConnection(DeliveryConnection):
         self._num_left, self._num_framing = None if length is None else int(length), 0
         self._is_unread = b"expect" in headers and headers[b"expect"].lower() == b"100-continue"
         version = parser.get_http_version()
-        self.request = request = ServedRequest(
-            self._scope(parser.get_method().decode("ascii"), version, headers),
-            self.transport,
-            self.flow,
-            default_headers=self.server_state.default_headers,
-            keeps_connection=version != "1.0" and parser.should_keep_alive(),
-            awaits_continue=self._is_unread,
-            on_answered=self._answered,
-        )
-        task = self.loop.create_task(request.run(self._app))
-        tasks = self.server_state.tasks
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    def _scope(self, method: str, version: str, headers: dict[bytes, bytes]) -> Scope:
-        """The request as ASGI describes it."""
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
-        return {
+        scope: Scope = {
             "type": "http",
             "asgi": _ASGI,
             "http_version": version,
-            "method": method,
+            "method": parser.get_method().decode("ascii"),
             "scheme": "http",
             "path": unquote(path) if "%" in path else path,
             "raw_path": url.path,
@@ -302,6 +283,19 @@ class ClientConnection(DeliveryConnection):
             "client": self.client,
             "extensions": self.extensions,
         }
+        self.request = request = ServedRequest(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            default_headers=self.server_state.default_headers,
+            keeps_connection=version != "1.0" and parser.should_keep_alive(),
+            awaits_continue=self._is_unread,
+            on_answered=self._answered,
+        )
+        task = self.loop.create_task(request.run(self._app))
+        tasks = self.server_state.tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     def on_body(self, body: bytes) -> None:
         if self._phase is _BODY and self.request is not None:
@@ -421,7 +415,7 @@ class ClientConnection(DeliveryConnection):
         refusal = self._refuse_with(error)
         headers = [*refusal.headers, ("content-length", str(len(refusal.content))), ("connection", "close")]
         lines = [STATUS_LINES[refusal.status]]
-        lines += [b"%b: %b\r\n" % pair for pair in self.server_state.default_headers]
+        lines += map(HEADER_LINE, self.server_state.default_headers)
         lines += [f"{name}: {value}\r\n".encode("ascii") for name, value in headers]
         self.transport.write(b"".join([*lines, b"\r\n", refusal.content]))
         self._linger()

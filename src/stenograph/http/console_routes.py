@@ -22,10 +22,9 @@ from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.export.lines import leaves
 from stenograph.export.strand_facts import SessionFacts, StrandFacts, session_facts
 from stenograph.http.bulk_parts import Pieces, SessionParts
-from stenograph.http.delivery import delivery_of
 from stenograph.http.now_board import Moments
 from stenograph.http.session_routes import SessionRoutes, check_query, number_of
-from stenograph.http.wire import ClosedStream, in_pieces, json_in_pieces, json_response
+from stenograph.http.wire import ClosedStream, delivery_of, in_pieces, json_in_pieces, json_response
 from stenograph.render.drift import DriftReport
 from stenograph.session.selection import SessionFilter
 from stenograph.session.session import Session

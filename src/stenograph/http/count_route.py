@@ -13,10 +13,9 @@ from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
 from stenograph.dialects.base import CountDialect, Incoming
 from stenograph.http.auth import Doorman
-from stenograph.http.delivery import send_whole
 from stenograph.http.metrics import Metrics
 from stenograph.http.turn_route import DECODED_OFF_LOOP_BYTES, RequestPath, client_name, sought_headers
-from stenograph.http.wire import ClientGone, count_error, headers_of, read_json, send_refusal
+from stenograph.http.wire import ClientGone, count_error, headers_of, read_json, send_refusal, send_whole
 from stenograph.offload.body_slots import BodySlots
 from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Caller
@@ -43,7 +42,6 @@ class CountRoute:
         note, spelling = NO_NOTE, None
         await self.body_slots.small()
         try:
-            self.doorman.check_key(scope)
             session = await self.doorman.session_of(path.session_id, scope)
             name = client_name(headers_of(scope))
             if session is not None:

@@ -19,7 +19,7 @@ from stenograph.core.errors import SessionElsewhere, StenographError, StorageUna
 from stenograph.dialects.base import Refusal
 from stenograph.http.auth import KEY_HEADERS, keys_in_query
 from stenograph.http.metrics import Metrics
-from stenograph.http.wire import ClientGone, WaitingClient, count_error, header_value, headers_of, send_refusal
+from stenograph.http.wire import ClientGone, count_error, delivery_of, header_value, headers_of, send_refusal
 from stenograph.http.workers.peer_connection import is_passed_on as is_worker_passed_on
 from stenograph.http.workers.peers import PeerStream, away
 from stenograph.session.ownership import SharedOwnership
@@ -190,16 +190,14 @@ class Nodes:
         body = _StreamedBody(receive)
         work = self._exchange(scope, body, send, owner)
         passing = asyncio.get_running_loop().create_task(work, name="pass-on")
-
-        def gone() -> None:
-            passing.cancel()
-
+        link = delivery_of(scope)
         self.num_passed_on += 1
         try:
             await asyncio.wait({passing, body.is_read}, return_when=asyncio.FIRST_COMPLETED)
-            with WaitingClient(scope, on_gone=gone):
-                await asyncio.wait({passing})
+            link.when_gone(passing.cancel)
+            await asyncio.wait({passing})
         finally:
+            link.when_gone(None)
             passing.cancel()
             body.is_read.cancel()
             await asyncio.wait({passing})

@@ -14,8 +14,7 @@ from starlette.responses import Response
 from stenograph.core.errors import Forbidden, MethodNotAllowed, RouteNotFound, UpstreamTimeout
 from stenograph.engine.base import Engine, ForwardedAnswer
 from stenograph.http.auth import Doorman, query_without_key
-from stenograph.http.delivery import header_bytes
-from stenograph.http.wire import ClientGone, WaitingClient, read_body
+from stenograph.http.wire import ClientGone, delivery_of, header_bytes, read_body
 from stenograph.session.manager import SessionManager
 
 PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -114,16 +113,14 @@ class ProxyRoute:
         Raises ClientGone, UpstreamTimeout, and what the engine's `forward` raises.
         """
         forwarding = asyncio.get_running_loop().create_task(work, name="forward")
-
-        def gone() -> None:
-            forwarding.cancel()
-
+        link = delivery_of(request.scope)
         try:
-            with WaitingClient(request.scope, on_gone=gone):
-                await asyncio.wait({forwarding}, timeout=self.timeout_s)
+            link.when_gone(forwarding.cancel)
+            await asyncio.wait({forwarding}, timeout=self.timeout_s)
             if not forwarding.done():
                 raise UpstreamTimeout(f"The engine did not answer within {self.timeout_s:g} s.")
         finally:
+            link.when_gone(None)
             forwarding.cancel()
             await asyncio.wait({forwarding})
         if forwarding.cancelled():

@@ -1,6 +1,8 @@
-"""One request that a connection serves, as ASGI: its body in pieces, its answer, and what an application may do wrong.
+"""One request that a connection serves: its head, and as ASGI its body in pieces, its answer, and what an application
+may do wrong.
 
-Owns the state of a request from its head to the last byte of its answer, and the flow control of both directions.
+Owns the limits of a head, the state of a request from there to the last byte of its answer, the flow control of both
+directions, and what a handler learns of its client: that it has left, and that the answer has.
 Knows no route and no deadline: connection.py has those. Source: ASGI's HTTP specification, version 2.3.
 """
 
@@ -8,15 +10,42 @@ import asyncio
 import http
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import cast
 
-from starlette.types import ASGIApp, Message, Scope
+from msgspec import Struct, field
+from starlette.types import ASGIApp, Message, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
+from uvicorn.server import ServerState
+
+from stenograph.core.errors import HeadersTooLarge, InvalidRequest, UriTooLong
+from stenograph.http.wire import LINK_EXTENSION, Headers, send_whole
 
 log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line, header lines and the blank line."""
+MAX_HEADERS = 100
+MAX_URL_BYTES = 8 * 1024
+"""The target of the request line: path and query."""
+
+_START_BYTES = 64
+"""The target begins within so many bytes, or these are not HTTP."""
+_START = re.compile(rb"[A-Z-]{1,31} {1,31}(?=[^ \r\n])")
+_TARGET_END = re.compile(rb"[ \n]")
+_FIRST_LINE = re.compile(rb"%b[^ \n]{0,%d}[ \n]" % (_START.pattern, MAX_URL_BYTES))
+"""A method and a whole target that is not too long."""
+_HEAD_END = re.compile(rb"\n\r?\n")
 
 MOST_UNTAKEN_BYTES = 64 * 1024
 """Most bytes of a body that wait for their reader before reading pauses."""
 
+JOINED_BYTES = 64 * 1024
+"""A longer body of an answer is not copied behind its head."""
+
+HEADER_LINE: Callable[[tuple[bytes, bytes]], bytes] = b"%b: %b\r\n".__mod__
+"""A header as it is sent."""
 _BAD_NAME = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _WITHOUT_BODY = (204, 304)
@@ -29,6 +58,87 @@ def _status_line(status: int) -> bytes:
 
 
 STATUS_LINES = {status: _status_line(status) for status in range(100, 600)}
+
+
+class RequestHead:
+    """Collects one head after the other, within limits. After an error it takes nothing more.
+
+    A verdict depends on the bytes alone, however they are cut, and all of them cost time linear in the bytes: the
+    parser, which appends what it has of a field to what comes of it, sees a head only when it is whole.
+    """
+
+    __slots__ = ("_kept", "_num_lines", "_target_at", "_target_seen")
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._kept = bytearray()
+        self._num_lines = 0
+        self._target_at: int | None = None
+        self._target_seen: int | None = 0
+        """So far the target has no end; None when its end was found."""
+
+    def __repr__(self) -> str:
+        return f"<RequestHead {len(self._kept)} bytes, {self._num_lines} lines>"
+
+    @property
+    def is_begun(self) -> bool:
+        """True once some bytes of a head have come."""
+        return bool(self._kept)
+
+    def feed(self, data: bytes) -> tuple[bytes, memoryview] | None:
+        """Take the next bytes: a whole head and a view of what follows it, or None while it is not whole.
+
+        Blank lines before a head are dropped (RFC 9112, section 2.2). Raises UriTooLong, HeadersTooLarge, and
+        InvalidRequest for bytes that cannot become a head.
+        """
+        num_seen = len(self._kept)
+        if num_seen:
+            self._kept += data
+            text: bytes | bytearray = self._kept
+        else:
+            text = data.lstrip(b"\r\n")
+            if not text:
+                return None
+        found = _HEAD_END.search(text, max(0, num_seen - 2))
+        end = len(text) if found is None else found.end()
+        if num_seen or _FIRST_LINE.match(text) is None:
+            self._check_target(text, end)
+        num_lines = self._num_lines + text.count(b"\n", num_seen, end) - (found is not None)
+        if end > MAX_HEAD_BYTES or num_lines > MAX_HEADERS + 1:
+            raise HeadersTooLarge(
+                f"The request's head has more than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS} headers."
+                " Send fewer or shorter headers."
+            )
+        if found is None:
+            if not num_seen:
+                self._kept += text
+            self._num_lines = num_lines
+            return None
+        if num_seen:
+            self._reset()
+        return bytes(text[:end]), memoryview(text)[end:]
+
+    def _check_target(self, text: bytes | bytearray, end: int) -> None:
+        """Raise UriTooLong, or InvalidRequest for what has no target. Looks at no byte of a target twice."""
+        if self._target_seen is None:
+            return
+        if self._target_at is None:
+            start = _START.match(text)
+            if start is None:
+                if not b"A" <= text[:1] <= b"Z" or end >= _START_BYTES:
+                    raise InvalidRequest("The request is not HTTP/1.1: it does not begin with a method and a target.")
+                return
+            self._target_at = self._target_seen = start.end()
+        longest = self._target_at + MAX_URL_BYTES
+        if _TARGET_END.search(text, self._target_seen, longest + 1) is not None:
+            self._target_seen = None
+        elif end > longest:
+            raise UriTooLong(f"The request's path and query have more than {MAX_URL_BYTES} bytes.")
+        else:
+            self._target_seen = end
 
 
 class Flow:
@@ -78,49 +188,32 @@ class Flow:
             self._writable = None
 
 
-class ServedRequest:
-    """A request and its answer. `on_answered` is called when the answer's last byte is written."""
+class ServedRequest(Struct, kw_only=True, eq=False):
+    """A request and its answer."""
 
-    __slots__ = (
-        *("_awaits_continue", "_event", "_flow", "_has_news", "_is_chunked", "_num_left", "_on_answered", "_pieces"),
-        *("_transport", "default_headers", "disconnected", "has_begun_answer", "is_answered", "is_whole"),
-        *("keeps_connection", "num_untaken", "scope"),
-    )
-
-    def __init__(
-        self,
-        scope: Scope,
-        transport: asyncio.Transport,
-        flow: Flow,
-        *,
-        default_headers: Sequence[tuple[bytes, bytes]],
-        keeps_connection: bool,
-        awaits_continue: bool,
-        on_answered: Callable[[], None],
-    ) -> None:
-        """`awaits_continue`: the client sends its body once it is told to. `on_answered` closes the connection if it is
-        not kept."""
-        self.scope = scope
-        self.default_headers = default_headers
-        self.keeps_connection = keeps_connection
-        self.disconnected = False
-        """The client has left, or was answered in the application's place."""
-        self.has_begun_answer = False
-        self.is_answered = False
-        self.is_whole = False
-        """Whether all of its body has come."""
-        self.num_untaken = 0
-        """Bytes of the body that nobody has taken yet."""
-        self._transport = transport
-        self._flow = flow
-        self._awaits_continue = awaits_continue
-        self._on_answered = on_answered
-        self._pieces: list[bytes] = []
-        self._has_news = False
-        self._event: asyncio.Event | None = None
-        self._is_chunked: bool | None = None
-        self._num_left = 0
-        """Bytes that are missing from the length that its answer has announced."""
+    scope: Scope
+    transport: asyncio.Transport
+    flow: Flow
+    default_headers: Sequence[tuple[bytes, bytes]]
+    keeps_connection: bool
+    awaits_continue: bool
+    """The client sends its body once it is told to."""
+    on_answered: Callable[[], None]
+    """Called when the answer's last byte is written; it closes the connection if that is not kept."""
+    disconnected: bool = False
+    """The client has left, or was answered in the application's place."""
+    has_begun_answer: bool = False
+    is_answered: bool = False
+    is_whole: bool = False
+    """Whether all of its body has come."""
+    num_untaken: int = 0
+    """Bytes of the body that nobody has taken yet."""
+    _pieces: list[bytes] = field(default_factory=list[bytes])
+    _has_news: bool = False
+    _event: asyncio.Event | None = None
+    _is_chunked: bool | None = None
+    _num_left: int = 0
+    """Bytes that are missing from the length that its answer has announced."""
 
     def __repr__(self) -> str:
         return f"<ServedRequest {self.scope['method']} {self.scope['path']} answered={self.is_answered}>"
@@ -134,7 +227,7 @@ class ServedRequest:
         self._pieces.append(piece)
         self.num_untaken += len(piece)
         if self.num_untaken > MOST_UNTAKEN_BYTES:
-            self._flow.pause_reading()
+            self.flow.pause_reading()
         self._has_news = True
         if self._event is not None:
             self._event.set()
@@ -152,24 +245,12 @@ class ServedRequest:
         if self._event is not None:
             self._event.set()
 
-    def begin_answer(self, status: int, headers: Iterable[tuple[str, str]], num_bytes: int) -> bytes:
-        """The head of an answer of so many bytes, which is written at once: it counts as answered from here on."""
-        assert not self.has_begun_answer, "a request is answered once"
-        lines = [f"content-length: {num_bytes}", *map(": ".join, headers)]
-        if not self.keeps_connection:
-            lines.append("connection: close")
-        text = "\r\n".join(lines)
-        assert text.count("\n") == text.count("\r") == len(lines) - 1, "no header has a line break"
-        self.has_begun_answer, self._awaits_continue = True, False
-        every = b"".join([b"%b: %b\r\n" % pair for pair in self.default_headers])
-        return b"%b%b%b\r\n\r\n" % (STATUS_LINES[status], every, text.encode("utf-8", "surrogateescape"))
-
     def end_answer(self) -> None:
         """The answer's last byte is written."""
         self.is_answered = True
         if self._event is not None:
             self._event.set()
-        self._on_answered()
+        self.on_answered()
 
     # -- the application's side
 
@@ -180,28 +261,45 @@ class ServedRequest:
         except Exception:
             log.exception("the application failed on %s %s", self.scope["method"], self.scope["path"])
         except BaseException:
-            self._transport.close()
+            self.transport.close()
             raise
         if self.is_answered or self.disconnected:
             return
         if self.has_begun_answer:
-            self._transport.close()
+            self.transport.close()
             return
-        headers = (("content-type", "text/plain"), ("connection", "close"))
-        body = b"Internal Server Error"
-        self.keeps_connection = True  # as far as the head goes, which says it already
-        self._transport.write(self.begin_answer(500, headers, len(body)) + body)
         self.keeps_connection = False
+        await self.answer(500, b"Internal Server Error", [("content-type", "text/plain")])
+
+    async def answer(self, status: int, body: bytes, headers: Headers) -> None:
+        """Send a whole answer, unless the client has left: head and body in one write. Not for HEAD."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        assert not self.has_begun_answer, "a request is answered once"
+        lines = [f"content-length: {len(body)}", *map(": ".join, headers)]
+        if not self.keeps_connection:
+            lines.append("connection: close")
+        text = "\r\n".join(lines)
+        assert text.count("\n") == text.count("\r") == len(lines) - 1, "no header has a line break"
+        self.has_begun_answer, self.awaits_continue = True, False
+        every = b"".join(map(HEADER_LINE, self.default_headers))
+        head = b"%b%b%b\r\n\r\n" % (STATUS_LINES[status], every, text.encode("utf-8", "surrogateescape"))
+        if len(body) <= JOINED_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
         self.end_answer()
 
     async def receive(self) -> Message:
         """ASGI: the next bytes of the body, or word that the client has left or the answer has been sent."""
-        if self._awaits_continue and not self._transport.is_closing():
-            self._transport.write(_CONTINUE)
-            self._awaits_continue = False
-            self._flow.resume_reading()
-        elif self._flow.read_paused and not self.is_answered:
-            self._flow.resume_reading()
+        if self.awaits_continue and not self.transport.is_closing():
+            self.transport.write(_CONTINUE)
+            self.awaits_continue = False
+            self.flow.resume_reading()
+        elif self.flow.read_paused and not self.is_answered:
+            self.flow.resume_reading()
         while not (self._has_news or self.disconnected or self.is_answered):
             event = self._event = self._event or asyncio.Event()
             await event.wait()
@@ -215,8 +313,8 @@ class ServedRequest:
 
     async def send(self, message: Message) -> None:
         """ASGI: the head of the answer, or the next bytes of its body. Does nothing once the client has left."""
-        if self._flow.write_paused and not self.disconnected:
-            await self._flow.drain()
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
         if self.disconnected:
             return
         expected = "http.response.body" if self.has_begun_answer else "http.response.start"
@@ -226,8 +324,8 @@ class ServedRequest:
             self._send_body(message.get("body", b""), is_last=not message.get("more_body", False))
         else:
             head = self._head(message["status"], message.get("headers", ()))
-            self.has_begun_answer, self._awaits_continue = True, False
-            self._transport.write(head)
+            self.has_begun_answer, self.awaits_continue = True, False
+            self.transport.write(head)
 
     def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         lines = [STATUS_LINES[status]]
@@ -242,7 +340,7 @@ class ServedRequest:
                 self._num_left, self._is_chunked = 0, True
             elif name == b"connection" and b"close" in value.lower().replace(b" ", b"").split(b","):
                 self.keeps_connection, says_close = False, True
-            lines.append(b"%b: %b\r\n" % (name, value))
+            lines.append(HEADER_LINE((name, value)))
         if not self.keeps_connection and not says_close:
             lines.append(b"connection: close\r\n")
         if self._is_chunked is None and self.scope["method"] != "HEAD" and status not in _WITHOUT_BODY:
@@ -256,13 +354,109 @@ class ServedRequest:
             self._num_left = 0
         elif self._is_chunked:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            self._transport.write(chunk + b"0\r\n\r\n" if is_last else chunk)
+            self.transport.write(chunk + b"0\r\n\r\n" if is_last else chunk)
         else:
             self._num_left -= len(body)
             if self._num_left < 0:
                 raise RuntimeError("the answer is longer than its content-length")
-            self._transport.write(body)
+            self.transport.write(body)
         if is_last:
             if self._num_left:
                 raise RuntimeError("the answer is shorter than its content-length")
             self.end_answer()
+
+
+class DeliveryConnection(asyncio.Protocol):
+    """A connection as the handlers of its requests know it (`ClientLink`). It knows when what was written to it has
+    left: when its last byte is out of the transport's write buffer while the connection lives.
+
+    `request` is the one that it serves, or has served last; the server closes its connections by `shutdown`.
+    """
+
+    transport: asyncio.Transport
+    flow: Flow
+
+    def __init__(self, server_state: ServerState) -> None:
+        self.server_state = server_state
+        self.request: ServedRequest | None = None
+        self.server: tuple[str, int | None] | None = None
+        self.client: tuple[str, int] | None = None
+        self.extensions: dict[str, dict[str, object]] = {LINK_EXTENSION: {"connection": self}}
+        """As a handler finds it in its scope."""
+        self._is_lost = False
+        self._is_gone = False
+        self._on_gone: Callable[[], object] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass of it
+        self.flow = Flow(self.transport, self._reading_resumed)
+        self.server = get_local_addr(self.transport)
+        self.client = get_remote_addr(self.transport)
+        self.server_state.connections.add(cast("HttpToolsProtocol", self))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Lost without an error are connections that were closed, which is after the last byte, or aborted.
+        self._is_lost = exc is not None or self.flow.write_paused
+        self.server_state.connections.discard(cast("HttpToolsProtocol", self))
+        if self.request is not None:
+            self.request.disconnect()
+        self.flow.resume_writing()
+        self.transport.close()
+        self._is_gone = True
+        if self._on_gone is not None:
+            self._on_gone()
+
+    @property
+    def is_gone(self) -> bool:
+        return self.transport.is_closing()
+
+    def cut(self) -> None:
+        self.transport.abort()
+
+    def eof_received(self) -> None:
+        """The client sends no more, and so the connection is closed."""
+
+    def pause_writing(self) -> None:
+        self.flow.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.flow.resume_writing()
+
+    def shutdown(self) -> None:
+        """Close it once its request is answered, or now. The server calls it when it ends."""
+        if self.request is None or self.request.is_answered:
+            self.transport.close()
+        else:
+            self.request.keeps_connection = False
+
+    def _reading_resumed(self) -> None:
+        """The request's body is read on."""
+
+    def when_gone(self, on_gone: Callable[[], object] | None) -> None:
+        self._on_gone = on_gone
+        if on_gone is None:
+            return
+        if self.flow.read_paused:
+            self.flow.resume_reading()  # after a large body nothing is read, not even the connection's end
+        if self._is_gone:
+            on_gone()
+
+    def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
+        request = self.request
+        if request is None or send != request.send:  # a page of another site needs headers that are added on the way
+            return send_whole(send, status, body, headers)
+        return request.answer(status, body, headers)
+
+    async def finish(self, last_write: Awaitable[None]) -> bool:
+        await asyncio.sleep(0)
+        was_gone = self._is_gone
+        await last_write
+        return not (was_gone or self._is_gone) and await self.has_left()
+
+    async def has_left(self) -> bool:
+        if not self._is_lost and self.transport.get_write_buffer_size():
+            self.transport.set_write_buffer_limits(high=0)  # writing is paused now, and resumed when nothing is left
+            await self.flow.drain()
+            if not self.transport.is_closing():
+                self.transport.set_write_buffer_limits()
+        return not self._is_lost

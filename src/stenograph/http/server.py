@@ -19,9 +19,8 @@ from stenograph.engine.base import Engine
 from stenograph.http.all_servers import AllServers
 from stenograph.http.connection import connections_of
 from stenograph.http.lifecycle import tell_of_lost_sessions, tell_of_readiness, tell_of_signal
-from stenograph.http.mounts import App
+from stenograph.http.mounts import App, WebGuard
 from stenograph.http.settings import Settings
-from stenograph.http.web_guard import WebGuard
 from stenograph.http.workers.worker import Worker
 from stenograph.session.manager import SessionManager
 

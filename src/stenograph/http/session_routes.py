@@ -19,7 +19,7 @@ from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
 from stenograph.core.types import LogprobsKind
-from stenograph.dialects.json_errors import nearest
+from stenograph.dialects.json_bodies import nearest
 from stenograph.dialects.sessions import (
     BulkSamplesRequest,
     SamplesRequest,

@@ -7,7 +7,8 @@ leaving stops what still runs. The terminal event of a stream is sent after the 
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import mul
 
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
@@ -23,8 +24,9 @@ from stenograph.http.metrics import Metrics
 from stenograph.http.traces.request import TracedRequest
 from stenograph.http.wire import (
     ClientGone,
-    WaitingClient,
+    ClientLink,
     count_error,
+    delivery_of,
     headers_of,
     read_json,
     send_refusal,
@@ -35,7 +37,6 @@ from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Caller, Place
 from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.manager import SessionManager
-from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.watch import TurnAbandoned, Watch
 
@@ -90,10 +91,9 @@ class TurnRoute:
             watch = await self._admit(scope, receive, stages, path, reading)
         except StenographError as error:
             log.debug("refused before a turn began (session %s): %s: %s", path.session_id, error.code, error)
-            reading.note.refused(error)
             if path.trace is not None:
                 path.trace.refused(error)
-            await self._send_error(send, error, reading.spelling)
+            await self._send_error(send, error, reading.spelling, reading.note)
             return
         except ClientGone:
             reading.note.close()
@@ -101,10 +101,12 @@ class TurnRoute:
         except BaseException:
             reading.note.close()
             raise
+        client = delivery_of(scope)
         try:
-            with WaitingClient(scope, on_gone=watch.leave) as client:
-                await (self._stream if watch.options.stream else self._whole)(watch, client, send, reading.note)
+            client.when_gone(watch.leave)
+            await (self._stream if watch.options.stream else self._whole)(watch, client, send, reading.note)
         finally:
+            client.when_gone(None)
             watch.leave()
             if reading.note.is_open:
                 reading.note.close()
@@ -112,7 +114,6 @@ class TurnRoute:
     async def _admit(
         self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
     ) -> Watch:
-        self.doorman.check_key(scope)
         session = await self.doorman.session_of(path.session_id, scope)
         headers = headers_of(scope)
         name = client_name(headers)
@@ -166,32 +167,35 @@ class TurnRoute:
         assert decoded is not None, "the last step gives the request"
         return decoded
 
-    async def _whole(self, watch: Watch, client: WaitingClient, send: Send, note: LedgerNote) -> None:
+    async def _whole(self, watch: Watch, client: ClientLink, send: Send, note: LedgerNote) -> None:
         try:
-            outcome = await _result(watch, note)
+            outcome = await watch.result()
         except TurnAbandoned:
             return  # the client is gone
         except StenographError as error:
-            await self._send_error(send, error, watch.spelling, watch)
+            await self._send_error(send, error, watch.spelling, note, watch)
             return
+        note.answered(outcome)
         body = self.dialect.whole(watch.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
-        theirs = [pair for pair in body.headers if pair[0] not in OUR_HEADERS]
-        headers = [*_headers(watch, outcome.reply.stages_s, outcome.remaining), *theirs]
+        headers = _headers(watch, outcome.reply.stages_s, outcome.remaining)
+        for header in body.headers:
+            if header[0] not in OUR_HEADERS:
+                headers.append(header)
         content = body.content if isinstance(body.content, bytes) else await self._joined(body.content)
-        if await client.finish(client.answer(send, content, headers)):
+        if await client.finish(client.answer(send, 200, content, headers)):
             watch.delivered()
 
-    async def _stream(self, watch: Watch, client: WaitingClient, send: Send, note: LedgerNote) -> None:
+    async def _stream(self, watch: Watch, client: ClientLink, send: Send, note: LedgerNote) -> None:
         with Pulse(self.clock, watch.call) as pulse:
             pieces = await watch.take()
             if pieces is None:
                 # It ended before anything was said: its error, if it has one, can still be a status.
                 try:
-                    await _result(watch, note)
+                    note.answered(await watch.result())
                 except TurnAbandoned:
                     return
                 except StenographError as error:
-                    await self._send_error(send, error, watch.spelling, watch)
+                    await self._send_error(send, error, watch.spelling, note, watch)
                     return
             writer = self._writer(watch)
             await _start_stream(watch, writer, send)
@@ -226,18 +230,20 @@ class TurnRoute:
         return pieces
 
     async def _end_stream(
-        self, watch: Watch, client: WaitingClient, writer: StreamWriter, send: Send, note: LedgerNote
+        self, watch: Watch, client: ClientLink, writer: StreamWriter, send: Send, note: LedgerNote
     ) -> None:
         """Send the end of a stream: the finish after the commit, or the error."""
         try:
-            replies = (await _result(watch, note)).replies
+            outcome = await watch.result()
         except TurnAbandoned:
             return
         except StenographError as error:
+            note.refused(error)
             count_error(self.metrics, error)
             await send({"type": "http.response.body", "body": writer.failed(error)})
             return
-        end = writer.end(replies)
+        note.answered(outcome)
+        end = writer.end(outcome.replies)
         last = end if isinstance(end, bytes) else await self._joined(end)
         if await client.finish(send({"type": "http.response.body", "body": last})):
             watch.delivered()
@@ -254,24 +260,27 @@ class TurnRoute:
         return b"".join([piece async for piece in self.share.pieces(pieces)])
 
     async def _send_error(
-        self, send: Send, error: StenographError, spelling: Spelling | None, watch: Watch | None = None
+        self,
+        send: Send,
+        error: StenographError,
+        spelling: Spelling | None,
+        note: LedgerNote,
+        watch: Watch | None = None,
     ) -> None:
-        """Send an error; that of a turn names it, as the log does."""
+        """Note an error, and send it; that of a turn names it, as the log does."""
+        note.refused(error)
         count_error(self.metrics, error)
         request_id = None if watch is None else str(watch.request_id)
         headers = () if request_id is None else (("x-request-id", request_id),)
         await send_refusal(send, self.dialect.refusal(error, spelling, request_id), headers)
 
 
-class _Reading:
+class _Reading(Struct):
     """A request that may yet be refused: its row in the ledger, and the client's names for its fields once it is
     decoded."""
 
-    __slots__ = ("note", "spelling")
-
-    def __init__(self) -> None:
-        self.note = NO_NOTE
-        self.spelling: Spelling | None = None
+    note: LedgerNote = NO_NOTE
+    spelling: Spelling | None = None
 
 
 def _identity(headers: Mapping[bytes, bytes], path: RequestPath, body: bytes) -> RequestIdentity:
@@ -296,17 +305,6 @@ def client_name(headers: Mapping[bytes, bytes]) -> str:
     return headers.get(b"user-agent", b"").decode("latin-1")[:MAX_CLIENT_CHARS]
 
 
-async def _result(watch: Watch, note: LedgerNote) -> TurnOutcome:
-    """The turn's end, noted. Raises as `Watch.result`."""
-    try:
-        outcome = await watch.result()
-    except StenographError as error:
-        note.refused(error)
-        raise
-    note.answered(outcome)
-    return outcome
-
-
 async def _start_stream(watch: Watch, writer: StreamWriter, send: Send) -> None:
     headers = [*writer.headers, *_headers(watch, watch.timings_s(), watch.remaining)]
     raw = [(name.encode(), value.encode()) for name, value in headers]
@@ -319,8 +317,15 @@ async def _send_piece(send: Send, body: bytes) -> None:
 
 
 def _headers(watch: Watch, stages_s: Mapping[Stage, float], remaining: Remaining) -> list[tuple[str, str]]:
-    """The headers of every reply. Those of budgets stand where there is one."""
-    headers = [("x-request-id", str(watch.request_id)), ("server-timing", _server_timing(stages_s))]
+    """The headers of every reply: its stages in milliseconds, and those of budgets where there is one.
+
+    Source: W3C Server Timing, section 3.
+    """
+    times_ms = map(partial(mul, 1e3), stages_s.values())
+    headers = [
+        ("x-request-id", str(watch.request_id)),
+        ("server-timing", _timing_format(tuple(stages_s)) % tuple(times_ms)),
+    ]
     if remaining.context_tokens is not None:
         headers.append((REMAINING, str(remaining.context_tokens)))
     if remaining.session_tokens is not None:
@@ -328,12 +333,7 @@ def _headers(watch: Watch, stages_s: Mapping[Stage, float], remaining: Remaining
     return headers
 
 
-def _server_timing(stages_s: Mapping[Stage, float]) -> str:
-    """Stage times in milliseconds. Source: W3C Server Timing, section 3."""
-    return _timing_format(tuple(stages_s)) % tuple([1e3 * seconds for seconds in stages_s.values()])
-
-
 @lru_cache(maxsize=64)
 def _timing_format(stages: tuple[Stage, ...]) -> str:
-    """The header with a place for the time of each stage: few turns differ in the stages they have."""
+    """Its value, with a place for the time of each stage: few turns differ in the stages they have."""
     return ", ".join(f"{stage};dur=%.3f" for stage in stages)

@@ -1,10 +1,15 @@
-"""Reads bodies within their limit, sends answers, and notices clients that left, for every route."""
+"""Reads bodies within their limit, sends answers, and notices clients that left, for every route.
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+ASGI's `send` returns when the bytes are handed to the transport, of which megabytes may wait there for a client that
+reads nothing; and of a lost connection it tells only a task that waits for it. So a handler finds its client's
+connection in the scope.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import chain, islice
-from typing import Self
+from typing import Protocol, cast
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -19,10 +24,14 @@ from stenograph.core.errors import (
 )
 from stenograph.core.json_pieces import joined, json_pieces
 from stenograph.dialects.base import Refusal
-from stenograph.http.delivery import ClientLink, Headers, delivery_of, send_whole
 from stenograph.http.metrics import Metrics
 from stenograph.offload.body_slots import LARGE_BODY_BYTES, BodySlots
 from stenograph.offload.loop_share import LoopShare
+
+Headers = Iterable[tuple[str, str]]
+
+LINK_EXTENSION = "stenograph.delivery"
+"""In a scope, under ASGI's `extensions`: the client's connection. See `delivery_of`."""
 
 HEADERS_BY_NAME = "stenograph.headers"
 """In a scope: what `headers_of` says."""
@@ -31,18 +40,90 @@ WHOLE_PIECES = 2
 """An answer of no more pieces than this is sent whole, with its length."""
 
 
+class ClientLink(Protocol):
+    """A client's connection, as the handler of its request knows it."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing that is written gets to the client any more."""
+        ...
+
+    def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
+        """The write of a whole answer to a request that is not HEAD, with its length: head and body in one."""
+        ...
+
+    async def has_left(self) -> bool:
+        """Wait, after the last write, until its last byte has left; False if the connection broke first."""
+        ...
+
+    def cut(self) -> None:
+        """Break the connection, so that the client sees that the answer is not whole."""
+        ...
+
+    def when_gone(self, on_gone: Callable[[], object] | None) -> None:
+        """Set what is called once when the connection is lost, at once if it is lost already; None calls nothing.
+
+        The request's body must have been read.
+        """
+        ...
+
+    async def finish(self, last_write: Awaitable[None]) -> bool:
+        """Make the last write of an answer; tell whether its last byte left through a connection that was alive.
+
+        Waits for that as long as the client reads slowly; one that reads nothing is the server's to close. Word of a
+        closed connection is one pass of the loop on its way; after that pass nothing comes between the check and the
+        write, unless the write has to wait for room, and then the word comes first.
+        """
+        ...
+
+
+def header_bytes(name: str, value: str) -> tuple[bytes, bytes]:
+    """A header to send. An engine's came as any bytes, was read as UTF-8 with surrogates, and goes out as it came."""
+    return name.encode("ascii"), value.encode("utf-8", "surrogateescape")
+
+
+async def send_whole(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    """Send an answer at once, with its length."""
+    raw = [header_bytes(name, value) for name, value in headers]
+    raw.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+class _AnotherServers:
+    """The connection of a server that tells nothing of it: everything has left at once, and no client is gone."""
+
+    def answer(self, send: Send, status: int, body: bytes, headers: Headers) -> Awaitable[None]:
+        return send_whole(send, status, body, headers)
+
+    async def has_left(self) -> bool:
+        return True
+
+    @property
+    def is_gone(self) -> bool:
+        return False
+
+    def cut(self) -> None:
+        raise ConnectionAbortedError
+
+    def when_gone(self, on_gone: Callable[[], object] | None) -> None:
+        """Nothing is ever called."""
+
+    async def finish(self, last_write: Awaitable[None]) -> bool:
+        await last_write
+        return True
+
+
+_ANOTHERS = {"connection": _AnotherServers()}
+
+
+def delivery_of(scope: Scope) -> ClientLink:
+    """The connection that a request came on."""
+    return cast("ClientLink", scope.get("extensions", {}).get(LINK_EXTENSION, _ANOTHERS)["connection"])
+
+
 class ClientGone(Exception):
     """The client closed its connection before its request was whole; there is nobody to answer."""
-
-
-def read_json(
-    scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None
-) -> Awaitable[bytes]:
-    """`read_body` for a route that takes JSON. Raises UnsupportedMediaType besides, for a body of another type."""
-    headers = headers_of(scope)
-    if headers.get(b"content-type") != b"application/json":
-        _check_type(headers)
-    return _body(headers, receive, max_bytes=max_bytes, body_slots=body_slots)
 
 
 def _check_type(headers: dict[bytes, bytes]) -> None:
@@ -69,17 +150,14 @@ def _has_body(headers: dict[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
-def read_body(
-    scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None
-) -> Awaitable[bytes]:
-    """Read the whole body, a large one in a slot. Raises BodyTooLarge before reading more than `max_bytes`,
-    ClientGone, InvalidRequest."""
-    return _body(headers_of(scope), receive, max_bytes=max_bytes, body_slots=body_slots)
-
-
-async def _body(
-    headers: dict[bytes, bytes], receive: Receive, *, max_bytes: int, body_slots: BodySlots | None
+async def read_body(
+    scope: Scope, receive: Receive, *, max_bytes: int, body_slots: BodySlots | None = None, is_json: bool = False
 ) -> bytes:
+    """Read the whole body, a large one in a slot. Raises BodyTooLarge before reading more than `max_bytes`,
+    ClientGone, InvalidRequest; UnsupportedMediaType where it has to be JSON and is of another type."""
+    headers = headers_of(scope)
+    if is_json and headers.get(b"content-type") != b"application/json":
+        _check_type(headers)
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise InvalidRequest("The body must not be compressed (content-encoding).")
     announced = headers.get(b"content-length", b"0")
@@ -90,6 +168,10 @@ async def _body(
         return await _gather(receive, max_bytes)
     async with body_slots.slot() as slot:
         return await _gather(lambda: slot.piece(receive(), _num_bytes), max_bytes)
+
+
+read_json = partial(read_body, is_json=True)
+"""`read_body` for a route that takes JSON."""
 
 
 def _num_bytes(message: Message) -> int:
@@ -184,43 +266,6 @@ class ClosedStream(StreamingResponse):
                 if self._link.is_gone:
                     return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class WaitingClient:
-    """The client that waits for an answer. `is_gone` turns true when it closes its connection."""
-
-    def __init__(self, scope: Scope, *, on_gone: Callable[[], None]) -> None:
-        self.is_gone = False
-        self._delivery = delivery_of(scope)
-        self._on_gone = on_gone
-
-    def __enter__(self) -> Self:
-        """While inside, notice when the client leaves. Its body must have been read."""
-        self._delivery.when_gone(self._left)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._delivery.when_gone(None)
-
-    def answer(self, send: Send, body: bytes, headers: Headers) -> Awaitable[None]:
-        """The write of a whole answer."""
-        return self._delivery.answer(send, 200, body, headers)
-
-    async def finish(self, last_write: Awaitable[None]) -> bool:
-        """Make the last write of an answer; tell whether its last byte left through a connection that was alive.
-
-        Waits for that as long as the client reads slowly; one that reads nothing is the server's to close. Word of a
-        closed connection is one pass of the loop on its way; after that pass nothing comes between the check and the
-        write, unless the write has to wait for room, and then the word comes first.
-        """
-        await asyncio.sleep(0)
-        gone_before = self.is_gone
-        await last_write
-        return not (gone_before or self.is_gone) and await self._delivery.has_left()
-
-    def _left(self) -> None:
-        self.is_gone = True
-        self._on_gone()
 
 
 def _too_large(max_bytes: int) -> BodyTooLarge:

@@ -13,7 +13,7 @@ TURN = "stenograph.http.turn_route.TurnRoute"
 @pytest.mark.parametrize(
     ("stack", "stage"),
     [
-        (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.http.wire._body", "x.read"), "receive"),
+        (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.http.wire.read_body", "x.read"), "receive"),
         (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.session.gate.Gate.check"), "admit"),
         (
             (
@@ -32,7 +32,7 @@ TURN = "stenograph.http.turn_route.TurnRoute"
         ),
         (("stenograph.session.turn.TurnRun.sample", "stenograph.session.chunk_reader.ChunkReader.feed"), "validate"),
         (("stenograph.session.request.RequestRun._commit", "stenograph.offload.memory.untrack"), "commit"),
-        ((f"{TURN}.handle", f"{TURN}._whole", "stenograph.http.delivery.send_whole", "uvicorn.x.send"), "reply"),
+        ((f"{TURN}.handle", f"{TURN}._whole", "stenograph.http.wire.send_whole", "uvicorn.x.send"), "reply"),
         (("(other threads)",), "workers"),
         (("asyncio.run", "stenograph.http.control_routes.ControlRoutes._health"), REST),
         (("asyncio.run",), REST),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.errors import HeadersTooLarge, InvalidRequest, StenographError, UriTooLong
-from stenograph.http.request_head import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, RequestHead
+from stenograph.http.served_request import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES, RequestHead
 
 LINE = b"GET /health HTTP/1.1\r\n"
 

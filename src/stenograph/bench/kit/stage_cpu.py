@@ -14,7 +14,7 @@ _REQUEST = "stenograph.session.request"
 
 BEGINS: Mapping[str, str] = {
     "stenograph.http.connection": "receive",
-    "stenograph.http.wire._body": "receive",
+    "stenograph.http.wire.read_body": "receive",
     "stenograph.http.auth": "admit",
     f"{_TURN_ROUTE}._admit": "admit",
     f"{_MANAGER}.settle": "admit",
@@ -38,7 +38,6 @@ BEGINS: Mapping[str, str] = {
     f"{_MANAGER}._run.<locals>.ended": "commit",
     f"{_TURN_ROUTE}._whole": "reply",
     f"{_TURN_ROUTE}._stream": "reply",
-    "stenograph.http.wire.WaitingClient": "reply",
     "(other threads)": "workers",
 }
 """Functions, classes and modules with all that is in them, and the stage that begins there.

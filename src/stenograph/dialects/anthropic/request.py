@@ -27,8 +27,7 @@ from stenograph.dialects.anthropic.fields import (
 )
 from stenograph.dialects.anthropic.spelling import MessagesSpelling
 from stenograph.dialects.function_tool import function_tool
-from stenograph.dialects.json_errors import nearest, shown
-from stenograph.dialects.message_list import check_rest, wire_messages
+from stenograph.dialects.json_bodies import check_rest, nearest, shown, wire_messages
 from stenograph.dialects.openai.chat_reply import openai_messages
 from stenograph.dialects.openai.sampling import ReadSampling, decode_by_rules, sampling_params, sent_sampling
 from stenograph.dialects.openai.sampling_fields import WireSampling

@@ -25,8 +25,7 @@ from stenograph.dialects.gemini.fields import (
     WirePart,
     WireSystemInstruction,
 )
-from stenograph.dialects.json_errors import nearest, shown
-from stenograph.dialects.message_list import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS
+from stenograph.dialects.json_bodies import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS, nearest, shown
 from stenograph.dialects.openai.sampling_fields import NEUTRAL
 from stenograph.dialects.template_kwargs import check_depth
 

@@ -16,7 +16,7 @@ from stenograph.dialects.gemini.errors import gemini_refusal
 from stenograph.dialects.gemini.reply import GeminiStream, encode_gemini
 from stenograph.dialects.gemini.request import decode_count, decode_gemini
 from stenograph.dialects.gemini.spelling import GEMINI, GeminiSpelling
-from stenograph.dialects.json_errors import shown
+from stenograph.dialects.json_bodies import shown
 from stenograph.dialects.openai.reply_parts import TokenText
 from stenograph.dialects.openai.sampling import request_json
 from stenograph.dialects.settings import UnknownFields

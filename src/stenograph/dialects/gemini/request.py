@@ -32,8 +32,7 @@ from stenograph.dialects.gemini.fields import (
 from stenograph.dialects.gemini.schemas import json_schema
 from stenograph.dialects.gemini.snake_case import in_camel_case
 from stenograph.dialects.gemini.spelling import GeminiSpelling, config_name
-from stenograph.dialects.json_errors import decode_json, shown
-from stenograph.dialects.message_list import check_rest, wire_messages
+from stenograph.dialects.json_bodies import check_rest, decode_json, shown, wire_messages
 from stenograph.dialects.openai.chat_reply import openai_messages
 from stenograph.dialects.openai.sampling_fields import NEUTRAL, FieldRules
 from stenograph.dialects.settings import UnknownFields

@@ -5,13 +5,14 @@ the names that this API defines are respelled: arguments, results and schemas ar
 """
 
 import re
+from functools import partial
 
 import msgspec
 from msgspec import Raw
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.dialects.gemini.fields import STRUCT_AT
-from stenograph.dialects.json_errors import convert_errors
+from stenograph.dialects.json_bodies import convert_errors
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
@@ -20,7 +21,7 @@ _AFTER_UNDERSCORE = re.compile(r"_([a-z])")
 
 def in_camel_case(body: bytes) -> bytes:
     """The body with the API's names in camel case. Raises InvalidJson; InvalidRequest for a name that comes twice."""
-    return bytes(convert_errors(lambda: _respelled(Raw(body), "", ""), at=""))
+    return bytes(convert_errors(partial(_respelled, name="", at=""), Raw(body), at=""))
 
 
 MAX_STEPS = 12

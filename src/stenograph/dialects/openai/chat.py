@@ -24,13 +24,16 @@ from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMess
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.text_print import TextPrint
 from stenograph.dialects.function_tool import function_tool
-from stenograph.dialects.json_errors import check_utf8, nearest, shown, type_at
-from stenograph.dialects.message_list import (
+from stenograph.dialects.json_bodies import (
     MAX_ARGUMENTS_CHARS,
     MAX_MESSAGES,
     MAX_PARTS,
     ONLY_MESSAGES,
     check_rest,
+    check_utf8,
+    nearest,
+    shown,
+    type_at,
     wire_messages,
 )
 from stenograph.dialects.openai.chat_fields import (

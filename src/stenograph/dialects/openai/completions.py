@@ -16,7 +16,7 @@ from msgspec import Meta, Raw
 from stenograph.core.chat import CompletionRequest
 from stenograph.core.errors import InvalidJson, InvalidRequest
 from stenograph.core.types import token_ids
-from stenograph.dialects.json_errors import decode_part
+from stenograph.dialects.json_bodies import decode_part
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS, WireCompletionRequest
 from stenograph.dialects.openai.sampling import (
     decode_fields,

@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw
 from stenograph.core.chat import ReplyOptions, TextView, Truncation
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.types import Grammar, GrammarKind, ParamOutOfRange, SamplingParams
-from stenograph.dialects.json_errors import decode_json, shown
+from stenograph.dialects.json_bodies import decode_json, shown
 from stenograph.dialects.openai.sampling_fields import (
     NEUTRAL,
     NEUTRAL_OF,

@@ -7,7 +7,7 @@ import msgspec
 
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.dialects.json_errors import OTHER_WORDS, decode_json, nearest, shown
+from stenograph.dialects.json_bodies import OTHER_WORDS, decode_json, nearest, shown
 from stenograph.dialects.openai.sampling import sampling_params
 from stenograph.dialects.openai.sampling_fields import WireSampling, WireSamplingValues
 

@@ -10,8 +10,15 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
-from stenograph.dialects.json_errors import decode_part, nearest, shown
-from stenograph.dialects.message_list import MAX_MESSAGES, MAX_PARTS, may_have_many, portions
+from stenograph.dialects.json_bodies import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    decode_part,
+    may_have_many,
+    nearest,
+    portions,
+    shown,
+)
 from stenograph.dialects.openai.sampling_fields import Unread
 from stenograph.dialects.responses.tools import ToolName
 

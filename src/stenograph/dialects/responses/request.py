@@ -15,8 +15,7 @@ from stenograph.core.errors import InvalidRequest, PreviousResponseNotFound
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Grammar, GrammarKind
 from stenograph.dialects.base import Incoming
-from stenograph.dialects.json_errors import shown
-from stenograph.dialects.message_list import MAX_MESSAGES, MAX_REST_BYTES
+from stenograph.dialects.json_bodies import MAX_MESSAGES, MAX_REST_BYTES, shown
 from stenograph.dialects.openai.chat_reply import openai_messages
 from stenograph.dialects.openai.sampling import (
     Constraint,

@@ -15,7 +15,7 @@ from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Tool
 from stenograph.dialects.function_tool import function_tool
-from stenograph.dialects.json_errors import decode_part, shown
+from stenograph.dialects.json_bodies import decode_part, shown
 from stenograph.dialects.openai.sampling_fields import Unread
 from stenograph.dialects.responses.fields import HostedTool
 

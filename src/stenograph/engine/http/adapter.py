@@ -78,10 +78,8 @@ class EngineReading(Protocol):
 class EngineAdapter(Protocol):
     """One engine's HTTP: field mapping and quirks, and nothing else. Holds no task and no connection."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Abilities of the engine; settled once `discover` has returned."""
-        ...
+    capabilities: Capabilities
+    """Abilities of the engine; settled once `discover` has returned."""
 
     @property
     def names_requests(self) -> bool:

@@ -292,7 +292,8 @@ class Connection(asyncio.BufferedProtocol):
         reader = self._reader
         self._num_wanted = num_bytes
         while reader.num_pending < self._num_wanted and not reader.is_whole:
-            self._flow()
+            if self._is_paused:
+                self._read_on()
             await self._news()
         self._num_wanted = 0
         return reader.take()
@@ -312,7 +313,8 @@ class Connection(asyncio.BufferedProtocol):
         if not keeps or transport is None or transport.is_closing() or transport.get_write_buffer_size():
             self.abort()
             return
-        self._flow()
+        if self._is_paused:
+            self._read_on()
         self._is_idle = True
         self.idle_since = self._loop.time()
         self._on_rest(self)
@@ -338,8 +340,8 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._waiter = None
 
-    def _flow(self) -> None:
-        if self._is_paused and self._transport is not None:
+    def _read_on(self) -> None:
+        if self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
 

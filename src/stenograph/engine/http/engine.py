@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from msgspec import Struct
 from yarl import URL
 
 from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamError, UpstreamUnreachable
@@ -55,12 +56,13 @@ class HttpEngineOptions:
     max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES
 
 
-@dataclass(slots=True)
-class _RunningExchange:
+class _RunningExchange(Struct):
     """A generation under way. `stop` ends the wait for the engine, which closes the connection; None while nothing
     waits. `is_whole`: the engine has sent all, and samples no more. `was_cut`: aborted by closing the connection,
     because the engine knows no other way."""
 
+    request: GenerateRequest
+    reading: EngineReading
     stop: Callable[[], object] | None = None
     aborter: "asyncio.Task[None] | None" = None
     is_whole: bool = False
@@ -133,14 +135,14 @@ class HttpEngine(Engine):
             raise EngineUnavailable("The engine was stopped.")
         request_id = request.request_id
         assert request_id not in self._running, "a request id is used once"
-        call, reading = self._adapter.call(request), self._adapter.reading(request)
-        running = self._running[request_id] = _RunningExchange()
+        call = self._adapter.call(request)
+        running = self._running[request_id] = _RunningExchange(request, self._adapter.reading(request))
         exchange = None
         try:
             if call.streams:
                 # Unbounded: its reader does no more than look at a chunk, and gives up at the first beyond max_tokens.
                 queue: asyncio.Queue[Chunk | None] = asyncio.Queue()
-                work = self._streamed(request, call, reading, queue.put_nowait)
+                work = self._streamed(running, call, queue.put_nowait)
                 exchange = self._own(work, name=f"{self._name}-{request_id}")
                 # A task that is cancelled before it runs never reaches a `finally` of its own.
                 exchange.add_done_callback(lambda _: queue.put_nowait(None))
@@ -148,7 +150,7 @@ class HttpEngine(Engine):
                 while (one := await queue.get()) is not None:
                     yield one
             else:
-                for chunk in await self._replied(request, call, reading, running):
+                for chunk in await self._replied(running, call):
                     yield chunk
         finally:
             self._end(request_id)
@@ -247,9 +249,7 @@ class HttpEngine(Engine):
 
     # -- generations
 
-    async def _replied(
-        self, request: GenerateRequest, call: Call, reading: EngineReading, running: _RunningExchange
-    ) -> Sequence[Chunk]:
+    async def _replied(self, running: _RunningExchange, call: Call) -> Sequence[Chunk]:
         """The chunks of a reply that comes whole; none where it was cut. Raises as `generate` does.
 
         The turn waits for it itself: there is nothing to read meanwhile, for which a stream has a task and a queue.
@@ -257,14 +257,14 @@ class HttpEngine(Engine):
         read: Sequence[Chunk] = ()
         loop = asyncio.get_running_loop()
         wait = asyncio.timeout(None)
-        headers = (*call.headers, *_routing(request))
+        headers = (*call.headers, *_routing(running.request))
         try:
             async with wait:
                 running.stop = lambda: wait.reschedule(loop.time())
-                read = await self._transport.post(call.path, call.body, headers, partial(self._whole, request, reading))
+                read = await self._transport.post(call.path, call.body, headers, partial(self._whole, running))
                 if not read or read[-1].finish is None:
                     read = [*read]
-                    await self._settle(request, reading, read.append)
+                    await self._settle(running, read.append)
         except TimeoutError:
             if not wait.expired():
                 raise  # not ours: a bug of whoever let it out
@@ -272,64 +272,55 @@ class HttpEngine(Engine):
         except UpstreamUnreachable as error:
             self._judge(error)
         else:
-            self._judge(None)
+            if self._health.state is not EngineState.READY:
+                self._become(EngineState.READY, self._adapter.capabilities.note)
         finally:
             running.stop = None
         return read
 
-    async def _streamed(
-        self, request: GenerateRequest, call: Call, reading: EngineReading, put: Callable[[Chunk], object]
-    ) -> None:
+    async def _streamed(self, running: _RunningExchange, call: Call, put: Callable[[Chunk], object]) -> None:
         """Send one request and hand the chunks of its stream on. What it raises, `generate` raises."""
         try:
-            await self._read_events(request, call, reading, put)
+            await self._read_events(running, call, put)
         except UpstreamUnreachable:
-            if not self._running[request.request_id].is_whole:
+            if not running.is_whole:
                 raise
             # Its end was handed on: by its own word the reply was whole before its connection was cut.
-        await self._settle(request, reading, put)
+        await self._settle(running, put)
 
-    async def _settle(self, request: GenerateRequest, reading: EngineReading, put: Callable[[Chunk], object]) -> None:
+    async def _settle(self, running: _RunningExchange, put: Callable[[Chunk], object]) -> None:
         """Hand on what comes after a reply that has not ended a generation: what there is left to ask for."""
 
         async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
-            return await self._ask(method, target, body, (*headers, *_routing(request)))
+            return await self._ask(method, target, body, (*headers, *_routing(running.request)))
 
-        request_id = request.request_id
-        self._hand_on(request_id, await reading.settle(ask), put)
-        self._hand_on(request_id, reading.end(), put)
-        if not self._running[request_id].is_whole:
+        self._hand_on(running, await running.reading.settle(ask), put)
+        self._hand_on(running, running.reading.end(), put)
+        if not running.is_whole:
             raise UpstreamUnreachable("The engine's stream ended before the generation did.", reply_began=True)
 
-    async def _read_events(
-        self, request: GenerateRequest, call: Call, reading: EngineReading, put: Callable[[Chunk], object]
-    ) -> None:
-        headers = (*call.headers, *_routing(request))
+    async def _read_events(self, running: _RunningExchange, call: Call, put: Callable[[Chunk], object]) -> None:
+        headers = (*call.headers, *_routing(running.request))
         async with aclosing(self._transport.events(call.path, call.body, headers)) as events:
             async for event in events:
                 if isinstance(event, bytes):
-                    self._hand_on(request.request_id, reading.event(event), put)
+                    self._hand_on(running, running.reading.event(event), put)
                 else:  # it does not stream after all, or refuses
-                    self._hand_on(request.request_id, self._whole(request, reading, event), put)
-                if reading.has_enough:
+                    self._hand_on(running, self._whole(running, event), put)
+                if running.reading.has_enough:
                     break
 
-    def _whole(self, request: GenerateRequest, reading: EngineReading, http: HttpReply) -> Sequence[Chunk]:
-        self._is_whole(request.request_id)
+    def _whole(self, running: _RunningExchange, http: HttpReply) -> Sequence[Chunk]:
+        running.is_whole = True
         if http.status != 200:
-            raise self._adapter.refusal(http, request)
-        return reading.whole(http)
+            raise self._adapter.refusal(http, running.request)
+        return running.reading.whole(http)
 
-    def _hand_on(self, request_id: RequestId, read: Sequence[Chunk], put: Callable[[Chunk], object]) -> None:
+    def _hand_on(self, running: _RunningExchange, read: Sequence[Chunk], put: Callable[[Chunk], object]) -> None:
         for chunk in read:
             if chunk.finish is not None:
-                self._is_whole(request_id)
+                running.is_whole = True
             put(chunk)
-
-    def _is_whole(self, request_id: RequestId) -> None:
-        running = self._running.get(request_id)
-        if running is not None:
-            running.is_whole = True
 
     def _end(self, request_id: RequestId) -> None:
         """Forget a generation; where its reply is not whole, hang up and abort it. Does nothing the second time."""

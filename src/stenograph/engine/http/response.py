@@ -28,7 +28,6 @@ class ResponseReader:
         "_has_no_body",
         "_is_chunked",
         "_is_interim",
-        "_keeps",
         "_num_unframed",
         "_parser",
         "_pieces",
@@ -38,6 +37,7 @@ class ResponseReader:
         "has_more",
         "headers",
         "is_whole",
+        "keeps_connection",
         "num_expected",
         "num_pending",
         "status",
@@ -58,7 +58,7 @@ class ResponseReader:
         self._has_no_body = is_head
         self._is_interim = False
         """Within a reply that is not the one: 100 to 199."""
-        self._is_chunked = self._keeps = False
+        self._is_chunked = False
         self._num_unframed = 0
         self.has_begun = False
         """Whether a byte of the reply has come."""
@@ -68,6 +68,8 @@ class ResponseReader:
         """Whether all of the reply has come."""
         self.has_more = False
         """Whether bytes came after the reply."""
+        self.keeps_connection = False
+        """Whether another request may follow the reply: it is whole, and nothing came after it."""
         self.num_pending = 0
         """Bytes of the body that nobody has taken yet."""
         self.num_expected: int | None = None
@@ -78,11 +80,6 @@ class ResponseReader:
     def __repr__(self) -> str:
         stage = "whole" if self.is_whole else "body" if self.has_head else "head"
         return f"<ResponseReader {stage} {self.status} {self.num_pending} bytes pending>"
-
-    @property
-    def keeps_connection(self) -> bool:
-        """Whether another request may follow the reply, which is whole."""
-        return self._keeps and not self.has_more
 
     def take(self) -> list[bytes]:
         """The body's pieces that have come and were not taken."""
@@ -97,14 +94,15 @@ class ResponseReader:
     def feed(self, data: bytes | memoryview) -> None:
         """Take the next bytes. Raises NotHttp; not for what comes after a whole reply, which is `has_more`."""
         if self.is_whole:
-            self.has_more |= bool(data)
+            if data:
+                self._more_came()
             return
         self.has_begun = True
         self._num_unframed += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.has_more = True
+            self._more_came()
             if not self.is_whole:
                 raise NotHttp(str(error.__context__ or error)) from error
         if self._num_unframed > MAX_HEAD_BYTES and not self.is_whole:
@@ -120,11 +118,14 @@ class ResponseReader:
         if not self.is_whole:
             raise ReplyCut("the connection was closed" + (" within its body" if self.has_head else ""))
 
+    def _more_came(self) -> None:
+        self.has_more, self.keeps_connection = True, False
+
     # -- called by the parser
 
     def on_message_begin(self) -> None:
         if self.is_whole:
-            self.has_more = True
+            self._more_came()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.has_head:  # trailers are dropped
@@ -162,7 +163,7 @@ class ResponseReader:
 
     def on_body(self, body: bytes) -> None:
         if self.is_whole:
-            self.has_more = True
+            self._more_came()
         elif self.has_head:
             self._pieces.append(body)
             self.num_pending += len(body)
@@ -175,7 +176,7 @@ class ResponseReader:
         elif not self.has_more:
             # A reply without a body was whole at its head; only if the parser agrees, it can read another one.
             self.is_whole = True
-            self._keeps = self.status != 101 and self._parser.should_keep_alive()
+            self.keeps_connection = self.status != 101 and self._parser.should_keep_alive()
 
     def _settle_coding(self, value: str) -> None:
         coding = value.strip().lower()

@@ -71,7 +71,7 @@ class LlamaCpp(EngineAdapter):
         `logprobs`: what its log-probabilities are."""
         self._pieces = pieces
         self._states_vocab_size = states_vocab_size
-        self._capabilities = Capabilities(
+        self.capabilities = Capabilities(
             engine="llamacpp",
             model=model,
             vocab_size=vocab_size,
@@ -83,11 +83,7 @@ class LlamaCpp(EngineAdapter):
         )
 
     def __repr__(self) -> str:
-        return f"<LlamaCpp {self._capabilities.model}>"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
+        return f"<LlamaCpp {self.capabilities.model}>"
 
     @property
     def names_requests(self) -> bool:
@@ -101,30 +97,30 @@ class LlamaCpp(EngineAdapter):
         """The context of a slot, and whether the model's vocabulary is ours. Raises UpstreamInvalid if it is not."""
         reply = await list_models(ask)
         num_vocab, num_context = decode_model(reply.body)
-        expected = self._capabilities.vocab_size
+        expected = self.capabilities.vocab_size
         is_other = num_vocab is not None and (
             num_vocab != expected if self._states_vocab_size else num_vocab < expected
         )
         if is_other:
             raise UpstreamInvalid(
                 "vocab_agrees",
-                f"its model has a vocabulary of {num_vocab}, that of {self._capabilities.model} is {expected}:"
+                f"its model has a vocabulary of {num_vocab}, that of {self.capabilities.model} is {expected}:"
                 " it is another model",
             )
         found = expected if num_vocab is None else num_vocab
         if found > expected:
             self._pieces = self._pieces.padded(found)
-        self._capabilities = replace(self._capabilities, vocab_size=found, max_context_tokens=num_context)
+        self.capabilities = replace(self.capabilities, vocab_size=found, max_context_tokens=num_context)
 
     def call(self, request: GenerateRequest) -> Call:
-        capabilities = self._capabilities
+        capabilities = self.capabilities
         body = encode_request(
             request, vocab_size=capabilities.vocab_size, max_context_tokens=capabilities.max_context_tokens
         )
         return Call(path=COMPLETION_PATH, body=body, headers=ONE_REQUEST, streams=True)
 
     def reading(self, request: GenerateRequest) -> EngineReading:
-        return LlamaCppReading(request, self._capabilities, self._pieces)
+        return LlamaCppReading(request, self.capabilities, self._pieces)
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         return passed_through(http)

@@ -70,7 +70,7 @@ class LMDeploy(EngineAdapter):
         self._eos_ids = tuple(eos_token_ids)
         self._replays = replay is ReplayKind.ROUTED_EXPERTS
         self._found: _LMDeployFound | None = None
-        self._capabilities = Capabilities(
+        self.capabilities = Capabilities(
             engine="lmdeploy",
             model=model,
             vocab_size=vocab_size,
@@ -82,11 +82,7 @@ class LMDeploy(EngineAdapter):
         )
 
     def __repr__(self) -> str:
-        return f"<LMDeploy {self._capabilities.model} {self._found}>"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
+        return f"<LMDeploy {self.capabilities.model} {self._found}>"
 
     @property
     def names_requests(self) -> bool:
@@ -110,10 +106,10 @@ class LMDeploy(EngineAdapter):
         self._found = _LMDeployFound(
             route=route,
             fields=fields,
-            model=served_model(models.body, wanted=self._capabilities.model),
+            model=served_model(models.body, wanted=self.capabilities.model),
             aborts=aborted.status not in (*NOT_THERE, 501),
         )
-        self._capabilities = replace(self._capabilities, grammars=grammars_of(fields), note=_note(self._found))
+        self.capabilities = replace(self.capabilities, grammars=grammars_of(fields), note=_note(self._found))
 
     def call(self, request: GenerateRequest) -> Call:
         found = known(self._found)
@@ -135,7 +131,7 @@ class LMDeploy(EngineAdapter):
     def reading(self, request: GenerateRequest) -> LMDeployReading:
         return LMDeployReading(
             route=known(self._found).route,
-            vocab_size=self._capabilities.vocab_size,
+            vocab_size=self.capabilities.vocab_size,
             num_prompt=request.prompt.num_tokens,
             stop_ids=(*self._eos_ids, *request.params.stop_token_ids),
             replays=self._replays,

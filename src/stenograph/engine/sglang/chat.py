@@ -40,14 +40,10 @@ class SGLangChat(EngineAdapter):
         self._replay = replay
         self._reply_mode = reply_mode
         self._native = SGLangGenerate(model=model, vocab_size=vocab_size, replay=replay, logprobs=logprobs)
-        self._capabilities = self._own_capabilities()
+        self.capabilities = self._own_capabilities()
 
     def __repr__(self) -> str:
         return f"<SGLangChat {self._model}>"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
 
     @property
     def names_requests(self) -> bool:
@@ -60,7 +56,7 @@ class SGLangChat(EngineAdapter):
     async def discover(self, ask: Ask) -> None:
         """Find the context's length. No route reports the chat route's fields; a reply without them is refused."""
         await self._native.discover(ask)
-        self._capabilities = self._own_capabilities()
+        self.capabilities = self._own_capabilities()
 
     def call(self, request: GenerateRequest) -> Call:
         if request.chat is None:
@@ -73,7 +69,7 @@ class SGLangChat(EngineAdapter):
             return self._native.reading(request)
         return SGLangChatReading(
             request_id=request.request_id,
-            vocab_size=self._capabilities.vocab_size,
+            vocab_size=self.capabilities.vocab_size,
             num_prompt=request.prompt.num_tokens,
             replay=self._replay,
             reply_mode=self._reply_mode,

@@ -265,6 +265,9 @@ def decode_reply(
     version = meta.weight_version
     if version is None and completion.metadata is not None:
         version = completion.metadata.weight_version
+    top = None
+    if meta.output_top_logprobs is not None:
+        top = alternatives(meta.output_top_logprobs, num_sampled=len(ids), num_new=len(ids), vocab_size=vocab_size)
     kept, unasked = replay_of(meta, replay)
     support = ReportedSupport(vocab_size) if wants_support and ids else None
     if support is not None:
@@ -275,9 +278,7 @@ def decode_reply(
         finish=finish,
         ids=ids,
         logprobs=logprobs,
-        top_logprobs=alternatives(
-            meta.output_top_logprobs, num_sampled=len(ids), num_new=len(ids), vocab_size=vocab_size
-        ),
+        top_logprobs=top,
         num_cached_tokens=meta.cached_tokens or 0,
         weight_version=None if version is None else str(version),
         replay=kept,
@@ -317,10 +318,9 @@ def _message(message: _SGLangMessage, *, drew_nothing: bool) -> Message:
             "the message's content is null, which a client would send back as another message; SGLang has to write"
             ' "" beside tool calls (docs/engines.md)',
         )
-    calls = [
-        ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-        for call in message.tool_calls or ()
-    ]
+    calls: list[ToolCall] = []
+    for call in message.tool_calls or ():
+        calls.append(ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments))
     return Message(
         role=Role.ASSISTANT,
         content=message.content or "",

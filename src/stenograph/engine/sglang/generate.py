@@ -1,6 +1,7 @@
 """The adapter of SGLang's own route: ids in, ids and logprobs out, streamed or whole. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stenograph.core.errors import StenographError
 from stenograph.core.types import LogprobsKind, LogprobsReport, RequestId
@@ -40,29 +41,22 @@ class SGLangGenerate(EngineAdapter):
     ) -> None:
         """`replay` says what is asked for that trainers replay. `logprobs`: what its log-probabilities are, raw where
         it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`; it takes them from logits that are penalized and masked."""
-        self._logprobs = LogprobsReport(kind=logprobs, after_constraints=True)
-        self._model = model
-        self._vocab_size = vocab_size
-        self._replay = replay
-        self._max_context_tokens: int | None = None
-        self._keeps_sessions = False
-
-    def __repr__(self) -> str:
-        return f"<SGLangGenerate {self._model}>"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
+        self.capabilities = Capabilities(
             engine="sglang-generate",
-            model=self._model,
-            vocab_size=self._vocab_size,
-            max_context_tokens=self._max_context_tokens,
+            model=model,
+            vocab_size=vocab_size,
+            max_context_tokens=None,
             grammars=GRAMMARS,
             streams=True,
             takes_json=True,
-            logprobs=self._logprobs,
+            logprobs=LogprobsReport(kind=logprobs, after_constraints=True),
             reports_support=True,
         )
+        self._replay = replay
+        self._keeps_sessions = False
+
+    def __repr__(self) -> str:
+        return f"<SGLangGenerate {self.capabilities.model}>"
 
     @property
     def names_requests(self) -> bool:
@@ -74,7 +68,8 @@ class SGLangGenerate(EngineAdapter):
 
     async def discover(self, ask: Ask) -> None:
         """Find the context's length. A router may not report it; then the engine refuses what does not fit."""
-        self._max_context_tokens, self._keeps_sessions = await found_limits(ask)
+        num_context, self._keeps_sessions = await found_limits(ask)
+        self.capabilities = replace(self.capabilities, max_context_tokens=num_context)
 
     def call(self, request: GenerateRequest) -> Call:
         return Call(
@@ -86,7 +81,7 @@ class SGLangGenerate(EngineAdapter):
     def reading(self, request: GenerateRequest) -> SGLangGenerateReading:
         return SGLangGenerateReading(
             request_id=request.request_id,
-            vocab_size=self._vocab_size,
+            vocab_size=self.capabilities.vocab_size,
             num_prompt=request.prompt.num_tokens,
             replay=self._replay,
             wants_support=request.params.support and tells_support(request.params),

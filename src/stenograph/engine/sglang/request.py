@@ -20,9 +20,8 @@ _CHOICES = msgspec.json.Decoder(list[str])
 _ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]')
 
 
-def as_json(value: object) -> bytes:
-    """A value as JSON text."""
-    return msgspec.json.encode(value)
+as_json = msgspec.json.encode
+"""A value as JSON text."""
 
 
 def sampling_fields(params: SamplingParams) -> dict[str, object]:

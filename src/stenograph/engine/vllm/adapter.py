@@ -71,7 +71,7 @@ class VLLM(EngineAdapter):
         self._wants_experts = replay is ReplayKind.ROUTED_EXPERTS
         self._own_max_context_tokens = max_context_tokens
         self._found: _VLLMFound | None = None
-        self._capabilities = Capabilities(
+        self.capabilities = Capabilities(
             engine="vllm",
             model=model,
             vocab_size=vocab_size,
@@ -83,11 +83,7 @@ class VLLM(EngineAdapter):
         )
 
     def __repr__(self) -> str:
-        return f"<VLLM {self._capabilities.model} {self._found}>"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
+        return f"<VLLM {self.capabilities.model} {self._found}>"
 
     @property
     def names_requests(self) -> bool:
@@ -100,14 +96,14 @@ class VLLM(EngineAdapter):
     async def discover(self, ask: Ask) -> None:
         """Find its model's name and context, which route takes ids, and which one aborts."""
         models = await list_models(ask)
-        served = decode_models(models.body, wanted=self._capabilities.model)
+        served = decode_models(models.body, wanted=self.capabilities.model)
         tried = await ask("POST", VLLMRoute.GENERATE.value, EMPTY_GENERATION)
         route = _route_by(tried)
         found = _VLLMFound(route=route, abort_path=await _abort_path(ask, route), model=served.name)
         limit = self._own_max_context_tokens if served.max_context_tokens is None else served.max_context_tokens
         self._found = found
-        self._capabilities = replace(
-            self._capabilities,
+        self.capabilities = replace(
+            self.capabilities,
             max_context_tokens=limit,
             reports_support=route is VLLMRoute.GENERATE,
             policy=served.name,
@@ -131,7 +127,7 @@ class VLLM(EngineAdapter):
         expected = Expected(
             request_id=request.request_id,
             route=found.route,
-            vocab_size=self._capabilities.vocab_size,
+            vocab_size=self.capabilities.vocab_size,
             num_prompt=request.prompt.num_tokens,
             num_top_logprobs=request.params.num_top_logprobs,
             eos_ids=self._eos_ids,
@@ -170,14 +166,14 @@ class VLLM(EngineAdapter):
 
     def _scores(self, params: SamplingParams) -> bool:
         """Whether the sampled tokens are scored afterwards: scores are raw log-probabilities, and no others."""
-        return params.grammar is not None and self._capabilities.logprobs.kind is LogprobsKind.RAW
+        return params.grammar is not None and self.capabilities.logprobs.kind is LogprobsKind.RAW
 
     def _leaving_room(self, request: GenerateRequest) -> SamplingParams:
         """Parameters under which tokens sampled under a grammar can be scored: that takes one token of the context.
 
         Raises ContextLengthExceeded where none is left to sample.
         """
-        params, limit, num_prompt = request.params, self._capabilities.max_context_tokens, request.prompt.num_tokens
+        params, limit, num_prompt = request.params, self.capabilities.max_context_tokens, request.prompt.num_tokens
         if not self._scores(params) or limit is None:
             return params
         room = limit - SCORING_TOKENS - num_prompt

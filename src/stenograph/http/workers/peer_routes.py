@@ -14,10 +14,9 @@ from starlette.routing import Route
 from stenograph.core.errors import StartupError, StenographError
 from stenograph.dialects.openai.errors import refusal
 from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Pieces
-from stenograph.http.delivery import delivery_of
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.now_board import NowBoard
-from stenograph.http.wire import ClosedStream, json_response
+from stenograph.http.wire import ClosedStream, delivery_of, json_response
 from stenograph.http.workers.all_moments import NOW_PATH, WATCH_PATH
 from stenograph.http.workers.all_parts import (
     DELETE_PATH,
