@@ -139,7 +139,7 @@ class Session:
         if self.refusal is not None:
             raise self.refusal
         if (only := self.strands.only) is not None:
-            only.gate.check()
+            only.check_free()
 
     def is_expired(self, now: float) -> bool:
         """Whether it has been without a chat for longer than it may. One that is being deleted ends by that."""

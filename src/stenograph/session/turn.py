@@ -337,7 +337,8 @@ class TurnRun:
         capabilities = self.capabilities
         if is_kept:
             turn, strand = self._made or self._make(sampled, parsed, now), self._opening.strand
-            node, replaced = self._seats.commit(strand, attachment, turn, prompt)
+            assert self._seats.strands is not None, "a turn without a session is not kept"
+            node, replaced = self._seats.strands.commit(strand, attachment, turn, prompt, self._seats.label)
             self.node_id, self.rewrites = node.id, turn.rewrites
             if replaced:
                 self.discarded = tuple(gone.turn for gone in replaced)

@@ -14,7 +14,7 @@ TURN = "stenograph.http.turn_route.TurnRoute"
     ("stack", "stage"),
     [
         (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.http.wire._body", "x.read"), "receive"),
-        (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.session.gate.Gate.check"), "admit"),
+        (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.session.session.Session.check_open"), "admit"),
         (
             (
                 f"{TURN}._admit",

@@ -194,7 +194,8 @@ class StrandsMachine(RuleBasedStateMachine):
         before = line_ids(at.parent)
         ids = before + token_ids([0]) if seat.ids is None else seat.ids
         turn = turn_of(at.new_messages, ids[len(before) :].tolist(), drawn, f"reply {self.num_drawn}", seat.context)
-        node, gone = seat.seats.commit(line.real, at, turn, Prompt.of(ids, num_kept=len(before)))
+        prompt = Prompt.of(ids, num_kept=len(before))
+        node, gone = self.strands.commit(line.real, at, turn, prompt, seat.seats.label)
         assert list(gone) == replaced
         if seat.request is not None:
             line.real.recent.extend(seat.request, node)
@@ -238,7 +239,7 @@ class StrandsMachine(RuleBasedStateMachine):
         assert [strand.number for strand in strands.kept] == list(range(len(self.kept)))
         for line in self.lines:
             assert list(line.real.history.nodes) == line.nodes
-            assert line.real.gate.is_busy is line.is_held
+            assert bool(line.real.num_running) is line.is_held
         nodes = sorted((node for line in self.lines for node in line.nodes), key=lambda node: node.id)
         assert list(strands.nodes) == nodes
         assert len({node.id for node in [*nodes, *self.discarded]}) == len(nodes) + len(self.discarded)
