@@ -21,7 +21,7 @@ from stenograph.core.chat import (
 )
 from stenograph.core.types import Prompt, RequestId, Stage, Usage
 from stenograph.engine.base import Capabilities
-from stenograph.session.chunk_reader import parts_of
+from stenograph.session.reply_buffer import parts_of
 from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity, StoredIdentity
 from stenograph.session.watch import Delivery

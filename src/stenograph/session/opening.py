@@ -29,7 +29,7 @@ from stenograph.render.renderer import Bridge, Renderer
 from stenograph.reply.held import BeforeAnswer
 from stenograph.reply.plain import PlainParser
 from stenograph.reply.reading import Parser
-from stenograph.session.chunk_reader import READ_AT_ONCE
+from stenograph.session.reply_buffer import READ_AT_ONCE
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand, chapter_of
 from stenograph.trajectory.history import Attachment

@@ -152,7 +152,7 @@ class RequestRun:
             raise self._timeout_error() from error
         except StenographError as error:
             if isinstance(error, NothingToAnswer) and (reply := self.turns[0].echo(error.node_id)) is not None:
-                number = self.turns[0].strand.number
+                number = self.turns[0].opening.strand.number
                 return TurnOutcome(
                     replies=(reply,), committed=False, remaining=self.remaining, strand=number, is_echo=True
                 )
@@ -197,7 +197,7 @@ class RequestRun:
         for turn in self.turns:
             longest = max(longest, turn.prompt.num_tokens)
         if self._token_limit is not None:
-            num_before = self.seats.num_tokens_before([(turn.strand, turn.attachment) for turn in self.turns])
+            num_before = self.seats.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
             session = self._token_limit - num_before - sum(turn.num_new_tokens for turn in self.turns)
         context = None if limit is None else limit - longest
         self.remaining = Remaining(context_tokens=context, session_tokens=session)
@@ -236,7 +236,7 @@ class RequestRun:
             replies=tuple(replies),
             committed=committed,
             remaining=remaining,
-            strand=self.turns[0].strand.number,
+            strand=self.turns[0].opening.strand.number,
             node=self.turns[0].node_id,
             rewrites=self.turns[0].rewrites,
         )
@@ -319,7 +319,7 @@ def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group:
         num_completion=meter.num_sampled,
         ttft_s=meter.ttft_s,
         tpot_s=meter.tpot_s,
-        itl_s=meter.itl_s,
+        itl_s=tuple(meter.gaps_s),
         unasked_replay=meter.unasked_replay,
         kind=turn.kind,
         group=group,

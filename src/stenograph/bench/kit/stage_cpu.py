@@ -33,7 +33,7 @@ BEGINS: Mapping[str, str] = {
     f"{_TURN}.TurnRun.sample": "engine",
     "stenograph.engine.http.engine.HttpEngine._whole": "validate",
     "stenograph.engine.validate": "validate",
-    "stenograph.session.chunk_reader.ChunkReader": "validate",
+    f"{_TURN}.TurnRun._read": "validate",
     f"{_REQUEST}.RequestRun._commit": "commit",
     f"{_MANAGER}._run.<locals>.ended": "commit",
     f"{_TURN_ROUTE}._whole": "reply",
