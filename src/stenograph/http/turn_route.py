@@ -174,7 +174,7 @@ class TurnRoute:
         except StenographError as error:
             await self._send_error(send, error, watch.spelling, watch)
             return
-        body = self.dialect.whole(watch.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
+        body = self.dialect.whole(outcome.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
         theirs = [pair for pair in body.headers if pair[0] not in OUR_HEADERS]
         headers = [*_headers(watch, outcome.reply.stages_s, outcome.remaining), *theirs]
         content = body.content if isinstance(body.content, bytes) else await self._joined(body.content)

@@ -36,7 +36,6 @@ class KeptReply(Struct, frozen=True, kw_only=True):
 
     request_id: RequestId
     identity: RequestIdentity | StoredIdentity
-    reply_id: str
     options: ReplyOptions
     spelling: Spelling
     outcome: TurnOutcome
@@ -78,6 +77,7 @@ class StoredReply:
         longest = max(node.num_tokens for node in self.nodes)
         num_sampled = sum(len(node.turn.sampled.ids) for node in self.nodes)
         outcome = TurnOutcome(
+            reply_id=self.reply_id,
             replies=replies,
             committed=True,
             remaining=Remaining(
@@ -91,7 +91,6 @@ class StoredReply:
         kept = KeptReply(
             request_id=self.request_id,
             identity=self.identity,
-            reply_id=self.reply_id,
             options=request.reply,
             spelling=request.spelling,
             outcome=outcome,
@@ -125,7 +124,7 @@ class KeptWatch:
 
     @property
     def reply_id(self) -> str:
-        return self._kept.reply_id
+        return self._kept.outcome.reply_id
 
     @property
     def prompts(self) -> "list[array[int]]":

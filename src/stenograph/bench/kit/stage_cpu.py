@@ -35,7 +35,7 @@ BEGINS: Mapping[str, str] = {
     "stenograph.engine.validate": "validate",
     f"{_TURN}.TurnRun._read": "validate",
     f"{_REQUEST}.RequestRun._commit": "commit",
-    f"{_MANAGER}._run.<locals>.ended": "commit",
+    f"{_MANAGER}._ended": "commit",
     f"{_TURN_ROUTE}._whole": "reply",
     f"{_TURN_ROUTE}._stream": "reply",
     "stenograph.http.wire.WaitingClient": "reply",
