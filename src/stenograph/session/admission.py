@@ -44,7 +44,7 @@ class Caller(Struct, frozen=True, kw_only=True, gc=False):
     name: str = ""
     path: str = ""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
-    note: LedgerNote = NO_NOTE
+    note: LedgerNote = msgspec.field(default_factory=lambda: NO_NOTE)
     trace: RequestTrace | None = None
 
 

@@ -97,7 +97,7 @@ class Opening(Protocol):
         ...
 
     async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
-        """The grammar that the request's tools force upon the reply, beside the one that it may ask for itself."""
+        """The grammar by which the request's `tool_choice` forces a call, beside the one that it may ask for itself."""
         ...
 
     def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
@@ -150,7 +150,8 @@ class ChatOpening:
         """Match the messages. Only those that are new are checked, against the stored ones that they follow: a client
         may have left out of its copy what they answer."""
         messages, context = self._request.messages, self.context
-        self._check_view()
+        if self._renderer.family.keeps_reasoning_apart:
+            self._check_view()
         strand, history = self.strand, self.strand.history
         before = strand.recent.node_of(self._request)
         # Calls that are spelled anew cost more than their length. A worker may read the history: on a line the lease
@@ -160,7 +161,8 @@ class ChatOpening:
         num_bytes = CHECK_BYTES * len(unknown) + (0 if history.latest is None else num_compared(unknown))
 
         others = [] if strand.number is not None else self._seats.before(strand, messages)
-        num_bytes += CHECK_BYTES * sum(len(line) for _, line in others)
+        for _, line in others:
+            num_bytes += CHECK_BYTES * len(line)
 
         def position() -> tuple[Attachment, Strand | None]:
             attachment = None if before is None else history.position_after(before, messages, context)
@@ -223,16 +225,17 @@ class ChatOpening:
         tail = last_line_ids(parent, TAIL_TOKENS)
         if parent is None:
             num_bytes += 0 if renderer.is_known(kwargs) else PROOF_BYTES
-            work: Callable[[], Bridge] = lambda: Bridge(ids=renderer.render(new, tools, kwargs))  # noqa: E731
-        else:
-            reply = parent.turn.reply.message
-            work = lambda: renderer.bridge(tail[-TAIL_TOKENS:], reply, new, tools, kwargs)  # noqa: E731
         try:
-            if parent is None and self.tokenization is not None:
-                spans = await self._pool.run(lambda: renderer.spans(new, tools, kwargs), num_bytes=num_bytes)
+            if parent is not None:
+                reply = parent.turn.reply.message
+                work = partial(renderer.bridge, tail[-TAIL_TOKENS:], reply, new, tools, kwargs)
+                bridge = await self._pool.run(work, num_bytes=num_bytes)
+            elif self.tokenization is not None:
+                spans = await self._pool.run(partial(renderer.spans, new, tools, kwargs), num_bytes=num_bytes)
                 bridge = Bridge(ids=await self.tokenization.ids(spans))
             else:
-                bridge = await self._pool.run(work, num_bytes=num_bytes)
+                ids = await self._pool.run(partial(renderer.render, new, tools, kwargs), num_bytes=num_bytes)
+                bridge = Bridge(ids=ids)
         except RecursionError as error:
             raise UnrenderableMessage("A tool call's arguments are nested too deeply to be shown.") from error
         if self._request.truncation is not None:  # there is no line: a session keeps its ids
@@ -260,21 +263,17 @@ class ChatOpening:
         return Prompt(new_ids=ids, end=self._renderer.prompt_end(ids), json_fragments=fragments)
 
     def _check_view(self) -> None:
-        """Raise InvalidRequest for a message that could not be sent back."""
-        family = self._renderer.family
-        is_apart = self._request.text.separates_reasoning or self._capabilities.parses
-        if family.keeps_reasoning_apart and not is_apart:
+        """Raise InvalidRequest for a message that could not be sent back: its family keeps reasoning apart."""
+        if not (self._request.text.separates_reasoning or self._capabilities.parses):
             raise InvalidRequest(
-                f"separate_reasoning must be true for {family.name}: its chat template refuses a message whose content"
-                " has the marks of its channels.",
+                f"separate_reasoning must be true for {self._renderer.family.name}: its chat template refuses a message"
+                " whose content has the marks of its channels.",
                 blame=Blame(RequestPart.TEXT_VIEW, path=("separates_reasoning",)),
             )
 
     async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         request, renderer = self._request, self._renderer
         choice, tools, parallel = request.tool_choice, request.tools + request.late_tools, request.parallel_tool_calls
-        if not choice.forces:
-            return None
         return await self._pool.run(
             lambda: renderer.tool_grammar(tools, choice, parallel, prompt_end=prompt.end),
             num_bytes=self.context.num_bytes,

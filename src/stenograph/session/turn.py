@@ -177,7 +177,8 @@ class TurnRun:
         self.capabilities = self._services.engine.capabilities
         attachment = await self.opening.position()
         prompt = await self.opening.render(attachment)
-        self._forced = await self.opening.forced_grammar(prompt)
+        if self.opening.tool_choice.forces:
+            self._forced = await self.opening.forced_grammar(prompt)
         tokenization, stage = self.opening.tokenization, Stage.RENDER
         if tokenization is not None and tokenization.began_at is not None:
             self.stages.mark(Stage.RENDER, tokenization.began_at)
