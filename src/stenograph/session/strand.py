@@ -22,9 +22,8 @@ from stenograph.session.strand_kinds import StrandSight, kinds_of
 from stenograph.trajectory.canonical import PinRule
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
 from stenograph.trajectory.commits import PlacedTurn, StrandOpened
-from stenograph.trajectory.history import Attachment, Discarded, History, is_continued
+from stenograph.trajectory.history import Attachment, Discarded, History, LinearHistory, is_continued
 from stenograph.trajectory.latest import LineJson, RecentRequest
-from stenograph.trajectory.linear import LinearHistory
 from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatcher
 from stenograph.trajectory.opening_key import opening_key
 from stenograph.trajectory.pins import PinnedOpenings

@@ -13,8 +13,7 @@ from stenograph.core.errors import HistoryMismatch, StenographError, TruncatedGe
 from stenograph.core.history_kinds import AfterLength
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, token_ids
-from stenograph.trajectory.history import Attachment, History, num_common
-from stenograph.trajectory.linear import LinearHistory
+from stenograph.trajectory.history import Attachment, History, LinearHistory, num_common
 from stenograph.trajectory.matching import HarnessMatcher
 from stenograph.trajectory.tree import TreeHistory
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids

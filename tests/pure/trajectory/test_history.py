@@ -12,8 +12,7 @@ from stenograph.core.errors import HistoryMismatch, SessionInvariant, TruncatedG
 from stenograph.core.history_kinds import AfterLength
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, token_ids
-from stenograph.trajectory.history import Attachment
-from stenograph.trajectory.linear import LinearHistory
+from stenograph.trajectory.history import Attachment, LinearHistory
 from stenograph.trajectory.matching import MATCHERS, MatcherName
 from stenograph.trajectory.turn import CommittedTurn, PromptContext, TurnStatus, line_ids
 
