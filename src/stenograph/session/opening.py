@@ -153,7 +153,7 @@ class ChatOpening:
         if self._renderer.family.keeps_reasoning_apart:
             self._check_view()
         strand, history = self.strand, self.strand.history
-        before = strand.recent.node_of(self._request)
+        before = strand.line.node_of(self._request)
         # Calls that are spelled anew cost more than their length. A worker may read the history: on a line the lease
         # keeps it as it is, and a tree only grows.
         num_known = 0 if before is None else before.num_messages - 1
@@ -241,7 +241,7 @@ class ChatOpening:
         if self._request.truncation is not None:  # there is no line: a session keeps its ids
             return await self._truncated(bridge.ids)
         num_trimmed = bridge.num_trimmed
-        at_hand = self.strand.line_json.of(parent, num_trimmed)
+        at_hand = self.strand.line.text_of(parent, num_trimmed)
         of_kept = None if parent is None else partial(_line_without, parent, num_trimmed)
         return Prompt(
             new_ids=bridge.ids,
@@ -344,7 +344,7 @@ class CompletionOpening:
         """The ids as they are."""
         assert self._ids is not None, "a turn is positioned before it is rendered"
         ids, parent = self._ids, attachment.parent
-        prompt, at_hand = Prompt.of(ids, num_kept=parent.num_tokens if parent else 0), self.strand.line_json.of(parent)
+        prompt, at_hand = Prompt.of(ids, num_kept=parent.num_tokens if parent else 0), self.strand.line.text_of(parent)
         if not self._capabilities.takes_json:
             return prompt
         return replace(prompt, json_fragments=await _json_of(self._share, at_hand, prompt.of_kept, prompt.new_ids))

@@ -23,7 +23,7 @@ from stenograph.trajectory.canonical import PinRule
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
 from stenograph.trajectory.commits import PlacedTurn, StrandOpened
 from stenograph.trajectory.history import Attachment, Discarded, History, LinearHistory, is_continued
-from stenograph.trajectory.latest import LineJson, RecentRequest
+from stenograph.trajectory.latest import LatestLine
 from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatcher
 from stenograph.trajectory.opening_key import opening_key
 from stenograph.trajectory.pins import PinnedOpenings
@@ -55,8 +55,7 @@ class Strand(Struct, eq=False, kw_only=True):
     exclusive: bool
     key: bytes | None = None
     agent_id: str = ""
-    recent: RecentRequest = field(default_factory=RecentRequest)
-    line_json: LineJson = field(default_factory=LineJson)
+    line: LatestLine = field(default_factory=LatestLine)
     number: int | None = None
     continues: "Strand | None" = None
     fork_of: "Strand | None" = None
@@ -76,7 +75,7 @@ class Strand(Struct, eq=False, kw_only=True):
 
     def forget_texts(self) -> None:
         """Keep its latest request and line as text no longer: they are as large as a whole line."""
-        self.recent, self.line_json = RecentRequest(), LineJson()
+        self.line = LatestLine()
 
 
 class Strands:
@@ -136,7 +135,7 @@ class Strands:
         """The beginnings that a body may have: the latest messages of the strands that committed last."""
         found: list[KnownMessages] = []
         for strand in self._latest:
-            if (one := strand.recent.known) is not None and one.dialect == dialect:
+            if (one := strand.line.known) is not None and one.dialect == dialect:
                 end = one.text_print.length
                 if end < len(body) and body[end] in _BETWEEN_ELEMENTS:  # more than that is for the decoder to see
                     found.append(one)
@@ -163,7 +162,7 @@ class Strands:
             return self.only
         if request.known is not None:
             for strand in self._latest:
-                node = strand.recent.node_of(request)
+                node = strand.line.node_of(request)
                 if node is None or strand.agent_id != agent_id or not node.turn.context.is_same(context):
                     continue
                 has_reply = request.messages[node.num_messages - 1].role is Role.ASSISTANT
@@ -192,8 +191,7 @@ class Strands:
             exclusive=False,
             key=strand.key,
             agent_id=agent_id,
-            recent=strand.recent,
-            line_json=strand.line_json,
+            line=strand.line,
             number=strand.number,
         )
 
@@ -243,17 +241,19 @@ class Strands:
         turn: CommittedTurn,
         prompt: Prompt | None,
         label: Label = UNLABELLED,
+        request: ChatRequest | None = None,
     ) -> tuple[Node, Sequence[Node]]:
         """Keep a turn in its strand, in one step: its node, and those that it replaces.
 
-        `prompt` None: no text of the line's ids is at hand. Raises SessionInvariant if its place is no more.
+        `prompt` None: no text of its line is at hand; `request` is the chat's. Raises SessionInvariant if its place is
+        no more.
         """
         history = strand.history
         gone = history.replaced_by(attachment)
         num_before = history.num_tokens
         node = history.commit(attachment, turn)
         if prompt is not None:
-            strand.line_json.extend(prompt, turn.sampled, node)
+            strand.line.extend(node, prompt, request)
         self._by_request[turn.request_id] = node
         if gone:
             self.discarded = self.discarded.with_turns(gone)

@@ -60,7 +60,7 @@ from stenograph.session.strand import Seats
 from stenograph.session.weights import Weights
 from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.history import Attachment
-from stenograph.trajectory.turn import CommittedTurn, TurnStatus, line_ids
+from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, line_ids
 
 T = TypeVar("T")
 
@@ -323,13 +323,12 @@ class TurnRun:
         if is_kept:
             turn, strand = self._made or self._make(sampled, now), self.opening.strand
             assert self._seats.strands is not None, "a turn without a session is not kept"
-            node, replaced = self._seats.strands.commit(strand, attachment, turn, prompt, self._seats.label)
+            request = self._request if isinstance(self._request, ChatRequest) else None
+            node, replaced = self._seats.strands.commit(strand, attachment, turn, prompt, self._seats.label, request)
             self.node_id, self.rewrites = node.id, turn.rewrites
             if replaced:
                 self.discarded = tuple(gone.turn for gone in replaced)
             untrack(node.tracked_parts)
-            if isinstance(self._request, ChatRequest):
-                strand.recent.extend(self._request, node)
         return ChatReply(
             id=self.reply_id,
             created=int(now),
@@ -371,7 +370,7 @@ class TurnRun:
             new_prompt_ids=prompt.new_ids,
             num_trimmed=prompt.num_trimmed,
             sampled=sampled,
-            status=TurnStatus.of(sampled.finish.reason),
+            status=STATUS_OF[sampled.finish.reason],
             messages=attachment.new_messages,
             reply=self._parsed,
             params=params,

@@ -158,7 +158,8 @@ def check_extension(parent: Node | None, messages: Sequence[Message], after_leng
             node_id=parent.id,
             blame=Blame(RequestPart.MESSAGES, max(0, parent.num_messages - 1)),
         )
-    _check_whole(parent.turn, after_length, blame=Blame(RequestPart.MESSAGES, parent.num_messages - 1))
+    if parent.turn.status is not TurnStatus.COMPLETED:
+        _check_whole(parent.turn, after_length, blame=Blame(RequestPart.MESSAGES, parent.num_messages - 1))
 
 
 def _check_whole(turn: CommittedTurn, after_length: AfterLength, *, blame: Blame) -> None:
@@ -223,6 +224,8 @@ class LinearHistory:
         self._ids = itertools.count() if ids is None else ids
         self._after_length = after_length
         self._nodes: list[Node] = []
+        self.latest: Node | None = None
+        self.num_tokens = 0
         self._revision = 0
 
     def __repr__(self) -> str:
@@ -232,18 +235,11 @@ class LinearHistory:
     def nodes(self) -> Sequence[Node]:
         return self._nodes
 
-    @property
-    def latest(self) -> Node | None:
-        return self._nodes[-1] if self._nodes else None
-
-    @property
-    def num_tokens(self) -> int:
-        return self._nodes[-1].num_tokens if self._nodes else 0
-
     def as_it_is(self) -> "LinearHistory":
         """A copy, which a worker may read while turns are committed here."""
         copy = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids)
         copy._nodes, copy._revision = list(self._nodes), self._revision
+        copy.latest, copy.num_tokens = self.latest, self.num_tokens
         return copy
 
     def after(self, parent: Node | None, messages: Sequence[Message]) -> Attachment | None:
@@ -322,6 +318,7 @@ class LinearHistory:
         node = Node(id_=next(self._ids), turn=turn, parent=parent)
         del self._nodes[parent.depth if parent is not None else 0 :]
         self._nodes.append(node)
+        self.latest, self.num_tokens = node, node.num_tokens
         self._revision += 1
         return node
 

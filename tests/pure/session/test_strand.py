@@ -122,10 +122,10 @@ class StrandsMachine(RuleBasedStateMachine):
     def request_of(self, data: st.DataObject, messages: list[Message]) -> ChatRequest:
         """The request as a decoder gives it, which may have recognized the beginning of its body."""
         known = [
-            line.real.recent.known
+            line.real.line.known
             for line in self.recent
-            if line.real.recent.known is not None
-            and len(stored := list(line.real.recent.known.messages)) < len(messages)
+            if line.real.line.known is not None
+            and len(stored := list(line.real.line.known.messages)) < len(messages)
             and messages[: len(stored)] == stored
         ]
         chosen = data.draw(st.sampled_from([None, *known]), label="known")
@@ -195,10 +195,8 @@ class StrandsMachine(RuleBasedStateMachine):
         ids = before + token_ids([0]) if seat.ids is None else seat.ids
         turn = turn_of(at.new_messages, ids[len(before) :].tolist(), drawn, f"reply {self.num_drawn}", seat.context)
         prompt = Prompt.of(ids, num_kept=len(before))
-        node, gone = self.strands.commit(line.real, at, turn, prompt, seat.seats.label)
+        node, gone = self.strands.commit(line.real, at, turn, prompt, seat.seats.label, seat.request)
         assert list(gone) == replaced
-        if seat.request is not None:
-            line.real.recent.extend(seat.request, node)
         line.nodes = [*line.nodes[:keep], node]
         self.discarded += replaced
         if line not in self.kept:

@@ -14,7 +14,7 @@ from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, token_ids
 from stenograph.trajectory.history import Attachment, LinearHistory
 from stenograph.trajectory.matching import MATCHERS, MatcherName
-from stenograph.trajectory.turn import CommittedTurn, PromptContext, TurnStatus, line_ids
+from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, PromptContext, TurnStatus, line_ids
 
 CONTEXT = PromptContext()
 
@@ -54,7 +54,7 @@ def commit(
         request_id=RequestId("r"),
         new_prompt_ids=token_ids([len(at.new_messages)]),
         sampled=sampled,
-        status=TurnStatus.of(reason),
+        status=STATUS_OF[reason],
         messages=at.new_messages,
         reply=ParsedReply(message=reply),
         context=context,
