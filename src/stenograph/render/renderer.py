@@ -18,12 +18,11 @@ from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, Grammar, PromptEnd, SamplingParams
 from stenograph.model.tokenizer import Span, Tokenizer
 from stenograph.render.append_proof import Proof, ProofCache
-from stenograph.render.bridge_frame import BARE, Frame, FrameCache, FrameKey
 from stenograph.render.family import Family
 from stenograph.render.template.input import client_strings, occurs
 from stenograph.render.template.shown import as_shown
 from stenograph.render.template.template import Template
-from stenograph.render.writer import Writer
+from stenograph.render.writer import BARE, Frame, FrameCache, FrameKey, Writer
 from stenograph.reply.held import BeforeAnswer, forced_calls, open_reasoning
 from stenograph.reply.lark import marker
 from stenograph.reply.reading import MessageParser, Reading, ReplyPart
@@ -164,7 +163,7 @@ class Renderer:
         already; the messages `new`; and the prompt. `reply` is the node's reply; of it only its calls matter, to
         templates that show results beside calls. Cost is of the new text. Raises UnrenderableMessage: the template
         refuses, or rewrites what came before the new messages. Renders and encodes the new text once; what surrounds it
-        is kept (`bridge_frame`), save that a reply with calls is rendered beside them.
+        is kept (`Frame`), save that a reply with calls is rendered beside them.
         """
         self._check_tools(tools)
         if self._early_roles:
