@@ -8,11 +8,15 @@ for 1 MB of HTML, 6.1 s for 1 MB of `<｜`; now 2 and 13 ms. Knows nothing of to
 
 import re
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
 from ahocorasick_rs import AhoCorasick, MatchKind
 
 PIECE_CHARS = 1 << 18
 """Searched in one call: at most 0.3 ms of copying with the GIL held, and 3 ms of search without it."""
+
+_SPAN = itemgetter(1, 2)
+"""Of a match, which comes with the literal's number."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -41,7 +45,7 @@ class TokenFinder:
             if self._only_first not in text:
                 return []
             found = self._automaton.find_matches_as_indexes(text) if text.isascii() else self._matches(text)
-            return [(at, match_end) for _, at, match_end in found] if found else []
+            return map(_SPAN, found)
         return self._find_in_pieces(text, start, len(text) if end is None else min(end, len(text)))
 
     def _find_in_pieces(self, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
+from operator import attrgetter
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -106,7 +107,7 @@ class Tokenizer:
         Text between two added tokens is encoded as one, across span borders, as if it were all of one kind.
         Raises UnrenderableMessage: the text has a lone surrogate.
         """
-        text = "".join([span.text for span in spans])
+        text = "".join(map(attrgetter("text"), spans))
         ids: array[int] = token_ids()
         end = 0
         for token, start, stop in self._find(text, _trusted_runs(spans)):

@@ -49,6 +49,8 @@ class Writer:
         self._tokenizer = tokenizer
         self._allows_special = allows_special
         self._template = template
+        self.reads_date = STRFTIME_NOW in template.names
+        """Whether the template asks for the date."""
         self._form = family.form
         self._fixed = dict(family.fixed_kwargs)
 
@@ -56,11 +58,6 @@ class Writer:
         """The arguments that can change what is written. Not the date: it is another for each session."""
         names = self._template.names - {STRFTIME_NOW}
         return {name: value for name, value in kwargs.items() if name in names}
-
-    @property
-    def reads_date(self) -> bool:
-        """Whether the template asks for the date."""
-        return STRFTIME_NOW in self._template.names
 
     def sealer(
         self,
@@ -92,7 +89,10 @@ class Writer:
 
     def shown(self, sealer: Sealer, messages: Iterable[Message]) -> list[dict[str, object]]:
         """Messages as the template takes them, sealed."""
-        return [message_dict(message, sealer, self._form) for message in messages]
+        shown: list[dict[str, object]] = []
+        for message in messages:
+            shown.append(message_dict(message, sealer, self._form))
+        return shown
 
     def around(
         self, sealer: Sealer, tools: Sequence[Tool] = (), kwargs: Mapping[str, object] | None = None
@@ -116,22 +116,21 @@ class Writer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameKey:
-    """All that a frame depends on. `kwargs_text` tells arguments apart that compare as equal: True, 1 and 1.0."""
+    """All that a frame depends on. `kwargs_text` tells arguments apart that compare as equal: True, 1 and 1.0.
+
+    `num_chars` is about how long it is.
+    """
 
     tools: tuple[Tool, ...]
     kwargs: Mapping[str, object] = field(compare=False)
     kwargs_text: str = field(init=False, repr=False)
+    num_chars: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kwargs_text", repr(dict(self.kwargs)) if self.kwargs else "")
-
-    @property
-    def num_chars(self) -> int:
-        """About how long it is."""
-        num = len(self.kwargs_text)
-        for tool in self.tools:
-            num += len(tool.json) + len(tool.parameters_json)
-        return num
+        text = repr(dict(self.kwargs)) if self.kwargs else ""
+        object.__setattr__(self, "kwargs_text", text)
+        num_chars = len(text) + sum(len(tool.json) + len(tool.parameters_json) for tool in self.tools)
+        object.__setattr__(self, "num_chars", num_chars)
 
 
 BARE = FrameKey(tools=(), kwargs={})
