@@ -9,11 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stenograph.core.chat import ChatRequest, ParsedReply
+from stenograph.core.chat import ChatRequest, ParsedReply, TextPrint
 from stenograph.core.errors import HistoryMismatch, SessionBusy
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role, Tool
-from stenograph.core.text_print import TextPrint
 from stenograph.core.types import Finish, FinishReason, Prompt, RequestId, SampledTurn, SessionId, token_ids
 from stenograph.session.strand import NUM_KNOWN, Seats, Strand, Strands
 from stenograph.trajectory.history import Attachment
