@@ -173,7 +173,7 @@ class Renderer:
         shown = () if self.family.tools_before_turns else tuple(tools)
         key = FrameKey(tools=shown, kwargs=kwargs) if shown or kwargs else BARE
         frame, text = self._new_text(key, reply.tool_calls, new)
-        closing = (reply.tool_calls and self.family.call_closing) or frame.closing
+        closing = (self.family.call_closing if reply.tool_calls else None) or frame.closing
         ids = self.tokenizer.encode_spans(frame.sealer.open(closing + text))
         closing_ids = frame.closing_ids if closing == frame.closing else self.tokenizer.encode(closing)
         last = tail_ids[-1] if tail_ids else None
@@ -291,7 +291,7 @@ class Renderer:
     ) -> str:
         """The text that the template writes after a reply to close its turn, with these tools and arguments."""
         frame = self._frames.get(FrameKey(tools=tuple(tools), kwargs=kwargs or {}))
-        return (has_calls and self.family.call_closing) or frame.closing
+        return (self.family.call_closing if has_calls else None) or frame.closing
 
     @property
     def max_trim_tokens(self) -> int:

@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
+from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
@@ -26,11 +26,12 @@ from stenograph.session.kinds import Sighting
 from stenograph.session.opening import openings
 from stenograph.session.request import Keep, RequestRun, TurnOutcome, turn_report
 from stenograph.session.retries import RequestIdentity
+from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
 from stenograph.session.shelf import Shelf
 from stenograph.session.strand import Seats
-from stenograph.session.turn import TurnRun, TurnServices
+from stenograph.session.turn import TurnRun
 from stenograph.session.watch import Delivery, RequestTask, Watch
 from stenograph.trajectory.canonical import rewritten
 
@@ -323,18 +324,9 @@ class SessionManager(Sessions):
     ) -> RequestRun:
         """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
         session, stages, services = place.session, place.stages, self._services
-        opened = openings(
-            request,
-            seats=seats,
-            renderer=services.renderer,
-            pool=services.pool,
-            share=services.share,
-            capabilities=services.engine.capabilities,
-            over_budget=services.over_budget,
-            tokenizer=services.tokenizer if session is None or isinstance(request, CompletionRequest) else None,
-            clock=services.clock,
-            opened_at=session.created_at if session is not None else services.clock.wall(),
-        )
+        opened_at = session.created_at if session is not None else services.clock.wall()
+        capabilities = services.engine.capabilities
+        opened = openings(request, seats=seats, services=services, capabilities=capabilities, opened_at=opened_at)
         turns: list[TurnRun] = []
         reply_id, is_one = "", len(opened) == 1
         for index, opening in enumerate(opened):

@@ -26,8 +26,9 @@ from stenograph.core.sampling_rules import blame_session
 from stenograph.core.telemetry import TurnEnd, TurnReport
 from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import FinishReason, RequestId
+from stenograph.session.services import TurnServices
 from stenograph.session.strand import Seats
-from stenograph.session.turn import TurnRun, TurnServices
+from stenograph.session.turn import TurnRun
 from stenograph.session.weights import PAUSED_RETRY_S, Weights
 
 NO_DEADLINE_S = 10 * 365 * 86400.0

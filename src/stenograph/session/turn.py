@@ -12,9 +12,8 @@ a turn ends, the engine has been asked to stop by then: leaving the chunk iterat
 
 import math
 from array import array
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -22,7 +21,6 @@ from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest, whole_delta
-from stenograph.core.clock import Clock
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, Limit, LimitExceeded
 from stenograph.core.logprobs import is_held_by_engine, reported_kind
 from stenograph.core.messages import Message, Role
@@ -43,54 +41,20 @@ from stenograph.core.types import (
     Usage,
     token_ids,
 )
-from stenograph.engine.base import Capabilities, Engine, GenerateRequest
+from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.validate import TurnCollector
-from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.memory import untrack
-from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.reply.held import Holder, held_grammar
 from stenograph.reply.reading import Parser
-from stenograph.session.kinds import SHIPPED_RULES, KindRules
 from stenograph.session.opening import Opening
 from stenograph.session.reply_buffer import READ_AT_ONCE, ReplyBuffer, TurnMeter, parts_of
-from stenograph.session.rewrite_rules import RewriteRules
+from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats
-from stenograph.session.weights import Weights
-from stenograph.trajectory.canonical import Canonical
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, line_ids
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnServices:
-    """Services that all turns share. `timeout_s` is a request's deadline, None for none.
-
-    `abort_grace_s` is how long an aborted request waits for the engine's partial reply. `over_budget` decides about a
-    `max_tokens` that exceeds what the context leaves. `template_kwargs` are the template's arguments in every chat
-    that does not set them, nor its session. `share` does work that holds the GIL in pieces.
-    `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
-    `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
-    their session has its own. `weights` names those of an engine that does not, and holds new turns while they change.
-    """
-
-    engine: Engine
-    renderer: Renderer
-    pool: CpuPool
-    clock: Clock
-    timeout_s: float | None
-    abort_grace_s: float = 5.0
-    over_budget: OverBudget = OverBudget.REFUSE
-    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
-    share: LoopShare = field(default_factory=LoopShare)
-    tokenizer: Engine | None = None
-    kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
-    rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
-    canonical: Canonical = field(default_factory=Canonical)
-    weights: Weights = field(default_factory=Weights)
 
 
 class TurnRun:
