@@ -134,9 +134,9 @@ class ChatOpening:
         capabilities: Capabilities,
         opened_at: float,
     ) -> None:
-        self.tokenization = (
-            Tokenization(services.tokenizer, services.clock) if seats.strands is None and services.tokenizer else None
-        )
+        self.tokenization: Tokenization | None = None
+        if seats.strands is None and services.tokenizer is not None:
+            self.tokenization = Tokenization(services.tokenizer, services.clock)
         self.tool_choice = request.tool_choice
         self.parallel_tool_calls = request.parallel_tool_calls
         self.context = PromptContext(
@@ -312,7 +312,9 @@ class CompletionOpening:
         services: TurnServices,
         capabilities: Capabilities,
     ) -> None:
-        self.tokenization = Tokenization(services.tokenizer, services.clock) if services.tokenizer else None
+        self.tokenization: Tokenization | None = None
+        if services.tokenizer is not None:
+            self.tokenization = Tokenization(services.tokenizer, services.clock)
         self.prompt_blame = Blame(RequestPart.PROMPT, index)
         self._request = request
         self._prompt = request.prompts[index]
