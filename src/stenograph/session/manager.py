@@ -102,7 +102,8 @@ class SessionManager(Sessions):
         SessionBusy of a linear session before Draining and LimitExceeded; nothing is held then.
         """
         if session is not None:
-            if identity is not None and (repeated := self._repeated(session, identity)) is not None:
+            may_repeat = identity is not None and (identity.is_retry or identity.key is not None)
+            if identity is not None and may_repeat and (repeated := self._repeated(session, identity)) is not None:
                 if not isinstance(repeated, StoredReply):
                     return repeated
                 place = Place(self._capacity, session, identity, stages)
