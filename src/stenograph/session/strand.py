@@ -1,4 +1,4 @@
-"""The strands of a session: each has a history and a lease of its own, and a request belongs to one of them.
+"""The strands of a session: each has a history and leases of its own, and a request belongs to one of them.
 
 `Strands` finds the strand of a request, and counts what all of them hold. A linear session and a tree have one strand,
 whatever a request begins with. Changed on the loop alone. Which strand a request is of never depends on what a client
