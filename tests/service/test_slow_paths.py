@@ -37,8 +37,8 @@ from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.renderer import Renderer
 from stenograph.render.template.template import ChatTemplate
 from stenograph.session.opening import Opening, openings
+from stenograph.session.services import TurnServices
 from stenograph.session.session import SessionOptions
-from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
@@ -452,18 +452,21 @@ async def test_the_ids_of_many_long_prompts_are_written_a_piece_in_a_pass_togeth
         streams=True,
         takes_json=True,
     )
+    services = TurnServices(
+        engine=ScriptedEngine(vocab_size=320),
+        renderer=renderer,
+        pool=pool,
+        clock=SystemClock(),
+        timeout_s=None,
+        share=share,
+    )
     opened: list[Opening] = []
     for _ in range(5):
         opened += openings(
             CompletionRequest(prompts=(ids,)),
             seats=Seats(None),
-            renderer=renderer,
-            pool=pool,
-            share=share,
+            services=services,
             capabilities=capabilities,
-            over_budget=OverBudget.REFUSE,
-            tokenizer=None,
-            clock=SystemClock(),
             opened_at=0.0,
         )
     attached = [await one.position() for one in opened]

@@ -67,8 +67,8 @@ from stenograph.session.admission import Limits
 from stenograph.session.counting import PromptCounter
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
+from stenograph.session.services import TurnServices
 from stenograph.session.shelf import Shelf
-from stenograph.session.turn import TurnServices
 from stenograph.session.weights import Weights, WeightSync
 from stenograph.store.base import SessionStore
 from stenograph.store.folder import DataFolder

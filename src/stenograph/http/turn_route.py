@@ -85,7 +85,7 @@ class TurnRoute:
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
         """Serve one request, which came to `path`."""
         stages = StageTimes(start=self.clock.monotonic())
-        reading = _Reading()
+        reading = _Reading(NO_NOTE)
         await self.body_slots.small()
         try:
             watch = await self._admit(scope, receive, stages, path, reading)
@@ -176,8 +176,8 @@ class TurnRoute:
             await self._send_error(send, error, watch.spelling, note, watch)
             return
         note.answered(outcome)
-        body = self.dialect.whole(watch.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
-        headers = _headers(watch, outcome.reply.stages_s, outcome.remaining)
+        body = self.dialect.whole(outcome.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
+        headers = _headers(watch, outcome.replies[0].stages_s, outcome.remaining)
         for header in body.headers:
             if header[0] not in OUR_HEADERS:
                 headers.append(header)
@@ -279,7 +279,7 @@ class _Reading(Struct):
     """A request that may yet be refused: its row in the ledger, and the client's names for its fields once it is
     decoded."""
 
-    note: LedgerNote = NO_NOTE
+    note: LedgerNote
     spelling: Spelling | None = None
 
 

@@ -52,13 +52,16 @@ class BodySlots:
         self._num_slots = num_slots
         self.num_held = 0
         """Slots that are held now; counted by them."""
-        self._passes = _Passes(SERVED_IN_A_PASS)
-        self._large_passes = _Passes(1)
+        self.small = Passes(SERVED_IN_A_PASS)
+        """To wait for the event-loop iteration in which a small body is served."""
+        self.large = Passes(1)
+        """To wait for the event-loop iteration in which a large body, which has a slot, is decoded on the loop: bodies
+        that flow side by side are whole in the same one."""
 
     def apart(self) -> "BodySlots":
         """As many slots for bodies of another kind, which wait for none of these; small ones share its iterations."""
         slots = BodySlots(self._num_slots)
-        slots._passes = self._passes
+        slots.small = self.small
         return slots
 
     def __repr__(self) -> str:
@@ -73,15 +76,6 @@ class BodySlots:
         finally:
             slot.give_up()
 
-    def small(self) -> Awaitable[None]:
-        """Wait for the event-loop iteration in which this small body is served."""
-        return self._passes.enter()
-
-    def large(self) -> Awaitable[None]:
-        """Wait for the event-loop iteration in which this large body, which has a slot, is decoded on the loop: bodies
-        that flow side by side are whole in the same one."""
-        return self._large_passes.enter()
-
     @asynccontextmanager
     async def decoding(self) -> AsyncGenerator[None]:
         """Decode one large body. A decoder holds the GIL: two at once would only hold the loop for longer."""
@@ -89,7 +83,7 @@ class BodySlots:
             yield
 
 
-class _Passes:
+class Passes:
     """Serves a few waiters, or one, in each event-loop iteration, in order. A waiter holds nothing that can leak."""
 
     def __init__(self, num_in_a_pass: int) -> None:
@@ -100,7 +94,7 @@ class _Passes:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_counting = False
 
-    async def enter(self) -> None:
+    async def __call__(self) -> None:
         loop = asyncio.get_running_loop()
         if not self._is_counting:
             self._is_counting = True

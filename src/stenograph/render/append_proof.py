@@ -14,7 +14,7 @@ from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role
 from stenograph.render.conversations import ExampleExchange, appended, exchanges, user
 from stenograph.render.family import Family
-from stenograph.render.seal import Sealer
+from stenograph.render.template.input import Sealer
 from stenograph.render.writer import Writer
 
 _MAX_REWRITES = 8
@@ -195,7 +195,7 @@ class _Attempt:
         if not after.startswith(before):
             yield rewrite_of(Law.HISTORY, conversation, before, after)
             return
-        # What a bridge makes of it (bridge_frame): the same messages after a history that stands for any.
+        # What a bridge makes of it (writer): the same messages after a history that stands for any.
         reply = Message(role=Role.ASSISTANT, content="a", tool_calls=exchange.reply.tool_calls)
         tools = () if self._family.tools_before_turns else exchange.tools
         other = ExampleExchange(opening=(user("u"),), reply=reply, tools=tools)

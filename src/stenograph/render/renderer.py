@@ -18,12 +18,11 @@ from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, Grammar, PromptEnd, SamplingParams
 from stenograph.model.tokenizer import Span, Tokenizer
 from stenograph.render.append_proof import Proof, ProofCache
-from stenograph.render.bridge_frame import BARE, Frame, FrameCache, FrameKey
 from stenograph.render.family import Family
 from stenograph.render.template.input import client_strings, occurs
 from stenograph.render.template.shown import as_shown
 from stenograph.render.template.template import Template
-from stenograph.render.writer import Writer
+from stenograph.render.writer import BARE, Frame, FrameCache, FrameKey, Writer
 from stenograph.reply.held import BeforeAnswer, forced_calls, open_reasoning
 from stenograph.reply.lark import marker
 from stenograph.reply.reading import MessageParser, Reading, ReplyPart
@@ -127,7 +126,8 @@ class Renderer:
 
         Raises UnrenderableMessage: the template refuses, or with these arguments it is not append-only.
         """
-        self._check_tools(tools)
+        if tools and not self.family.shows_tools:
+            raise _no_tool_list()
         if self.writer.read_by_template(kwargs):
             self._proofs.check(kwargs)
         sealer = self.writer.sealer(messages, tools, kwargs)
@@ -164,21 +164,26 @@ class Renderer:
         already; the messages `new`; and the prompt. `reply` is the node's reply; of it only its calls matter, to
         templates that show results beside calls. Cost is of the new text. Raises UnrenderableMessage: the template
         refuses, or rewrites what came before the new messages. Renders and encodes the new text once; what surrounds it
-        is kept (`bridge_frame`), save that a reply with calls is rendered beside them.
+        is kept (`Frame`), save that a reply with calls is rendered beside them.
         """
-        self._check_tools(tools)
+        if tools and not self.family.shows_tools:
+            raise _no_tool_list()
         if self._early_roles:
             self._check_late(new)
         shown = () if self.family.tools_before_turns else tuple(tools)
         key = FrameKey(tools=shown, kwargs=kwargs) if shown or kwargs else BARE
         frame, text = self._new_text(key, reply.tool_calls, new)
-        closing = self._closing(frame, has_calls=bool(reply.tool_calls))
+        closing = (self.family.call_closing if reply.tool_calls else None) or frame.closing
         ids = self.tokenizer.encode_spans(frame.sealer.open(closing + text))
         closing_ids = frame.closing_ids if closing == frame.closing else self.tokenizer.encode(closing)
-        if self._is_exchanged(tail_ids, closing_ids):
-            return Bridge(ids=ids, num_trimmed=1)
+        last = tail_ids[-1] if tail_ids else None
+        if last in self._reply_stops and (not closing_ids or last != closing_ids[0]):
+            return Bridge(ids=ids, num_trimmed=1)  # the template writes another stop token in its place
         ids = ids[_overlap(tail_ids, ids, closing_ids) :]
-        return self._joined(tail_ids, ids)
+        if last not in self._opening_stops:
+            return Bridge(ids=ids)
+        # Without the token that it would write twice, or with one to trim that it writes otherwise.
+        return Bridge(ids=ids[1:]) if list(ids[:1]) == [last] else Bridge(ids=ids, num_trimmed=1)
 
     def parser(
         self,
@@ -260,10 +265,11 @@ class Renderer:
 
     def prompt_end(self, ids: Sequence[int]) -> PromptEnd:
         """Whether a prompt opened the reasoning; of its ids the last ones will do."""
-        if self.family.syntax.reasoning is None:
+        marks = self.family.syntax.reasoning
+        if marks is None:
             return PromptEnd.SILENT
         sure = self._sure_ends(tuple(ids[-SURE_END_TOKENS:]))
-        return sure or self.family.syntax.prompt_end(self.tokenizer.decode(ids[-PROMPT_END_TOKENS:]))
+        return sure or marks.end_of(self.tokenizer.decode(ids[-PROMPT_END_TOKENS:]))
 
     def _sure_end(self, ids: Sequence[int]) -> PromptEnd | None:
         """The end that a prompt's last ids show whatever comes before; None: they are too short a text for that."""
@@ -284,31 +290,13 @@ class Renderer:
         self, tools: Sequence[Tool], kwargs: Mapping[str, object] | None = None, *, has_calls: bool = False
     ) -> str:
         """The text that the template writes after a reply to close its turn, with these tools and arguments."""
-        return self._closing(self._frames.get(FrameKey(tools=tuple(tools), kwargs=kwargs or {})), has_calls=has_calls)
-
-    def _closing(self, frame: Frame, *, has_calls: bool) -> str:
-        return self.family.call_closing or frame.closing if has_calls else frame.closing
-
-    def _check_tools(self, tools: Sequence[Tool]) -> None:
-        if tools and not self.family.shows_tools:
-            raise _no_tool_list()
+        frame = self._frames.get(FrameKey(tools=tuple(tools), kwargs=kwargs or {}))
+        return (self.family.call_closing if has_calls else None) or frame.closing
 
     @property
     def max_trim_tokens(self) -> int:
         """Number of a line's last ids that a bridge may leave out."""
         return 1 if self.family.opening_stops or self.family.reply_stops else 0
-
-    def _is_exchanged(self, tail_ids: Sequence[int], closing_ids: Sequence[int]) -> bool:
-        """Whether the reply ended with a stop token in whose place the template writes another."""
-        if not tail_ids or tail_ids[-1] not in self._reply_stops:
-            return False
-        return not closing_ids or tail_ids[-1] != closing_ids[0]
-
-    def _joined(self, tail_ids: Sequence[int], ids: "array[int]") -> Bridge:
-        """The bridge without the token that it would write twice, or with one to trim that it writes otherwise."""
-        if not tail_ids or tail_ids[-1] not in self._opening_stops:
-            return Bridge(ids=ids)
-        return Bridge(ids=ids[1:]) if list(ids[:1]) == [tail_ids[-1]] else Bridge(ids=ids, num_trimmed=1)
 
     def _new_text(self, key: FrameKey, calls: Sequence[ToolCall], new: Sequence[Message]) -> tuple[Frame, str]:
         """A frame, and what the template appends in it, sealed.

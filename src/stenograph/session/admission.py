@@ -44,7 +44,7 @@ class Caller(Struct, frozen=True, kw_only=True, gc=False):
     name: str = ""
     path: str = ""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
-    note: LedgerNote = NO_NOTE
+    note: LedgerNote = msgspec.field(default_factory=lambda: NO_NOTE)
     trace: RequestTrace | None = None
 
 
@@ -126,7 +126,7 @@ class Place:
     `num_started` counts the session's requests at admission: where it has moved since, another one came first.
     """
 
-    __slots__ = ("_capacity", "_is_begun", "identity", "num_started", "num_turns", "repeats", "session", "stages")
+    __slots__ = ("_capacity", "identity", "is_begun", "num_started", "num_turns", "repeats", "session", "stages")
 
     def __init__(
         self, capacity: Capacity, session: Session | None, identity: RequestIdentity | None, stages: StageTimes
@@ -139,11 +139,12 @@ class Place:
         """The reply that it asks for again, which is written anew once its request is decoded."""
         self.num_started = 0 if session is None else session.num_started
         self._capacity = capacity
-        self._is_begun = False
+        self.is_begun = False
+        """Whether its turns run: whoever runs them gives it back."""
         capacity.num_in_flight += 1
 
     def __repr__(self) -> str:
-        return f"<Place of {self.num_turns} turns, begun={self._is_begun}>"
+        return f"<Place of {self.num_turns} turns, begun={self.is_begun}>"
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +152,7 @@ class Place:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._is_begun:
+        if not self.is_begun:
             self.give_back()
 
     def fit(self, request: TurnRequest) -> None:
@@ -167,10 +168,6 @@ class Place:
                 )
         elif (num := len(request.prompts)) > 1:
             self._fit_prompts(num)
-
-    def begun(self) -> None:
-        """Its turns run; whoever runs them gives it back."""
-        self._is_begun = True
 
     def give_back(self) -> None:
         """Let other turns have it."""

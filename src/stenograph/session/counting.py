@@ -9,9 +9,9 @@ from stenograph.core.errors import HistoryMismatch, TruncatedGeneration
 from stenograph.session.admission import Caller
 from stenograph.session.manager import SessionManager
 from stenograph.session.opening import Opening, openings
+from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.session.strand import Onlooker
-from stenograph.session.turn import TurnServices
 
 
 class PromptCounter:
@@ -45,13 +45,8 @@ class PromptCounter:
         (opening,) = openings(
             request,
             seats=Onlooker(strands, agent_id=agent_id),
-            renderer=services.renderer,
-            pool=services.pool,
-            share=services.share,
+            services=services,
             capabilities=services.engine.capabilities,
-            over_budget=services.over_budget,
-            tokenizer=services.tokenizer if session is None else None,
-            clock=services.clock,
             opened_at=services.clock.wall() if session is None else session.created_at,
         )
         return opening

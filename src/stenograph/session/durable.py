@@ -104,7 +104,7 @@ class Keeper:
         return future
 
     def _placed(self, turn: TurnRun) -> PlacedTurn:
-        strand = turn.strand
+        strand = turn.opening.strand
         opened = StrandOpened(
             key=strand.key,
             agent_id=strand.agent_id,
@@ -135,7 +135,7 @@ class Keeper:
         """The session's sums after these turns, less those before."""
         added = Totals()
         for turn, one in zip(turns, placed, strict=True):
-            gone = turn.strand.history.replaced_by(turn.attachment)
+            gone = turn.opening.strand.history.replaced_by(turn.attachment)
             opens_one = one.strand is None and self._session.strands.only is None
             added = added.plus(
                 Totals(

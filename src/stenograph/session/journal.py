@@ -21,7 +21,11 @@ def log_turn_end(
     turn: TurnRun, report: TurnReport, *, session: Session | None, client: str, error: BaseException | None
 ) -> None:
     """Log a turn that has ended. `client` is what it calls itself; `error` what the turn failed with."""
-    level = _level(error)
+    level = logging.INFO
+    if error is not None and (not isinstance(error, StenographError) or isinstance(error, InternalError)):
+        level = logging.ERROR
+    elif isinstance(error, UpstreamInvalid):
+        level = logging.WARNING
     if not log.isEnabledFor(level):
         return
     line = LogLine(
@@ -85,11 +89,3 @@ def session_report(session: Session, end: SessionEnd) -> SessionReport:
     verdict = None if session.outcome is None else session.outcome.verdict
     fates = session.num_tokens_by_fate()
     return SessionReport(end=end, group=session.options.group, verdict=verdict, num_tokens=fates)
-
-
-def _level(error: BaseException | None) -> int:
-    if error is None:
-        return logging.INFO
-    if not isinstance(error, StenographError) or isinstance(error, InternalError):
-        return logging.ERROR
-    return logging.WARNING if isinstance(error, UpstreamInvalid) else logging.INFO

@@ -21,7 +21,7 @@ from stenograph.core.chat import (
 )
 from stenograph.core.types import Prompt, RequestId, Stage, Usage
 from stenograph.engine.base import Capabilities
-from stenograph.session.chunk_reader import parts_of
+from stenograph.session.reply_buffer import parts_of
 from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity, StoredIdentity
 from stenograph.session.watch import Delivery
@@ -36,7 +36,6 @@ class KeptReply(Struct, frozen=True, kw_only=True):
 
     request_id: RequestId
     identity: RequestIdentity | StoredIdentity
-    reply_id: str
     options: ReplyOptions
     spelling: Spelling
     outcome: TurnOutcome
@@ -78,6 +77,7 @@ class StoredReply:
         longest = max(node.num_tokens for node in self.nodes)
         num_sampled = sum(len(node.turn.sampled.ids) for node in self.nodes)
         outcome = TurnOutcome(
+            reply_id=self.reply_id,
             replies=replies,
             committed=True,
             remaining=Remaining(
@@ -91,7 +91,6 @@ class StoredReply:
         kept = KeptReply(
             request_id=self.request_id,
             identity=self.identity,
-            reply_id=self.reply_id,
             options=request.reply,
             spelling=request.spelling,
             outcome=outcome,
@@ -125,7 +124,7 @@ class KeptWatch:
 
     @property
     def reply_id(self) -> str:
-        return self._kept.reply_id
+        return self._kept.outcome.reply_id
 
     @property
     def prompts(self) -> "list[array[int]]":

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import cast
 
+from msgspec import Struct
+
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError
 from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
@@ -87,7 +89,7 @@ class RequestLedger:
     def note(self, clock: Clock, *, path: str, dialect: str, client: str) -> "LedgerNote":
         """`begin` now, as a note that ends itself."""
         number = self.begin(received_s=clock.wall(), path=path, dialect=dialect, client=client)
-        return LedgerNote(self, number, clock)
+        return LedgerNote(ledger=self, number=number, clock=clock)
 
     def begin(self, *, received_s: float, path: str, dialect: str, client: str) -> int:
         """Note a request that came; it overlaps with all that are running. Returns its number, from 1."""
@@ -96,7 +98,8 @@ class RequestLedger:
         number = self.num_requests
         if number > MAX_ROWS:
             return number
-        own = _index_of(self._own_texts, dialect)
+        texts = self._own_texts
+        own = texts.setdefault(dialect, len(texts))
         self._packed += _BEGUN.pack(received_s, self._client_text(path), own, self._client_text(client)) + _NOT_ENDED
         overlaps = array("H")
         for other, its_overlaps in self._running.items():
@@ -133,15 +136,16 @@ class RequestLedger:
             return
         assert number in self._running, f"request {number} is not running"
         overlaps = self._running.pop(number)
-        applied = (
-            [_index_of(self._own_texts, name) for name in dict.fromkeys(rewrites)][:MAX_LISTED] if rewrites else []
-        )
+        texts, applied = self._own_texts, list[int]()
+        for name in dict.fromkeys(rewrites):
+            applied.append(texts.setdefault(name, len(texts)))
+        del applied[MAX_LISTED:]
         _ENDED.pack_into(
             self._packed,
             (number - 1) * _ROW_BYTES + _END_AT,
             ended_s,
             status or 0,
-            0 if error is None else _index_of(self._own_texts, error),
+            0 if error is None else texts.setdefault(error, len(texts)),
             -1 if strand is None else strand,
             -1 if turn is None else turn,
             num_prompt_tokens,
@@ -217,56 +221,54 @@ class RequestLedger:
         index = self._client_texts.get(kept)
         if index is not None:
             return index
-        return _index_of(self._client_texts, kept if len(self._client_texts) < MAX_CLIENT_TEXTS else OTHER_TEXT)
+        texts = self._client_texts
+        return texts.setdefault(kept if len(texts) < MAX_CLIENT_TEXTS else OTHER_TEXT, len(texts))
 
 
-class LedgerNote:
+class LedgerNote(Struct, eq=False, kw_only=True):
     """One request's row while it is served. It ends once: by an answer, an error, or a client that left.
 
     `is_open`: it has not ended.
     """
 
-    __slots__ = ("_clock", "_ledger", "_number", "is_open")
-
-    def __init__(self, ledger: RequestLedger, number: int, clock: Clock, *, is_open: bool = True) -> None:
-        self._ledger = ledger
-        self._number = number
-        self._clock = clock
-        self.is_open = is_open
+    ledger: RequestLedger
+    number: int
+    clock: Clock
+    is_open: bool = True
 
     def __repr__(self) -> str:
-        return f"<LedgerNote {self._number}>"
+        return f"<LedgerNote {self.number}>"
 
     def row(self) -> LedgerRow | None:
         """The row as it is now; None if the request has none."""
-        rows = self._ledger.rows(1, self._number - 1) if self.is_open else []
-        return rows[0] if rows and rows[0].number == self._number else None
+        rows = self.ledger.rows(1, self.number - 1) if self.is_open else []
+        return rows[0] if rows and rows[0].number == self.number else None
 
     def labelled(self, label: Label) -> None:
         """Note what a rule said of the request."""
         if self.is_open:
-            self._ledger.label(self._number, label)
+            self.ledger.label(self.number, label)
 
     def refused(self, error: StenographError) -> None:
         """The request failed."""
         if self.is_open:
             self.is_open = False
-            self._ledger.end(self._number, ended_s=self._clock.wall(), status=error.status, error=error.code)
+            self.ledger.end(self.number, ended_s=self.clock.wall(), status=error.status, error=error.code)
 
     def answered(self, outcome: TurnOutcome) -> None:
         """The request has its reply, of which only what the client gets is left to do."""
         if self.is_open:
             self.is_open = False
             if outcome.is_echo:
-                self._ledger.label(self._number, ECHO)
+                self.ledger.label(self.number, ECHO)
             num_prompt = num_cached = num_sampled = 0
             for reply in outcome.replies:
                 num_prompt += reply.usage.num_prompt
                 num_cached += reply.usage.num_cached
                 num_sampled += reply.usage.num_completion
-            self._ledger.end(
-                self._number,
-                ended_s=self._clock.wall(),
+            self.ledger.end(
+                self.number,
+                ended_s=self.clock.wall(),
                 status=200,
                 strand=outcome.strand,
                 turn=outcome.node,
@@ -280,19 +282,14 @@ class LedgerNote:
         """The request was answered with the tokens of its prompt, and made no turn."""
         if self.is_open:
             self.is_open = False
-            self._ledger.end(self._number, ended_s=self._clock.wall(), status=200, num_prompt_tokens=num_prompt_tokens)
+            self.ledger.end(self.number, ended_s=self.clock.wall(), status=200, num_prompt_tokens=num_prompt_tokens)
 
     def close(self) -> None:
         """Nothing was answered: the client has left."""
         if self.is_open:
             self.is_open = False
-            self._ledger.end(self._number, ended_s=self._clock.wall())
+            self.ledger.end(self.number, ended_s=self.clock.wall())
 
 
-NO_NOTE = LedgerNote(RequestLedger(), 0, SystemClock(), is_open=False)
+NO_NOTE = LedgerNote(ledger=RequestLedger(), number=0, clock=SystemClock(), is_open=False)
 """The note of a request without a session."""
-
-
-def _index_of(texts: dict[str, int], text: str) -> int:
-    """The index of a text in the order in which texts came; a new one is added."""
-    return texts.setdefault(text, len(texts))

@@ -8,13 +8,15 @@ All state changes are synchronous.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 
 from msgspec.structs import replace
 
-from stenograph.core.chat import ChatRequest, CompletionRequest, TurnRequest
+from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
-from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd
+from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
 from stenograph.session.admission import Caller, Capacity, Limits, Place
 from stenograph.session.durable import Keeper
@@ -22,13 +24,14 @@ from stenograph.session.journal import log_discarded, log_turn_end
 from stenograph.session.kept import StoredReply
 from stenograph.session.kinds import Sighting
 from stenograph.session.opening import openings
-from stenograph.session.request import Keep, RequestRun, RequestTrace, TurnOutcome, turn_reports
+from stenograph.session.request import Keep, RequestRun, TurnOutcome, turn_report
 from stenograph.session.retries import RequestIdentity
+from stenograph.session.services import TurnServices
 from stenograph.session.session import Session
 from stenograph.session.sessions import Sessions
 from stenograph.session.shelf import Shelf
 from stenograph.session.strand import Seats
-from stenograph.session.turn import TurnRun, TurnServices
+from stenograph.session.turn import TurnRun
 from stenograph.session.watch import Delivery, RequestTask, Watch
 from stenograph.trajectory.canonical import rewritten
 
@@ -99,7 +102,8 @@ class SessionManager(Sessions):
         SessionBusy of a linear session before Draining and LimitExceeded; nothing is held then.
         """
         if session is not None:
-            if identity is not None and (repeated := self._repeated(session, identity)) is not None:
+            may_repeat = identity is not None and (identity.is_retry or identity.key is not None)
+            if identity is not None and may_repeat and (repeated := self._repeated(session, identity)) is not None:
                 if not isinstance(repeated, StoredReply):
                     return repeated
                 place = Place(self._capacity, session, identity, stages)
@@ -138,20 +142,27 @@ class SessionManager(Sessions):
         stages.mark(Stage.DECODE, self._clock.monotonic())
         seats = self._seats(session, request, caller)
         try:
-            run = _request_run(
-                self.as_sent(request, session, seats.agent_id),
-                request_json,
-                session=session,
-                seats=seats,
-                stages=stages,
-                services=self._services,
-                keep=None if self.shelf is None else self._keep(place, seats, caller),
-                trace=caller.trace,
-            )
+            sent = self.as_sent(request, session, seats.agent_id)
+            run = self._request_run(place, seats, caller, sent, request_json)
         except BaseException:
             seats.give_back()
             raise
-        return self._run(run, place, seats, caller).watch()
+        task = asyncio.get_running_loop().create_task(run.run(), name=f"turn-{run.request_id}")
+        all_stages = tuple(map(attrgetter("stages"), run.turns))
+        turn = RequestTask(
+            run=run,
+            request_id=run.request_id,
+            task=task,
+            identity=place.identity,
+            delivery=Delivery(partial(self._delivered, all_stages, session, run.request_id)),
+        )
+        self._turns.add(turn)
+        place.is_begun = True
+        if session is not None:
+            session.began(turn)
+        # A coroutine that is cancelled before its first step runs no `finally`; a task's callback always runs.
+        task.add_done_callback(partial(self._ended, turn, place, caller))
+        return turn.watch()
 
     async def delete(self, session_id: str) -> None:
         """Close a session: refuse new turns at once, end the running ones at the engine, forget everything.
@@ -271,109 +282,79 @@ class SessionManager(Sessions):
             request = session.strands.pinned(session.strands.pins, request, agent_id)
         return request
 
-    def _run(self, run: RequestRun, place: Place, seats: Seats, caller: Caller) -> RequestTask:
-        """Start the task of a request. Its callback ends its life here: a coroutine that is cancelled before its first
-        step runs no `finally`, a task's callback always runs."""
-        task = asyncio.get_running_loop().create_task(run.run(), name=f"turn-{run.request_id}")
-        session, request_id, all_stages = place.session, run.request_id, [turn.stages for turn in run.turns]
-
-        def delivered() -> None:  # is kept with the reply: it refers to no run and no task
-            for stages in all_stages:
-                stages.mark(Stage.REPLY, self._clock.monotonic())
-                if (reply_s := stages.span_s(Stage.COMMIT, Stage.REPLY)) is not None:
-                    self._telemetry.reply_delivered(reply_s)
-            if session is not None:
-                session.release_delivered(request_id)
-
-        turn = RequestTask(run, task, identity=place.identity, delivery=Delivery(delivered))
-        self._turns.add(turn)
-        place.begun()
+    def _delivered(self, all_stages: Sequence[StageTimes], session: Session | None, request_id: RequestId) -> None:
+        """A client has the whole reply of a request. Called from where the reply is kept: it refers to nothing that
+        ran."""
+        for stages in all_stages:
+            stages.mark(Stage.REPLY, self._clock.monotonic())
+            if (reply_s := stages.span_s(Stage.COMMIT, Stage.REPLY)) is not None:
+                self._telemetry.reply_delivered(reply_s)
         if session is not None:
-            session.began(turn)
+            session.release_delivered(request_id)
 
-        def ended(task: "asyncio.Task[TurnOutcome]") -> None:
-            turn.ended()
-            self._turns.discard(turn)
-            place.give_back()
-            for one in run.turns:
-                one.buffer.close()
-            reports = turn_reports(run.turns, task, None if session is None else session.options.group)
-            if session is not None:
-                now = self._clock.monotonic()
-                session.ended(turn, now=now, committed=reports[0].end is TurnEnd.COMMITTED)
-                if self._sessions.get(session.id) is session:
-                    self._count_tokens(session, session.strands.num_tokens)
-                    if self.shelf is not None:
-                        self._recent.move_to_end(session.id)
-            seats.give_back()
-            error = None if task.cancelled() else task.exception()
-            for one, report in zip(run.turns, reports, strict=True):
-                self._telemetry.turn_ended(report)
-                log_turn_end(one, report, session=session, client=caller.name, error=error)
-                error = None  # is logged once
-            if session is not None:
-                log_discarded(session, run.turns)
-            if caller.trace is not None:
-                error = None if task.cancelled() else task.exception()
-                caller.trace.ended(run, reports, None if session is None else session.id, error)
+    def _ended(self, turn: RequestTask, place: Place, caller: Caller, task: "asyncio.Task[TurnOutcome]") -> None:
+        """End a request whose task is done: give back what it held, and report."""
+        run, session = turn.run, place.session
+        turn.ended()
+        self._turns.discard(turn)
+        place.give_back()
+        reports: list[TurnReport] = []
+        for index, one in enumerate(run.turns):
+            one.buffer.close()
+            reports.append(turn_report(one, index, task, None if session is None else session.options.group))
+        if session is not None:
+            session.ended(turn, now=self._clock.monotonic(), committed=reports[0].end is TurnEnd.COMMITTED)
+            if self._sessions.get(session.id) is session:
+                self._count_tokens(session, session.strands.num_tokens)
+                if self.shelf is not None:
+                    self._recent.move_to_end(session.id)
+        run.seats.give_back()
+        error = None if task.cancelled() else task.exception()
+        logged = error
+        for one, report in zip(run.turns, reports, strict=True):
+            self._telemetry.turn_ended(report)
+            log_turn_end(one, report, session=session, client=caller.name, error=logged)
+            logged = None  # is logged once
+        if session is not None and any(map(attrgetter("discarded"), run.turns)):
+            log_discarded(session, run.turns)
+        if caller.trace is not None:
+            caller.trace.ended(run, reports, None if session is None else session.id, error)
 
-        task.add_done_callback(ended)
-        return turn
-
-
-def _request_run(
-    request: TurnRequest,
-    request_json: bytes,
-    *,
-    session: Session | None,
-    seats: Seats,
-    stages: StageTimes,
-    services: TurnServices,
-    keep: Keep | None,
-    trace: RequestTrace | None,
-) -> RequestRun:
-    """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
-    opened = openings(
-        request,
-        seats=seats,
-        renderer=services.renderer,
-        pool=services.pool,
-        share=services.share,
-        capabilities=services.engine.capabilities,
-        over_budget=services.over_budget,
-        tokenizer=services.tokenizer if session is None or isinstance(request, CompletionRequest) else None,
-        clock=services.clock,
-        opened_at=session.created_at if session is not None else services.clock.wall(),
-    )
-    ids = [RequestId(os.urandom(16).hex()) for _ in opened]
-    reply_id = request.spelling.id_prefix + ids[0]
-    turns = [
-        TurnRun(
-            request_id=request_id,
-            reply_id=reply_id if len(ids) == 1 else f"{reply_id}-{index}",
+    def _request_run(
+        self, place: Place, seats: Seats, caller: Caller, request: TurnRequest, request_json: bytes
+    ) -> RequestRun:
+        """The turns of a request, under the options of its session. A chat takes its seat. Raises SessionBusy."""
+        session, stages, services = place.session, place.stages, self._services
+        opened_at = session.created_at if session is not None else services.clock.wall()
+        capabilities = services.engine.capabilities
+        opened = openings(request, seats=seats, services=services, capabilities=capabilities, opened_at=opened_at)
+        turns: list[TurnRun] = []
+        reply_id, is_one = "", len(opened) == 1
+        for index, opening in enumerate(opened):
+            request_id = RequestId(os.urandom(16).hex())
+            reply_id = reply_id or request.spelling.id_prefix + request_id
+            turns.append(
+                TurnRun(
+                    request_id=request_id,
+                    reply_id=reply_id if is_one else f"{reply_id}-{index}",
+                    request=request,
+                    request_json=request_json,
+                    opening=opening,
+                    seats=seats,
+                    affinity_key=session.id if session is not None else None,
+                    stages=stages if is_one else StageTimes(start=stages.start, ends=dict(stages.ends)),
+                    services=services,
+                    wants_support=session is not None and session.options.support,
+                    trace=None if caller.trace is None else caller.trace.generation(request_id),
+                )
+            )
+        return RequestRun(
             request=request,
-            request_json=request_json,
-            opening=opening,
+            reply_id=None if is_one else reply_id,
+            turns=turns,
             seats=seats,
-            affinity_key=session.id if session is not None else None,
-            stages=stages if len(ids) == 1 else StageTimes(start=stages.start, ends=dict(stages.ends)),
+            may_commit=session is not None,
+            token_limit=None if session is None else session.options.max_total_tokens,
             services=services,
-            wants_support=session is not None and session.options.support,
-            trace=None if trace is None else trace.generation(request_id),
+            keep=None if self.shelf is None else self._keep(place, seats, caller),
         )
-        for index, (request_id, opening) in enumerate(zip(ids, opened, strict=True))
-    ]
-
-    def may_commit() -> bool:
-        return session is not None and not session.is_closing
-
-    return RequestRun(
-        request=request,
-        reply_id=None if len(turns) == 1 else reply_id,
-        turns=turns,
-        seats=seats,
-        may_commit=may_commit,
-        token_limit=None if session is None else session.options.max_total_tokens,
-        services=services,
-        keep=keep,
-    )

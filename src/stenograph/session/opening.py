@@ -13,7 +13,15 @@ import numpy as np
 from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.chat import Asked, ChatRequest, CompletionRequest, ToolChoice, ToolMode, Truncation
+from stenograph.core.chat import (
+    Asked,
+    ChatRequest,
+    CompletionRequest,
+    ToolChoice,
+    ToolMode,
+    Truncation,
+    TurnRequest,
+)
 from stenograph.core.clock import Clock
 from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, TruncatedGeneration, UnrenderableMessage
@@ -24,12 +32,13 @@ from stenograph.core.types import Grammar, Prompt, RequestId, SamplingParams, to
 from stenograph.engine.base import Capabilities, Engine
 from stenograph.model.tokenizer import Span
 from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
-from stenograph.render.renderer import Bridge, Renderer
+from stenograph.offload.pool import INLINE_BELOW_BYTES
+from stenograph.render.renderer import Bridge
 from stenograph.reply.held import BeforeAnswer
 from stenograph.reply.plain import PlainParser
 from stenograph.reply.reading import Parser
-from stenograph.session.chunk_reader import READ_AT_ONCE
+from stenograph.session.reply_buffer import READ_AT_ONCE
+from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats, Strand, chapter_of
 from stenograph.trajectory.history import Attachment
@@ -97,7 +106,7 @@ class Opening(Protocol):
         ...
 
     async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
-        """The grammar that the request's tools force upon the reply, beside the one that it may ask for itself."""
+        """The grammar by which the request's `tool_choice` forces a call, beside the one that it may ask for itself."""
         ...
 
     def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:
@@ -121,38 +130,35 @@ class ChatOpening:
         request: ChatRequest,
         *,
         seats: Seats,
-        renderer: Renderer,
-        pool: CpuPool,
-        share: LoopShare,
+        services: TurnServices,
         capabilities: Capabilities,
-        tokenization: Tokenization | None,
-        over_budget: OverBudget,
         opened_at: float,
     ) -> None:
-        self.tokenization = tokenization
+        self.tokenization: Tokenization | None = None
+        if seats.strands is None and services.tokenizer is not None:
+            self.tokenization = Tokenization(services.tokenizer, services.clock)
         self.tool_choice = request.tool_choice
         self.parallel_tool_calls = request.parallel_tool_calls
         self.context = PromptContext(
             tools=request.tools,
             template_kwargs=request.template_kwargs,
-            day=Day.of(opened_at) if renderer.writer.reads_date else None,
+            day=Day.of(opened_at) if services.renderer.writer.reads_date else None,
         )
         self.strand = seats.of_chat(request, self.context)
         self._seats = seats
         self._request = request
-        self._renderer = renderer
-        self._pool = pool
-        self._share = share
+        self._services = services
+        self._renderer = services.renderer
         self._capabilities = capabilities
-        self._over_budget = over_budget
 
     async def position(self) -> Attachment:
         """Match the messages. Only those that are new are checked, against the stored ones that they follow: a client
         may have left out of its copy what they answer."""
         messages, context = self._request.messages, self.context
-        self._check_view()
+        if self._renderer.family.keeps_reasoning_apart:
+            self._check_view()
         strand, history = self.strand, self.strand.history
-        before = strand.recent.node_of(self._request)
+        before = strand.line.node_of(self._request)
         # Calls that are spelled anew cost more than their length. A worker may read the history: on a line the lease
         # keeps it as it is, and a tree only grows.
         num_known = 0 if before is None else before.num_messages - 1
@@ -160,7 +166,8 @@ class ChatOpening:
         num_bytes = CHECK_BYTES * len(unknown) + (0 if history.latest is None else num_compared(unknown))
 
         others = [] if strand.number is not None else self._seats.before(strand, messages)
-        num_bytes += CHECK_BYTES * sum(len(line) for _, line in others)
+        for _, line in others:
+            num_bytes += CHECK_BYTES * len(line)
 
         def position() -> tuple[Attachment, Strand | None]:
             attachment = None if before is None else history.position_after(before, messages, context)
@@ -178,7 +185,7 @@ class ChatOpening:
             )
             return attachment, earlier
 
-        attachment, earlier = await self._pool.run(position, num_bytes=num_bytes)
+        attachment, earlier = await self._services.pool.run(position, num_bytes=num_bytes)
         if attachment.has_other_reply and strand.key is not None:
             self.strand = self._seats.fork(strand)
         if earlier is not None:
@@ -204,7 +211,7 @@ class ChatOpening:
         parser = self._renderer.parser(turn.params, tools, prompt_end=end)
         starts = range(0, len(turn.sampled.ids), READ_AT_ONCE)
         work = (parser.feed(turn.sampled.ids[start : start + READ_AT_ONCE]) for start in starts)
-        async for _ in self._share.pieces(work):
+        async for _ in self._services.share.pieces(work):
             pass
         if (inside := parser.ends_inside(turn.sampled.finish)) is not None:
             raise TruncatedGeneration(
@@ -223,22 +230,23 @@ class ChatOpening:
         tail = last_line_ids(parent, TAIL_TOKENS)
         if parent is None:
             num_bytes += 0 if renderer.is_known(kwargs) else PROOF_BYTES
-            work: Callable[[], Bridge] = lambda: Bridge(ids=renderer.render(new, tools, kwargs))  # noqa: E731
-        else:
-            reply = parent.turn.reply.message
-            work = lambda: renderer.bridge(tail[-TAIL_TOKENS:], reply, new, tools, kwargs)  # noqa: E731
         try:
-            if parent is None and self.tokenization is not None:
-                spans = await self._pool.run(lambda: renderer.spans(new, tools, kwargs), num_bytes=num_bytes)
+            if parent is not None:
+                reply = parent.turn.reply.message
+                work = partial(renderer.bridge, tail[-TAIL_TOKENS:], reply, new, tools, kwargs)
+                bridge = await self._services.pool.run(work, num_bytes=num_bytes)
+            elif self.tokenization is not None:
+                spans = await self._services.pool.run(partial(renderer.spans, new, tools, kwargs), num_bytes=num_bytes)
                 bridge = Bridge(ids=await self.tokenization.ids(spans))
             else:
-                bridge = await self._pool.run(work, num_bytes=num_bytes)
+                ids = await self._services.pool.run(partial(renderer.render, new, tools, kwargs), num_bytes=num_bytes)
+                bridge = Bridge(ids=ids)
         except RecursionError as error:
             raise UnrenderableMessage("A tool call's arguments are nested too deeply to be shown.") from error
         if self._request.truncation is not None:  # there is no line: a session keeps its ids
             return await self._truncated(bridge.ids)
         num_trimmed = bridge.num_trimmed
-        at_hand = self.strand.line_json.of(parent, num_trimmed)
+        at_hand = self.strand.line.text_of(parent, num_trimmed)
         of_kept = None if parent is None else partial(_line_without, parent, num_trimmed)
         return Prompt(
             new_ids=bridge.ids,
@@ -246,7 +254,7 @@ class ChatOpening:
             num_kept=0 if parent is None else parent.num_tokens - num_trimmed,
             num_trimmed=num_trimmed,
             of_kept=of_kept,
-            json_fragments=await _json_of(self._share, at_hand, of_kept, bridge.ids)
+            json_fragments=await _json_of(self._services.share, at_hand, of_kept, bridge.ids)
             if self._capabilities.takes_json
             else None,
         )
@@ -254,28 +262,24 @@ class ChatOpening:
     async def _truncated(self, ids: "array[int]") -> Prompt:
         """A prompt of its own, without the ids that the client wants left out."""
         request, capabilities = self._request, self._capabilities
-        num_kept = _num_kept(request.truncation, request.params, capabilities, self._over_budget)
+        num_kept = _num_kept(request.truncation, request.params, capabilities, self._services.over_budget)
         ids = _truncated(ids, request.truncation, num_kept)
-        fragments = await _json_of(self._share, None, None, ids) if capabilities.takes_json else None
+        fragments = await _json_of(self._services.share, None, None, ids) if capabilities.takes_json else None
         return Prompt(new_ids=ids, end=self._renderer.prompt_end(ids), json_fragments=fragments)
 
     def _check_view(self) -> None:
-        """Raise InvalidRequest for a message that could not be sent back."""
-        family = self._renderer.family
-        is_apart = self._request.text.separates_reasoning or self._capabilities.parses
-        if family.keeps_reasoning_apart and not is_apart:
+        """Raise InvalidRequest for a message that could not be sent back: its family keeps reasoning apart."""
+        if not (self._request.text.separates_reasoning or self._capabilities.parses):
             raise InvalidRequest(
-                f"separate_reasoning must be true for {family.name}: its chat template refuses a message whose content"
-                " has the marks of its channels.",
+                f"separate_reasoning must be true for {self._renderer.family.name}: its chat template refuses a message"
+                " whose content has the marks of its channels.",
                 blame=Blame(RequestPart.TEXT_VIEW, path=("separates_reasoning",)),
             )
 
     async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         request, renderer = self._request, self._renderer
         choice, tools, parallel = request.tool_choice, request.tools + request.late_tools, request.parallel_tool_calls
-        if not choice.forces:
-            return None
-        return await self._pool.run(
+        return await self._services.pool.run(
             lambda: renderer.tool_grammar(tools, choice, parallel, prompt_end=prompt.end),
             num_bytes=self.context.num_bytes,
         )
@@ -305,23 +309,19 @@ class CompletionOpening:
         index: int,
         *,
         seats: Seats,
-        renderer: Renderer,
-        pool: CpuPool,
-        share: LoopShare,
+        services: TurnServices,
         capabilities: Capabilities,
-        tokenization: Tokenization | None,
-        over_budget: OverBudget,
     ) -> None:
-        self.tokenization = tokenization
+        self.tokenization: Tokenization | None = None
+        if services.tokenizer is not None:
+            self.tokenization = Tokenization(services.tokenizer, services.clock)
         self.prompt_blame = Blame(RequestPart.PROMPT, index)
         self._request = request
         self._prompt = request.prompts[index]
         self._seats = seats
-        self._renderer = renderer
-        self._pool = pool
-        self._share = share
+        self._services = services
+        self._renderer = services.renderer
         self._capabilities = capabilities
-        self._over_budget = over_budget
         self._ids: array[int] | None = None
         self._strand: Strand | None = None
 
@@ -333,7 +333,7 @@ class CompletionOpening:
     async def position(self) -> Attachment:
         """Make ids of the prompt, and match them."""
         request = self._request
-        num_kept = _num_kept(request.truncation, request.params, self._capabilities, self._over_budget)
+        num_kept = _num_kept(request.truncation, request.params, self._capabilities, self._services.over_budget)
         ids = _truncated(await self._all_ids(), self._request.truncation, num_kept)
         if not ids:
             raise InvalidRequest("The prompt is empty: it must have at least one token.", blame=self.prompt_blame)
@@ -345,10 +345,11 @@ class CompletionOpening:
         """The ids as they are."""
         assert self._ids is not None, "a turn is positioned before it is rendered"
         ids, parent = self._ids, attachment.parent
-        prompt, at_hand = Prompt.of(ids, num_kept=parent.num_tokens if parent else 0), self.strand.line_json.of(parent)
+        prompt, at_hand = Prompt.of(ids, num_kept=parent.num_tokens if parent else 0), self.strand.line.text_of(parent)
         if not self._capabilities.takes_json:
             return prompt
-        return replace(prompt, json_fragments=await _json_of(self._share, at_hand, prompt.of_kept, prompt.new_ids))
+        fragments = await _json_of(self._services.share, at_hand, prompt.of_kept, prompt.new_ids)
+        return replace(prompt, json_fragments=fragments)
 
     async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         return None
@@ -373,7 +374,7 @@ class CompletionOpening:
             try:
                 if self.tokenization is not None:
                     return await self.tokenization.ids((Span(text=prompt, trusted=True),))
-                return await self._pool.run(lambda: tokenizer.encode(prompt), num_bytes=len(prompt))
+                return await self._services.pool.run(lambda: tokenizer.encode(prompt), num_bytes=len(prompt))
             except UnrenderableMessage as error:
                 error.blame = self.prompt_blame
                 raise
@@ -450,49 +451,16 @@ def _num_bytes(messages: Sequence[Message]) -> int:
 
 
 def openings(
-    request: ChatRequest | CompletionRequest,
-    *,
-    seats: Seats,
-    renderer: Renderer,
-    pool: CpuPool,
-    share: LoopShare,
-    capabilities: Capabilities,
-    over_budget: OverBudget,
-    tokenizer: Engine | None,
-    clock: Clock,
-    opened_at: float,
+    request: TurnRequest, *, seats: Seats, services: TurnServices, capabilities: Capabilities, opened_at: float
 ) -> list[Opening]:
     """The opening of each turn of a request: a chat's one, or one for each prompt of a completion.
 
-    `tokenizer` makes ids of their text; None: `renderer` does, on `pool`.
     `opened_at`, in seconds of the epoch, is when the session began, or a request that has none. A chat takes its seat
     at once, a completion when its ids are known. Raises SessionBusy.
     """
     if isinstance(request, ChatRequest):
-        return [
-            ChatOpening(
-                request,
-                seats=seats,
-                renderer=renderer,
-                pool=pool,
-                share=share,
-                capabilities=capabilities,
-                tokenization=None if tokenizer is None else Tokenization(tokenizer, clock),
-                over_budget=over_budget,
-                opened_at=opened_at,
-            )
-        ]
+        return [ChatOpening(request, seats=seats, services=services, capabilities=capabilities, opened_at=opened_at)]
     return [
-        CompletionOpening(
-            request,
-            index,
-            seats=seats,
-            renderer=renderer,
-            pool=pool,
-            share=share,
-            capabilities=capabilities,
-            tokenization=None if tokenizer is None else Tokenization(tokenizer, clock),
-            over_budget=over_budget,
-        )
+        CompletionOpening(request, index, seats=seats, services=services, capabilities=capabilities)
         for index in range(len(request.prompts))
     ]

@@ -1,27 +1,87 @@
-"""A buffer of what turns have produced, for any number of readers at any speed. It couples no writer to a reader.
+"""The chunks of a turn as they come: in parts for the loop, timed, and kept for any number of readers at any speed.
 
-A turn never waits for a reader. Pieces stay until the turn is dropped, because a retry that joins late reads from
-the beginning; they are merged when they are taken. Everything is on the loop.
+A turn never waits for a reader: `ReplyBuffer` couples no writer to a reader. Pieces stay until the turn is dropped,
+because a retry that joins late reads from the beginning; they are merged when they are taken. Everything is on the
+loop, and the caller passes the time.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
 
 from stenograph.core.chat import ReplyDelta, StreamPiece, ToolCallDelta
-from stenograph.core.types import Chunk
+from stenograph.core.types import Chunk, SampledTurn
+
+READ_AT_ONCE = 512
+"""Ids that are read at once: up to 5 µs each where reasoning is counted, and as much again for 64 stop strings. Most
+engines that are not asked to stream give a whole reply in one chunk."""
 
 
-class ReplyBuffer:
-    """One turn's pieces, in order."""
+def parts_of(sampled: Chunk | SampledTurn) -> Iterator[Chunk]:
+    """Sampled ids with their log-probabilities and alternatives, at most READ_AT_ONCE in each part."""
+    tops = sampled.top_logprobs
+    for start in range(0, len(sampled.ids), READ_AT_ONCE):
+        part = slice(start, start + READ_AT_ONCE)
+        top_logprobs = None if tops is None else tops[part]
+        yield Chunk(ids=sampled.ids[part], logprobs=sampled.logprobs[part], top_logprobs=top_logprobs)
 
-    def __init__(self) -> None:
-        self.deltas: list[ReplyDelta] = []
-        self.chunks: list[Chunk] = []
-        self.is_closed = False
-        self._readers: set[BufferReader] = set()
+
+class TurnMeter(Struct, eq=False, gc=False):
+    """Counts the tokens of one turn as they come, for TTFT, ITL and TPOT. Times are monotonic seconds.
+
+    `gaps_s` are those between the engine's steps: the ITL.
+    """
+
+    started: float
+    num_sampled: int = 0
+    unasked_replay: tuple[str, ...] = ()
+    gaps_s: list[float] = []
+    first: float | None = None
+    num_first: int = 0
+    last: float = 0.0
 
     def __repr__(self) -> str:
-        return f"<ReplyBuffer {len(self.chunks)} chunks, {len(self._readers)} readers, closed={self.is_closed}>"
+        return f"<TurnMeter {self.num_sampled} tokens>"
+
+    def sampled(self, num_tokens: int, now: float, unasked_replay: tuple[str, ...] = ()) -> None:
+        """Note one step of the engine, and payloads in it that were not asked for. A step without tokens is none."""
+        self.unasked_replay += unasked_replay
+        if not num_tokens:
+            return
+        if self.first is None:
+            self.first, self.num_first = now, num_tokens
+        else:
+            self.gaps_s.append(now - self.last)
+        self.last = now
+        self.num_sampled += num_tokens
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From the turn's start to its first tokens.
+
+        None while there are none, and where all came at once: then it is unknown when the first was sampled.
+        """
+        came_at_once = self.num_sampled == self.num_first > 1
+        return None if self.first is None or came_at_once else self.first - self.started
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first step; None if nothing came after it."""
+        num_later = self.num_sampled - self.num_first
+        return None if self.first is None or not num_later else (self.last - self.first) / num_later
+
+
+class ReplyBuffer(Struct, eq=False):
+    """One turn's pieces, in order, and the readers who are woken whenever there is more."""
+
+    deltas: list[ReplyDelta] = []
+    chunks: list[Chunk] = []
+    readers: "set[BufferReader]" = set()
+    is_closed: bool = False
+
+    def __repr__(self) -> str:
+        return f"<ReplyBuffer {len(self.chunks)} chunks, {len(self.readers)} readers, closed={self.is_closed}>"
 
     def push(self, delta: ReplyDelta, chunk: Chunk | None = None) -> None:
         """Add what one step brought."""
@@ -29,23 +89,13 @@ class ReplyBuffer:
             self.deltas.append(delta)
         if chunk is not None and chunk.ids:
             self.chunks.append(chunk)
-        self._wake()
+        for reader in self.readers:
+            reader.changed.set()
 
     def close(self) -> None:
         """Say that nothing more comes."""
         self.is_closed = True
-        self._wake()
-
-    def add(self, reader: "BufferReader") -> None:
-        """Wake a reader whenever there is more; a `BufferReader` calls it."""
-        self._readers.add(reader)
-
-    def remove(self, reader: "BufferReader") -> None:
-        """Forget a reader; `BufferReader.close` calls it."""
-        self._readers.discard(reader)
-
-    def _wake(self) -> None:
-        for reader in self._readers:
+        for reader in self.readers:
             reader.changed.set()
 
 
@@ -58,7 +108,7 @@ class BufferReader:
         self._is_closed = False
         self._is_called = False
         for buffer in buffers:
-            buffer.add(self)
+            buffer.readers.add(self)
 
     async def take(self) -> list[StreamPiece] | None:
         """Wait for something new and take all of it, merged to a piece of each turn that has any.
@@ -86,7 +136,7 @@ class BufferReader:
         """Read no more; a `take` that waits ends."""
         self._is_closed = True
         for place in self._places:
-            place.buffer.remove(self)
+            place.buffer.readers.discard(self)
         self.changed.set()
 
 

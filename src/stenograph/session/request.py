@@ -1,8 +1,8 @@
 """One request: its turns side by side, under one deadline, one abort and one commit.
 
 A chat makes one turn, a completion one for each of its prompts; each step is taken by all of them before the next.
-`RequestRun.run` is the whole of it. What a step does is the turn's (turn.py). `turn_reports` says for the
-metrics and the log how its turns ended.
+`RequestRun.run` is the whole of it. What a step does is the turn's (turn.py). `turn_report` says for the
+metrics and the log how a turn ended.
 
 Invariants. Nothing but the leases of its seats is held across an await. The commit is one synchronous step, whatever
 the number of turns. Where there is a store, the turns are durable before it, and the step is taken when that is known.
@@ -26,8 +26,9 @@ from stenograph.core.sampling_rules import blame_session
 from stenograph.core.telemetry import TurnEnd, TurnReport
 from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import FinishReason, RequestId
+from stenograph.session.services import TurnServices
 from stenograph.session.strand import Seats
-from stenograph.session.turn import TurnRun, TurnServices
+from stenograph.session.turn import TurnRun
 from stenograph.session.weights import PAUSED_RETRY_S, Weights
 
 NO_DEADLINE_S = 10 * 365 * 86400.0
@@ -37,10 +38,12 @@ NO_DEADLINE_S = 10 * 365 * 86400.0
 class TurnOutcome(Struct, frozen=True, kw_only=True, gc=False):
     """Outcome of a request that ended: a reply to each prompt, what is left after them, and whether they are kept.
 
+    `reply_id` is by which the client knows the replies.
     `strand` and `node` number the place of the first turn that is kept, None if none is; `rewrites` are its changes.
     `is_echo`: the request was the strand's last reply once more, and nothing was generated for it.
     """
 
+    reply_id: str
     replies: tuple[ChatReply, ...]
     committed: bool
     remaining: Remaining
@@ -58,9 +61,10 @@ class TurnOutcome(Struct, frozen=True, kw_only=True, gc=False):
 class RequestRun:
     """One request's turns. Made by the manager, run once, watched through the turns' buffers.
 
-    `reply_id` is by which the client knows the reply, None if it is that of the one turn. `token_limit` is how many
-    tokens the session may have, None for no limit. `keep` makes the turns durable; None: there is no store. `remaining`
-    is what is left before anything is sampled; it is known when the first piece is there.
+    `reply_id` is by which the client knows the reply, None if it is that of the one turn. `may_commit`: there is a
+    session, and it is not being deleted. `token_limit` is how many tokens that may have, None for no limit. `keep`
+    makes the turns durable; None: there is no store. `remaining` is what is left before anything is sampled; it is
+    known when the first piece is there.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class RequestRun:
         reply_id: str | None,
         turns: Sequence[TurnRun],
         seats: Seats,
-        may_commit: Callable[[], bool],
+        may_commit: bool,
         token_limit: int | None,
         services: TurnServices,
         keep: "Keep | None" = None,
@@ -83,7 +87,7 @@ class RequestRun:
         """By which the client knows the replies of several turns."""
         self.remaining = Remaining()
         self.seats = seats
-        self._may_commit = may_commit
+        self.may_commit = may_commit
         self._token_limit = token_limit
         self._services = services
         self._deadline: asyncio.Timeout | None = None
@@ -97,11 +101,6 @@ class RequestRun:
 
     def __repr__(self) -> str:
         return f"<RequestRun {self.request_id}, {len(self.turns)} turns>"
-
-    @property
-    def reply_id(self) -> str:
-        """By which the client knows the reply; settled when the first piece is there."""
-        return self.turns[0].reply_id if self.joint_reply_id is None else self.joint_reply_id
 
     @property
     def is_timed_out(self) -> bool:
@@ -152,9 +151,9 @@ class RequestRun:
             raise self._timeout_error() from error
         except StenographError as error:
             if isinstance(error, NothingToAnswer) and (reply := self.turns[0].echo(error.node_id)) is not None:
-                number = self.turns[0].strand.number
+                number, left = self.turns[0].opening.strand.number, self.remaining
                 return TurnOutcome(
-                    replies=(reply,), committed=False, remaining=self.remaining, strand=number, is_echo=True
+                    reply_id=reply.id, replies=(reply,), committed=False, remaining=left, strand=number, is_echo=True
                 )
             blame_session(error, self.request.imposed)
             if isinstance(self.request, ChatRequest):
@@ -197,7 +196,7 @@ class RequestRun:
         for turn in self.turns:
             longest = max(longest, turn.prompt.num_tokens)
         if self._token_limit is not None:
-            num_before = self.seats.num_tokens_before([(turn.strand, turn.attachment) for turn in self.turns])
+            num_before = self.seats.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
             session = self._token_limit - num_before - sum(turn.num_new_tokens for turn in self.turns)
         context = None if limit is None else limit - longest
         self.remaining = Remaining(context_tokens=context, session_tokens=session)
@@ -213,13 +212,13 @@ class RequestRun:
         """Have the turns written, and kept in the very step in which that is known. Neither its deadline nor whoever
         leaves ends it any more, until it is known. Raises StorageUnavailable."""
         self.is_committing, self._deadline = True, None
-        if not self._may_commit():
+        if not self.may_commit:
             return self._commit()
         return await keep(self, self._commit)
 
     def _commit(self) -> TurnOutcome:
         """Keep the turns, unless their session is being deleted. Synchronous: nothing can come between."""
-        committed = self._may_commit()
+        committed = self.may_commit
         replies: list[ChatReply] = []
         num_sampled = longest = 0
         for turn in self.turns:
@@ -233,10 +232,11 @@ class RequestRun:
             session_tokens=None if before.session_tokens is None else before.session_tokens - num_sampled,
         )
         return TurnOutcome(
+            reply_id=self.joint_reply_id or replies[0].id,
             replies=tuple(replies),
             committed=committed,
             remaining=remaining,
-            strand=self.turns[0].strand.number,
+            strand=self.turns[0].opening.strand.number,
             node=self.turns[0].node_id,
             rewrites=self.turns[0].rewrites,
         )
@@ -305,21 +305,15 @@ async def _side_by_side(turns: Sequence[TurnRun], step: Callable[[TurnRun], Coro
         raise failed[0]
 
 
-def turn_reports(
-    turns: Sequence[TurnRun], task: "asyncio.Task[TurnOutcome]", group: str | None = None
-) -> list[TurnReport]:
-    """The report of each turn of a request whose task has ended. `group` is its session's."""
-    return [_report(turn, index, task, group) for index, turn in enumerate(turns)]
-
-
-def _report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
+def turn_report(turn: TurnRun, index: int, task: "asyncio.Task[TurnOutcome]", group: str | None) -> TurnReport:
+    """The report of a turn, the one of this index in a request whose task has ended. `group` is its session's."""
     meter = turn.meter
     report = partial(
         TurnReport,
         num_completion=meter.num_sampled,
         ttft_s=meter.ttft_s,
         tpot_s=meter.tpot_s,
-        itl_s=meter.itl_s,
+        itl_s=tuple(meter.gaps_s),
         unasked_replay=meter.unasked_replay,
         kind=turn.kind,
         group=group,

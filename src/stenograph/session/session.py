@@ -65,7 +65,7 @@ class _Kept(Struct, kw_only=True):
     """
 
     reply: KeptReply | StoredReply
-    strands: Sequence[Strand]
+    strands: frozenset[Strand]
     num_started: int
     is_superseded: bool
 
@@ -139,7 +139,7 @@ class Session:
         if self.refusal is not None:
             raise self.refusal
         if (only := self.strands.only) is not None:
-            only.gate.check()
+            only.check_free()
 
     def is_expired(self, now: float) -> bool:
         """Whether it has been without a chat for longer than it may. One that is being deleted ends by that."""
@@ -186,8 +186,11 @@ class Session:
             raise LimitExceeded(Limit.SESSION_TURNS, f"this session has {num_turns} of its {limit} turns (max_turns)")
 
     def refuse_new(self) -> None:
-        """Begin to be deleted: every turn is refused from now on. Those that run keep their seats until they end."""
+        """Begin to be deleted: every turn is refused from now on. Those that run keep their seats until they end, and
+        commit nothing."""
         self.is_closing = True
+        for turn in self._running.values():
+            turn.run.may_commit = False
 
     def note_trained(self, num_by_node: Mapping[int, int]) -> None:
         """Samples were given out that train so many sampled tokens of each of these turns, its first ones."""
@@ -270,16 +273,43 @@ class Session:
         it began."""
         del self._running[turn.request_id]
         self._last_chat = now
-        if committed:
-            strands = turn.run.seats.taken
-            self._kept = {id_: kept for id_, kept in self._kept.items() if not _is_over(kept, turn.order, strands)}
-            if (reply := _kept_reply(turn)) is not None:
-                while len(self._kept) >= MAX_KEPT:
-                    del self._kept[next(iter(self._kept))]
-                self._kept[turn.request_id] = _Kept(
-                    reply=reply, strands=strands, num_started=self.num_started, is_superseded=turn.is_superseded
-                )
-                self.release_delivered(turn.request_id)
+        if not committed:
+            return
+        run, reply = turn.run, None
+        if turn.identity is not None:  # else no other request can be known to repeat it
+            reply = KeptReply(
+                request_id=turn.request_id,
+                identity=turn.identity,
+                options=run.request.reply,
+                spelling=run.request.spelling,
+                outcome=turn.task.result(),
+                budget=run.remaining,
+                delivery=turn.delivery,
+            )
+        self._keep(reply, run.seats.taken, turn.order, self.num_started, is_superseded=turn.is_superseded)
+        self.release_delivered(turn.request_id)
+
+    def _keep(
+        self,
+        reply: KeptReply | StoredReply | None,
+        strands: Sequence[Strand],
+        order: int,
+        num_started: int,
+        *,
+        is_superseded: bool = False,
+    ) -> None:
+        """Keep the reply of a request that was begun as number `order` and took these strands further, if it has one
+        to keep, and no longer those that were committed there before it began."""
+        for id_, kept in [*self._kept.items()]:
+            if kept.num_started < order and not kept.strands.isdisjoint(strands):
+                del self._kept[id_]
+        if reply is None:
+            return
+        while len(self._kept) >= MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[reply.request_id] = _Kept(
+            reply=reply, strands=frozenset(strands), num_started=num_started, is_superseded=is_superseded
+        )
 
     def order_of(self, request_id: RequestId) -> int:
         """The number of a request that runs, among those of the session as they were begun."""
@@ -297,7 +327,6 @@ class Session:
             return placed
         strands = [strand for strand, _ in placed]
         first = nodes[0].turn
-        self._kept = {id_: kept for id_, kept in self._kept.items() if not _is_over(kept, mark.order, strands)}
         self.num_started = max(self.num_started, mark.num_begun)
         reply = StoredReply(
             request_id=first.request_id,
@@ -310,11 +339,7 @@ class Session:
             budget=mark.budget,
             delivery=Delivery(partial(self.release_delivered, first.request_id)),
         )
-        while len(self._kept) >= MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[first.request_id] = _Kept(
-            reply=reply, strands=strands, num_started=mark.num_begun, is_superseded=False
-        )
+        self._keep(reply, strands, mark.order, mark.num_begun)
         return placed
 
     def release_delivered(self, request_id: RequestId) -> None:
@@ -322,24 +347,3 @@ class Session:
         kept = self._kept.get(request_id)
         if kept is not None and kept.reply.delivery.is_done and kept.reply.identity.key is None:
             del self._kept[request_id]
-
-
-def _kept_reply(task: RequestTask) -> KeptReply | None:
-    """The kept reply of a request that has committed; None if no other can be known to repeat it."""
-    if task.identity is None:
-        return None
-    return KeptReply(
-        request_id=task.request_id,
-        identity=task.identity,
-        reply_id=task.run.reply_id,
-        options=task.run.request.reply,
-        spelling=task.run.request.spelling,
-        outcome=task.task.result(),
-        budget=task.run.remaining,
-        delivery=task.delivery,
-    )
-
-
-def _is_over(kept: _Kept, order: int, strands: Sequence[Strand]) -> bool:
-    """Whether a request that was begun after a reply had been committed has taken that reply's strand further."""
-    return kept.num_started < order and any(strand in strands for strand in kept.strands)

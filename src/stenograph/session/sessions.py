@@ -190,10 +190,10 @@ class Sessions:
     def get(self, session_id: str) -> Session:
         """The live session of that id. Raises SessionNotFound, also for one that is being deleted or has expired."""
         session = self._sessions.get(SessionId(session_id))
-        if session is not None and session.is_expired(self._clock.monotonic()):
-            self._drop_expired(session)
-            session = None
         if session is None or session.is_closing:
+            raise SessionNotFound(session_id)
+        if session.options.ttl_s is not None and session.is_expired(self._clock.monotonic()):
+            self._drop_expired(session)
             raise SessionNotFound(session_id)
         return session
 

@@ -1,4 +1,4 @@
-"""The strands of a session: each has a history and a gate of its own, and a request belongs to one of them.
+"""The strands of a session: each has a history and leases of its own, and a request belongs to one of them.
 
 `Strands` finds the strand of a request, and counts what all of them hold. A linear session and a tree have one strand,
 whatever a request begins with. Changed on the loop alone. Which strand a request is of never depends on what a client
@@ -10,20 +10,20 @@ from array import array
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 
+from msgspec import Struct, field
+
 from stenograph.core.chat import Asked, ChatRequest, KnownMessages, PastLine
-from stenograph.core.errors import CallerError
+from stenograph.core.errors import CallerError, SessionBusy
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.strand_kinds import TRAINED_KINDS, UNLABELLED, Label, StrandKind
 from stenograph.core.types import Prompt, SessionId
-from stenograph.session.gate import Gate, Lease
 from stenograph.session.strand_kinds import StrandSight, kinds_of
 from stenograph.trajectory.canonical import PinRule
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
 from stenograph.trajectory.commits import PlacedTurn, StrandOpened
-from stenograph.trajectory.history import Attachment, Discarded, History, is_continued
-from stenograph.trajectory.latest import LineJson, RecentRequest
-from stenograph.trajectory.linear import LinearHistory
+from stenograph.trajectory.history import Attachment, Discarded, History, LinearHistory, is_continued
+from stenograph.trajectory.latest import LatestLine
 from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatcher
 from stenograph.trajectory.opening_key import opening_key
 from stenograph.trajectory.pins import PinnedOpenings
@@ -40,50 +40,42 @@ NUM_FORKS = 8
 """Forks of one opening among which a request finds the one that it goes on with; older ones are only kept."""
 
 
-class Strand:
-    """The turns of a session that have one opening.
+class Strand(Struct, eq=False, kw_only=True):
+    """The turns of a session that have one opening, and who may add to them.
 
+    While a turn runs on one that is `exclusive`, no other may: whoever is refused holds nothing.
     `number` counts the session's strands in the order of their first commits; None before. `continues` is the strand
     whose work this one goes on with, after the client rewrote its history, and `chapter` counts those before it.
     `label` is what rules say of the request that opened it, `last_kind` of the one that was committed last.
     `fork_of` is the strand with the same opening from whose last turn this one parts, with another reply.
     """
 
-    __slots__ = (
-        "agent_id",
-        "chapter",
-        "continues",
-        "fork_of",
-        "gate",
-        "history",
-        "key",
-        "label",
-        "last_kind",
-        "line_json",
-        "number",
-        "recent",
-    )
-
-    def __init__(self, history: History, gate: Gate, *, key: bytes | None = None, agent_id: str = "") -> None:
-        self.history = history
-        self.gate = gate
-        self.key = key
-        self.agent_id = agent_id
-        self.recent = RecentRequest()
-        self.line_json = LineJson()
-        self.number: int | None = None
-        self.continues: Strand | None = None
-        self.fork_of: Strand | None = None
-        self.chapter = 0
-        self.label = UNLABELLED
-        self.last_kind: StrandKind | None = None
+    history: History
+    session_id: SessionId
+    exclusive: bool
+    key: bytes | None = None
+    agent_id: str = ""
+    line: LatestLine = field(default_factory=LatestLine)
+    number: int | None = None
+    continues: "Strand | None" = None
+    fork_of: "Strand | None" = None
+    chapter: int = 0
+    label: Label = UNLABELLED
+    last_kind: StrandKind | None = None
+    num_running: int = 0
+    """Turns that run on it: the leases that `Seats` hold."""
 
     def __repr__(self) -> str:
-        return f"<Strand {self.number} {self.history!r} {self.gate!r}>"
+        return f"<Strand {self.number} {self.history!r} running={self.num_running}>"
+
+    def check_free(self) -> None:
+        """Raise SessionBusy while a turn runs that allows none beside it."""
+        if self.exclusive and self.num_running:
+            raise SessionBusy(self.session_id)
 
     def forget_texts(self) -> None:
         """Keep its latest request and line as text no longer: they are as large as a whole line."""
-        self.recent, self.line_json = RecentRequest(), LineJson()
+        self.line = LatestLine()
 
 
 class Strands:
@@ -117,7 +109,7 @@ class Strands:
             self.only = self._new(None, "")
         elif kind is HistoryKind.TREE:
             tree = TreeHistory(matcher, after_length=after_length)
-            self.only = Strand(tree, Gate(session_id, exclusive=False))
+            self.only = Strand(history=tree, session_id=session_id, exclusive=False)
 
     def __repr__(self) -> str:
         return f"<Strands {len(self._kept)} with {self.num_turns} turns>"
@@ -143,7 +135,7 @@ class Strands:
         """The beginnings that a body may have: the latest messages of the strands that committed last."""
         found: list[KnownMessages] = []
         for strand in self._latest:
-            if (one := strand.recent.known) is not None and one.dialect == dialect:
+            if (one := strand.line.known) is not None and one.dialect == dialect:
                 end = one.text_print.length
                 if end < len(body) and body[end] in _BETWEEN_ELEMENTS:  # more than that is for the decoder to see
                     found.append(one)
@@ -170,7 +162,7 @@ class Strands:
             return self.only
         if request.known is not None:
             for strand in self._latest:
-                node = strand.recent.node_of(request)
+                node = strand.line.node_of(request)
                 if node is None or strand.agent_id != agent_id or not node.turn.context.is_same(context):
                     continue
                 has_reply = request.messages[node.num_messages - 1].role is Role.ASSISTANT
@@ -193,10 +185,15 @@ class Strands:
         """The strand that a chat belongs to, as it is now: for who takes no place in it, while others may commit."""
         strand = self.of_chat(request, context, agent_id)
         self.released(strand)
-        gate = Gate(self.session_id, exclusive=False)
-        copy = Strand(strand.history.as_it_is(), gate, key=strand.key, agent_id=agent_id)
-        copy.recent, copy.line_json, copy.number = strand.recent, strand.line_json, strand.number
-        return copy
+        return Strand(
+            history=strand.history.as_it_is(),
+            session_id=self.session_id,
+            exclusive=False,
+            key=strand.key,
+            agent_id=agent_id,
+            line=strand.line,
+            number=strand.number,
+        )
 
     def of_ids(self, ids: "array[int]", taken: Container[Strand] = ()) -> Strand:
         """The strand with the longest line that a prompt begins with; a new one if there is none.
@@ -244,17 +241,19 @@ class Strands:
         turn: CommittedTurn,
         prompt: Prompt | None,
         label: Label = UNLABELLED,
+        request: ChatRequest | None = None,
     ) -> tuple[Node, Sequence[Node]]:
         """Keep a turn in its strand, in one step: its node, and those that it replaces.
 
-        `prompt` None: no text of the line's ids is at hand. Raises SessionInvariant if its place is no more.
+        `prompt` None: no text of its line is at hand; `request` is the chat's. Raises SessionInvariant if its place is
+        no more.
         """
         history = strand.history
         gone = history.replaced_by(attachment)
         num_before = history.num_tokens
         node = history.commit(attachment, turn)
         if prompt is not None:
-            strand.line_json.extend(prompt, turn.sampled, node)
+            strand.line.extend(node, prompt, request)
         self._by_request[turn.request_id] = node
         if gone:
             self.discarded = self.discarded.with_turns(gone)
@@ -311,72 +310,57 @@ class Strands:
 
     def released(self, strand: Strand) -> None:
         """Forget a strand without a turn that nobody works on any more."""
-        if strand.key is None or strand.number is not None or strand.gate.is_busy:
+        if strand.key is None or strand.number is not None or strand.num_running:
             return
         if self._by_key.get(strand.key) is strand:
             del self._by_key[strand.key]
 
     def _new(self, key: bytes | None, agent_id: str) -> Strand:
         history = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids)
-        return Strand(history, Gate(self.session_id, exclusive=True), key=key, agent_id=agent_id)
+        return Strand(history=history, session_id=self.session_id, exclusive=True, key=key, agent_id=agent_id)
 
 
-class Seats:
-    """The places of one request's turns in the strands of its session, each with its lease. Give them back.
+class Seats(Struct, eq=False):
+    """The places of one request's turns in the strands of its session, each a lease of its strand. Give them back.
 
-    `strands` None: the request has no session, and each turn a strand that nobody else sees. `check` raises for a
-    strand that takes no more turns.
+    `strands` None: the request has no session, and each turn a strand that nobody else sees. `agent_id` is the client's
+    own id of the agent that asks, `label` what rules say of the request. `check` raises for a strand that takes no more
+    turns.
     """
 
-    def __init__(
-        self,
-        strands: Strands | None,
-        *,
-        agent_id: str = "",
-        label: Label = UNLABELLED,
-        check: Callable[[Strand, Label], None] | None = None,
-    ) -> None:
-        self.label = label
-        """The label that rules give the request."""
-        self._strands = strands
-        self.agent_id = agent_id
-        """The client's own id of the agent that asks."""
-        self._check = check
-        self.taken: list[Strand] = []
-        """The strands in which it has a place, also when that has been given back."""
-        self._leases: list[Lease] = []
+    strands: Strands | None
+    agent_id: str = ""
+    label: Label = UNLABELLED
+    check: Callable[[Strand, Label], None] | None = None
+    taken: list[Strand] = []
+    """The strands in which it has a place, also when that has been given back."""
+    num_leases: int = 0
+    """Places that it holds: the first ones of those, or none."""
 
     def __repr__(self) -> str:
-        return f"<Seats {len(self._leases)}>"
+        return f"<Seats {self.num_leases}>"
 
     @property
     def session_id(self) -> SessionId | None:
         """The session's; None if there is none."""
-        return None if self._strands is None else self._strands.session_id
+        return None if self.strands is None else self.strands.session_id
 
     def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
         """Take a chat's place. Raises SessionBusy."""
-        if self._strands is None:
+        if self.strands is None:
             return _alone()
-        return self._take(self._strands.of_chat(request, context, self.agent_id))
+        return self._take(self.strands.of_chat(request, context, self.agent_id))
 
     def of_ids(self, ids: "array[int]") -> Strand:
         """Take the place of a prompt given as ids. Raises SessionBusy."""
-        return _alone() if self._strands is None else self._take(self._strands.of_ids(ids, self.taken))
+        return _alone() if self.strands is None else self._take(self.strands.of_ids(ids, self.taken))
 
     def num_tokens_before(self, places: Sequence[tuple[Strand, Attachment]]) -> int:
         """Tokens of the session that will stay if turns are committed at these places."""
-        if self._strands is None:
+        if self.strands is None:
             return 0
         goes = {id(strand): strand.history.num_tokens - strand.history.num_tokens_before(at) for strand, at in places}
-        return self._strands.num_tokens - sum(goes.values())
-
-    def commit(
-        self, strand: Strand, attachment: Attachment, turn: CommittedTurn, prompt: Prompt
-    ) -> tuple[Node, Sequence[Node]]:
-        """As `Strands.commit`."""
-        assert self._strands is not None, "a turn without a session is not kept"
-        return self._strands.commit(strand, attachment, turn, prompt, self.label)
+        return self.strands.num_tokens - sum(goes.values())
 
     @property
     def is_side(self) -> bool:
@@ -385,7 +369,7 @@ class Seats:
 
     def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
         """The strands that this one may be a chapter of, the latest first; none if it is known for something else."""
-        return [] if self._strands is None or self.is_side else self._strands.before(strand, messages)
+        return [] if self.strands is None or self.is_side else self.strands.before(strand, messages)
 
     def continued_by_fork(
         self, strand: Strand, attachment: Attachment, request: ChatRequest, context: PromptContext
@@ -397,24 +381,26 @@ class Seats:
 
     def fork(self, strand: Strand) -> Strand:
         """Take a place in a strand beside this one, in which it has one."""
-        assert self._strands is not None, "only a session has strands"
-        fork = self._strands.fork(strand)
-        self._leases.append(fork.gate.lease())
-        self.taken.append(fork)
-        return fork
+        assert self.strands is not None, "only a session has strands"
+        return self._lease(self.strands.fork(strand))
 
     def give_back(self) -> None:
         """Release every lease. Harmless when repeated."""
-        leases, self._leases = self._leases, []
-        for strand, lease in zip(self.taken, leases, strict=False):
-            lease.release()
-            if strand.number is None and self._strands is not None:
-                self._strands.released(strand)
+        held, self.num_leases = self.taken[: self.num_leases], 0
+        for strand in held:
+            strand.num_running -= 1
+            if strand.number is None and self.strands is not None:
+                self.strands.released(strand)
 
     def _take(self, strand: Strand) -> Strand:
-        if self._check is not None:
-            self._check(strand, self.label)
-        self._leases.append(strand.gate.lease())
+        if self.check is not None:
+            self.check(strand, self.label)
+        return self._lease(strand)
+
+    def _lease(self, strand: Strand) -> Strand:
+        strand.check_free()
+        strand.num_running += 1
+        self.num_leases += 1
         self.taken.append(strand)
         return strand
 
@@ -424,7 +410,7 @@ class Onlooker(Seats):
     for another that runs."""
 
     def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
-        return _alone() if self._strands is None else self._strands.seen(request, context, self.agent_id)
+        return _alone() if self.strands is None else self.strands.seen(request, context, self.agent_id)
 
     def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
         return []
@@ -449,7 +435,7 @@ def _of_forks(newest: Strand, messages: Sequence[Message], context: PromptContex
 
 
 def _alone() -> Strand:
-    return Strand(LinearHistory(StrictMatcher()), Gate(SessionId(""), exclusive=False))
+    return Strand(history=LinearHistory(StrictMatcher()), session_id=SessionId(""), exclusive=False)
 
 
 def chapter_of(

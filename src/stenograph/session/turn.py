@@ -12,19 +12,16 @@ a turn ends, the engine has been asked to stop by then: leaving the chunk iterat
 
 import math
 from array import array
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
-from stenograph.core.clock import Clock
-from stenograph.core.errors import ContextLengthExceeded, InvalidRequest
+from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest, whole_delta
+from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, Limit, LimitExceeded
 from stenograph.core.logprobs import is_held_by_engine, reported_kind
 from stenograph.core.messages import Message, Role
 from stenograph.core.rewrites import AppliedRewrite
@@ -32,7 +29,6 @@ from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import (
     Chunk,
     EngineReply,
-    EngineTimes,
     Finish,
     FinishReason,
     Grammar,
@@ -40,70 +36,25 @@ from stenograph.core.types import (
     Prompt,
     RequestId,
     SampledTurn,
-    SamplingParams,
     Stage,
     StageTimes,
     Usage,
     token_ids,
 )
-from stenograph.engine.base import Capabilities, Engine, GenerateRequest
+from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.validate import TurnCollector
-from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.memory import untrack
-from stenograph.offload.pool import CpuPool
-from stenograph.render.renderer import Renderer
 from stenograph.reply.held import Holder, held_grammar
-from stenograph.session.budget import max_tokens
-from stenograph.session.chunk_reader import READ_AT_ONCE, ChunkReader
-from stenograph.session.kinds import SHIPPED_RULES, KindRules
-from stenograph.session.meter import TurnMeter
+from stenograph.reply.reading import Parser
 from stenograph.session.opening import Opening
-from stenograph.session.reply_buffer import ReplyBuffer
-from stenograph.session.rewrite_rules import RewriteRules
+from stenograph.session.reply_buffer import READ_AT_ONCE, ReplyBuffer, TurnMeter, parts_of
+from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
-from stenograph.session.strand import Seats, Strand
-from stenograph.session.weights import Weights
-from stenograph.trajectory.canonical import Canonical
+from stenograph.session.strand import Seats
 from stenograph.trajectory.history import Attachment
-from stenograph.trajectory.turn import CommittedTurn, TurnStatus, line_ids
+from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, line_ids
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnServices:
-    """Services that all turns share. `timeout_s` is a request's deadline, None for none.
-
-    `abort_grace_s` is how long an aborted request waits for the engine's partial reply. `over_budget` decides about a
-    `max_tokens` that exceeds what the context leaves. `template_kwargs` are the template's arguments in every chat
-    that does not set them, nor its session. `share` does work that holds the GIL in pieces.
-    `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
-    `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
-    their session has its own. `weights` names those of an engine that does not, and holds new turns while they change.
-    """
-
-    engine: Engine
-    renderer: Renderer
-    pool: CpuPool
-    clock: Clock
-    timeout_s: float | None
-    abort_grace_s: float = 5.0
-    over_budget: OverBudget = OverBudget.REFUSE
-    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
-    share: LoopShare = field(default_factory=LoopShare)
-    tokenizer: Engine | None = None
-    kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
-    rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
-    canonical: Canonical = field(default_factory=Canonical)
-    weights: Weights = field(default_factory=Weights)
-
-
-class _ReadReply(Struct, frozen=True, kw_only=True, gc=False):
-    """A generation's reply, checked and parsed."""
-
-    sampled: SampledTurn
-    parsed: ParsedReply
-    written: EngineReply | None
 
 
 class TurnRun:
@@ -134,7 +85,8 @@ class TurnRun:
         self.meter = TurnMeter(started=stages.start)
         self._request = request
         self._request_json = request_json
-        self._opening = opening
+        self.opening = opening
+        """Where it attaches: its strand is there, once it is open."""
         self.kind = seats.label.kind
         """The kind that a rule says of its request; None if none does."""
         self._seats = seats
@@ -151,11 +103,16 @@ class TurnRun:
         """The place where it attaches, once it is open."""
         self.prompt: Prompt
         """Its prompt, once it is open."""
-        self._params = request.params
+        self.params = request.params
+        """The effective parameters of its sampling, once they are granted."""
         self._forced: Grammar | None = None
-        self._reply: _ReadReply | None = None
+        self.sampled: SampledTurn | None = None
+        """Its tokens, once they are all there and checked, and parsed."""
+        self._parsed: ParsedReply
+        self._written: EngineReply | None = None
         self._made: CommittedTurn | None = None
-        self._policy = ""
+        self.policy = ""
+        """The model that samples, as its engine calls it; empty before the engine is asked."""
         self._ends_early = False
         self._has_sampled = False
         self.node_id: int | None = None
@@ -169,29 +126,9 @@ class TurnRun:
         return f"<TurnRun {self.request_id}>"
 
     @property
-    def strand(self) -> Strand:
-        """The strand that it is of, once it is open."""
-        return self._opening.strand
-
-    @property
     def num_new_tokens(self) -> int:
         """Tokens that its prompt adds to its line, once it is open."""
         return len(self.prompt.new_ids) - self.prompt.num_trimmed
-
-    @property
-    def params(self) -> SamplingParams:
-        """The effective parameters of its sampling, once they are granted."""
-        return self._params
-
-    @property
-    def policy(self) -> str:
-        """The model that samples, as its engine calls it; empty before the engine is asked."""
-        return self._policy
-
-    @property
-    def sampled(self) -> SampledTurn | None:
-        """Its tokens, once they are all there and checked."""
-        return None if self._reply is None else self._reply.sampled
 
     def end_early(self) -> bool:
         """Sample nothing if it has not begun to. Returns whether that ends it now, without the engine's knowing."""
@@ -202,42 +139,44 @@ class TurnRun:
     async def open(self) -> None:
         """Find the turn's place, and make the ids of its prompt. Changes nothing of the session."""
         self.capabilities = self._services.engine.capabilities
-        attachment = await self._opening.position()
-        prompt = await self._opening.render(attachment)
-        self._forced = await self._opening.forced_grammar(prompt)
-        tokenization = self._opening.tokenization
+        attachment = await self.opening.position()
+        prompt = await self.opening.render(attachment)
+        if self.opening.tool_choice.forces:
+            self._forced = await self.opening.forced_grammar(prompt)
+        tokenization, stage = self.opening.tokenization, Stage.RENDER
         if tokenization is not None and tokenization.began_at is not None:
             self.stages.mark(Stage.RENDER, tokenization.began_at)
-        self._mark(Stage.RENDER if tokenization is None or tokenization.began_at is None else Stage.TOKENIZE)
+            stage = Stage.TOKENIZE
+        self.stages.mark(stage, self._services.clock.monotonic())
         self.attachment, self.prompt, self.is_open = attachment, prompt, True
 
     def grant(self, remaining: Remaining) -> None:
         """Settle the parameters: the request's, with the reply's constraints and the tokens that are left."""
         request, prompt, capabilities = self._request, self.prompt, self.capabilities
-        num = max_tokens(request, prompt, remaining, self._services.over_budget, part=self._opening.prompt_blame)
+        num = max_tokens(request, prompt, remaining, self._services.over_budget, part=self.opening.prompt_blame)
         grammar = asked = request.params.grammar
         if asked is not None or self._forced is not None:
             grammar = held_grammar(
                 asked,
                 self._forced,
-                None if asked is None else self._opening.before_answer(prompt),
+                None if asked is None else self.opening.before_answer(prompt),
                 Holder(engine=capabilities.engine, kinds=capabilities.grammars, parses=capabilities.parses),
             )
         num_least = request.params.min_tokens if num is None else min(request.params.min_tokens, num)
         granted = (grammar, num, num_least, self._wants_support)
         if granted != (asked, request.params.max_tokens, request.params.min_tokens, request.params.support):
-            self._params = replace(
+            self.params = replace(
                 request.params, grammar=grammar, max_tokens=num, min_tokens=num_least, support=self._wants_support
             )
 
     async def sample(self) -> None:
         """Sample, validate and parse chunk by chunk, feeding the watchers. Raises UpstreamError and its kin."""
-        services, params, request, prompt = self._services, self._params, self._request, self.prompt
+        services, params, request, prompt = self._services, self.params, self._request, self.prompt
         capabilities = self.capabilities
-        tools = self._opening.context.tools if capabilities.parses else ()
+        tools = self.opening.context.tools if capabilities.parses else ()
         num_changes = services.weights.num_changes
-        is_held = bool(tools) and is_held_by_engine(tools, self._opening.tool_choice)
-        self._policy = capabilities.policy or capabilities.model
+        is_held = bool(tools) and is_held_by_engine(tools, self.opening.tool_choice)
+        self.policy = capabilities.policy or capabilities.model
         collector = TurnCollector(
             vocab_size=capabilities.vocab_size,
             max_tokens=params.max_tokens,
@@ -245,7 +184,7 @@ class TurnRun:
             logprobs_kind=reported_kind(capabilities.logprobs, params, is_forced=is_held),
             weight_version=services.weights.version,
         )
-        reader = ChunkReader(lambda: self._opening.parser(params, self.request_id, prompt))
+        parser: Parser | None = None
         generate = GenerateRequest(
             request_id=self.request_id,
             prompt=prompt,
@@ -263,40 +202,50 @@ class TurnRun:
                 async for chunk in chunks:
                     self.meter.sampled(len(chunk.ids), services.clock.monotonic(), chunk.unasked_replay)
                     taken = collector.add(chunk)
-                    if taken.reply is not None and request.spelling.keeps_engine_id:
-                        self.reply_id = taken.reply.id
-                    if taken.reply is not None and not request.reply.stream:
-                        reader.take_whole(taken.reply)  # nobody reads it in pieces
+                    if taken.reply is None:
+                        parser = parser or self.opening.parser(params, self.request_id, prompt)
+                        await self._read(parser, taken)
                     else:
-                        await self._read(reader, taken)
+                        self._written = taken.reply
+                        if request.spelling.keeps_engine_id:
+                            self.reply_id = taken.reply.id
+                        if request.reply.stream:  # else nobody reads it in pieces
+                            self.buffer.push(whole_delta(taken.reply.message), taken)
         except ContextLengthExceeded as error:
-            raise error.of(self._opening.prompt_blame) from error  # an engine does not know which of several it is
+            raise error.of(self.opening.prompt_blame) from error  # an engine does not know which of several it is
         except InvalidRequest as error:
             if error.blame is None and params.grammar is not None:  # the engine does not know where it came from
                 error.blame = Blame(RequestPart.TOOLS if request.params.grammar is None else RequestPart.GRAMMAR)
             raise
         finally:
             self._has_sampled = True
-        sampled = self._collected(collector, num_changes)
-        rest, parsed = reader.finish(sampled.finish)
-        if reader.written is None:
-            self.buffer.push(rest)
-        self._reply = _ReadReply(sampled=sampled, parsed=parsed, written=reader.written)
+        self._end_reply(collector, parser, num_changes)
 
-    def _collected(self, collector: TurnCollector, num_changes: int) -> SampledTurn:
-        """The tokens that were sampled since the weights had changed `num_changes` times. Raises UpstreamInvalid."""
+    def _end_reply(self, collector: TurnCollector, parser: Parser | None, num_changes: int) -> None:
+        """Check and parse the end of what was sampled since the weights had changed `num_changes` times. Raises
+        UpstreamInvalid."""
         weights = self._services.weights
         is_over = num_changes % 2 or num_changes != weights.num_changes
         sampled = collector.result(MixedWeights(oldest=weights.oldest_since(num_changes)) if is_over else None)
         weights.num_mixed_turns += sampled.mixed is not None
-        self._mark_engine_times(sampled.times)
-        self._mark(Stage.VALIDATE)
-        return sampled
+        now, times, stages = self._services.clock.monotonic(), sampled.times, self.stages
+        if times is not None:
+            stages.mark(Stage.QUEUE, times.admitted)
+            stages.mark(Stage.PREFILL, times.first_token)
+        stages.mark(Stage.DECODE_TOKENS, now if times is None else times.finished)
+        stages.mark(Stage.VALIDATE, now)
+        if self._written is not None:
+            self._parsed = ParsedReply(message=self._written.message)
+        else:
+            assert parser is not None, "a generation without a chunk has no finish"
+            rest, self._parsed = parser.finish(sampled.finish)
+            self.buffer.push(rest)
+        self.sampled = sampled
 
     def echo(self, node_id: int) -> ChatReply | None:
         """The reply to a request that ends with this turn's, if that is its strand's last and the request takes no
         message for it; else None."""
-        request, last = self._request, self._opening.strand.history.latest
+        request, last = self._request, self.opening.strand.history.latest
         if last is None or last.id != node_id or not isinstance(request, ChatRequest) or not request.takes_echo:
             return None
         empty = SampledTurn(
@@ -320,61 +269,61 @@ class TurnRun:
             stages_s=self.stages.durations_s(),
         )
 
-    async def _read(self, reader: ChunkReader, chunk: Chunk) -> None:
+    async def _read(self, parser: Parser, chunk: Chunk) -> None:
         """Feed the watchers with what a chunk says: at once, or a long one in parts between which the loop goes on."""
         if len(chunk.ids) <= READ_AT_ONCE:
-            self.buffer.push(reader.feed(chunk), chunk)
+            self.buffer.push(parser.feed(chunk.ids), chunk)
             return
-        async for delta, part in self._services.share.pieces(reader.feed_parts(chunk)):
+        async for delta, part in self._services.share.pieces((parser.feed(one.ids), one) for one in parts_of(chunk)):
             self.buffer.push(delta, part)
 
     def commit(self, *, is_kept: bool) -> ChatReply:
         """The turn's reply; where `is_kept`, add the turn to its session. Raises SessionInvariant."""
-        assert self._reply is not None, "a turn is sampled before it is committed"
-        self._mark(Stage.COMMIT)
-        sampled, parsed, prompt, attachment = self._reply.sampled, self._reply.parsed, self.prompt, self.attachment
+        sampled, prompt, attachment = self.sampled, self.prompt, self.attachment
+        assert sampled is not None, "a turn is sampled before it is committed"
+        self.stages.mark(Stage.COMMIT, self._services.clock.monotonic())
         now = self._services.clock.wall() if self._made is None else self._made.committed_at
         capabilities = self.capabilities
         if is_kept:
-            turn, strand = self._made or self._make(sampled, parsed, now), self._opening.strand
-            node, replaced = self._seats.commit(strand, attachment, turn, prompt)
+            turn, strand = self._made or self._make(sampled, now), self.opening.strand
+            assert self._seats.strands is not None, "a turn without a session is not kept"
+            request = self._request if isinstance(self._request, ChatRequest) else None
+            node, replaced = self._seats.strands.commit(strand, attachment, turn, prompt, self._seats.label, request)
             self.node_id, self.rewrites = node.id, turn.rewrites
             if replaced:
                 self.discarded = tuple(gone.turn for gone in replaced)
             untrack(node.tracked_parts)
-            if isinstance(self._request, ChatRequest):
-                strand.recent.extend(self._request, node)
         return ChatReply(
             id=self.reply_id,
             created=int(now),
             model=capabilities.model,
             prompt=prompt,
-            parsed=parsed,
+            parsed=self._parsed,
             sampled=sampled,
             usage=Usage(
                 num_prompt=prompt.num_tokens,
                 num_completion=len(sampled.ids),
                 num_cached=sampled.num_cached_tokens,
-                num_reasoning=parsed.num_reasoning_tokens,
+                num_reasoning=self._parsed.num_reasoning_tokens,
             ),
-            written=self._reply.written,
+            written=self._written,
             stages_s=self.stages.durations_s(),
             fills_context=prompt.num_tokens + len(sampled.ids) >= (capabilities.max_context_tokens or math.inf),
         )
 
     def made(self) -> CommittedTurn:
         """The turn as it will be kept, for a store that has to have it first. From here on it is settled."""
-        assert self._reply is not None, "a turn is sampled before it is made"
-        self._made = self._make(self._reply.sampled, self._reply.parsed, self._services.clock.wall())
+        assert self.sampled is not None, "a turn is sampled before it is made"
+        self._made = self._make(self.sampled, self._services.clock.wall())
         return self._made
 
     def stored(self) -> None:
         """Say that the turn that was made is durable."""
-        self._mark(Stage.STORE)
+        self.stages.mark(Stage.STORE, self._services.clock.monotonic())
 
-    def _make(self, sampled: SampledTurn, parsed: ParsedReply, now: float) -> CommittedTurn:
-        opening, prompt, attachment = self._opening, self.prompt, self.attachment
-        params, tool_choice, request_json = self._params, opening.tool_choice, self._request_json
+    def _make(self, sampled: SampledTurn, now: float) -> CommittedTurn:
+        opening, prompt, attachment = self.opening, self.prompt, self.attachment
+        params, tool_choice, request_json = self.params, opening.tool_choice, self._request_json
         if attachment.parent is not None:
             before = attachment.parent.turn
             params = _kept_once(params, before.params)
@@ -385,9 +334,9 @@ class TurnRun:
             new_prompt_ids=prompt.new_ids,
             num_trimmed=prompt.num_trimmed,
             sampled=sampled,
-            status=TurnStatus.of(sampled.finish.reason),
+            status=STATUS_OF[sampled.finish.reason],
             messages=attachment.new_messages,
-            reply=parsed,
+            reply=self._parsed,
             params=params,
             asked=opening.asked,
             tool_choice=tool_choice,
@@ -396,23 +345,42 @@ class TurnRun:
             context=opening.context,
             request_json=request_json,
             rewrites=opening.rewrites,
-            policy=self._policy,
+            policy=self.policy,
             requested_at=self._requested_at,
             committed_at=now,
             stages=self.stages,
             trace_id="" if self._trace is None else self._trace.trace_id,
         )
 
-    def _mark(self, stage: Stage) -> None:
-        self.stages.mark(stage, self._services.clock.monotonic())
 
-    def _mark_engine_times(self, times: EngineTimes | None) -> None:
-        if times is not None:
-            self.stages.mark(Stage.QUEUE, times.admitted)
-            self.stages.mark(Stage.PREFILL, times.first_token)
-            self.stages.mark(Stage.DECODE_TOKENS, times.finished)
-        else:
-            self._mark(Stage.DECODE_TOKENS)
+def max_tokens(
+    request: TurnRequest, prompt: Prompt, remaining: Remaining, over_budget: OverBudget, *, part: Blame
+) -> int | None:
+    """The most tokens that the engine may sample; None leaves it to the engine. `remaining` counts the prompt, which
+    is the `part` of the request.
+
+    Without a `max_tokens`, it is what context and session both leave. A `max_tokens` above what the context leaves is
+    refused or clamped, as the server is set; one above what the session leaves is always clamped, since its limit is
+    not the caller's. Raises ContextLengthExceeded, or LimitExceeded if the session leaves nothing.
+    """
+    wanted, room = request.params.max_tokens, remaining.context_tokens
+    if room is not None and (room < 1 or (over_budget is OverBudget.REFUSE and (wanted or 1) > room)):
+        raise ContextLengthExceeded(
+            num_prompt_tokens=prompt.num_tokens,
+            max_tokens=wanted,
+            max_context_tokens=room + prompt.num_tokens,
+            prompt=part,
+        )
+    if remaining.session_tokens is not None and remaining.session_tokens < 1:
+        raise LimitExceeded(
+            Limit.SESSION_TOKENS,
+            f"a prompt of {prompt.num_tokens} tokens leaves nothing of what this session may have (max_total_tokens)",
+        )
+    most = wanted
+    for limit in (room, remaining.session_tokens):
+        if limit is not None and (most is None or limit < most):
+            most = limit
+    return most
 
 
 def _kept_once(new: T, before: T) -> T:

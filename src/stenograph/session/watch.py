@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol
 
+from msgspec import Struct
+
 from stenograph.core.chat import Remaining, ReplyOptions, Spelling, StreamPiece
 from stenograph.core.errors import StenographError, UnexpectedFailure
 from stenograph.core.types import RequestId, Stage, token_ids
@@ -21,12 +23,11 @@ class TurnAbandoned(Exception):
     """The turn that was watched has been abandoned by its own watchers; no client waits for it."""
 
 
-class Delivery:
+class Delivery(Struct, eq=False):
     """Whether a reply has reached a client. All who watch it share one, before the commit and after it."""
 
-    def __init__(self, on_delivered: Callable[[], None]) -> None:
-        self.is_done = False
-        self._on_delivered = on_delivered
+    on_delivered: Callable[[], None]
+    is_done: bool = False
 
     def __repr__(self) -> str:
         return f"<Delivery done={self.is_done}>"
@@ -35,7 +36,7 @@ class Delivery:
         """A client has the whole reply. Only the first time counts."""
         if not self.is_done:
             self.is_done = True
-            self._on_delivered()
+            self.on_delivered()
 
 
 class Watch(Protocol):
@@ -80,7 +81,11 @@ class Watch(Protocol):
         ...
 
     def result(self) -> Coroutine[None, None, TurnOutcome]:
-        """Wait for the end; raises as `RequestTask.result`."""
+        """Wait for the end.
+
+        Raises the turn's StenographError, the one that it was abandoned with, UnexpectedFailure for a bug of ours
+        (logged), or TurnAbandoned.
+        """
         ...
 
     def timings_s(self) -> Mapping[Stage, float]:
@@ -96,57 +101,38 @@ class Watch(Protocol):
         ...
 
 
-class RequestTask:
+class RequestTask(Struct, eq=False, kw_only=True):
     """A request's task and its watchers. `order` counts those of its session, from 1, as they were started.
 
-    `is_superseded`: another request with the same body was begun after it. `delivery` outlives the task.
+    `request_id` is by which the engine knows it. `is_superseded`: another request with the same body was begun after
+    it. `is_abandoned`: it was stopped by us, and is only waited for to end. `delivery` outlives the task.
     """
 
-    def __init__(
-        self,
-        run: RequestRun,
-        task: "asyncio.Task[TurnOutcome]",
-        *,
-        identity: RequestIdentity | None,
-        delivery: Delivery,
-    ) -> None:
-        self.run = run
-        self.request_id = run.request_id
-        """By which the engine knows it."""
-        self.task = task
-        self.identity = identity
-        self.delivery = delivery
-        self.is_superseded = False
-        self.order = 0
-        self._watches: set[LiveWatch] = set()
-        self._waiters: list[asyncio.Future[None]] = []
-        self._why: StenographError | None = None
-        self._is_abandoned = False
+    run: RequestRun
+    request_id: RequestId
+    task: "asyncio.Task[TurnOutcome]"
+    identity: RequestIdentity | None
+    delivery: Delivery
+    is_superseded: bool = False
+    order: int = 0
+    watches: "set[LiveWatch]" = set()
+    waiters: list[asyncio.Future[None]] = []
+    why: StenographError | None = None
+    is_abandoned: bool = False
 
     def __repr__(self) -> str:
-        return f"<RequestTask {self.request_id} done={self.task.done()} watched by {len(self._watches)}>"
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether it was stopped by us and is only waited for to end."""
-        return self._is_abandoned
+        return f"<RequestTask {self.request_id} done={self.task.done()} watched by {len(self.watches)}>"
 
     @property
     def is_ending(self) -> bool:
         """Whether nobody waits for it, and it ends without the engine: it is abandoned, or on its way to the disk."""
-        return self._is_abandoned or (self.run.is_committing and not self._watches)
+        return self.is_abandoned or (self.run.is_committing and not self.watches)
 
     def watch(self) -> "LiveWatch":
         """One more watcher. It must leave."""
         watch = LiveWatch(self)
-        self._watches.add(watch)
+        self.watches.add(watch)
         return watch
-
-    def leave(self, watch: "LiveWatch") -> None:
-        """A watcher is gone; the last one's leaving stops a turn that still runs."""
-        self._watches.discard(watch)
-        if not self._watches and not self.task.done():
-            self.abandon()
 
     def abandon(self, why: StenographError | None = None) -> None:
         """Stop the turn and keep nothing of it. Without effect once it has ended, or is on its way to the disk.
@@ -157,33 +143,13 @@ class RequestTask:
         """
         if self.run.is_committing:
             return
-        if self._is_abandoned or self.run.is_timed_out or self.task.cancel():
-            self._is_abandoned = True
-            self._why = self._why or why
-
-    async def result(self) -> TurnOutcome:
-        """Wait for the end. Cancelling this wait leaves the turn alone.
-
-        Raises the turn's StenographError, the one that it was abandoned with, UnexpectedFailure for a bug of ours
-        (logged), or TurnAbandoned.
-        """
-        task = self.task
-        if not task.done():
-            waiter: asyncio.Future[None] = task.get_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-        if task.cancelled():
-            raise self._why or TurnAbandoned
-        error = task.exception()
-        if error is None:
-            return task.result()
-        if isinstance(error, StenographError):
-            raise error
-        raise UnexpectedFailure("The server failed on this turn; nothing of it was kept.") from error
+        if self.is_abandoned or self.run.is_timed_out or self.task.cancel():
+            self.is_abandoned = True
+            self.why = self.why or why
 
     def ended(self) -> None:
         """Wake those who wait for the end: its task is done."""
-        for waiter in self._waiters:
+        for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
@@ -192,6 +158,11 @@ class LiveWatch:
     """A `Watch` of a request whose task runs, or has ended a moment ago."""
 
     def __init__(self, task: RequestTask) -> None:
+        request = task.run.request
+        self.request_id = task.request_id
+        self.options = request.reply
+        self.spelling = request.spelling
+        self.delivered = task.delivery.done
         self._task = task
         self._reader: BufferReader | None = None
         self._has_left = False
@@ -202,20 +173,9 @@ class LiveWatch:
         return f"<LiveWatch of {self._task!r}>"
 
     @property
-    def request_id(self) -> RequestId:
-        return self._task.request_id
-
-    @property
-    def options(self) -> ReplyOptions:
-        return self._task.run.request.reply
-
-    @property
-    def spelling(self) -> Spelling:
-        return self._task.run.request.spelling
-
-    @property
     def reply_id(self) -> str:
-        return self._task.run.reply_id
+        run = self._task.run
+        return run.turns[0].reply_id if run.joint_reply_id is None else run.joint_reply_id
 
     @property
     def prompts(self) -> "list[array[int]]":
@@ -237,20 +197,34 @@ class LiveWatch:
         if not self._has_left:
             self._pieces().call()
 
-    def result(self) -> Coroutine[None, None, TurnOutcome]:
-        return self._task.result()
+    async def result(self) -> TurnOutcome:
+        """Wait for the end. Cancelling this wait leaves the turn alone."""
+        owner, task = self._task, self._task.task
+        if not task.done():
+            waiter: asyncio.Future[None] = task.get_loop().create_future()
+            owner.waiters.append(waiter)
+            await waiter
+        if task.cancelled():
+            raise owner.why or TurnAbandoned
+        error = task.exception()
+        if error is None:
+            return task.result()
+        if isinstance(error, StenographError):
+            raise error
+        raise UnexpectedFailure("The server failed on this turn; nothing of it was kept.") from error
 
     def timings_s(self) -> Mapping[Stage, float]:
         return self._task.run.turns[0].stages.durations_s()
 
-    def delivered(self) -> None:
-        self._task.delivery.done()
-
     def leave(self) -> None:
+        """Watch no more; the last watcher's leaving stops a turn that still runs."""
         self._has_left = True
         if self._reader is not None:
             self._reader.close()
-        self._task.leave(self)
+        task = self._task
+        task.watches.discard(self)
+        if not task.watches and not task.task.done():
+            task.abandon()
 
     def _pieces(self) -> BufferReader:
         """The reader of a stream's pieces; a client that takes its reply whole has none."""

@@ -67,7 +67,7 @@ class HarnessMatcher:
             and stored.tool_call_id == given.tool_call_id
             and (stored.content or "").strip() == (given.content or "").strip()
             and (not given.reasoning or (stored.reasoning or "").strip() == given.reasoning.strip())
-            and _same_calls(stored.tool_calls, given.tool_calls)
+            and (stored.tool_calls == given.tool_calls or _same_calls(stored.tool_calls, given.tool_calls))
         )
 
 

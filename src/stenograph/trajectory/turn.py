@@ -7,6 +7,7 @@ one another (history.py) nor how a reply was sampled or shown.
 import enum
 from array import array
 from collections.abc import Mapping
+from operator import attrgetter
 
 import msgspec
 from msgspec import Struct, field
@@ -26,17 +27,13 @@ class TurnStatus(enum.StrEnum):
     TRUNCATED = "truncated"
     ABORTED = "aborted"
 
-    @staticmethod
-    def of(reason: FinishReason) -> "TurnStatus":
-        """The status of a turn that finished for `reason`."""
-        return _STATUS_OF[reason]
 
-
-_STATUS_OF = {
+STATUS_OF = {
     FinishReason.STOP: TurnStatus.COMPLETED,
     FinishReason.LENGTH: TurnStatus.TRUNCATED,
     FinishReason.ABORT: TurnStatus.ABORTED,
 }
+"""The status of a turn, by the reason for which it finished."""
 
 
 class PromptContext(Struct, frozen=True, kw_only=True, gc=False):
@@ -128,7 +125,7 @@ class Node:
         self.depth: int = 1 + (parent.depth if parent else 0)
         self.num_tokens: int = turn.num_tokens + (parent.num_tokens if parent else 0)
         self.num_messages: int = len(turn.messages) + 1 + (parent.num_messages if parent else 0)
-        calling = any(message.tool_calls for message in (*turn.messages, turn.reply.message))
+        calling = any(map(attrgetter("tool_calls"), (*turn.messages, turn.reply.message)))
         self.has_calls: bool = calling or (parent is not None and parent.has_calls)
 
     @property

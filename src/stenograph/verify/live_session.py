@@ -31,8 +31,8 @@ from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits, Place
 from stenograph.session.manager import SessionManager
 from stenograph.session.request import TurnOutcome
+from stenograph.session.services import TurnServices
 from stenograph.session.session import SessionOptions
-from stenograph.session.turn import TurnServices
 from stenograph.verify.findings import Check, Finding, first_difference
 
 MAX_TOKENS = 64

@@ -14,7 +14,7 @@ TURN = "stenograph.http.turn_route.TurnRoute"
     ("stack", "stage"),
     [
         (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.http.wire.read_body", "x.read"), "receive"),
-        (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.session.gate.Gate.check"), "admit"),
+        (("asyncio.run", f"{TURN}.handle", f"{TURN}._admit", "stenograph.session.session.Session.check_open"), "admit"),
         (
             (
                 f"{TURN}._admit",
@@ -30,7 +30,7 @@ TURN = "stenograph.http.turn_route.TurnRoute"
             ("stenograph.engine.http.engine.HttpEngine._whole", "stenograph.engine.sglang.chat_wire.decode_reply"),
             "validate",
         ),
-        (("stenograph.session.turn.TurnRun.sample", "stenograph.session.chunk_reader.ChunkReader.feed"), "validate"),
+        (("stenograph.session.turn.TurnRun.sample", "stenograph.session.turn.TurnRun._read"), "validate"),
         (("stenograph.session.request.RequestRun._commit", "stenograph.offload.memory.untrack"), "commit"),
         ((f"{TURN}.handle", f"{TURN}._whole", "stenograph.http.wire.send_whole", "uvicorn.x.send"), "reply"),
         (("(other threads)",), "workers"),

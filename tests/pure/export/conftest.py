@@ -20,7 +20,7 @@ from stenograph.core.types import (
     WeightSpan,
     token_ids,
 )
-from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus
+from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, Node, PromptContext
 
 Drawn = Sequence[tuple[int, float]]
 
@@ -70,7 +70,7 @@ class Session:
                 support=support,
                 replay=None if experts is indexer is None else Replay(routed_experts=experts, indexer_topk=indexer),
             ),
-            status=TurnStatus.of(reason),
+            status=STATUS_OF[reason],
             params=params,
             messages=(Message(role=Role.USER, content="x"),),
             reply=ParsedReply(message=Message(role=Role.ASSISTANT, content="y")),

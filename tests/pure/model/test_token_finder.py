@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.model.token_finder import TokenFinder
+from stenograph.model.tokenizer import TokenFinder
 
 LETTERS = "<|>a▁𝄞"
 LITERALS = st.lists(st.text(LETTERS, min_size=1, max_size=6), max_size=8)

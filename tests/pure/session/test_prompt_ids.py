@@ -13,11 +13,10 @@ from stenograph.core.errors import HistoryMismatch, StenographError, TruncatedGe
 from stenograph.core.history_kinds import AfterLength
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, token_ids
-from stenograph.trajectory.history import Attachment, History, num_common
-from stenograph.trajectory.linear import LinearHistory
+from stenograph.trajectory.history import Attachment, History, LinearHistory, num_common
 from stenograph.trajectory.matching import HarnessMatcher
 from stenograph.trajectory.tree import TreeHistory
-from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
+from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, Node, PromptContext, TurnStatus, line_ids
 
 USER = Message(role=Role.USER, content="u")
 
@@ -47,7 +46,7 @@ def a_turn(
         new_prompt_ids=token_ids(new),
         num_trimmed=num_trimmed,
         sampled=sampled,
-        status=TurnStatus.of(reason),
+        status=STATUS_OF[reason],
         messages=messages,
         reply=ParsedReply(message=Message(role=Role.ASSISTANT, content=reply)),
         context=PromptContext(),

@@ -9,11 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stenograph.core.chat import ChatRequest, ParsedReply
+from stenograph.core.chat import ChatRequest, ParsedReply, TextPrint
 from stenograph.core.errors import HistoryMismatch, SessionBusy
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role, Tool
-from stenograph.core.text_print import TextPrint
 from stenograph.core.types import Finish, FinishReason, Prompt, RequestId, SampledTurn, SessionId, token_ids
 from stenograph.session.strand import NUM_KNOWN, Seats, Strand, Strands
 from stenograph.trajectory.history import Attachment
@@ -122,10 +121,10 @@ class StrandsMachine(RuleBasedStateMachine):
     def request_of(self, data: st.DataObject, messages: list[Message]) -> ChatRequest:
         """The request as a decoder gives it, which may have recognized the beginning of its body."""
         known = [
-            line.real.recent.known
+            line.real.line.known
             for line in self.recent
-            if line.real.recent.known is not None
-            and len(stored := list(line.real.recent.known.messages)) < len(messages)
+            if line.real.line.known is not None
+            and len(stored := list(line.real.line.known.messages)) < len(messages)
             and messages[: len(stored)] == stored
         ]
         chosen = data.draw(st.sampled_from([None, *known]), label="known")
@@ -194,10 +193,9 @@ class StrandsMachine(RuleBasedStateMachine):
         before = line_ids(at.parent)
         ids = before + token_ids([0]) if seat.ids is None else seat.ids
         turn = turn_of(at.new_messages, ids[len(before) :].tolist(), drawn, f"reply {self.num_drawn}", seat.context)
-        node, gone = seat.seats.commit(line.real, at, turn, Prompt.of(ids, num_kept=len(before)))
+        prompt = Prompt.of(ids, num_kept=len(before))
+        node, gone = self.strands.commit(line.real, at, turn, prompt, seat.seats.label, seat.request)
         assert list(gone) == replaced
-        if seat.request is not None:
-            line.real.recent.extend(seat.request, node)
         line.nodes = [*line.nodes[:keep], node]
         self.discarded += replaced
         if line not in self.kept:
@@ -238,7 +236,7 @@ class StrandsMachine(RuleBasedStateMachine):
         assert [strand.number for strand in strands.kept] == list(range(len(self.kept)))
         for line in self.lines:
             assert list(line.real.history.nodes) == line.nodes
-            assert line.real.gate.is_busy is line.is_held
+            assert bool(line.real.num_running) is line.is_held
         nodes = sorted((node for line in self.lines for node in line.nodes), key=lambda node: node.id)
         assert list(strands.nodes) == nodes
         assert len({node.id for node in [*nodes, *self.discarded]}) == len(nodes) + len(self.discarded)

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.chat import ChatRequest, KnownMessages, SystemBlocks
+from stenograph.core.chat import ChatRequest, KnownMessages, SystemBlocks, TextPrint
 from stenograph.core.messages import Message, Role
-from stenograph.core.text_print import TextPrint
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.trajectory.canonical import DropRule, rewritten
 

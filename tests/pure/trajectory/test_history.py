@@ -12,10 +12,9 @@ from stenograph.core.errors import HistoryMismatch, SessionInvariant, TruncatedG
 from stenograph.core.history_kinds import AfterLength
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, token_ids
-from stenograph.trajectory.history import Attachment
-from stenograph.trajectory.linear import LinearHistory
+from stenograph.trajectory.history import Attachment, LinearHistory
 from stenograph.trajectory.matching import MATCHERS, MatcherName
-from stenograph.trajectory.turn import CommittedTurn, PromptContext, TurnStatus, line_ids
+from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, PromptContext, TurnStatus, line_ids
 
 CONTEXT = PromptContext()
 
@@ -55,7 +54,7 @@ def commit(
         request_id=RequestId("r"),
         new_prompt_ids=token_ids([len(at.new_messages)]),
         sampled=sampled,
-        status=TurnStatus.of(reason),
+        status=STATUS_OF[reason],
         messages=at.new_messages,
         reply=ParsedReply(message=reply),
         context=context,

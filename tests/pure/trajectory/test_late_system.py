@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.chat import ChatRequest, KnownMessages
+from stenograph.core.chat import ChatRequest, KnownMessages, TextPrint
 from stenograph.core.messages import Message, Role, ToolCall
-from stenograph.core.text_print import TextPrint
 from stenograph.dialects.openai.spelling import OpenAISpelling
 from stenograph.trajectory.late_system import LATE_SYSTEM, with_reminders
 

@@ -12,7 +12,7 @@ from stenograph.core.chat import ParsedReply
 from stenograph.core.ids_json import MOST_FRAGMENTS, encode_ids, join_ids, merged_fragments
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason, Prompt, RequestId, SampledTurn, token_ids
-from stenograph.trajectory.latest import LineJson
+from stenograph.trajectory.latest import LatestLine
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=4)
@@ -53,11 +53,11 @@ def test_fragments_are_merged_to_few_of_the_same_text(sizes: list[int]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), IDS.filter(bool), IDS), min_size=1, max_size=8))
 def test_what_is_at_hand_is_the_line(turns: list[tuple[int, list[int], list[int]]]) -> None:
-    lines, nodes = LineJson(), list[Node]()
+    lines, nodes = LatestLine(), list[Node]()
     for back, new, drawn in turns:  # each extends one of the last nodes, or begins a line
         parent = nodes[-back] if 0 < back <= len(nodes) else None
         kept = line_ids(parent)
-        at_hand = lines.of(parent)
+        at_hand = lines.text_of(parent)
         if at_hand is not None:
             written, unwritten = at_hand
             assert whole(written, unwritten) == list(kept)
@@ -66,15 +66,15 @@ def test_what_is_at_hand_is_the_line(turns: list[tuple[int, list[int], list[int]
             fragments = (encode_ids(kept + token_ids(new)),)
         prompt = replace(Prompt.of(kept + token_ids(new), num_kept=len(kept)), json_fragments=fragments)
         node = node_of(parent, new, drawn, len(nodes))
-        lines.extend(prompt, node.turn.sampled, node)
+        lines.extend(node, prompt, None)
         nodes.append(node)
         for num_trimmed in range(len(drawn) + 1):
-            found = lines.of(node, num_trimmed)
+            found = lines.text_of(node, num_trimmed)
             assert found is not None
             ids = list(line_ids(node))
             assert whole(*found) == ids[: len(ids) - num_trimmed]
-        assert lines.of(node, len(drawn) + 1) is None
-        assert all(lines.of(other) is None for other in nodes[:-1])
+        assert lines.text_of(node, len(drawn) + 1) is None
+        assert all(lines.text_of(other) is None for other in nodes[:-1])
 
 
 def whole(written: tuple[bytes, ...], unwritten: "array[int]") -> list[int]:

@@ -16,7 +16,15 @@ from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, 
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.matching import MATCHERS, MatcherName
 from stenograph.trajectory.tree import TreeHistory
-from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids, line_messages
+from stenograph.trajectory.turn import (
+    STATUS_OF,
+    CommittedTurn,
+    Node,
+    PromptContext,
+    TurnStatus,
+    line_ids,
+    line_messages,
+)
 
 PLAIN = PromptContext()
 CONTEXTS = (PLAIN, PromptContext(template_kwargs={"k": 1}), PromptContext(tools=(Tool(name="t", json="{}"),)))
@@ -47,7 +55,7 @@ def a_turn(
         request_id=RequestId("r"),
         new_prompt_ids=token_ids([1] * len(at.new_messages)),
         sampled=sampled,
-        status=TurnStatus.of(reason),
+        status=STATUS_OF[reason],
         messages=at.new_messages,
         reply=ParsedReply(message=assistant(reply)),
         context=context,

@@ -17,12 +17,12 @@ from stenograph.core.chat import (
     ChatRequest,
     KnownMessages,
     SystemBlocks,
+    TextPrint,
     ToolChoice,
     ToolMode,
 )
 from stenograph.core.errors import CallerError, InvalidRequest, UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
-from stenograph.core.text_print import TextPrint
 from stenograph.dialects.function_tool import function_tool
 from stenograph.dialects.json_bodies import (
     MAX_ARGUMENTS_CHARS,

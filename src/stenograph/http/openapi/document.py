@@ -32,7 +32,7 @@ from stenograph.http.openapi.operation import ANY, ID, JSON, Operation, in_json
 from stenograph.http.openapi.routes import operations
 from stenograph.http.openapi.schemas import Described, Schema, components, public, ref
 from stenograph.http.settings import Settings
-from stenograph.session.turn import TurnServices
+from stenograph.session.services import TurnServices
 from stenograph.trajectory.matching import MATCHERS
 
 _ERROR_HEADERS: dict[str, Schema] = {

@@ -188,8 +188,8 @@ def _engine_facts(
         facts[GEN_AI_RESPONSE_FINISH] = (report.finish,)
     if report.ttft_s is not None:
         facts[GEN_AI_RESPONSE_FIRST_CHUNK] = report.ttft_s
-    if turn.node_id is not None and turn.strand.number is not None:
-        facts[STRAND], facts[NODE] = turn.strand.number, turn.node_id
+    if turn.node_id is not None and turn.opening.strand.number is not None:
+        facts[STRAND], facts[NODE] = turn.opening.strand.number, turn.node_id
     if turn.sampled is not None and turn.sampled.weights:
         facts[WEIGHT_VERSIONS] = tuple(dict.fromkeys(span.version for span in turn.sampled.weights))
     if report.code is not None:

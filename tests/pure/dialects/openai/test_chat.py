@@ -10,10 +10,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stenograph.core.chat import ChatRequest, KnownMessages, ToolMode
+from stenograph.core.chat import ChatRequest, KnownMessages, TextPrint, ToolMode
 from stenograph.core.errors import InvalidJson, InvalidRequest, StenographError, UnrenderableMessage
 from stenograph.core.messages import Role
-from stenograph.core.text_print import TextPrint
 from stenograph.core.types import GrammarKind
 from stenograph.dialects.openai.chat import _LATEST, MAX_KNOWN, _beside_of, decode_chat
 from stenograph.dialects.openai.chat_fields import CHAT_FIELDS

@@ -11,10 +11,9 @@ from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.families import Family
 from stenograph.model.tokenizer import Tokenizer
-from stenograph.render.bridge_frame import MAX_FRAME_CHARS, MAX_FRAMES, FrameCache, FrameKey
 from stenograph.render.renderer import Bridge, Renderer
 from stenograph.render.template.template import ChatTemplate
-from stenograph.render.writer import Writer
+from stenograph.render.writer import MAX_FRAME_CHARS, MAX_FRAMES, FrameCache, FrameKey, Writer
 
 SHOWING = Family(name="showing", summary="a template of these tests", roles=frozenset(Role), shows_tools=True)
 TEMPLATE = (

@@ -7,15 +7,15 @@ from stenograph.core.chat import TextView
 from stenograph.core.types import Chunk, Finish, FinishReason, TopLogprob
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.reply.plain import PlainParser
-from stenograph.session.chunk_reader import READ_AT_ONCE, ChunkReader
+from stenograph.session.reply_buffer import READ_AT_ONCE, parts_of
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
 
 TOKENIZER = Tokenizer(tiny_tokenizer_json())
 FINISH = Finish(reason=FinishReason.STOP)
 
 
-def reader() -> ChunkReader:
-    return ChunkReader(lambda: PlainParser(TOKENIZER, stop=("ab",), view=TextView()))
+def parser() -> PlainParser:
+    return PlainParser(TOKENIZER, stop=("ab",), view=TextView())
 
 
 @given(few=st.lists(st.integers(3, 200), min_size=1, max_size=9), times=st.integers(1, 400), tops=st.booleans())
@@ -25,9 +25,9 @@ def test_a_long_chunk_is_read_in_short_parts_that_are_it_and_say_what_it_says(
     ids = tuple(few * times)
     rows = tuple((TopLogprob(id=id_, logprob=-0.5),) for id_ in ids) if tops else None
     chunk = Chunk(ids=ids, logprobs=tuple(-float(index) for index in range(len(ids))), top_logprobs=rows)
-    whole, cut = reader(), reader()
-    told = whole.feed(chunk)
-    parts = list(cut.feed_parts(chunk))
+    whole, cut = parser(), parser()
+    told = whole.feed(chunk.ids)
+    parts = [(cut.feed(part.ids), part) for part in parts_of(chunk)]
     assert max(len(part.ids) for _, part in parts) <= READ_AT_ONCE
     assert sum((tuple(part.ids) for _, part in parts), ()) == ids
     assert sum((tuple(part.logprobs) for _, part in parts), ()) == chunk.logprobs

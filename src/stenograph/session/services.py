@@ -1,0 +1,43 @@
+"""The services that all turns of a process share: made once, by whoever wires the rooms together."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stenograph.core.clock import Clock
+from stenograph.engine.base import Engine
+from stenograph.offload.loop_share import LoopShare
+from stenograph.offload.pool import CpuPool
+from stenograph.render.renderer import Renderer
+from stenograph.session.kinds import SHIPPED_RULES, KindRules
+from stenograph.session.rewrite_rules import RewriteRules
+from stenograph.session.settings import OverBudget
+from stenograph.session.weights import Weights
+from stenograph.trajectory.canonical import Canonical
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnServices:
+    """Services that all turns share. `timeout_s` is a request's deadline, None for none.
+
+    `abort_grace_s` is how long an aborted request waits for the engine's partial reply. `over_budget` decides about a
+    `max_tokens` that exceeds what the context leaves. `template_kwargs` are the template's arguments in every chat
+    that does not set them, nor its session. `share` does work that holds the GIL in pieces.
+    `tokenizer` makes ids of the text of completions and of chats without a session; None: `renderer` does, on `pool`.
+    `kind_rules` label the requests of sessions. Of the `rewrite_rules` chats are under those of `canonical`, unless
+    their session has its own. `weights` names those of an engine that does not, and holds new turns while they change.
+    """
+
+    engine: Engine
+    renderer: Renderer
+    pool: CpuPool
+    clock: Clock
+    timeout_s: float | None
+    abort_grace_s: float = 5.0
+    over_budget: OverBudget = OverBudget.REFUSE
+    template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
+    share: LoopShare = field(default_factory=LoopShare)
+    tokenizer: Engine | None = None
+    kind_rules: KindRules = field(default_factory=lambda: KindRules.read(SHIPPED_RULES))
+    rewrite_rules: RewriteRules = field(default_factory=lambda: RewriteRules.read(SHIPPED_RULES))
+    canonical: Canonical = field(default_factory=Canonical)
+    weights: Weights = field(default_factory=Weights)
