@@ -8,6 +8,7 @@ locks and a linear search, takes 107 µs for 100 gaps between tokens, and `_Hist
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -91,27 +92,15 @@ def _numbers_of(metric: Metric, engine: EngineStatus) -> Mapping[str, float]:
     return {"": counts.num_expected_cached if metric is ENGINE_EXPECTED_CACHED else counts.num_cached}
 
 
-class _Counter:
-    """Numbers that only grow, one per label value, or a single one under ""."""
+def _zeros(metric: Metric) -> defaultdict[str, int]:
+    return defaultdict(int, dict.fromkeys(("",) if metric.label is None else metric.values, 0))
 
-    __slots__ = ("_counts", "_metric")
 
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-        self._counts: dict[str, int] = dict.fromkeys(("",) if metric.label is None else metric.values, 0)
-
-    def add(self, num: int = 1, value: str = "") -> None:
-        self._counts[value] = self._counts.get(value, 0) + num
-
-    @property
-    def total(self) -> int:
-        return sum(self._counts.values())
-
-    def family(self) -> CounterMetricFamily:
-        family = CounterMetricFamily(self._metric.name, self._metric.help, labels=self._metric.labels)
-        for value, count in self._counts.copy().items():  # a copy: a scrape may run on another thread
-            family.add_metric([value], count)
-        return family
+def _family_of_counts(metric: Metric, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
 
 
 class _Histogram:
@@ -137,14 +126,6 @@ class _Histogram:
             counts[bisect_left(bounds, duration)] += 1
             total += duration
         self._sums[value] += total
-
-    def observe_one_each(self, durations_s: Mapping[Stage, float], *, but: Stage) -> None:
-        """Observe one duration for each label value, without the value `but`."""
-        counts, sums, bounds = self._counts, self._sums, self._bounds
-        for value, duration_s in durations_s.items():
-            if value is not but:
-                counts[value][bisect_left(bounds, duration_s)] += 1
-                sums[value] += duration_s
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -175,14 +156,15 @@ class Metrics(Collector):
         self.waste = WasteCounts()
         """Fates of sampled tokens, by group."""
         own = [metric for metric in METRICS if not metric.by_engine]
-        self._counters = {metric: _Counter(metric) for metric in own if metric.type is MetricType.COUNTER}
+        self._counts = {metric: _zeros(metric) for metric in own if metric.type is MetricType.COUNTER}
+        """Numbers that only grow, by label value; a single one is under ""."""
         self._histograms = {metric: _Histogram(metric) for metric in METRICS if metric.type is MetricType.HISTOGRAM}
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
     def __repr__(self) -> str:
-        return f"<Metrics {self._counters[TURNS].total} turns, {self._counters[ERRORS].total} errors>"
+        return f"<Metrics {self.count_of(TURNS)} turns, {self.count_of(ERRORS)} errors>"
 
     def bind(
         self,
@@ -206,37 +188,38 @@ class Metrics(Collector):
 
     def turn_ended(self, report: TurnReport) -> None:
         """Count a turn. Its stage `reply`, if it has one, is left to `reply_delivered`, so that it counts once."""
-        self._counters[TURNS].add(value=report.end)
+        self._counts[TURNS][report.end] += 1
         if report.kind is not None:
-            self._counters[LABELLED_TURNS].add(value=report.kind)
+            self._counts[LABELLED_TURNS][report.kind] += 1
         if report.code is not None:
-            self._counters[TURN_FAILURES].add(value=report.code)
+            self._counts[TURN_FAILURES][report.code] += 1
         if report.law is not None:
-            self._counters[UPSTREAM_INVALID].add(value=report.law)
+            self._counts[UPSTREAM_INVALID][report.law] += 1
         if report.was_aborted:
-            self._counters[TURNS_ABORTED].add()
-            self._counters[ABORTED_TOKENS].add(report.num_completion)
-        self._histograms[STAGE].observe_one_each(report.stages_s, but=Stage.REPLY)
+            self._counts[TURNS_ABORTED][""] += 1
+            self._counts[ABORTED_TOKENS][""] += report.num_completion
+        for stage, duration_s in report.stages_s.items():
+            if stage is not Stage.REPLY:
+                self._histograms[STAGE].observe(duration_s, stage)
         if report.ttft_s is not None:
             self._histograms[TTFT].observe(report.ttft_s)
         if report.tpot_s is not None:
             self._histograms[TPOT].observe(report.tpot_s)
         if report.itl_s:
             self._histograms[ITL].observe_all(report.itl_s)
-        self._counters[PROMPT_TOKENS].add(report.num_prompt)
-        self._counters[COMPLETION_TOKENS].add(report.num_completion)
-        self._counters[KEPT_TOKENS].add(report.num_kept)
-        self._counters[CACHED_TOKENS].add(report.num_cached)
+        self._counts[PROMPT_TOKENS][""] += report.num_prompt
+        self._counts[COMPLETION_TOKENS][""] += report.num_completion
+        self._counts[KEPT_TOKENS][""] += report.num_kept
+        self._counts[CACHED_TOKENS][""] += report.num_cached
         if report.end is not TurnEnd.COMMITTED and (num_wasted := report.num_wasted):
-            self._counters[WASTED_TOKENS].add(num_wasted)
+            self._counts[WASTED_TOKENS][""] += num_wasted
             self.waste.turn_wasted(report.group, num_wasted)
         for payload in report.unasked_replay:
-            self._counters[UNASKED_REPLAY].add(value=payload)
+            self._counts[UNASKED_REPLAY][payload] += 1
         for rewrite in report.rewrites:
-            self._counters[REWRITES].add(value=rewrite.rule)
-        if report.num_discarded_turns:
-            self._counters[DISCARDED_TURNS].add(report.num_discarded_turns)
-            self._counters[DISCARDED_TOKENS].add(report.num_discarded_tokens)
+            self._counts[REWRITES][rewrite.rule] += 1
+        self._counts[DISCARDED_TURNS][""] += report.num_discarded_turns
+        self._counts[DISCARDED_TOKENS][""] += report.num_discarded_tokens
 
     def reply_delivered(self, reply_s: float) -> None:
         """Count the stage `reply` of a turn."""
@@ -244,23 +227,23 @@ class Metrics(Collector):
 
     def retry_answered(self, *, joined: bool) -> None:
         """Count a repeated request."""
-        self._counters[RETRIES].add(value="joined" if joined else "redelivered")
+        self._counts[RETRIES]["joined" if joined else "redelivered"] += 1
 
     def session_ended(self, report: SessionReport) -> None:
         """Count a session that ended, the verdict of its outcome, and what became of its sampled tokens."""
-        self._counters[SESSIONS_ENDED].add(value=report.end)
-        self._counters[OUTCOMES].add(value=NO_VERDICT if report.verdict is None else report.verdict)
+        self._counts[SESSIONS_ENDED][report.end] += 1
+        self._counts[OUTCOMES][NO_VERDICT if report.verdict is None else report.verdict] += 1
         for fate, num_tokens in report.num_tokens.items():
-            self._counters[ENDED_TOKENS].add(num_tokens, fate)
+            self._counts[ENDED_TOKENS][fate] += num_tokens
         self.waste.session_ended(report.group, report.num_tokens)
 
     def error_sent(self, code: str) -> None:
         """Count an error answer to a client, by the error's `code`."""
-        self._counters[ERRORS].add(value=code)
+        self._counts[ERRORS][code] += 1
 
     def limit_hit(self, limit: str) -> None:
         """Count a refusal by a `Limit`, or by `BODY_BYTES`."""
-        self._counters[LIMITS].add(value=limit)
+        self._counts[LIMITS][limit] += 1
 
     def loop_lagged(self, lag_s: float) -> None:
         """Count one heartbeat of the event loop."""
@@ -273,11 +256,11 @@ class Metrics(Collector):
     def drift_found(self, counts: Mapping[str, int]) -> None:
         """Count differences, by drift class."""
         for drift_class, num in counts.items():
-            self._counters[DRIFT].add(num, drift_class)
+            self._counts[DRIFT][drift_class] += num
 
     def count_of(self, metric: Metric) -> int:
         """A counter's sum over all values of its label."""
-        return self._counters[metric].total
+        return sum(self._counts[metric].values())
 
     def buckets_of(self, metric: Metric) -> tuple[int, ...]:
         """A histogram's number of durations in each bucket; it has no label."""
@@ -300,7 +283,7 @@ class Metrics(Collector):
                 if self._probes is not None:
                     yield _family_of_engines(metric, engines)
             elif metric.type is MetricType.COUNTER:
-                yield self._counters[metric].family()
+                yield _family_of_counts(metric, dict(self._counts[metric]))  # a copy: a scrape may be on another thread
             elif metric.type is MetricType.HISTOGRAM:
                 yield self._histograms[metric].family()
             elif metric in gauges:
