@@ -93,10 +93,8 @@ def decode_with_record(
 ) -> tuple[ChatRequest, bytes]:
     """The same, and the record of the request as it came."""
     for one in known:
-        if (place := _after_known(body, one)) is None:
-            continue
         try:
-            more = _read_more(body, one, place, unknown_fields)
+            more = _read_more(body, one, unknown_fields)
         except CallerError:
             break  # reading all of it says where in the whole body it is
         if more is not None and len(one.messages) + len(more.messages) <= MAX_MESSAGES:
@@ -105,14 +103,6 @@ def decode_with_record(
     if not read.messages:
         raise InvalidRequest("messages is empty: a conversation has at least one message.", param="/messages")
     return _request(read, body=body, known=None)
-
-
-def _after_known(body: bytes, known: KnownMessages) -> int | None:
-    """Start of the first unknown message in the body; None if it does not begin with what is known."""
-    end = known.text_print.length
-    while body[end : end + 1] in _JSON_SPACES:
-        end += 1
-    return end + 1 if body[end : end + 1] == b"," and known.text_print.begins(body) else None
 
 
 class _Beside(NamedTuple):
@@ -148,11 +138,17 @@ _LATEST: dict[bytes, _Beside] = {}
 thread may change it: each step alone is whole."""
 
 
-def _read_more(body: bytes, known: KnownMessages, place: int, unknown_fields: UnknownFields) -> _Read | None:
-    """Read the messages from `place` on, which come after the known ones. None if these are no messages of the body.
+def _read_more(body: bytes, known: KnownMessages, unknown_fields: UnknownFields) -> _Read | None:
+    """Read the messages that come after the known ones. None if the body does not begin with these, or has no more.
 
     Raises as `decode_chat`, with a pointer to where an error would be without the known messages.
     """
+    place = known.text_print.length
+    while body[place : place + 1] in _JSON_SPACES:
+        place += 1
+    if body[place : place + 1] != b"," or not known.text_print.begins(body):
+        return None
+    place += 1
     start = known.list_start
     beside = _LATEST.get(body[:start])
     if beside is not None and body.endswith(beside.after, place) and unknown_fields is UnknownFields.REFUSE:
