@@ -77,7 +77,10 @@ class OwnConnections:
     async def ask(self, method: str, target: str, headers: Pairs, body: bytes) -> "Connection":
         """Raises InvalidRequest for a header that cannot be sent; the rest is as `Connections` has it."""
         assert self._is_open, "a transport is open while it is used"
-        head = self._head(method, target, headers, body)
+        head = self._begun_head(method, target, tuple(headers))
+        if body or method not in _WITHOUT_LENGTH:
+            head = b"%bcontent-length: %d\r\n" % (head, len(body))
+        head += b"\r\n"
         connection = self._taken()
         if connection is not None:
             try:
@@ -90,11 +93,6 @@ class OwnConnections:
         connection = await self._connected()
         await connection.ask(head, body, is_head=method == "HEAD")
         return connection
-
-    def _head(self, method: str, target: str, headers: Pairs, body: bytes) -> bytes:
-        if not body and method in _WITHOUT_LENGTH:
-            return self._begun_head(method, target, tuple(headers)) + b"\r\n"
-        return b"%bcontent-length: %d\r\n\r\n" % (self._begun_head(method, target, tuple(headers)), len(body))
 
     def _written_head(self, method: str, target: str, headers: Pairs) -> bytes:
         """A head but for the length of its body, in which a session's requests differ."""
