@@ -258,9 +258,10 @@ class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
         return f"<SampledTokens {len(self.ids)} ids>"
 
     def take(
-        self, rows: Rows | None, *, num_sampled: int, reason: FinishReason | None
+        self, rows: Rows | None, *, num_sampled: int, reason: FinishReason | None, num_prompt: int | None
     ) -> tuple["array[int]", "array[float]"]:
-        """Ids and logprobs that are new in a part that reports `num_sampled` tokens in all; `reason` where it ends."""
+        """Ids and logprobs that are new in a part that reports `num_sampled` tokens in all, after a prompt of
+        `num_prompt`, if it says so; `reason` where it ends."""
         start = len(self.ids)
         if rows is None:
             # SGLang leaves the list out where a generation was aborted before it ran.
@@ -274,6 +275,8 @@ class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
         self.logprobs.extend(new[1])
         if len(self.ids) == start == 0 and reason not in (None, FinishReason.ABORT):
             raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
+        if num_prompt is not None and self.num_prompt not in (None, num_prompt):
+            raise other_prompt(self.num_prompt, num_prompt)
         return new
 
     def check_output_ids(self, told: Sequence[int] | None, *, num_new: int, reason: FinishReason | None) -> None:
@@ -287,15 +290,6 @@ class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
         if given in (ids, ids[len(ids) - num_new :]) or (reason is FinishReason.ABORT and given == ids[-1:]):
             return
         raise UpstreamInvalid("ids_agree", f"{len(given)} output_ids are not the ids of the tokens' rows")
-
-    def check_prompt(self, told: int | None) -> None:
-        """Compare the prompt's size that the engine reports with that of the prompt that was sent."""
-        if self.num_prompt is not None and told not in (None, self.num_prompt):
-            raise UpstreamInvalid(
-                "prompt_agrees",
-                f"{self.num_prompt} ids were sent, but the engine reports {short(told or 0)} prompt tokens:"
-                " it does not know input_ids, or made a prompt of its own",
-            )
 
     def _without_known(self, rows: Rows, num_sampled: int) -> Rows:
         """The new rows of a list that has all so far. Raises UpstreamInvalid for any other."""
@@ -311,6 +305,15 @@ class SampledTokens(msgspec.Struct, kw_only=True, eq=False):
                 f"the list of {len(rows)} tokens does not begin with the {num_before} tokens received before",
             )
         return rows[num_before:]
+
+
+def other_prompt(num_sent: int | None, num_told: int) -> UpstreamInvalid:
+    """The error of a prompt whose size, as the engine reports it, is not that of the prompt that was sent."""
+    return UpstreamInvalid(
+        "prompt_agrees",
+        f"{num_sent} ids were sent, but the engine reports {short(num_told)} prompt tokens:"
+        " it does not know input_ids, or made a prompt of its own",
+    )
 
 
 def checked_columns(rows: Rows, vocab_size: int) -> tuple["array[int]", "array[float]"]:

@@ -37,6 +37,7 @@ from stenograph.engine.rows import (
     decoded,
     error_of,
     laws,
+    other_prompt,
     reason_of,
     short,
 )
@@ -215,10 +216,11 @@ class LMDeployReading(EngineReading):
         if num_sampled != num_before + num_new:
             detail = f"{short(num_sampled)} completion tokens, but {num_before} came before and {num_new} now"
             raise UpstreamInvalid("count_agrees", detail)
-        ids, logprobs = self._sampled.take(part.rows or (), num_sampled=num_sampled, reason=reason)
+        ids, logprobs = self._sampled.take(
+            part.rows or (), num_sampled=num_sampled, reason=reason, num_prompt=part.num_prompt
+        )
         if part.output_ids is not None and list(part.output_ids) != ids.tolist():
             raise UpstreamInvalid("ids_agree", "output_ids are not the ids of the tokens' rows")
-        self._sampled.check_prompt(part.num_prompt)
         is_told = reason is not None and part.experts is not None
         return Chunk(
             ids=ids,
@@ -246,7 +248,8 @@ class LMDeployReading(EngineReading):
         if self._usage.completion_tokens != len(self._sampled.ids):
             detail = f"{short(self._usage.completion_tokens)} completion tokens, but {len(self._sampled.ids)} rows"
             raise UpstreamInvalid("count_agrees", detail)
-        self._sampled.check_prompt(self._usage.prompt_tokens)
+        if self._usage.prompt_tokens != self._num_prompt:
+            raise other_prompt(self._num_prompt, self._usage.prompt_tokens)
 
     def _replay(self, experts: Experts, num_sampled: int) -> Replay | None:
         """Experts of each token but the last, as the int32 that they stand for."""

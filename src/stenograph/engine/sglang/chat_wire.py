@@ -15,7 +15,6 @@ Field names: SGLang's `entrypoints/openai/protocol.py` and `serving_chat.py`.
 """
 
 from array import array
-from collections.abc import Iterator
 from functools import lru_cache
 
 import msgspec
@@ -78,7 +77,9 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
         parts += replay_parts(replay)
     if request.params.support:
         parts += support_parts(request.params)
-    parts += [b",", _sampling_json(request.params)]
+    # The members of sampling: those of most turns are as they were, and few; what may be long is written anew.
+    sampling_json = _sampling_json if request.params.grammar or request.params.logit_bias else _kept_sampling
+    parts += [b",", sampling_json(request.params)]
     if request.params.grammar is not None:
         parts += _grammar_parts(request.params.grammar)
     parts += [b',"input_ids":[', *request.prompt.json_parts, b"]}"]
@@ -88,24 +89,11 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
 def _chat_parts(chat: ChatRequest | None) -> list[bytes | memoryview]:
     """The fields by which SGLang parses the reply. `input_ids` alone decides which tokens its model sees.
 
-    The messages go along only with tools: some of its parsers number a call by those before it.
+    The messages go along only with tools: some of its parsers number a call by those before it. Raises InvalidRequest
+    for a view of the reply's text that our own fields rule out.
     """
     if chat is None:
         return [b',"messages":', _NO_MESSAGES]
-    tools = chat.tools + chat.late_tools
-    parts: list[bytes | memoryview] = [b',"messages":', chat.messages_json if tools else _NO_MESSAGES]
-    if tools:
-        parts += [b',"tools":[', b",".join(tool.json.encode() for tool in tools), b"]"]
-        parts += [b',"tool_choice":', as_json(_tool_choice(chat.tool_choice))]
-        parts += [b',"parallel_tool_calls":', as_json(chat.parallel_tool_calls)]
-    parts += _text_parts(chat)
-    if chat.template_kwargs:
-        parts += [b',"chat_template_kwargs":', as_json(dict(chat.template_kwargs))]
-    return parts
-
-
-def _text_parts(chat: ChatRequest) -> Iterator[bytes]:
-    """The fields for the reply's text view. Raises InvalidRequest for what our own fields rule out."""
     if chat.text.keeps_stop:
         raise InvalidRequest(
             "include_stop_str_in_output (no_stop_trim) must be false here: SGLang's chat replies go out unchanged, and"
@@ -118,10 +106,19 @@ def _text_parts(chat: ChatRequest) -> Iterator[bytes]:
             " text. return_token_ids adds the ids to them.",
             blame=Blame(RequestPart.REPLY_OPTIONS, path=("tokens_as_ids",)),
         )
+    tools = chat.tools + chat.late_tools
+    parts: list[bytes | memoryview] = [b',"messages":', chat.messages_json if tools else _NO_MESSAGES]
+    if tools:
+        parts += [b',"tools":[', b",".join(tool.json.encode() for tool in tools), b"]"]
+        parts += [b',"tool_choice":', as_json(_tool_choice(chat.tool_choice))]
+        parts += [b',"parallel_tool_calls":', as_json(chat.parallel_tool_calls)]
     if not chat.text.skips_special:
-        yield b',"skip_special_tokens":false,"spaces_between_special_tokens":false'
+        parts.append(b',"skip_special_tokens":false,"spaces_between_special_tokens":false')
     if not chat.text.separates_reasoning:
-        yield b',"separate_reasoning":false'
+        parts.append(b',"separate_reasoning":false')
+    if chat.template_kwargs:
+        parts += [b',"chat_template_kwargs":', as_json(dict(chat.template_kwargs))]
+    return parts
 
 
 def _tool_choice(choice: ToolChoice) -> object:
@@ -131,11 +128,6 @@ def _tool_choice(choice: ToolChoice) -> object:
 
 
 def _sampling_json(params: SamplingParams) -> bytes:
-    """The members of sampling. Those of most turns are as they were, and few; what may be long is written anew."""
-    return _written_sampling(params) if params.grammar or params.logit_bias else _kept_sampling(params)
-
-
-def _written_sampling(params: SamplingParams) -> bytes:
     fields = sampling_fields(params)
     if params.seed is not None:
         fields["seed"] = params.seed
@@ -148,7 +140,7 @@ def _written_sampling(params: SamplingParams) -> bytes:
     return as_json(fields)[1:-1]
 
 
-_kept_sampling = lru_cache(maxsize=256)(_written_sampling)
+_kept_sampling = lru_cache(maxsize=256)(_sampling_json)
 
 
 def _grammar_parts(grammar: Grammar) -> list[bytes]:
@@ -258,10 +250,11 @@ def decode_reply(
         check_request(completion.id, request_id)
         check_request(completion.id if meta.id is None else meta.id, request_id)
     finish = _finish(choice)
-    sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt)
     rows = meta.output_token_logprobs if columns is None else columns
-    ids, logprobs = sampled.take(rows, num_sampled=meta.completion_tokens, reason=finish.reason)
-    sampled.check_prompt(meta.prompt_tokens)
+    sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt)
+    ids, logprobs = sampled.take(
+        rows, num_sampled=meta.completion_tokens, reason=finish.reason, num_prompt=meta.prompt_tokens
+    )
     version = meta.weight_version
     if version is None and completion.metadata is not None:
         version = completion.metadata.weight_version

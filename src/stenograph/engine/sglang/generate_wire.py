@@ -177,9 +177,10 @@ class SGLangGenerateReading(EngineReading):
         """The new tokens of a part: one chunk for each version of the weights that sampled them."""
         reason = None if finish is None else finish.reason
         start = len(self._sampled.ids)
-        ids, logprobs = self._sampled.take(rows, num_sampled=meta.completion_tokens, reason=reason)
+        ids, logprobs = self._sampled.take(
+            rows, num_sampled=meta.completion_tokens, reason=reason, num_prompt=meta.prompt_tokens
+        )
         self._sampled.check_output_ids(output_ids, num_new=len(ids), reason=reason)
-        self._sampled.check_prompt(meta.prompt_tokens)
         num_sampled = start + len(ids)
         top = alternatives(
             meta.output_top_logprobs, num_sampled=num_sampled, num_new=len(ids), vocab_size=self._vocab_size
