@@ -136,13 +136,14 @@ class EngineTransport:
         sent = (("content-type", "application/json"), *headers, ("accept-encoding", "identity"))
         exchange = await self._connections.ask("POST", self._base_path + path, sent, body)
         try:
-            received = exchange.headers
-            if exchange.status != 200 or _media_type(received) != "text/event-stream":
+            received, named = exchange.headers, dict(reversed(exchange.headers))
+            media_type = named.get("content-type", "").partition(";")[0].strip().lower()
+            if exchange.status != 200 or media_type != "text/event-stream":
                 async with self._body_slots.slot() as slot:
                     http = _reply(exchange.status, received, await self._gathered(exchange, received, slot))
                 yield http
                 return
-            encoding = _value(received, "content-encoding") or "identity"
+            encoding = named.get("content-encoding") or "identity"
             if encoding.lower() != "identity":
                 raise UpstreamInvalid("content_encoding", f"the engine encoded its stream as {encoding[:40]!r}")
             reader = EventReader(max_bytes=self._max_reply_bytes)
@@ -178,7 +179,7 @@ class EngineTransport:
         try:
             received, num_expected = exchange.headers, exchange.num_expected
             is_small = num_expected is not None and num_expected < min(LARGE_BODY_BYTES, self._max_reply_bytes)
-            if is_small and not _value(received, "content-encoding"):
+            if is_small and "content-encoding" not in dict(received):
                 body = b"".join(await exchange.pieces(LARGE_BODY_BYTES))
                 await self._body_slots.small()
                 return decode(_reply(exchange.status, received, body))
@@ -221,24 +222,12 @@ def _num_bytes(pieces: Sequence[bytes]) -> int:
 
 def _reply(status: int, received: Pairs, body: bytes) -> HttpReply:
     """A reply that is whole. Raises UpstreamInvalid for one that cannot be sent on."""
-    content_type = _value(received, "content-type") or "application/octet-stream"
+    content_type = dict(reversed(received)).get("content-type") or "application/octet-stream"  # the first of several
     if not 200 <= status <= 599:
         raise UpstreamInvalid("status", f"the engine answered with the status {status}")
     if len(content_type) > MAX_FORWARDED_VALUE or _CONTROL.search(content_type):
         raise UpstreamInvalid("content_type", "the reply's content-type cannot be sent on")
     return HttpReply(status=status, content_type=content_type, headers=end_to_end(received), body=body)
-
-
-def _value(received: Pairs, wanted: str) -> str:
-    """The first header of this name, empty where there is none."""
-    for name, value in received:
-        if name == wanted:
-            return value
-    return ""
-
-
-def _media_type(received: Pairs) -> str:
-    return _value(received, "content-type").partition(";")[0].strip().lower()
 
 
 def _without_hops(lower: list[tuple[str, str]]) -> Iterable[tuple[str, str]]:
