@@ -510,8 +510,9 @@ async def test_a_request_too_long_for_sglang_is_told_so_whole_or_streamed(of: An
 def test_sglang_s_chats_are_not_streamed_and_all_else_may_be() -> None:
     adapter = SGLangChat(model="m", vocab_size=VOCAB)
     assert (adapter.capabilities.parses, adapter.capabilities.streams) == (True, False)
-    assert adapter.call(request()).path == "/generate"
-    assert adapter.call(request()).streams
+    call, _ = adapter.call(request())
+    assert call.path == "/generate"
+    assert call.streams
 
 
 # -- LMDeploy's own

@@ -203,7 +203,7 @@ async def test_what_a_real_vllm_answered_tells_its_routes_and_its_context(route:
 
     adapter = VLLM(model="m", vocab_size=VOCAB, max_context_tokens=99, eos_token_ids=(EOS,))
     await adapter.discover(ask)
-    call, abort = adapter.call(request()), adapter.abort_call(RequestId("r-0"))
+    (call, _), abort = adapter.call(request()), adapter.abort_call(RequestId("r-0"))
     assert (call.path, json.loads(call.body)["model"]) == (path, "smollm2")
     assert abort is not None
     assert f"discover GET {abort.path}" in answers

@@ -353,7 +353,7 @@ def test_what_llama_cpp_drew_freely_because_it_could_not_compile_a_schema_is_ref
 ) -> None:
     request = asked(max_tokens=60, logit_bias=((2, 30.0),), grammar=Grammar(kind=GrammarKind.JSON_SCHEMA, source="{}"))
     pieces = pieces_of(tiny_tokenizer_json(VOCAB), VOCAB)
-    reading = LlamaCpp(model="tiny", vocab_size=VOCAB, pieces=pieces).reading(request)
+    _, reading = LlamaCpp(model="tiny", vocab_size=VOCAB, pieces=pieces).call(request)
     body = json.loads(encode_request(request, vocab_size=VOCAB)) | {"json_schema": {"$ref": "#/$defs/missing"}}
     with urllib.request.urlopen(tiny_server.url + "/completion", json.dumps(body).encode()) as response:
         assert response.status == 200

@@ -95,12 +95,9 @@ class EngineAdapter(Protocol):
         """Find out what this server can do, each time it comes up. Raises UpstreamError if it does not say."""
         ...
 
-    def call(self, request: GenerateRequest) -> Call:
-        """The request of a generation. Raises InvalidRequest for what the engine cannot do."""
-        ...
-
-    def reading(self, request: GenerateRequest) -> EngineReading:
-        """The reader of its reply."""
+    def call(self, request: GenerateRequest) -> tuple[Call, EngineReading]:
+        """The request of a generation, and the reader of its reply. Raises InvalidRequest for what the engine cannot
+        do."""
         ...
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:

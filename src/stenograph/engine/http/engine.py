@@ -135,8 +135,8 @@ class HttpEngine(Engine):
             raise EngineUnavailable("The engine was stopped.")
         request_id = request.request_id
         assert request_id not in self._running, "a request id is used once"
-        call = self._adapter.call(request)
-        running = self._running[request_id] = _RunningExchange(request, self._adapter.reading(request))
+        call, reading = self._adapter.call(request)
+        running = self._running[request_id] = _RunningExchange(request, reading)
         exchange = None
         try:
             if call.streams:

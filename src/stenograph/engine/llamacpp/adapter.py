@@ -112,15 +112,13 @@ class LlamaCpp(EngineAdapter):
             self._pieces = self._pieces.padded(found)
         self.capabilities = replace(self.capabilities, vocab_size=found, max_context_tokens=num_context)
 
-    def call(self, request: GenerateRequest) -> Call:
+    def call(self, request: GenerateRequest) -> "tuple[Call, LlamaCppReading]":
         capabilities = self.capabilities
         body = encode_request(
             request, vocab_size=capabilities.vocab_size, max_context_tokens=capabilities.max_context_tokens
         )
-        return Call(path=COMPLETION_PATH, body=body, headers=ONE_REQUEST, streams=True)
-
-    def reading(self, request: GenerateRequest) -> EngineReading:
-        return LlamaCppReading(request, self.capabilities, self._pieces)
+        call = Call(path=COMPLETION_PATH, body=body, headers=ONE_REQUEST, streams=True)
+        return call, LlamaCppReading(request, capabilities, self._pieces)
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         return passed_through(http)

@@ -111,7 +111,7 @@ class LMDeploy(EngineAdapter):
         )
         self.capabilities = replace(self.capabilities, grammars=grammars_of(fields), note=_note(self._found))
 
-    def call(self, request: GenerateRequest) -> Call:
+    def call(self, request: GenerateRequest) -> tuple[Call, LMDeployReading]:
         found = known(self._found)
         wanted = Wanted(
             route=found.route,
@@ -122,15 +122,13 @@ class LMDeploy(EngineAdapter):
             streams=request.streams or not found.aborts,
             replays=self._replays,
         )
-        return Call(
+        call = Call(
             path=found.route.value,
             body=encode_request(request, wanted),
             streams=wanted.streams,
         )
-
-    def reading(self, request: GenerateRequest) -> LMDeployReading:
-        return LMDeployReading(
-            route=known(self._found).route,
+        return call, LMDeployReading(
+            route=found.route,
             vocab_size=self.capabilities.vocab_size,
             num_prompt=request.prompt.num_tokens,
             stop_ids=(*self._eos_ids, *request.params.stop_token_ids),

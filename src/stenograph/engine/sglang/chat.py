@@ -58,16 +58,11 @@ class SGLangChat(EngineAdapter):
         await self._native.discover(ask)
         self.capabilities = self._own_capabilities()
 
-    def call(self, request: GenerateRequest) -> Call:
+    def call(self, request: GenerateRequest) -> tuple[Call, EngineReading]:
         if request.chat is None:
             return self._native.call(request)
         body = encode_request(request, model=self._model, replay=self._replay)
-        return Call(path=CHAT_PATH, body=body)
-
-    def reading(self, request: GenerateRequest) -> EngineReading:
-        if request.chat is None:
-            return self._native.reading(request)
-        return SGLangChatReading(
+        return Call(path=CHAT_PATH, body=body), SGLangChatReading(
             request_id=request.request_id,
             vocab_size=self.capabilities.vocab_size,
             num_prompt=request.prompt.num_tokens,

@@ -71,15 +71,13 @@ class SGLangGenerate(EngineAdapter):
         num_context, self._keeps_sessions = await found_limits(ask)
         self.capabilities = replace(self.capabilities, max_context_tokens=num_context)
 
-    def call(self, request: GenerateRequest) -> Call:
-        return Call(
+    def call(self, request: GenerateRequest) -> tuple[Call, SGLangGenerateReading]:
+        call = Call(
             path=GENERATE_PATH,
             body=encode_generate(request, replay=self._replay),
             streams=request.streams,
         )
-
-    def reading(self, request: GenerateRequest) -> SGLangGenerateReading:
-        return SGLangGenerateReading(
+        return call, SGLangGenerateReading(
             request_id=request.request_id,
             vocab_size=self.capabilities.vocab_size,
             num_prompt=request.prompt.num_tokens,

@@ -110,20 +110,17 @@ class VLLM(EngineAdapter):
             note=_note(found, status=tried.status),
         )
 
-    def call(self, request: GenerateRequest) -> Call:
+    def call(self, request: GenerateRequest) -> tuple[Call, EngineReading]:
         found = known(self._found)
         streams = self._streams(found, request)
         asked = structs.replace(request, params=self._leaving_room(request))
-        return Call(
+        call = Call(
             path=found.route.value,
             body=encode_request(asked, route=found.route, model=found.model, streams=streams),
             # vLLM takes the id of this header before that of the body, and a proxy may set it where it is not.
             headers=(("x-request-id", request.request_id),),
             streams=streams,
         )
-
-    def reading(self, request: GenerateRequest) -> EngineReading:
-        found = known(self._found)
         expected = Expected(
             request_id=request.request_id,
             route=found.route,
@@ -136,8 +133,8 @@ class VLLM(EngineAdapter):
         )
         reader = VLLMReader(expected)
         if not self._scores(request.params):
-            return VLLMReading(reader)
-        return VLLMGuidedReading(reader, request, route=found.route, model=found.model)
+            return call, VLLMReading(reader)
+        return call, VLLMGuidedReading(reader, request, route=found.route, model=found.model)
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
         return passed_through(http)
