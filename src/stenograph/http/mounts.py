@@ -8,7 +8,7 @@ mean this machine, the page looks like the server's own, and `Host` is that name
 import ipaddress
 import os
 import re
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -61,22 +61,11 @@ class WebGuard:
         )
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """ASGI, for HTTP. It does not stand in the way of what it lets pass."""
-        try:
-            origin = self.allowed_origin(scope["headers"])
-        except Forbidden as error:
-            count_error(self._metrics, error)
-            return send_refusal(send, self._refuse(error))
-        return (self._app if origin is None else self._to_pages)(scope, receive, send)
-
-    def allowed_origin(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """The page of another, allowed site that a request comes from; None if it comes from no other site.
-
-        Raises Forbidden for a Host or an Origin that is not allowed.
-        """
+        """ASGI, for HTTP. It does not stand in the way of what it lets pass, and refuses a Host or an Origin that is
+        not allowed."""
         hosts: list[bytes] = []
         origin: bytes | None = None
-        for name, value in headers:
+        for name, value in scope["headers"]:
             if name == b"host":
                 hosts.append(value)
             elif name == b"origin":
@@ -84,19 +73,26 @@ class WebGuard:
         for host in hosts if self._asks_host else ():
             named = _host_name(host)
             if named not in self._hosts and not _is_loopback(named):
-                raise Forbidden(
+                return self._refused(
+                    send,
                     f"The Host header names {named[:_SHOWN_CHARS]!r}, which is not a name of this machine."
-                    " If it is yours, start the server with --allow-host and that name."
+                    " If it is yours, start the server with --allow-host and that name.",
                 )
         if origin is None or _is_own(origin, hosts):
-            return None
+            return self._app(scope, receive, send)
         if origin.lower() not in self._origins:
             shown = origin[:_SHOWN_CHARS].decode("latin-1")
-            raise Forbidden(
+            return self._refused(
+                send,
                 f"The request comes from a web page of another site, {shown!r}. If it is yours, start the server with"
-                " --allow-origin and that address."
+                " --allow-origin and that address.",
             )
-        return origin
+        return self._to_pages(scope, receive, send)
+
+    def _refused(self, send: Send, message: str) -> Awaitable[None]:
+        error = Forbidden(message)
+        count_error(self._metrics, error)
+        return send_refusal(send, self._refuse(error))
 
 
 class App:
