@@ -57,12 +57,14 @@ class HttpEngineOptions:
 
 
 class _RunningExchange(Struct):
-    """A generation under way. `stop` ends the wait for the engine, which closes the connection; None while nothing
-    waits. `is_whole`: the engine has sent all, and samples no more. `was_cut`: aborted by closing the connection,
+    """A generation under way. `routing` are the headers that say to a router which session it is of, if it is of any,
+    and of which trace. `stop` ends the wait for the engine, which closes the connection; None while nothing waits.
+    `is_whole`: the engine has sent all, and samples no more. `was_cut`: aborted by closing the connection,
     because the engine knows no other way."""
 
     request: GenerateRequest
     reading: EngineReading
+    routing: Headers
     stop: Callable[[], object] | None = None
     aborter: "asyncio.Task[None] | None" = None
     is_whole: bool = False
@@ -136,7 +138,11 @@ class HttpEngine(Engine):
         request_id = request.request_id
         assert request_id not in self._running, "a request id is used once"
         call, reading = self._adapter.call(request)
-        running = self._running[request_id] = _RunningExchange(request, reading)
+        key = request.affinity_key
+        routing: Headers = () if key is None else ((AFFINITY_HEADER, key), (SESSION_HEADER, key))
+        if request.trace is not None:
+            routing = (*routing, *request.trace.headers())
+        running = self._running[request_id] = _RunningExchange(request, reading, routing)
         exchange = None
         try:
             if call.streams:
@@ -257,7 +263,7 @@ class HttpEngine(Engine):
         read: Sequence[Chunk] = ()
         loop = asyncio.get_running_loop()
         wait = asyncio.timeout(None)
-        headers = (*call.headers, *_routing(running.request))
+        headers = (*call.headers, *running.routing)
         try:
             async with wait:
                 running.stop = lambda: wait.reschedule(loop.time())
@@ -292,7 +298,7 @@ class HttpEngine(Engine):
         """Hand on what comes after a reply that has not ended a generation: what there is left to ask for."""
 
         async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
-            return await self._ask(method, target, body, (*headers, *_routing(running.request)))
+            return await self._ask(method, target, body, (*headers, *running.routing))
 
         self._hand_on(running, await running.reading.settle(ask), put)
         self._hand_on(running, running.reading.end(), put)
@@ -300,7 +306,7 @@ class HttpEngine(Engine):
             raise UpstreamUnreachable("The engine's stream ended before the generation did.", reply_began=True)
 
     async def _read_events(self, running: _RunningExchange, call: Call, put: Callable[[Chunk], object]) -> None:
-        headers = (*call.headers, *_routing(running.request))
+        headers = (*call.headers, *running.routing)
         async with aclosing(self._transport.events(call.path, call.body, headers)) as events:
             async for event in events:
                 if isinstance(event, bytes):
@@ -476,10 +482,3 @@ class HttpEngine(Engine):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, StenographError):
             log.error("%s failed", task.get_name(), exc_info=error)
-
-
-def _routing(request: GenerateRequest) -> Headers:
-    """The headers that say to a router which session a generation is of, if it is of any, and of which trace."""
-    key = request.affinity_key
-    routing = () if key is None else ((AFFINITY_HEADER, key), (SESSION_HEADER, key))
-    return routing if request.trace is None else (*routing, *request.trace.headers())
