@@ -81,15 +81,18 @@ class OwnConnections:
         if body or method not in _WITHOUT_LENGTH:
             head = b"%bcontent-length: %d\r\n" % (head, len(body))
         head += b"\r\n"
-        connection = self._taken()
-        if connection is not None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.has_spoken():  # nobody asked for it
+                connection.abort()
+                continue
             try:
                 await connection.ask(head, body, is_head=method == "HEAD")
             except UpstreamUnreachable:
                 if connection.has_replied or method not in REPEATABLE:
                     raise
-            else:
-                return connection
+                break
+            return connection
         connection = await self._connected()
         await connection.ask(head, body, is_head=method == "HEAD")
         return connection
@@ -109,15 +112,6 @@ class OwnConnections:
         return (head + "\r\n").encode("utf-8", "surrogateescape")
 
     # -- the pool
-
-    def _taken(self) -> "Connection | None":
-        """An idle connection on which nothing has come."""
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.has_spoken():
-                return connection
-            connection.abort()
-        return None
 
     def rest(self, connection: "Connection") -> None:
         """The connection's reply is whole, and it could carry another."""
