@@ -75,12 +75,3 @@ def merged_fragments(fragments: tuple[bytes, ...]) -> tuple[bytes, ...]:
 def join_ids(fragments: Iterable[bytes]) -> bytes:
     """One fragment of several, of which some may be empty; of any JSON values, not of ids alone."""
     return b",".join([fragment for fragment in fragments if fragment])
-
-
-def with_commas(fragments: Iterable[bytes]) -> list[bytes]:
-    """The parts that one fragment of several is made of, commas included."""
-    parts: list[bytes] = []
-    for fragment in fragments:
-        if fragment:
-            parts += (b",", fragment) if parts else (fragment,)
-    return parts

@@ -6,7 +6,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from stenograph.core.errors import Limit, LimitExceeded, ModelMismatch, SessionNotFound, StorageUnavailable
+from stenograph.core.errors import Limit, LimitExceeded, ModelMismatch, SessionBusy, SessionNotFound, StorageUnavailable
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome, TokenFate
 from stenograph.core.sampling_rules import SamplingRules
@@ -138,8 +138,9 @@ class Session:
             raise SessionNotFound(self.id)
         if self.refusal is not None:
             raise self.refusal
-        if (only := self.strands.only) is not None:
-            only.check_free()
+        only = self.strands.only
+        if only is not None and only.exclusive and only.num_running:
+            raise SessionBusy(self.id)
 
     def is_expired(self, now: float) -> bool:
         """Whether it has been without a chat for longer than it may. One that is being deleted ends by that."""
