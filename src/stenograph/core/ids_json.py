@@ -59,10 +59,8 @@ def pieces_of(ids: "array[int]") -> Iterator["array[int]"]:
 
 
 def merged_fragments(fragments: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """The same text in few fragments. Where there are many, each becomes more than twice as long as the next: what
-    grows at its end is copied a logarithm of times in all, not once each time."""
-    if len(fragments) <= MOST_FRAGMENTS:
-        return fragments
+    """The same text in few fragments, for more than `MOST_FRAGMENTS`. Each becomes more than twice as long as the next:
+    what grows at its end is copied a logarithm of times in all, not once each time."""
     kept: list[bytes] = []
     for fragment in fragments:
         kept.append(fragment)
@@ -75,12 +73,3 @@ def merged_fragments(fragments: tuple[bytes, ...]) -> tuple[bytes, ...]:
 def join_ids(fragments: Iterable[bytes]) -> bytes:
     """One fragment of several, of which some may be empty; of any JSON values, not of ids alone."""
     return b",".join([fragment for fragment in fragments if fragment])
-
-
-def with_commas(fragments: Iterable[bytes]) -> list[bytes]:
-    """The parts that one fragment of several is made of, commas included."""
-    parts: list[bytes] = []
-    for fragment in fragments:
-        if fragment:
-            parts += (b",", fragment) if parts else (fragment,)
-    return parts

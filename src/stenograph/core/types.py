@@ -9,8 +9,9 @@ that built one may change it.
 import enum
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import NewType, cast
 
@@ -18,7 +19,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
-from stenograph.core.ids_json import encode_ids, with_commas
+from stenograph.core.ids_json import encode_ids
 from stenograph.core.messages import Message
 from stenograph.core.support import SupportPiece
 
@@ -29,9 +30,8 @@ ID_TYPECODE = "i"
 """`array` type code of token ids: a C int, 32 bits on every platform that CPython supports."""
 
 
-def token_ids(ids: Iterable[int] = ()) -> "array[int]":
-    """Make an id array. Raises OverflowError or TypeError for what is not an int32."""
-    return array(ID_TYPECODE, ids)
+token_ids: "partial[array[int]]" = partial(array, ID_TYPECODE)
+"""Makes an id array of ids, or an empty one. Raises OverflowError or TypeError for what is not an int32."""
 
 
 class GrammarKind(enum.StrEnum):
@@ -431,7 +431,12 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def json_parts(self) -> list[bytes]:
         """The same in parts, commas included, for whoever joins it with more."""
-        return [encode_ids(self.ids)] if self.json_fragments is None else with_commas(self.json_fragments)
+        if self.json_fragments is None:
+            return [encode_ids(self.ids)]
+        parts: list[bytes] = []
+        for fragment in filter(None, self.json_fragments):
+            parts += (b",", fragment) if parts else (fragment,)
+        return parts
 
 
 class Usage(Struct, frozen=True, kw_only=True, gc=False):
@@ -472,12 +477,6 @@ class StageTimes(Struct, kw_only=True, gc=False):
     def mark(self, stage: Stage, now: float) -> None:
         """Say that `stage` ended at `now`."""
         self.ends[stage._value_] = now  # not `value`, a descriptor in Python
-
-    def span_s(self, first: Stage, last: Stage) -> float | None:
-        """Seconds between the ends of two stages; None unless both have ended."""
-        if first not in self.ends or last not in self.ends:
-            return None
-        return self.ends[last] - self.ends[first]
 
     def durations_s(self) -> dict[Stage, float]:
         """Seconds that each stage took: from the end of the stage that ended before it, in order of time."""

@@ -32,23 +32,22 @@ class CpuPool:
         If the caller is cancelled, work that has begun runs to its end and its result is dropped.
         """
         if num_bytes < INLINE_BELOW_BYTES:
-            return _complete(work)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: _complete(work))
+            result = work()  # a coroutine turns StopIteration into RuntimeError by itself
+        else:
+            result = await asyncio.get_running_loop().run_in_executor(self._executor, _without_stop, work)
+        is_lazy = hasattr(result, "__next__") or hasattr(result, "__await__")
+        assert not is_lazy, "a lazy result would leave its work to the loop"
+        return result
 
     def close(self) -> None:
         """Drop what has not begun and let the threads end."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _complete(work: Callable[[], T]) -> T:
-    """Run `work`, whose result must be whole: a lazy one would do its work later, on the loop.
-
-    Raises RuntimeError for StopIteration: no asyncio future accepts it, and its waiter would wait for ever.
-    """
+def _without_stop(work: Callable[[], T]) -> T:
+    """Call `work`. Raises RuntimeError for StopIteration: no asyncio future accepts it, and its waiter would wait for
+    ever."""
     try:
-        result = work()
+        return work()
     except StopIteration as error:
         raise RuntimeError("work on the pool raised StopIteration") from error
-    is_lazy = hasattr(result, "__next__") or hasattr(result, "__await__")
-    assert not is_lazy, "a lazy result would leave its work to the loop"
-    return result

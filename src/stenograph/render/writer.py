@@ -17,7 +17,7 @@ from stenograph.core.errors import UnrenderableMessage
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.render.family import Family
-from stenograph.render.template.input import Sealer, client_strings, message_dict, tool_values
+from stenograph.render.template.input import Sealer, client_strings, message_dicts, tool_values
 from stenograph.render.template.template import Template
 
 MAX_FRAMES = 64
@@ -51,7 +51,8 @@ class Writer:
         self._template = template
         self.reads_date = STRFTIME_NOW in template.names
         """Whether the template asks for the date."""
-        self._form = family.form
+        self.form = family.form
+        """The form in which it takes messages."""
         self._fixed = dict(family.fixed_kwargs)
 
     def read_by_template(self, kwargs: Mapping[str, object]) -> dict[str, object]:
@@ -85,14 +86,7 @@ class Writer:
         Raises UnrenderableMessage: the template refuses, or an argument is one that the family fixes.
         """
         frame = self.around(sealer, tools, kwargs)
-        return self.within(frame, self.shown(sealer, messages), prompt=prompt)
-
-    def shown(self, sealer: Sealer, messages: Iterable[Message]) -> list[dict[str, object]]:
-        """Messages as the template takes them, sealed."""
-        shown: list[dict[str, object]] = []
-        for message in messages:
-            shown.append(message_dict(message, sealer, self._form))
-        return shown
+        return self.within(frame, message_dicts(messages, sealer, self.form), prompt=prompt)
 
     def around(
         self, sealer: Sealer, tools: Sequence[Tool] = (), kwargs: Mapping[str, object] | None = None
@@ -110,7 +104,7 @@ class Writer:
         return Surroundings(tools=tool_values(tools, sealer), arguments=arguments)
 
     def within(self, around: "Surroundings", shown: Sequence[Mapping[str, object]], *, prompt: bool) -> str:
-        """The text of messages as `shown` gives them. Raises UnrenderableMessage: the template refuses."""
+        """The text of messages as `message_dicts` gives them. Raises UnrenderableMessage: the template refuses."""
         return self._template.render(shown, around.tools, prompt, around.arguments)
 
 
@@ -148,7 +142,7 @@ class Frame:
         self.sealer = writer.sealer((), key.tools, key.kwargs, avoid=avoid)
         self._around = writer.around(self.sealer, key.tools, key.kwargs)
         reply = Message(role=Role.ASSISTANT, content=self.sealer.mark)
-        shown = writer.shown(self.sealer, (_OPENING, reply))
+        shown = message_dicts((_OPENING, reply), self.sealer, writer.form)
         _, mark, self.closing = writer.within(self._around, shown, prompt=False).rpartition(self.sealer.mark)
         if not mark:
             raise UnrenderableMessage("The model's chat template does not show an assistant's text.")
@@ -165,12 +159,13 @@ class Frame:
         if calls:
             past = self._past(calls)
             before = self._writer.within(self._around, past, prompt=False)
-        after = self._writer.within(self._around, [*past, *self._writer.shown(self.sealer, new)], prompt=True)
+        shown = message_dicts(new, self.sealer, self._writer.form)
+        after = self._writer.within(self._around, [*past, *shown], prompt=True)
         return after[len(before) :] if after.startswith(before) else None
 
     def _past(self, calls: Sequence[ToolCall]) -> list[dict[str, object]]:
         reply = Message(role=Role.ASSISTANT, content="a", tool_calls=tuple(calls))
-        return self._writer.shown(self.sealer, (_OPENING, reply))
+        return message_dicts((_OPENING, reply), self.sealer, self._writer.form)
 
 
 class FrameCache:

@@ -92,14 +92,10 @@ class Capacity:
         """Tokens in memory that another process has the first claim to the room of."""
         return 0
 
-    def check_open(self) -> None:
-        """Raise Draining if no turn may begin any more."""
-        if self.is_draining:
-            raise Draining("the server is shutting down and takes no new turns", retry_after_s=5.0)
-
     def check(self, num_turns: int) -> None:
         """Raise Draining, or LimitExceeded if that many more turns cannot run."""
-        self.check_open()
+        if self.is_draining:
+            raise _draining()
         limits, elsewhere = self.limits, self.elsewhere
         num_in_flight = self.num_in_flight + elsewhere.num_in_flight
         if num_in_flight + num_turns > limits.max_in_flight:
@@ -156,9 +152,11 @@ class Place:
             self.give_back()
 
     def fit(self, request: TurnRequest) -> None:
-        """Make it as large as its request: a turn for each prompt. Raises InvalidRequest for a prompt that its session
-        cannot have, LimitExceeded if not all turns can run."""
+        """Make it as large as its request: a turn for each prompt. Raises Draining if no turn may begin any more,
+        InvalidRequest for a prompt that its session cannot have, LimitExceeded if not all turns can run."""
         session = self.session
+        if self._capacity.is_draining:
+            raise _draining()
         if isinstance(request, ChatRequest):
             if session is not None and request.truncation is not None:
                 raise InvalidRequest(
@@ -191,3 +189,7 @@ class Place:
             session.check_limits(num)
         capacity.num_in_flight += num - self.num_turns
         self.num_turns = num
+
+
+def _draining() -> Draining:
+    return Draining("the server is shutting down and takes no new turns", retry_after_s=5.0)

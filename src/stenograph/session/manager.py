@@ -136,7 +136,6 @@ class SessionManager(Sessions):
                 return repeated
             session.check_open()
             session.check_limits()
-        self._capacity.check_open()
         request, request_json = decoded
         place.fit(request)
         stages.mark(Stage.DECODE, self._clock.monotonic())
@@ -286,16 +285,19 @@ class SessionManager(Sessions):
         """A client has the whole reply of a request. Called from where the reply is kept: it refers to nothing that
         ran."""
         for stages in all_stages:
-            stages.mark(Stage.REPLY, self._clock.monotonic())
-            if (reply_s := stages.span_s(Stage.COMMIT, Stage.REPLY)) is not None:
-                self._telemetry.reply_delivered(reply_s)
+            now, committed = self._clock.monotonic(), stages.ends.get(Stage.COMMIT)
+            stages.mark(Stage.REPLY, now)
+            if committed is not None:
+                self._telemetry.reply_delivered(now - committed)
         if session is not None:
             session.release_delivered(request_id)
 
     def _ended(self, turn: RequestTask, place: Place, caller: Caller, task: "asyncio.Task[TurnOutcome]") -> None:
         """End a request whose task is done: give back what it held, and report."""
         run, session = turn.run, place.session
-        turn.ended()
+        for waiter in turn.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
         self._turns.discard(turn)
         place.give_back()
         reports: list[TurnReport] = []

@@ -349,11 +349,11 @@ class Seats(Struct, eq=False):
         """Take a chat's place. Raises SessionBusy."""
         if self.strands is None:
             return _alone()
-        return self._take(self.strands.of_chat(request, context, self.agent_id))
+        return self._take(self.strands.of_chat(request, context, self.agent_id), self.check)
 
     def of_ids(self, ids: "array[int]") -> Strand:
         """Take the place of a prompt given as ids. Raises SessionBusy."""
-        return _alone() if self.strands is None else self._take(self.strands.of_ids(ids, self.taken))
+        return _alone() if self.strands is None else self._take(self.strands.of_ids(ids, self.taken), self.check)
 
     def num_tokens_before(self, places: Sequence[tuple[Strand, Attachment]]) -> int:
         """Tokens of the session that will stay if turns are committed at these places."""
@@ -382,7 +382,7 @@ class Seats(Struct, eq=False):
     def fork(self, strand: Strand) -> Strand:
         """Take a place in a strand beside this one, in which it has one."""
         assert self.strands is not None, "only a session has strands"
-        return self._lease(self.strands.fork(strand))
+        return self._take(self.strands.fork(strand), None)
 
     def give_back(self) -> None:
         """Release every lease. Harmless when repeated."""
@@ -392,12 +392,10 @@ class Seats(Struct, eq=False):
             if strand.number is None and self.strands is not None:
                 self.strands.released(strand)
 
-    def _take(self, strand: Strand) -> Strand:
-        if self.check is not None:
-            self.check(strand, self.label)
-        return self._lease(strand)
-
-    def _lease(self, strand: Strand) -> Strand:
+    def _take(self, strand: Strand, check: Callable[[Strand, Label], None] | None) -> Strand:
+        """Take a lease of a strand. Raises SessionBusy, and what `check` does."""
+        if check is not None:
+            check(strand, self.label)
         strand.check_free()
         strand.num_running += 1
         self.num_leases += 1

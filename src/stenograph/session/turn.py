@@ -15,7 +15,6 @@ from array import array
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -53,8 +52,6 @@ from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats
 from stenograph.trajectory.history import Attachment
 from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, line_ids
-
-T = TypeVar("T")
 
 
 class TurnRun:
@@ -326,9 +323,10 @@ class TurnRun:
         params, tool_choice, request_json = self.params, opening.tool_choice, self._request_json
         if attachment.parent is not None:
             before = attachment.parent.turn
-            params = _kept_once(params, before.params)
-            tool_choice = _kept_once(tool_choice, before.tool_choice)
-            request_json = _kept_once(request_json, before.request_json)
+            # One object for all turns that have an equal one, as most turns of a session do.
+            params = before.params if before.params == params else params
+            tool_choice = before.tool_choice if before.tool_choice == tool_choice else tool_choice
+            request_json = before.request_json if before.request_json == request_json else request_json
         return CommittedTurn(
             request_id=self.request_id,
             new_prompt_ids=prompt.new_ids,
@@ -381,11 +379,6 @@ def max_tokens(
         if limit is not None and (most is None or limit < most):
             most = limit
     return most
-
-
-def _kept_once(new: T, before: T) -> T:
-    """The turn before's value if the new one is equal, as in most turns of a session."""
-    return before if before == new else new
 
 
 async def _nothing() -> AsyncGenerator[Chunk, None]:

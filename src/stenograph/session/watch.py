@@ -147,12 +147,6 @@ class RequestTask(Struct, eq=False, kw_only=True):
             self.is_abandoned = True
             self.why = self.why or why
 
-    def ended(self) -> None:
-        """Wake those who wait for the end: its task is done."""
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
 
 class LiveWatch:
     """A `Watch` of a request whose task runs, or has ended a moment ago."""

@@ -11,7 +11,7 @@ from array import array
 from msgspec import Struct, field
 
 from stenograph.core.chat import ChatRequest, KnownMessages
-from stenograph.core.ids_json import merged_fragments
+from stenograph.core.ids_json import MOST_FRAGMENTS, merged_fragments
 from stenograph.core.types import Prompt, token_ids
 from stenograph.trajectory.turn import Node, line_messages
 
@@ -54,7 +54,9 @@ class LatestLine(Struct, eq=False):
         are the stored ones; of a prompt that came without its text no engine has asked for it."""
         if prompt.json_fragments is not None:
             self.node = node
-            self.fragments, self.unwritten = merged_fragments(prompt.json_fragments), node.turn.sampled.ids
+            many = len(prompt.json_fragments) > MOST_FRAGMENTS
+            self.fragments = merged_fragments(prompt.json_fragments) if many else prompt.json_fragments
+            self.unwritten = node.turn.sampled.ids
         if request is None:
             return
         before, self.known = self.known, None

@@ -25,7 +25,7 @@ from stenograph.families.load import load_renderer
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.render.renderer import Renderer
-from stenograph.render.template.input import message_dict
+from stenograph.render.template.input import message_dicts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Real:
         """The text that transformers writes, by the family's template or, `stock`, by the model's own."""
         family = self.renderer.family
         text = _ORACLE.apply_chat_template(
-            [message_dict(message, self.renderer.writer.sealer(), family.form) for message in messages],
+            message_dicts(messages, self.renderer.writer.sealer(), family.form),
             tools=[json.loads(tool.json) for tool in tools] or None,
             chat_template=self.files.chat_template if stock else template_source(family, self.files),
             tokenize=False,

@@ -18,7 +18,7 @@ from stenograph.families.deepseek.v3 import DEEPSEEK_V3, DEEPSEEK_V3_1
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.render.conversations import WEATHER, appended, call, exchanges, result, said, user
 from stenograph.render.family import Family
-from stenograph.render.template.input import message_dict
+from stenograph.render.template.input import message_dicts
 from stenograph.render.template.jinja import JinjaTemplate
 from stenograph.reply.call_syntax import CallSyntax, ForcedTool
 from stenograph.reply.lark import quoted
@@ -232,7 +232,7 @@ def test_where_v3s_stock_template_places_its_marks_well_calls_are_written_as_it_
     first, second = call(1), call(2)
     messages = [user("a"), said(None, first, second), result(first, "b"), result(second, "c"), said("d"), user("e")]
     form = replace(model.renderer.family.form, empty_content=None)
-    dicts = [message_dict(message, model.renderer.writer.sealer(), form) for message in messages]
+    dicts = message_dicts(messages, model.renderer.writer.sealer(), form)
     files = model.files
     stock = JinjaTemplate(files.chat_template, files.bos_token, files.eos_token).render(dicts, None, True, {})
     assert model.renderer.render(messages, (), {}) == model.renderer.tokenizer.encode(stock)

@@ -154,21 +154,25 @@ def occurs(mark: str, calls: Sequence[ToolCall], messages: Sequence[Message]) ->
     return False
 
 
-def message_dict(message: Message, sealer: Sealer, form: MessageForm) -> dict[str, object]:
-    """One message. Content is a string, but for `form.empty_content`: some templates can only add to one."""
-    is_bare = bool(message.tool_calls) and not message.content
-    content = form.empty_content if is_bare else sealer.seal(message.content or "")
-    role = form.developer_as if message.role is Role.DEVELOPER else message.role
-    value: dict[str, object] = {"role": role.value, "content": content}
-    if message.reasoning:
-        value["reasoning_content"] = sealer.seal(message.reasoning)
-    if message.tool_calls:
-        value["tool_calls"] = [_call_dict(call, sealer, form) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        value["tool_call_id"] = sealer.seal(message.tool_call_id)
-    if message.name is not None:
-        value["name"] = sealer.seal(message.name)
-    return value
+def message_dicts(messages: Iterable[Message], sealer: Sealer, form: MessageForm) -> list[dict[str, object]]:
+    """Messages as the template takes them, sealed. Content is a string, but for `form.empty_content`: some templates
+    can only add to one."""
+    values: list[dict[str, object]] = []
+    for message in messages:
+        is_bare = bool(message.tool_calls) and not message.content
+        content = form.empty_content if is_bare else sealer.seal(message.content or "")
+        role = form.developer_as if message.role is Role.DEVELOPER else message.role
+        value: dict[str, object] = {"role": role.value, "content": content}
+        if message.reasoning:
+            value["reasoning_content"] = sealer.seal(message.reasoning)
+        if message.tool_calls:
+            value["tool_calls"] = [_call_dict(call, sealer, form) for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            value["tool_call_id"] = sealer.seal(message.tool_call_id)
+        if message.name is not None:
+            value["name"] = sealer.seal(message.name)
+        values.append(value)
+    return values
 
 
 def tool_values(tools: Sequence[Tool], sealer: Sealer) -> list[object] | None:
