@@ -31,7 +31,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.utils import httpx  # its own HTTP client: httpx in version 1, httpx2 in version 2
+
+# Its own HTTP client: httpx in version 1, httpx2 in version 2, of which 2.4 does not list it among its exports.
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined,unused-ignore]
 
 from stenograph.model.hub import repository_folder
 from stenograph.model.hub_wire import Event, Fetched, FetchFailed, FetchProgress, encode_event
