@@ -15,6 +15,7 @@ from stenograph.core.types import Finish, FinishReason
 from stenograph.http.keep_alive import BEGIN_S, SILENCE_S
 from stenograph.testing.standins.scripted_engine import Script
 
+from ..openresponses import check_event, check_response
 from .conftest import END, Answer, Live, assistant, output_ids, user
 from .test_keep_alive import Timed, anext_answer, timed
 from .test_sglang_chat import Rig, connect, rig
@@ -45,7 +46,11 @@ RUN = (ONE_CALL, TWO_CALLS, TEXT, "<think>\nSay goodbye.\n</think>\n\nBye.")
 
 async def respond(live: Live, session: str | None, items: Any, **fields: Any) -> Answer:
     prefix = "" if session is None else f"/sessions/{session}"
-    return await live.call("POST", f"{prefix}/v1/responses", {"input": items, **fields})
+    answer = await live.call("POST", f"{prefix}/v1/responses", {"input": items, **fields})
+    if answer.status == 200 and not fields.get("stream"):
+        Response.model_validate_json(answer.body, strict=True)
+        check_response(answer.json())
+    return answer
 
 
 def events_of(answer: Answer) -> list[dict[str, Any]]:
@@ -54,6 +59,7 @@ def events_of(answer: Answer) -> list[dict[str, Any]]:
     data = [block.split("\ndata: ")[1] for block in answer.body.decode().split("\n\n") if block]
     for one in data:
         EVENT.validate_json(one, strict=True)
+        check_event(json.loads(one))
     return [json.loads(one) for one in data]
 
 
@@ -136,7 +142,6 @@ async def test_what_a_client_replays_is_known_again(
         answer = await respond(live, session, items, stream=stream, **fields)
         assert answer.status == 200, answer.body
         body = events_of(answer)[-1]["response"] if stream else answer.json()
-        Response.model_validate_json(json.dumps(body), strict=True)
         items += map(habit, body["output"])
         calls = [item for item in body["output"] if item["type"] == "function_call"]
         items += map(result, calls)
@@ -282,6 +287,90 @@ async def test_calls_of_namespaces_and_custom_tools_go_on_exactly_and_are_held_i
     assert (held.status, held.body) == (200, first.body)
     by_header = await live.call("GET", f"/v1/responses/{first.json()['id']}", x_session_id=session)
     assert by_header.body == first.body
+
+
+# --- what a response says of its request -----------------------------------------------------------------------------
+
+NOTHING: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "top_logprobs": 0,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "truncation": "disabled",
+    "text": {"format": {"type": "text"}},
+    "reasoning": None,
+    "store": True,
+    "background": False,
+    "service_tier": "default",
+    "safety_identifier": None,
+    "prompt_cache_key": None,
+    "metadata": {},
+}
+"""What a response has whose request asks for nothing, on a session."""
+RULED = {"default": {"presence_penalty": 0.5}, "force": {"temperature": 0.7, "top_p": 0.5}}
+
+
+async def bodies(live: Live, session: str | None, **fields: Any) -> list[dict[str, Any]]:
+    """The response of a request as it comes whole, as it is held, and as the first and last event have it."""
+    live.says("one")
+    live.says("one")
+    whole = (await respond(live, session, "a", **fields)).json()
+    path = f"/sessions/{session}/v1/responses/{whole['id']}"
+    held = [] if session is None else [(await live.call("GET", path)).json()]
+    events = events_of(await respond(live, session, "a", stream=True, **fields))
+    return [whole, *held, events[0]["response"], events[-1]["response"]]
+
+
+async def test_a_response_has_the_numbers_that_were_used(live: Live) -> None:
+    session = await live.open(sampling=RULED)
+    asked = {"temperature": 1.5, "frequency_penalty": -1, "top_logprobs": 2, "max_output_tokens": 9}
+    used = {"temperature": 0.7, "top_p": 0.5, "presence_penalty": 0.5, "frequency_penalty": -1.0}
+    for body in await bodies(live, session, **asked):
+        said = {name: body[name] for name in NOTHING}
+        assert said == {**NOTHING, **used, "top_logprobs": 2, "max_output_tokens": 9}
+    assert {request.params.temperature for request in live.engine.requests} == {0.7}
+
+
+async def test_a_response_repeats_what_was_recorded_of_its_request(live: Live) -> None:
+    schema = {"type": "object", "properties": {}}
+    fields = {
+        "max_tool_calls": 3,
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"verbosity": "low", "format": {"type": "json_schema", "name": "it", "schema": schema}},
+        "metadata": {"a": "b"},
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+    }
+    kept = {"type": "json_schema", "name": "it", "description": None, "schema": schema, "strict": True}
+    sent = {**fields, "service_tier": "flex", "store": False, "background": False, "truncation": "disabled"}
+    for session in (await live.open(), None):
+        for body in await bodies(live, session, **sent):
+            text = {"verbosity": "low", "format": kept}
+            assert {name: body[name] for name in NOTHING} == {
+                **NOTHING,
+                **fields,
+                "text": text,
+                "store": session is not None,
+            }
+
+
+async def test_what_is_of_another_type_than_a_response_has_is_only_recorded(live: Live) -> None:
+    sent = {"max_tool_calls": "3", "safety_identifier": 1, "prompt_cache_key": [], "metadata": {"a": 1}}
+    for body in await bodies(live, await live.open(), **sent):
+        assert {name: body[name] for name in NOTHING} == NOTHING
+
+
+async def test_a_response_is_completed_when_its_turn_was_kept(live: Live) -> None:
+    session = await live.open()
+    whole, held, begun, ended = await bodies(live, session)
+    assert whole["created_at"] <= whole["completed_at"] == held["completed_at"]
+    assert begun["completed_at"] is None
+    assert ended["created_at"] == begun["created_at"] <= ended["completed_at"]
+    live.says("cut", finish=Finish(reason=FinishReason.LENGTH))
+    assert (await respond(live, session, "b")).json()["completed_at"] is None
 
 
 # --- ends that are lost, streams that break -------------------------------------------------------------------------

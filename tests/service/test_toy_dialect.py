@@ -124,7 +124,9 @@ class ToyDialect:
         said = {"id": reply_id, "line": replies[0].parsed.message.content}
         return Body(content=msgspec.json.encode(said), headers=[("content-type", "application/json")])
 
-    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> ToyWriter:
+    def stream(
+        self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams
+    ) -> ToyWriter:
         return ToyWriter(reply_id, spelling)
 
     def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:

@@ -397,6 +397,7 @@ class Remaining(Struct, frozen=True, kw_only=True, gc=False):
 class ChatReply(Struct, frozen=True, kw_only=True, gc=False):
     """A finished turn for its client, in any dialect. `created` is in whole seconds of the epoch.
 
+    `params` are those that it was sampled with, the session's rules applied.
     `written` is the engine's own reply where the engine writes it: a client that does not stream gets just that.
     `fills_context`: the model's context has no room after it.
     """
@@ -405,6 +406,7 @@ class ChatReply(Struct, frozen=True, kw_only=True, gc=False):
     created: int
     model: str
     prompt: Prompt
+    params: SamplingParams
     parsed: ParsedReply
     sampled: SampledTurn
     usage: Usage

@@ -23,6 +23,7 @@ from stenograph.core.chat import (
     TurnRequest,
 )
 from stenograph.core.errors import StenographError
+from stenograph.core.types import SamplingParams
 
 Headers = Sequence[tuple[str, str]]
 
@@ -129,8 +130,10 @@ class Dialect(Protocol):
         """A reply to a request of this spelling that is not streamed."""
         ...
 
-    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> StreamWriter:
-        """The writer of a streamed reply to a request of this spelling."""
+    def stream(
+        self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams
+    ) -> StreamWriter:
+        """The writer of a streamed reply to a request of this spelling, which is sampled with `params`."""
         ...
 
     def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:

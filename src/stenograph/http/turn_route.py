@@ -218,7 +218,9 @@ class TurnRoute:
 
     def _writer(self, watch: Watch) -> StreamWriter:
         created = int(self.clock.wall())
-        return self.dialect.stream(watch.reply_id, watch.options, created=created, spelling=watch.spelling)
+        return self.dialect.stream(
+            watch.reply_id, watch.options, created=created, spelling=watch.spelling, params=watch.params
+        )
 
     async def _wait(self, watch: Watch, writer: StreamWriter, send: Send, pulse: Pulse) -> list[StreamPiece] | None:
         """The first pieces of a turn that takes long to begin; meanwhile its client gets signs of life."""

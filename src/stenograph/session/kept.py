@@ -19,7 +19,7 @@ from stenograph.core.chat import (
     TurnRequest,
     whole_delta,
 )
-from stenograph.core.types import Prompt, RequestId, Stage, Usage
+from stenograph.core.types import Prompt, RequestId, SamplingParams, Stage, Usage
 from stenograph.engine.base import Capabilities
 from stenograph.session.reply_buffer import parts_of
 from stenograph.session.request import TurnOutcome
@@ -123,6 +123,10 @@ class KeptWatch:
         return self._kept.spelling
 
     @property
+    def params(self) -> SamplingParams:
+        return self._kept.outcome.reply.params
+
+    @property
     def reply_id(self) -> str:
         return self._kept.outcome.reply_id
 
@@ -167,6 +171,7 @@ def held_reply(node: Node, model: str) -> ChatReply:
         created=int(turn.committed_at),
         model=model,
         prompt=Prompt(new_ids=line_ids(node)[:num_prompt]),
+        params=turn.params,
         parsed=turn.reply,
         sampled=turn.sampled,
         usage=Usage(

@@ -260,6 +260,7 @@ class TurnRun:
             created=int(self._services.clock.wall()),
             model=self.capabilities.model,
             prompt=Prompt(new_ids=token_ids(), num_kept=last.num_tokens, of_kept=partial(line_ids, last)),
+            params=request.params,
             parsed=ParsedReply(message=Message(role=Role.ASSISTANT)),
             sampled=empty,
             usage=Usage(num_prompt=last.num_tokens, num_completion=0, num_cached=last.num_tokens),
@@ -295,6 +296,7 @@ class TurnRun:
             created=int(now),
             model=capabilities.model,
             prompt=prompt,
+            params=self.params,
             parsed=self._parsed,
             sampled=sampled,
             usage=Usage(

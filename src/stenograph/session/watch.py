@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stenograph.core.chat import Remaining, ReplyOptions, Spelling, StreamPiece
 from stenograph.core.errors import StenographError, UnexpectedFailure
-from stenograph.core.types import RequestId, Stage, token_ids
+from stenograph.core.types import RequestId, SamplingParams, Stage, token_ids
 from stenograph.session.reply_buffer import BufferReader
 from stenograph.session.request import RequestRun, TurnOutcome
 from stenograph.session.retries import RequestIdentity
@@ -55,6 +55,11 @@ class Watch(Protocol):
     @property
     def spelling(self) -> Spelling:
         """The spelling of the request's dialect for what is reported about it."""
+        ...
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling that was asked for, the session's rules applied."""
         ...
 
     @property
@@ -156,6 +161,7 @@ class LiveWatch:
         self.request_id = task.request_id
         self.options = request.reply
         self.spelling = request.spelling
+        self.params = request.params
         self.delivered = task.delivery.done
         self._task = task
         self._reader: BufferReader | None = None

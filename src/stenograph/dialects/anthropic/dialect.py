@@ -9,6 +9,7 @@ import msgspec
 from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
 from stenograph.core.json_types import Count
+from stenograph.core.types import SamplingParams
 from stenograph.dialects.anthropic.errors import messages_refusal
 from stenograph.dialects.anthropic.reply import MessagesStream, encode_message, finish_headers
 from stenograph.dialects.anthropic.request import decode_messages
@@ -48,7 +49,9 @@ class MessagesDialect:
         content = encode_message(reply, options, self.model, spelling)
         return Body(content=content, headers=[("content-type", "application/json"), *finish_headers(reply)])
 
-    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> MessagesStream:
+    def stream(
+        self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams
+    ) -> MessagesStream:
         return MessagesStream(reply_id=reply_id, model=self.model, options=options, spelling=spelling)
 
     def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:

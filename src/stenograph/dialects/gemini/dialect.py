@@ -10,7 +10,7 @@ import msgspec
 from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling
 from stenograph.core.errors import InvalidRequest, StenographError
 from stenograph.core.json_types import Count
-from stenograph.core.types import FinishReason
+from stenograph.core.types import FinishReason, SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
 from stenograph.dialects.gemini.errors import gemini_refusal
 from stenograph.dialects.gemini.reply import GeminiStream, encode_gemini
@@ -62,7 +62,9 @@ class GeminiDialect:
         more = [FINISH_HEADER] if is_aborted else []
         return Body(content=content, headers=[("content-type", "application/json"), *more])
 
-    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> GeminiStream:
+    def stream(
+        self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams
+    ) -> GeminiStream:
         return GeminiStream(
             reply_id=reply_id,
             model=self.model,

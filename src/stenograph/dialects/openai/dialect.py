@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
+from stenograph.core.types import SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
 from stenograph.dialects.openai.chat import CHAT_PATH, decode_with_record
 from stenograph.dialects.openai.chat_reply import StreamEncoder, encode_reply, with_token_ids
@@ -48,7 +49,9 @@ class ChatDialect:
             written = written.with_body(with_token_ids(written.body, reply))
         return Body(content=written.body, headers=[("content-type", written.content_type), *written.headers])
 
-    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> StreamEncoder:
+    def stream(
+        self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams
+    ) -> StreamEncoder:
         return StreamEncoder(
             reply_id=reply_id,
             created=created,
@@ -88,7 +91,7 @@ class CompletionDialect:
         return Body(content=content, headers=[("content-type", "application/json")])
 
     def stream(
-        self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling
+        self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams
     ) -> CompletionStreamEncoder:
         return CompletionStreamEncoder(
             reply_id=reply_id,

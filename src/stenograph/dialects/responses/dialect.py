@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
-from stenograph.core.types import FinishReason
+from stenograph.core.types import FinishReason, SamplingParams
 from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
 from stenograph.dialects.openai.errors import refusal
 from stenograph.dialects.openai.reply_parts import TokenText
@@ -44,13 +44,16 @@ class ResponsesDialect:
         """A reply that is held, written anew from the record of its request."""
         return self._body(reply, ReplyOptions(), form_of_record(request_json))
 
-    def stream(self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling) -> ResponseWriter:
+    def stream(
+        self, reply_id: str, options: ReplyOptions, *, created: int, spelling: Spelling, params: SamplingParams
+    ) -> ResponseWriter:
         return ResponseWriter(
             reply_id=reply_id,
             created=created,
             model=self.model,
             options=options,
             form=_form(spelling),
+            params=params,
             token_text=self.token_text,
         )
 

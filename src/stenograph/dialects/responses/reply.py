@@ -15,7 +15,7 @@ from stenograph.core.chat import ChatReply, ReplyOptions
 from stenograph.core.json_pieces import as_chunked_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.messages import Message, ToolCall
-from stenograph.core.types import FinishReason, Usage
+from stenograph.core.types import FinishReason, SamplingParams, Usage
 from stenograph.dialects.openai.reply_parts import Drawn, TokenText, reply_text, row_slices, token_name
 from stenograph.dialects.responses.ids import RESPONSE, ItemId, sealed
 from stenograph.dialects.responses.spelling import ReplyForm
@@ -157,17 +157,28 @@ class FailedReason(TypedDict):
     message: str
 
 
+class ReasoningSaid(TypedDict):
+    """The reasoning that was asked for, in the request's own words."""
+
+    effort: str | None
+    summary: str | None
+
+
+TextSaid = Mapping[str, object]
+"""`text` as its request has it, with a format."""
 ChoiceSaid = str | Mapping[str, object]
 AnyItem = Mapping[str, object]
 """One of `OutputItem`; the schema of a response says which there are."""
 
 
 class ResponseBody(TypedDict):
-    """A response. `instructions` and `tools` are not repeated. Ids with `return_token_ids`."""
+    """A response, with the sampling that was used for it. `instructions` and `tools` are not repeated, `store` says
+    whether the session holds it, whatever the request says. Ids with `return_token_ids`."""
 
     id: str
     object: Literal["response"]
     created_at: int
+    completed_at: int | None
     status: ResponseState
     model: str
     output: Sequence[AnyItem]
@@ -177,11 +188,22 @@ class ResponseBody(TypedDict):
     tools: Annotated[Sequence[str], Meta(max_length=0)]
     tool_choice: ChoiceSaid
     parallel_tool_calls: bool
+    max_tool_calls: int | None
     previous_response_id: str | None
-    temperature: float | None
-    top_p: float | None
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
     max_output_tokens: int | None
-    top_logprobs: int | None
+    top_logprobs: int
+    truncation: Literal["disabled"]
+    text: TextSaid
+    reasoning: ReasoningSaid | None
+    store: bool
+    background: Literal[False]
+    service_tier: Literal["default"]
+    safety_identifier: str | None
+    prompt_cache_key: str | None
     metadata: Mapping[str, str]
     usage: ResponseTokens | None
     prompt_token_ids: NotRequired[TokenIds]
@@ -193,12 +215,13 @@ def turn_of_reply(reply_id: str) -> str:
     return reply_id.removeprefix(RESPONSE)
 
 
-def response_head(reply_id: str, created: int, model: str, form: ReplyForm) -> ResponseBody:
+def response_head(reply_id: str, created: int, model: str, form: ReplyForm, params: SamplingParams) -> ResponseBody:
     """A response that has begun."""
     body: ResponseBody = {
         "id": reply_id,
         "object": "response",
         "created_at": created,
+        "completed_at": None,
         "status": "in_progress",
         "model": model,
         "output": [],
@@ -208,11 +231,22 @@ def response_head(reply_id: str, created: int, model: str, form: ReplyForm) -> R
         "tools": [],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
+        "max_tool_calls": None,
         "previous_response_id": None,
-        "temperature": None,
-        "top_p": None,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
         "max_output_tokens": None,
-        "top_logprobs": None,
+        "top_logprobs": params.num_top_logprobs,
+        "truncation": "disabled",
+        "text": {"format": {"type": "text"}},
+        "reasoning": None,
+        "store": True,
+        "background": False,
+        "service_tier": "default",
+        "safety_identifier": None,
+        "prompt_cache_key": None,
         "metadata": {},
         "usage": None,
     }
@@ -227,6 +261,7 @@ def ended_response(
     body = head.copy()
     is_whole = reply.sampled.finish.reason is FinishReason.STOP
     body["status"] = "completed" if is_whole else "incomplete"
+    body["completed_at"] = reply.created if is_whole else None
     body["incomplete_details"] = None if is_whole else {"reason": "max_output_tokens"}
     body["output"] = output
     body["usage"] = response_tokens(reply.usage)
@@ -240,7 +275,7 @@ def encode_response(
     reply: ChatReply, options: ReplyOptions, form: ReplyForm, model: str, token_text: TokenText
 ) -> bytes | Iterator[bytes]:
     """The body of a reply that is not streamed; in pieces if it is long."""
-    head = response_head(reply.id, reply.created, model, form)
+    head = response_head(reply.id, reply.created, model, form, reply.params)
     rows = logprob_rows(reply.sampled, token_text, options) if options.logprobs else iter(())
     output = output_items(turn_of_reply(reply.id), reply.parsed.message, form, reply.sampled.finish.reason, rows)
     num_sampled = len(reply.sampled.ids)

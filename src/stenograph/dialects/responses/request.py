@@ -5,7 +5,7 @@ items.py, tools functions in tools.py. Replies are reply.py's.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -30,11 +30,13 @@ from stenograph.dialects.openai.sampling import (
     text_view,
     truncation,
 )
+from stenograph.dialects.openai.sampling_fields import Unread
 from stenograph.dialects.responses.fields import (
     ENCRYPTED_REASONING,
     OUTPUT_LOGPROBS,
     RESPONSES_FIELDS,
     WireResponsesRequest,
+    WireTextConfig,
 )
 from stenograph.dialects.responses.ids import turn_of_response
 from stenograph.dialects.responses.item_messages import ItemMessages, MessagePlace
@@ -46,7 +48,14 @@ from stenograph.dialects.template_kwargs import check_template_kwargs
 RESPONSES_PATH = "/v1/responses"
 
 _REQUEST = msgspec.json.Decoder(WireResponsesRequest)
-_METADATA = msgspec.json.Decoder(dict[str, str])
+_STRING = msgspec.json.Decoder(str)
+_REPEATED: dict[str, msgspec.json.Decoder[Any]] = {
+    "metadata": msgspec.json.Decoder(dict[str, str]),
+    "max_tool_calls": msgspec.json.Decoder(int),
+    "safety_identifier": _STRING,
+    "prompt_cache_key": _STRING,
+}
+"""Recorded fields that a response repeats, by name."""
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
 
@@ -79,7 +88,7 @@ def decode_response(incoming: Incoming, *, unknown_fields: UnknownFields = Unkno
     include = wire.include or ()
     form = ReplyForm(
         calls=forms_of(callable_tools),
-        head=_head(wire),
+        head=_head(wire, is_held=incoming.past is not None),
         instructions=wire.instructions is not None,
         seals_reasoning=ENCRYPTED_REASONING in include,
     )
@@ -241,27 +250,46 @@ def _template_kwargs(wire: WireResponsesRequest) -> Mapping[str, object]:
     return kwargs
 
 
-def _head(wire: WireResponsesRequest) -> dict[str, Raw]:
-    """The part of the request that its response repeats."""
-    head: dict[str, Raw] = {}
-    for name in ("temperature", "top_p", "max_output_tokens", "top_logprobs", "previous_response_id"):
-        if (value := getattr(wire, name)) is not None:
-            head[name] = Raw(msgspec.json.encode(value))
+def _head(wire: WireResponsesRequest, *, is_held: bool) -> dict[str, Raw]:
+    """The part of the response that its request decides. What is not of OpenAI's type is only recorded."""
+    said: dict[str, object] = {
+        "max_output_tokens": _max_tokens(wire),
+        "previous_response_id": wire.previous_response_id,
+    }
     if isinstance(wire.tool_choice, Raw) and is_given(wire.tool_choice):
-        head["tool_choice"] = Raw(bytes(wire.tool_choice))
+        said["tool_choice"] = Raw(bytes(wire.tool_choice))
     if wire.parallel_tool_calls is False:
-        head["parallel_tool_calls"] = Raw(b"false")
-    if isinstance(wire.metadata, Raw) and _is_metadata(wire.metadata):
-        head["metadata"] = Raw(bytes(wire.metadata))
-    return head
+        said["parallel_tool_calls"] = False
+    for name, decoder in _REPEATED.items():
+        said[name] = _of_type(decoder, getattr(wire, name))
+    if wire.text is not None:
+        said["text"] = _text_said(wire.text)
+    if wire.reasoning is not None:
+        said["reasoning"] = {"effort": wire.reasoning.effort, "summary": _of_type(_STRING, wire.reasoning.summary)}
+    if not is_held:
+        said["store"] = False
+    return {name: Raw(msgspec.json.encode(value)) for name, value in said.items() if value is not None}
 
 
-def _is_metadata(raw: Raw) -> bool:
-    """Whether it is what OpenAI's types take as metadata; anything else is only recorded."""
+def _of_type(decoder: msgspec.json.Decoder[Any], raw: Unread) -> object:
+    """A recorded value that is of its decoder's type, else None."""
     try:
-        return bool(_METADATA.decode(raw))
+        return decoder.decode(raw) if isinstance(raw, Raw) else None
     except msgspec.DecodeError:
-        return False
+        return None
+
+
+def _text_said(text: WireTextConfig) -> dict[str, object]:
+    """`text` as its response has it. A schema always holds, whatever `strict` says."""
+    wanted, said = text.format, dict[str, object](format={"type": "text"})
+    if wanted is not None and wanted.schema is None:
+        said["format"] = {"type": wanted.type}
+    elif wanted is not None:
+        about = {"name": wanted.name or "", "description": wanted.description}
+        said["format"] = {"type": wanted.type, **about, "schema": wanted.schema, "strict": True}
+    if (verbosity := _of_type(_STRING, text.verbosity)) is not None:
+        said["verbosity"] = verbosity
+    return said
 
 
 def _recorded(body: bytes, wire: WireResponsesRequest, tools: ToolList) -> dict[str, str]:

@@ -18,7 +18,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.json_pieces import PIECE_VALUES, joined, json_pieces, json_whole
 from stenograph.core.json_types import Count
-from stenograph.core.types import FinishReason
+from stenograph.core.types import FinishReason, SamplingParams
 from stenograph.dialects.openai.reply_parts import ROWS_AT_ONCE, TokenText, parts_of
 from stenograph.dialects.responses.ids import ItemId
 from stenograph.dialects.responses.reply import (
@@ -99,9 +99,10 @@ class ResponseWriter:
         model: str,
         options: ReplyOptions,
         form: ReplyForm,
+        params: SamplingParams,
         token_text: TokenText,
     ) -> None:
-        self._head = response_head(reply_id, created, model, form)
+        self._head = response_head(reply_id, created, model, form, params)
         self._turn = turn_of_reply(reply_id)
         self._form = form
         self._options = options

@@ -345,6 +345,7 @@ def test_many_prompt_ids_in_a_stream_are_written_as_few_are(num_prompts: int) ->
                 created=1,
                 model="m",
                 prompt=Prompt(new_ids=prompt),
+                params=SamplingParams(),
                 parsed=ParsedReply(message=Message(role=Role.ASSISTANT, content="")),
                 sampled=SampledTurn(
                     ids=array("i"),

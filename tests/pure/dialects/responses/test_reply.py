@@ -27,6 +27,7 @@ from stenograph.core.types import (
     FinishReason,
     Prompt,
     SampledTurn,
+    SamplingParams,
     TopLogprob,
     Usage,
     token_ids,
@@ -35,9 +36,11 @@ from stenograph.dialects.responses.reply import encode_response, output_items
 from stenograph.dialects.responses.spelling import ReplyForm
 from stenograph.dialects.responses.stream import ResponseWriter
 from stenograph.dialects.responses.tools import CallForm
+from tests.openresponses import check_event, check_response
 
 EVENT = TypeAdapter[Any](ResponseStreamEvent)
 TURN = "0123456789abcdef0123456789abcdef"
+PARAMS = SamplingParams(temperature=0.25, presence_penalty=-1.0, num_top_logprobs=2)
 FORM = ReplyForm(
     calls={
         "patch": CallForm(name="patch", kind="custom"),
@@ -66,6 +69,7 @@ def reply_of(message: Message, reason: FinishReason = FinishReason.STOP, num_ids
         created=5,
         model="tiny",
         prompt=Prompt(new_ids=token_ids([1, 2, 3])),
+        params=PARAMS,
         parsed=ParsedReply(message=message),
         sampled=sampled,
         usage=Usage(num_prompt=3, num_completion=num_ids, num_cached=2, num_reasoning=1),
@@ -80,12 +84,19 @@ def whole(reply: ChatReply, options: ReplyOptions, form: ReplyForm = FORM) -> di
     content = encode_response(reply, options, form, "tiny", token_text)
     text = taken(content)
     Response.model_validate_json(text, strict=True)
+    check_response(json.loads(text))
     return dict(json.loads(text))
 
 
 def writer(options: ReplyOptions, form: ReplyForm = FORM) -> ResponseWriter:
     return ResponseWriter(
-        reply_id=f"resp_{TURN}", created=5, model="tiny", options=options, form=form, token_text=token_text
+        reply_id=f"resp_{TURN}",
+        created=5,
+        model="tiny",
+        options=options,
+        form=form,
+        params=PARAMS,
+        token_text=token_text,
     )
 
 
@@ -101,6 +112,7 @@ def events_of(*contents: bytes | Iterator[bytes]) -> list[dict[str, Any]]:
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         EVENT.validate_json(data.removeprefix("data: "), strict=True)
+        check_event(event)
         events.append(event)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
@@ -200,6 +212,7 @@ def test_a_cut_response_says_so() -> None:
     for reason in (FinishReason.LENGTH, FinishReason.ABORT):
         body = whole(reply_of(message, reason), ReplyOptions())
         assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert body["completed_at"] is None
         *_, last = streamed([], reply_of(Message(role=Role.ASSISTANT, content=""), reason), ReplyOptions())
         assert last["type"] == "response.incomplete"
 
