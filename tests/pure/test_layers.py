@@ -61,7 +61,9 @@ PURE = (
     "engine/llamacpp/schema",
     "engine/llamacpp/text",
     "engine/llamacpp/wire",
+    "client/batch",
     "client/samples",
+    "client/shown",
     "client/errors",
     "trainers",
     "session/budget",
@@ -115,7 +117,7 @@ TASK_OWNERS = {
 }
 
 AT_A_TRAINER = {
-    "client": {"client", "core/errors", "aiohttp", "numpy"},
+    "client": {"client", "core/errors", "core/support", "aiohttp", "numpy"},
     "trainers": {"client", "trainers", "numpy"},
 }
 """Rooms that a trainer installs: all that they import beside the standard library. They know the server by HTTP."""

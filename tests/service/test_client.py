@@ -247,6 +247,14 @@ async def test_the_blocking_client_does_the_same(live: Live) -> None:
             live.says("a")
             live.says("b")
             batch = client.rollouts(agent, [0, 1, 2, 3], timeout_s=2.0, progress=room.silent)
+
+            async def of_the_other_client(task: int, session: Any) -> float:
+                return 1.0
+
+            with pytest.raises(TypeError, match=r"the agent is an `async def`: use Client"):
+                client.rollouts(of_the_other_client, [0], progress=room.silent)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="agent must be callable, got 'agent'"):
+                client.rollouts("agent", [0], progress=room.silent)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="with SyncClient"):
             client.rollouts(agent, [0])
         return made, batch.groups, batch.others

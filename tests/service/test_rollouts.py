@@ -4,6 +4,7 @@ import asyncio
 import io
 import itertools
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -252,7 +253,73 @@ async def test_progress_is_told_as_a_value_and_as_a_line(live: Live) -> None:
     printed = PrintedProgress(stream)
     for progress in seen:
         printed(progress)
-    assert stream.getvalue() == f"{seen[-1]}\n"  # no terminal: the others are not due
+    *told, last = stream.getvalue().splitlines()
+    assert last == str(seen[-1])  # no terminal: the other lines are not due
+    assert told[0] == "the first rollout that failed:"
+    assert re.search(r", in agent$", told[2])  # the traceback begins in the agent
+    assert (told[-1], seen[-1].num_distinct_errors) == ("ValueError: broke", 1)
+
+
+async def test_a_batch_says_why_its_agents_fail(live: Live) -> None:
+    async def agent(task: int, session: RolloutSession) -> float:
+        if task == 0:
+            raise LookupError(f"no item in {session.id}")
+        if task < 4:
+            raise ValueError(f"broke in {session.id}")
+        return 1.0
+
+    stream = io.StringIO()
+    async with Client(live.url) as client:
+        batch = await client.rollouts(agent, range(5), concurrency=1, progress=PrintedProgress(stream))
+    assert [(type(one.error), one.count, dict(one.ends)) for one in batch.errors()] == [
+        (ValueError, 3, {"agent_failed": 3}),
+        (LookupError, 1, {"agent_failed": 1}),
+    ]
+    told = stream.getvalue()
+    assert told.index("no item in") < told.index("rollouts: 1 of 5 groups")
+    assert "raise LookupError" in told
+    assert "raise ValueError" not in told
+    assert told.endswith("2 distinct errors: batch.errors() has them all\n")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tasks": "abc"}, r"tasks is one str, 'abc': give a list, such as \['abc'\]"),
+        ({"tasks": {"question": 1}}, "tasks is one dict"),
+        ({"tasks": 3}, "tasks is 3, of int: give a list"),
+        ({"agent": "agent"}, "agent must be callable, got 'agent'"),
+        ({"progress": 1}, "progress must be callable"),
+        ({"session": "s"}, "session must be a mapping"),
+        ({"samples": ["max_seq_len"]}, "samples must be a mapping"),
+        ({"group_size": "8"}, "group_size must be an int, got '8'"),
+        ({"spares": True}, "spares must be an int, got True"),
+        ({"concurrency": None}, "concurrency must be an int, got None"),
+        ({"keep_groups": 1.0}, "keep_groups must be an int"),
+        ({"timeout_s": "60"}, "timeout_s must be a number, got '60'"),
+        ({"name": 7}, "name must be a str, got 7"),
+        ({"infra_errors": LookupError}, "infra_errors must be a tuple of exception classes"),
+        ({"failed_reward": "much"}, "failed_reward: a reward is a number"),
+        ({"groupsize": 8}, "rollouts has no option groupsize; it has group_size, "),
+    ],
+)
+async def test_arguments_of_another_type_are_an_error_before_anything_runs(wrong: dict[str, Any], message: str) -> None:
+    async def agent(task: int, session: RolloutSession) -> float:
+        raise AssertionError("it must not run")
+
+    async with Client("http://127.0.0.1:1") as client:
+        with pytest.raises(TypeError, match=message):
+            await client.rollouts(**{"agent": agent, "tasks": range(3), "progress": silent, **wrong})
+
+
+async def test_an_agent_that_is_no_async_function_is_an_error_of_the_batch(live: Live) -> None:
+    def agent(task: int, session: RolloutSession) -> Any:
+        return 1.0
+
+    async with Client(live.url) as client:
+        with pytest.raises(TypeError, match=r"returned 1\.0, which cannot be awaited.*SyncClient"):
+            await client.rollouts(agent, range(3), progress=silent)
+        await nothing_is_left(live)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
 """The client of a Stenograph server, for trainers and harnesses. It needs aiohttp and NumPy alone."""
 
+from stenograph.client.batch import Rollout as Rollout
+from stenograph.client.batch import RolloutBatch as RolloutBatch
+from stenograph.client.batch import RolloutError as RolloutError
+from stenograph.client.batch import RolloutGroup as RolloutGroup
 from stenograph.client.client import Client as Client
 from stenograph.client.errors import AgentFailure as AgentFailure
 from stenograph.client.errors import BadPayload as BadPayload
@@ -15,11 +19,9 @@ from stenograph.client.errors import WrongRequest as WrongRequest
 from stenograph.client.progress import BatchProgress as BatchProgress
 from stenograph.client.progress import PrintedProgress as PrintedProgress
 from stenograph.client.progress import silent as silent
-from stenograph.client.rollouts import Rollout as Rollout
-from stenograph.client.rollouts import RolloutBatch as RolloutBatch
-from stenograph.client.rollouts import RolloutGroup as RolloutGroup
 from stenograph.client.samples import DecodedSample as DecodedSample
 from stenograph.client.samples import DecodedSamples as DecodedSamples
+from stenograph.client.samples import DecodedSupport as DecodedSupport
 from stenograph.client.samples import VersionSpan as VersionSpan
 from stenograph.client.samples import decoded as decoded
 from stenograph.client.session import RolloutSession as RolloutSession

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack, cast
 
+from stenograph.client.batch import RolloutBatch
 from stenograph.client.calls import HttpCalls, JsonObject, Retries, as_object
 from stenograph.client.errors import BadPayload, ClientError, ServerUnreachable, TryLater
 from stenograph.client.progress import PrintedProgress, ProgressSink
-from stenograph.client.rollouts import Agent, BatchOptions, RolloutBatch, RolloutRun
+from stenograph.client.rollouts import Agent, BatchOptions, RolloutRun
 from stenograph.client.samples import SampleOptions
 from stenograph.client.session import RolloutSession, SessionFields
 
@@ -116,13 +117,14 @@ class Client:
         """Run `agent(task, session)` for each task, `group_size` times, and collect rewards and samples.
 
         `docs/client.md` has the options. An agent that fails is a `Rollout` with its error, never an exception here.
+        Raises TypeError for a string in the place of tasks, for an agent that is no `async def`, and the like.
         """
         run = RolloutRun(
             self,
             agent,
-            list(tasks),
-            session=session or {},
-            samples=samples or {},
+            tasks,
+            session={} if session is None else session,
+            samples={} if samples is None else samples,
             progress=PrintedProgress() if progress is None else progress,
             **options,
         )

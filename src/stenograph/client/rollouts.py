@@ -7,19 +7,22 @@ deleted, which aborts their turns at the engine.
 """
 
 import asyncio
+import inspect
 import itertools
 import logging
 import uuid
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, cast
 
+from stenograph.client.batch import Rollout, RolloutBatch, RolloutError, RolloutGroup, error_place
 from stenograph.client.errors import AgentFailure, ClientError, InfraFailure, TryLater, WrongKey, WrongRequest
 from stenograph.client.progress import BatchProgress, ProgressSink
 from stenograph.client.samples import DecodedSamples, Reward, SampleOptions
 from stenograph.client.session import RolloutEnd, RolloutSession, SessionFields, checked_reward
+from stenograph.client.shown import repr_line
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -57,54 +60,6 @@ class BatchOptions(TypedDict, total=False):
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rollout(Generic[T]):
-    """One run of the agent. `error` is set if its end is not `ok`; `samples` is None if none were collected.
-
-    `num_tries` counts sessions: more than one after failures by infrastructure.
-    """
-
-    task: T
-    group: str
-    session_id: str | None
-    end: RolloutEnd
-    reward: Reward | None
-    error: BaseException | None
-    samples: DecodedSamples | None
-    seconds: float
-    num_tries: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RolloutGroup(Generic[T]):
-    """The rollouts of one task. `rollouts` are those that count, in the order of their ends; `others` the rest.
-
-    `index` is the number of the task among the batch's.
-    """
-
-    index: int
-    name: str
-    task: T
-    is_whole: bool
-    rollouts: tuple[Rollout[T], ...]
-    others: tuple[Rollout[T], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RolloutBatch(Generic[T]):
-    """`groups` are whole, in the order of their tasks, at most `keep_groups`; `others` all others that began."""
-
-    groups: tuple[RolloutGroup[T], ...]
-    others: tuple[RolloutGroup[T], ...]
-    is_complete: bool
-    seconds: float
-
-    @property
-    def rollouts(self) -> tuple[Rollout[T], ...]:
-        """The rollouts that count, of the whole groups."""
-        return tuple(rollout for group in self.groups for rollout in group.rollouts)
-
-
 class SessionOpener(Protocol):
     """Opens sessions that are deleted at the end: a client."""
 
@@ -129,6 +84,8 @@ class BatchLimits:
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def __post_init__(self) -> None:
+        for name in BatchOptions.__annotations__:
+            check_option(name, getattr(self, name))
         least = {"group_size": 1, "spares": 0, "concurrency": 1, "infra_retries": 0}
         for name, bound in least.items():
             if getattr(self, name) < bound:
@@ -139,6 +96,35 @@ class BatchLimits:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}")
         if self.partial not in ("drop", "keep"):
             raise ValueError(f"partial must be 'drop' or 'keep', got {self.partial!r}")
+
+
+_INTS = ("group_size", "spares", "keep_groups", "concurrency", "infra_retries")
+
+
+def check_option(name: str, value: object) -> None:
+    """Raise TypeError for an option of another type."""
+    if value is None and name in ("keep_groups", "timeout_s", "failed_reward"):
+        return
+    if name in _INTS and (not isinstance(value, int) or isinstance(value, bool)):
+        raise TypeError(f"{name} must be an int, got {repr_line(value)}")
+    if name == "timeout_s" and (not isinstance(value, int | float) or isinstance(value, bool)):
+        raise TypeError(f"{name} must be a number, got {repr_line(value)}")
+    if name == "name" and not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, got {repr_line(value)}")
+    if name == "infra_errors" and not is_errors(value):
+        raise TypeError(f"{name} must be a tuple of exception classes, got {repr_line(value)}")
+    if name == "failed_reward":
+        try:
+            checked_reward(value)
+        except ValueError as error:
+            raise TypeError(f"{name}: {error}") from error
+
+
+def is_errors(value: object) -> bool:
+    """Whether it is a tuple of exception classes."""
+    if not isinstance(value, tuple):
+        return False
+    return all(isinstance(one, type) and issubclass(one, BaseException) for one in cast("tuple[object, ...]", value))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -168,6 +154,30 @@ class AgentEnd:
     error: BaseException | None = None
 
 
+class WrongAgent(TypeError):
+    """The agent is no agent, whatever its task: it returned something else than an awaitable."""
+
+
+def task_list(tasks: object) -> list[object]:
+    """The tasks. Raises TypeError for one task in the place of a list of them."""
+    whole = repr_line(tasks)
+    if isinstance(tasks, str | bytes | Mapping):
+        raise TypeError(f"tasks is one {type(cast('object', tasks)).__name__}, {whole}: give a list, such as [{whole}]")
+    if not isinstance(tasks, Iterable):
+        raise TypeError(f"tasks is {whole}, of {type(tasks).__name__}: give a list of tasks")
+    return list(cast("Iterable[object]", tasks))
+
+
+def check_kinds(agent: object, session: object, samples: object, progress: object) -> None:
+    """Raise TypeError for arguments of a batch that are no such thing."""
+    for name, value in (("agent", agent), ("progress", progress)):
+        if not callable(value):
+            raise TypeError(f"{name} must be callable, got {repr_line(value)}")
+    for name, value in (("session", session), ("samples", samples)):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a mapping of fields, got {repr_line(value)}")
+
+
 class RolloutRun(Generic[T]):
     """One batch, while it runs."""
 
@@ -175,16 +185,21 @@ class RolloutRun(Generic[T]):
         self,
         client: SessionOpener,
         agent: Agent[T],
-        tasks: Sequence[T],
+        tasks: Iterable[T],
         *,
         session: SessionFields,
         samples: SampleOptions,
         progress: ProgressSink,
         **options: Unpack[BatchOptions],
     ) -> None:
+        check_kinds(agent, session, samples, progress)
+        if unknown := sorted(set(options) - set(BatchOptions.__annotations__)):
+            known = ", ".join(BatchOptions.__annotations__)
+            raise TypeError(f"rollouts has no option {', '.join(unknown)}; it has {known}")
         self._client, self._agent, self._progress = client, agent, progress
         self._fields, self._wishes = session, samples
         self._limits = limits = BatchLimits(**options)
+        wanted = cast("list[T]", task_list(tasks))
         loop = asyncio.get_running_loop()
         num_started = limits.group_size + limits.spares
         self._groups = [
@@ -195,14 +210,16 @@ class RolloutRun(Generic[T]):
                 num_to_end=num_started,
                 stop=loop.create_future(),
             )
-            for index, task in enumerate(tasks)
+            for index, task in enumerate(wanted)
         ]
-        self._num_wanted = len(tasks) if limits.keep_groups is None else limits.keep_groups
-        if self._num_wanted > len(tasks):
-            raise ValueError(f"keep_groups is {self._num_wanted}, but there are {len(tasks)} tasks")
+        self._num_wanted = len(wanted) if limits.keep_groups is None else limits.keep_groups
+        if self._num_wanted > len(wanted):
+            raise ValueError(f"keep_groups is {self._num_wanted}, but there are {len(wanted)} tasks")
         self._waiting = deque(itertools.chain.from_iterable([group] * num_started for group in self._groups))
         self._whole: list[GroupState[T]] = []
         self._ends: Counter[RolloutEnd] = Counter()
+        self._first_error: RolloutError | None = None
+        self._error_places: set[object] = set()
         self._num_running = 0
         self._loop = loop
 
@@ -261,6 +278,9 @@ class RolloutRun(Generic[T]):
         """Put an ended rollout into its group; end what is not needed any more."""
         limits = self._limits
         self._ends[rollout.end] += 1
+        if rollout.error is not None and rollout.end != "aborted":
+            self._first_error = self._first_error or RolloutError.of([rollout])
+            self._error_places.add(error_place(rollout.error))
         group.num_to_end -= 1
         counts = rollout.end == "ok" or (rollout.end == "agent_failed" and limits.failed_reward is not None)
         if not counts or len(group.counted) == limits.group_size:
@@ -338,11 +358,19 @@ class RolloutRun(Generic[T]):
         return AgentEnd(end="agent_failed", reward=self._limits.failed_reward, error=late)
 
     async def _run_agent(self, task: T, session: RolloutSession) -> Reward | None:
-        return await self._agent(task, session)
+        made = self._agent(task, session)
+        if not inspect.isawaitable(cast("object", made)):
+            raise WrongAgent(
+                f"the agent returned {repr_line(made)}, which cannot be awaited: make it an `async def`, or use"
+                " SyncClient for an agent that blocks"
+            )
+        return await made
 
     async def _judged(self, task: "asyncio.Task[Reward | None]", session: RolloutSession) -> AgentEnd:
         """The end of an agent that ended by itself, and whose fault it is."""
         error = asyncio.CancelledError("the agent cancelled itself") if task.cancelled() else task.exception()
+        if isinstance(error, WrongAgent):
+            raise error  # every rollout's would be
         try:
             if error is None:
                 return AgentEnd(end="ok", reward=checked_reward(task.result()))
@@ -380,6 +408,8 @@ class RolloutRun(Generic[T]):
                 num_agent_failed=ends["agent_failed"],
                 num_infra_failed=ends["infra_failed"],
                 num_aborted=ends["aborted"],
+                num_distinct_errors=len(self._error_places),
+                first_error=self._first_error,
                 is_over=is_over,
             )
         )

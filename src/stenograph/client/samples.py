@@ -4,6 +4,7 @@ The arrays are views of the payload: nothing is copied, and they are read-only. 
 """
 
 import json
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, cast, overload
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.client.errors import BadPayload
+from stenograph.client.shown import html_page, repr_line, reward_text
+from stenograph.core.support import split, supports
 
 META = "_samples_meta"
 
@@ -19,6 +22,9 @@ _DTYPES = {"I64": "<i8", "I32": "<i4", "F64": "<f8", "U8": "|u1"}
 
 Reward = float | Mapping[str, float]
 """A reward: a number, or numbers by name."""
+
+_SHOWN_CHARS = 4000
+"""Characters of a response in a notebook."""
 
 SampleStatus = Literal["completed", "truncated", "aborted"]
 
@@ -43,12 +49,42 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodedSupport:
+    """The ids that could be sampled beside each of a sample's last R tokens.
+
+    Token i's are `ids[offsets[i] : offsets[i + 1]]`, ascending, the token among them; `ids` int32, `offsets` int64
+    [R + 1]. `is_known` bool [R]: where it is not set, the span is empty: a prompt's token, one that every id could have
+    been, or one of which it is not known (docs/samples.md). `vocab_size` is that of the model.
+    """
+
+    ids: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    is_known: NDArray[np.bool_]
+    vocab_size: int
+
+    def __len__(self) -> int:
+        return len(self.is_known)
+
+    def __getitem__(self, index: int) -> NDArray[np.int32] | None:
+        if not self.is_known[index]:
+            return None
+        index %= len(self)
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def __repr__(self) -> str:
+        num_known = int(self.is_known.sum())
+        mean = len(self.ids) / num_known if num_known else 0.0
+        return f"<DecodedSupport of {num_known} of {len(self)} tokens, {mean:.1f} ids each of {self.vocab_size}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DecodedSample:
     """One training row. T tokens, of which the last R = `response_length` come after the first prompt.
 
     `tokens` int64 [T]; `loss_mask` uint8 [R]; `log_probs` float64 [R], nats, 0.0 where the mask is 0: tempered ones,
     unless `logprobs_kind` says otherwise. `raw_log_probs` and `sampling_log_probs` [R] or None. `routed_experts` int32
     [T - 1, layers, top_k] and `indexer_topk` int32 [T - 1, K], or None. `turns` are the rows of docs/samples.md.
+    `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
     """
 
     tokens: NDArray[np.int64]
@@ -66,6 +102,8 @@ class DecodedSample:
     response: str = ""
     reward: Reward | None = None
     outcome: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     metadata: Mapping[str, object]
 
     def __post_init__(self) -> None:
@@ -88,8 +126,54 @@ class DecodedSample:
         """Tokens with mask 1."""
         return int(self.loss_mask.sum())
 
+    def support(self) -> DecodedSupport | None:
+        """The ids that could be sampled, decoded anew at each call; None where no turn has them.
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+        Raises BadPayload for bytes that are no support of these tokens.
+        """
+        spans: dict[int, NDArray[np.int64]] = {}
+        vocab_size = 0
+        for turn in self.turns:
+            if "support" not in turn:
+                continue
+            start, end = cast("int", turn["start"]), cast("int", turn["end"])
+            try:
+                whole = b64decode(cast("str", turn["support"]), validate=True)
+                vocab_size, _ = split(whole)
+                of_turn = enumerate(supports(whole, self.tokens[start:end].tolist()), start - self.prompt_length)
+                spans.update((place, ids) for place, ids in of_turn if ids is not None)
+            except ValueError as error:
+                raise BadPayload(f"the support of the turn at tokens {start} to {end} is damaged: {error}") from error
+        if not vocab_size:
+            return None
+        counts, is_known = np.zeros(self.response_length + 1, np.int64), np.zeros(self.response_length, np.bool_)
+        for place, ids in spans.items():
+            counts[place + 1], is_known[place] = len(ids), True
+        in_order = [spans[place] for place in sorted(spans)]
+        return DecodedSupport(
+            ids=np.concatenate([np.zeros(0, np.int64), *in_order]).astype(np.int32),
+            offsets=counts.cumsum(),
+            is_known=is_known,
+            vocab_size=vocab_size,
+        )
+
+    def __repr__(self) -> str:
+        weights = f", weights {', '.join(sorted(set(self.weight_versions)))}" if self.weight_versions else ""
+        return (
+            f"<DecodedSample {self.status}: {self.prompt_length} + {self.response_length} tokens, {self.num_trained}"
+            f" trained, {len(self.turns)} turns, reward {reward_text(self.reward)}{weights}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (turn.get("node_id"), turn.get("prompt_start"), turn.get("start"), turn.get("end"), turn.get("temperature"))
+            for turn in self.turns
+        ]
+        columns = ("turn", "prompt from", "sampled from", "to", "temperature")
+        return html_page(repr(self)[1:-1], columns, rows, below=self.response[:_SHOWN_CHARS])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DecodedSamples(Sequence[DecodedSample]):
     """A session's samples, oldest leaf first. `empty_reason` says why there is none, and is None where there are."""
 
@@ -106,6 +190,30 @@ class DecodedSamples(Sequence[DecodedSample]):
     def __getitem__(self, index: slice) -> tuple[DecodedSample, ...]: ...
     def __getitem__(self, index: int | slice) -> DecodedSample | tuple[DecodedSample, ...]:
         return self.samples[index]
+
+    def __repr__(self) -> str:
+        empty = "" if self.empty_reason is None else f", {self.empty_reason}"
+        trained = sum(sample.num_trained for sample in self.samples)
+        tokens = sum(len(sample.tokens) for sample in self.samples)
+        return f"<DecodedSamples {len(self.samples)} of {tokens} tokens, {trained} trained{empty}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                index,
+                sample.status,
+                sample.metadata.get("kind", ""),
+                sample.prompt_length,
+                sample.response_length,
+                sample.num_trained,
+                len(sample.turns),
+                reward_text(sample.reward),
+                repr_line(sample.response),
+            )
+            for index, sample in enumerate(self.samples)
+        ]
+        columns = ("", "status", "kind", "prompt", "response", "trained", "turns", "reward", "text")
+        return html_page(repr(self)[1:-1], columns, rows)
 
 
 def decoded(payload: bytes) -> DecodedSamples:
@@ -147,6 +255,7 @@ def _tensors(payload: bytes) -> dict[str, NDArray[np.generic]]:
 
 def _sample(fields: Mapping[str, object], tensors: Mapping[str, NDArray[np.generic]], index: int) -> DecodedSample:
     spans = cast("list[Mapping[str, object]]", fields["weight_spans"])
+    counts = cast("Mapping[str, int]", fields.get("prefix_cache_info", {}))
     return DecodedSample(
         tokens=cast("NDArray[np.int64]", tensors[f"tokens.{index}"]),
         loss_mask=cast("NDArray[np.uint8]", tensors[f"loss_mask.{index}"]),
@@ -166,6 +275,8 @@ def _sample(fields: Mapping[str, object], tensors: Mapping[str, NDArray[np.gener
         response=str(fields["response"]),
         reward=cast("Reward | None", fields["reward"]),
         outcome=cast("str | None", fields["outcome"]),
+        num_prompt_tokens=int(counts.get("total_prompt_tokens", 0)),
+        num_cached_tokens=int(counts.get("cached_tokens", 0)),
         metadata=cast("Mapping[str, object]", fields["metadata"]),
     )
 

@@ -2,16 +2,19 @@
 
 import asyncio
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import TracebackType
-from typing import Literal, Self, TypeVar, Unpack
+from typing import Literal, Self, TypeVar, Unpack, cast
 
+from stenograph.client.batch import RolloutBatch
 from stenograph.client.client import Client
 from stenograph.client.progress import ProgressSink
-from stenograph.client.rollouts import BatchOptions, RolloutBatch
+from stenograph.client.rollouts import BatchOptions, WrongAgent
 from stenograph.client.samples import DecodedSamples, Reward, SampleOptions
 from stenograph.client.session import RolloutEnd, RolloutSession, SessionFields
+from stenograph.client.shown import repr_line
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -154,9 +157,15 @@ class SyncClient:
         request, and is not waited for.
         """
         thread = self._open_thread()
+        if not callable(agent):
+            raise TypeError(f"agent must be callable, got {repr_line(agent)}")
 
         async def in_thread(task: T, opened: RolloutSession) -> Reward | None:
-            return await _ended(lambda: agent(task, SyncRolloutSession(opened, thread)))
+            made: object = await _ended(lambda: agent(task, SyncRolloutSession(opened, thread)))
+            if inspect.iscoroutine(made):
+                made.close()
+                raise WrongAgent("the agent is an `async def`: use Client, or make it a function that blocks")
+            return cast("Reward | None", made)
 
         return thread.run(
             self._client.rollouts(in_thread, tasks, progress=progress, session=session, samples=samples, **options)

@@ -11,7 +11,7 @@ from typing import TypedDict, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.client.rollouts import RolloutGroup
+from stenograph.client.batch import RolloutGroup
 from stenograph.client.samples import DecodedSample
 from stenograph.trainers.rows import (
     NO_VERSION,

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.client.rollouts import Rollout, RolloutGroup
+from stenograph.client.batch import Rollout, RolloutGroup
 from stenograph.client.samples import DecodedSample, Reward
 
 T = TypeVar("T")

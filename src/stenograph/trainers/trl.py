@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from stenograph.client.rollouts import Rollout, RolloutBatch, RolloutGroup
+from stenograph.client.batch import Rollout, RolloutBatch, RolloutGroup
 from stenograph.client.samples import DecodedSample
 from stenograph.trainers.rows import VersionNumber, advantages, built, check_tempered, number_of, version_range, whole
 

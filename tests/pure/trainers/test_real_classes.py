@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from stenograph.client import DecodedSample
-from stenograph.client.rollouts import RolloutBatch
+from stenograph.client.batch import RolloutBatch
 from stenograph.trainers import rows, tinker, trl, verl
 
 from .conftest import Grown, group_of, rollouts_samples, teacher

@@ -15,7 +15,7 @@ from hypothesis import given
 from numpy.typing import NDArray
 
 from stenograph.client import DecodedSample
-from stenograph.client.rollouts import RolloutBatch
+from stenograph.client.batch import RolloutBatch
 from stenograph.core.types import FinishReason
 from stenograph.trainers import dicts, miles, prime_rl, rows, tinker, trl, verl
 from stenograph.trainers.rows import WrongRows, WrongTrainer
