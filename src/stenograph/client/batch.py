@@ -91,10 +91,10 @@ class RolloutError:
     @classmethod
     def of(cls, rollouts: "Iterable[Rollout[T]]") -> "RolloutError":
         """The failure that these rollouts share; the first one's error stands for all."""
-        failed = [(rollout.end, rollout.error) for rollout in rollouts if rollout.error is not None]
-        first = failed[0][1]
-        ends: list[RolloutEnd] = [end for end, _ in failed]
-        return cls(error=first, traceback=agent_traceback(first), ends=Counter(ends))
+        failed = [rollout for rollout in rollouts if rollout.error is not None]
+        first = failed[0].error
+        assert first is not None, "these have failed"
+        return cls(error=first, traceback=agent_traceback(first), ends=Counter(rollout.end for rollout in failed))
 
     def __repr__(self) -> str:
         return f"<RolloutError {self.count} times {error_line(self.error)}>"
