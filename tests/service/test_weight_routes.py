@@ -71,6 +71,7 @@ async def rigged(
     kind: str = "sglang",
     server_info: dict[str, Any] | None = None,
     routes: Callable[[AskedRequest], Awaitable[Any]] | None = None,
+    has_spans: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     (folder / "step-1").mkdir()
@@ -79,7 +80,7 @@ async def rigged(
         if kind == "vllm":
             return VLLMServer(dev_mode=True)
         encode = renderer.tokenizer.encode
-        made = SGLangServer(encode=lambda text: list(encode(text)), stop_id=END, routes=routes)
+        made = SGLangServer(encode=lambda text: list(encode(text)), stop_id=END, routes=routes, has_spans=has_spans)
         made.server_info = server_info
         return made
 
@@ -437,6 +438,55 @@ async def test_a_pause_that_an_engine_refuses_pauses_nothing(live: Live) -> None
     assert (await live.call("POST", "/continue_generation", {})).status == 200
 
 
+async def test_an_update_beside_turns_that_stand_in_place_is_taken_and_does_not_ask_for_an_empty_cache(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    async with rigged(renderer, tmp_path) as rig:
+        (server,) = rig.servers
+        server.plan(rig.reply("done", paused=True))
+        turn = asyncio.ensure_future(rig.chat(await rig.open(), user("one")))
+        await server.begun(1)
+        assert (await rig.post("pause_generation", mode="in_place")).status == 200
+        status, told = await rig.update("7")
+        assert (status, told["success"]) == (200, True)
+        assert "its cache still has keys and values of the weights before" in told["message"]
+        sent = [(asked.path, asked.json.get("flush_cache")) for asked in server.asked if asked.method == "POST"]
+        assert sent[-2:] == [("/update_weights_from_disk", False), ("/flush_cache", None)]
+        server.release()
+        assert (await rig.post("continue_generation")).status == 200
+        assert (await turn).status == 200
+        status, told = await rig.update("8")
+        assert (status, told["message"]) == (200, f"The weights are those of {tmp_path}/step-1, version '8'.")
+        assert server.asked[-1].json["flush_cache"] is True
+
+
+async def test_an_update_that_sglang_took_and_called_a_failure_is_taken_and_named(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    async with rigged(renderer, tmp_path, has_spans=True) as rig:
+        (server,) = rig.servers
+        server.weight_version = "6"
+        session = await rig.open()
+        server.plan(rig.reply("a reply", paused=True, num_drawn=2))
+        turn = asyncio.ensure_future(rig.chat(session, user("one")))
+        await server.held(1)
+        async with rig.client.post(f"{server.url}/pause_generation", json={"mode": "in_place"}) as paused:
+            assert paused.status == 200  # by somebody else, so this server does not know of it
+        status, told = await rig.update("7")
+        assert (status, told["success"]) == (200, True)
+        assert (server.asked[-1].path, server.asked[-1].json["new_version"]) == ("/update_weight_version", "7")
+        assert (await rig.call("GET", "/model_info")).json()["weight_version"] == "7"
+        async with rig.client.post(f"{server.url}/continue_generation", json={}) as resumed:
+            assert resumed.status == 200
+        server.release()
+        assert (await turn).status == 200
+        server.plan(rig.reply("later"))
+        assert (await rig.chat(session, user("one"), assistant("a reply"), user("two"))).status == 200
+        first, second = (await rig.call("GET", f"/sessions/{session}")).json()["records"]
+        assert [span["version"] for span in first["weight_versions"]] == ["6", "7"]
+        assert [span["version"] for span in second["weight_versions"]] == ["7"]
+
+
 # -- what a turn over a change is labelled
 
 
@@ -449,6 +499,28 @@ async def over_a_change(rig: Rig, session: str, change: Any, **fields: Any) -> N
     assert (await change()).status == 200
     server.release()
     assert (await turn).status == 200
+
+
+async def test_a_chat_over_a_change_that_a_trainer_made_at_the_engine_has_the_engine_s_spans(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    async with rigged(renderer, tmp_path, has_spans=True) as rig:
+        (server,) = rig.servers
+        server.weight_version = "3"
+        session = await rig.open()
+        server.plan(rig.reply("a reply", paused=True, num_drawn=2))
+        turn = asyncio.ensure_future(rig.chat(session, user("one")))
+        await server.held(1)
+        server.weight_version = "4"  # this server has not heard of it
+        server.release()
+        assert (await turn).status == 200
+        (record,) = (await rig.call("GET", f"/sessions/{session}")).json()["records"]
+        num = len(rig.renderer.tokenizer.encode("a reply")) + 1
+        assert record["weight_versions"] == [
+            {"version": "3", "start": 0, "end": 2},
+            {"version": "4", "start": 2, "end": num},
+        ]
+        assert record["mixed_version"] is False
 
 
 @pytest.mark.parametrize("by_name", [False, True])

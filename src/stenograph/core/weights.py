@@ -24,12 +24,14 @@ class PauseMode(enum.StrEnum):
 class UpdateWeights:
     """Load the weights in a folder and sample with them from then on, under the name `version`.
 
-    `options` are fields of the engine's own, which only an engine that knows them takes.
+    `stands_in_place`: generations stand still with the keys and values that the weights before made, and go on with
+    these weights. `options` are fields of the engine's own, which only an engine that knows them takes.
     """
 
     path: str
     version: str
     flushes_cache: bool = True
+    stands_in_place: bool = False
     options: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
@@ -62,11 +64,12 @@ WeightCommand = UpdateWeights | PauseGeneration | ContinueGeneration | FlushCach
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlAnswer:
-    """One engine's answer. `problem`: why it has not done it; empty where it has. `num_paused` generations stood still
-    meanwhile."""
+    """One engine's answer. `problem`: why it has not done it; empty where it has, and then `note` says what a trainer
+    should know all the same. `num_paused` generations stood still meanwhile."""
 
     name: str
     problem: str = ""
+    note: str = ""
     num_paused: int = 0
 
 

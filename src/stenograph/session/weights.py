@@ -11,6 +11,7 @@ token can. `num_changes` is odd while a change is under way, so a turn needs to 
 """
 
 import asyncio
+import dataclasses
 import enum
 import logging
 from collections import Counter
@@ -205,6 +206,7 @@ class WeightSync:
         self._no_change = asyncio.Event()
         self._no_change.set()
         self._path: str | None = None
+        self._pause_mode: PauseMode | None = None
         self._lacking: tuple[str, ...] = ()
         self.last_update: UpdateWeights | None = None
         """The last weights that an engine took from a folder; None if others came later, or none did."""
@@ -222,6 +224,8 @@ class WeightSync:
     async def update(self, command: UpdateWeights, *, aborts: bool) -> SyncResult:
         """Have all engines load weights; new turns wait meanwhile. With `aborts`, those that run end first."""
         message = f"The weights are those of {command.path}, version {command.version!r}."
+        if self.weights.is_paused and self._pause_mode is PauseMode.IN_PLACE:
+            command = dataclasses.replace(command, stands_in_place=True)
         return await self._change(command, command.version, message, aborts=aborts)
 
     async def name(self, version: str, *, aborts: bool) -> SyncResult:
@@ -307,6 +311,7 @@ class WeightSync:
         await self._others.follow(self.state())
         if problems:
             return SyncResult(success=False, message=f"Generation is not paused: {'; '.join(problems)}.")
+        self._pause_mode = mode
         log.info("paused (%s): new turns wait; %d were running", mode, num_running)
         return SyncResult(success=True, message="Generation is paused.", num_paused=num_running)
 
@@ -381,6 +386,9 @@ class WeightSync:
         if problems:
             kept = "they get no turns until they have the version" if taken else _KEPT[was_in_doubt]
             message = f"Not every engine took it: {'; '.join(problems)}. Of these, {kept}."
+        notes = [f"{answer.name}: {answer.note}" for answer in answers if answer.note]
+        if notes:
+            message = f"{message} Of {'; '.join(notes)}."
         num_paused = sum(answer.num_paused for answer in answers)
         return SyncResult(success=not problems, message=message, num_paused=num_paused)
 
@@ -400,7 +408,9 @@ class WeightSync:
         if taken is not None or not was_in_doubt:
             self.weights.end_change(taken)
         if taken is not None:
-            self.last_update = command if isinstance(command, UpdateWeights) else None
+            self.last_update = None
+            if isinstance(command, UpdateWeights):
+                self.last_update = dataclasses.replace(command, stands_in_place=False)
             self._path = self._path if self.last_update is None else self.last_update.path
             self._lacking = tuple(answer.name for answer in answers if answer.problem)
 

@@ -7,6 +7,7 @@ connection: `HttpEngine` does, and knows no engine.
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamInvalid, UpstreamRefused
@@ -25,12 +26,24 @@ NOT_THERE = (404, 405)
 
 
 class Call(Struct, frozen=True, kw_only=True, gc=False):
-    """A POST of JSON. `streams`: the reply is asked for as server-sent events."""
+    """A POST of JSON. `streams`: the reply is asked for as server-sent events. `note_if_refused`: what a command says
+    that is done without this call, where the server refuses it; empty where the call has to be done."""
 
     path: str
     body: bytes
     headers: Headers = ()
     streams: bool = False
+    note_if_refused: str = ""
+
+
+class ControlReply(Struct, frozen=True, kw_only=True, gc=False):
+    """A server's answer to a command about the weights. `problem`: why it has not done it, in its own words; empty
+    where it has. `note`: what a trainer should know all the same. `then`: calls that have to follow."""
+
+    problem: str = ""
+    num_paused: int = 0
+    note: str = ""
+    then: Sequence[Call] = ()
 
 
 class Ask(Protocol):
@@ -116,9 +129,41 @@ class EngineAdapter(Protocol):
         """The requests by which a command about the weights is done, in order; a text says why it cannot be."""
         return without_weights(self.capabilities.engine, command)
 
+    def control_reply(self, command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
+        """The server's answer to one of those requests. A 200 is a yes, unless it says `success` false; any other
+        status is a no."""
+        return read_control(call, http)
+
     async def find_version(self, ask: Ask) -> str | None:
         """The server's own name for its weights; None where it does not say. Raises UpstreamError."""
         return None
+
+
+_SHOWN_BYTES = 300
+
+
+class _ToldControl(Struct):
+    success: bool | None = None
+    message: str | None = None
+    error: str | None = None
+    num_paused_requests: int | None = None
+
+
+_TOLD = msgspec.json.Decoder(_ToldControl)
+
+
+def read_control(call: Call, http: HttpReply) -> ControlReply:
+    """What `EngineAdapter.control_reply` says by default."""
+    try:
+        told = _TOLD.decode(http.body)
+    except msgspec.DecodeError:
+        told = _ToldControl()
+    if http.status == 200 and told.success is not False:
+        return ControlReply(num_paused=max(told.num_paused_requests or 0, 0))
+    if call.note_if_refused:
+        return ControlReply(note=call.note_if_refused)
+    words = told.message or told.error or http.body[:_SHOWN_BYTES].decode(errors="replace")
+    return ControlReply(problem=f"{call.path} answered {http.status}: {' '.join(words.split())}")
 
 
 def passed_through(http: HttpReply) -> UpstreamRefused:

@@ -8,6 +8,7 @@ hung up, so every way out before the reply was whole also aborts by the request'
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -21,8 +22,7 @@ from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamE
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
-from stenograph.engine.http.adapter import NOT_THERE, Call, EngineAdapter, EngineReading
-from stenograph.engine.http.control import ControlReply, read_control
+from stenograph.engine.http.adapter import NOT_THERE, Call, ControlReply, EngineAdapter, EngineReading
 from stenograph.engine.http.transport import DEFAULT_MAX_REPLY_BYTES, EngineTransport, Headers, HttpReply
 from stenograph.offload.body_slots import BodySlots
 
@@ -210,10 +210,10 @@ class HttpEngine(Engine):
             self._doubt.set()
 
     async def control(self, command: WeightCommand) -> Sequence[ControlAnswer]:
-        calls, told = self._adapter.control_calls(command), ControlReply(problem="")
+        calls, told = self._adapter.control_calls(command), ControlReply()
         try:
             async with asyncio.timeout(self._options.control_timeout_s):
-                told = ControlReply(problem=calls) if isinstance(calls, str) else await self._told(calls)
+                told = ControlReply(problem=calls) if isinstance(calls, str) else await self._told(command, calls)
         except UpstreamError as error:
             told = ControlReply(problem=error.message)
         except TimeoutError:
@@ -222,17 +222,22 @@ class HttpEngine(Engine):
             self._version, self._lacks = command.version, ""
             self._become(EngineState.READY, self._adapter.capabilities.note)
             self._doubt.set()
-        return (ControlAnswer(name=self.name, problem=told.problem, num_paused=told.num_paused),)
+        return (ControlAnswer(name=self.name, problem=told.problem, note=told.note, num_paused=told.num_paused),)
 
-    async def _told(self, calls: Sequence[Call]) -> ControlReply:
+    async def _told(self, command: WeightCommand, calls: Sequence[Call]) -> ControlReply:
         """Make the requests of a command until one is refused. Raises UpstreamError."""
-        num_paused = 0
-        for call in calls:
-            told = read_control(call, await self._ask("POST", call.path, call.body, call.headers))
-            num_paused += told.num_paused
+        num_paused, notes, left = 0, list[str](), deque(calls)
+        while left:
+            call = left.popleft()
+            told = self._adapter.control_reply(
+                command, call, await self._ask("POST", call.path, call.body, call.headers)
+            )
             if told.problem:
                 return told
-        return ControlReply(problem="", num_paused=num_paused)
+            num_paused += told.num_paused
+            notes += [told.note] if told.note else []
+            left.extendleft(reversed(told.then))
+        return ControlReply(note="; ".join(notes), num_paused=num_paused)
 
     async def aclose(self) -> None:
         """End everything: generations with EngineUnavailable, after their aborts were sent to the engine."""

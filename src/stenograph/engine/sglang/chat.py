@@ -11,11 +11,11 @@ from stenograph.core.types import Chunk, EngineReply, LogprobsKind, RequestId
 from stenograph.core.weights import WeightCommand
 from stenograph.dialects.settings import ReplyMode
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http.adapter import Ask, Call, EngineAdapter, EngineReading, passed_through
+from stenograph.engine.http.adapter import Ask, Call, ControlReply, EngineAdapter, EngineReading, passed_through
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat_wire import cut_replay, decode_reply, encode_request
-from stenograph.engine.sglang.control import sglang_calls, sglang_version
+from stenograph.engine.sglang.control import sglang_calls, sglang_reply, sglang_version
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.sglang.request import tells_support
 
@@ -83,6 +83,9 @@ class SGLangChat(EngineAdapter):
     def control_calls(self, command: WeightCommand) -> Sequence[Call]:
         return sglang_calls(command)
 
+    def control_reply(self, command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
+        return sglang_reply(command, call, http)
+
     async def find_version(self, ask: Ask) -> str | None:
         return await sglang_version(ask)
 
@@ -128,7 +131,8 @@ class SGLangChatReading(EngineReading):
             finish=reply.finish,
             num_cached_tokens=reply.num_cached_tokens,
             weight_version=reply.weight_version,
-            is_version_of_reply=True,
+            is_version_of_reply=reply.weights is None,
+            weights=reply.weights,
             reply=written,
             replay=reply.replay,
             unasked_replay=reply.unasked_replay,

@@ -25,7 +25,16 @@ from stenograph.core.chat import ChatRequest, ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.support import SupportPiece
-from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind, Replay, SamplingParams, TopLogprob
+from stenograph.core.types import (
+    Finish,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Replay,
+    SamplingParams,
+    TopLogprob,
+    WeightSpan,
+)
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import (
     LARGE_PAYLOAD_BYTES,
@@ -43,6 +52,7 @@ from stenograph.engine.rows import (
     outline,
     reason_of,
     replay_of,
+    weight_spans,
 )
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.request import (
@@ -205,7 +215,10 @@ _LAWS = [
 
 
 class SGLangReply(Struct, frozen=True, kw_only=True, gc=False):
-    """A reply that keeps every law. `logprobs[i]` is ln p(ids[i]) in nats."""
+    """A reply that keeps every law. `logprobs[i]` is ln p(ids[i]) in nats.
+
+    `weights` covers the ids, where SGLang reports spans; `weight_version` names the weights when it wrote the reply.
+    """
 
     id: str
     message: Message
@@ -215,6 +228,7 @@ class SGLangReply(Struct, frozen=True, kw_only=True, gc=False):
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None
     num_cached_tokens: int
     weight_version: str | None
+    weights: tuple[WeightSpan, ...] | None
     replay: Replay | None
     unasked_replay: tuple[str, ...]
     sampling_logprobs: "array[float] | None" = None
@@ -274,6 +288,7 @@ def decode_reply(
         top_logprobs=top,
         num_cached_tokens=meta.cached_tokens or 0,
         weight_version=None if version is None else str(version),
+        weights=weight_spans(meta, num_sampled=len(ids)) or None if meta.weight_versions else None,
         replay=kept,
         unasked_replay=unasked,
         sampling_logprobs=None if support is None else support.logprobs(slice(None)),

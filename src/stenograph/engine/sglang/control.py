@@ -1,6 +1,9 @@
 """An SGLang's routes for weights and pauses: what is sent, and what an answer says. Pure.
 
-Source: SGLang's `entrypoints/http_server.py` and `managers/io_struct.py`. A failed update is a 400.
+A failed update is a 400. So is one that was taken while generations stood still with their keys and values, if the
+cache was to be emptied: SGLang then has the new weights and keeps their old name. Sources: SGLang's
+`entrypoints/http_server.py`, `managers/io_struct.py`, `managers/scheduler_components/weight_updater.py`; recorded of
+0.5.23.
 """
 
 from collections.abc import Sequence
@@ -15,9 +18,16 @@ from stenograph.core.weights import (
     UpdateWeights,
     WeightCommand,
 )
-from stenograph.engine.http.adapter import Ask, Call
+from stenograph.engine.http.adapter import Ask, Call, ControlReply, read_control
+from stenograph.engine.http.transport import HttpReply
 
 INFO_PATH = "/model_info"
+UPDATE_PATH = "/update_weights_from_disk"
+_TAKEN_UNFLUSHED = b"Weights were updated, but the cache was not flushed"
+_UNFLUSHED = (
+    "its cache still has keys and values of the weights before, because generations stand still with theirs; call"
+    " /flush_cache once they have ended"
+)
 
 
 class _SGLangInfo(msgspec.Struct):
@@ -28,16 +38,30 @@ _INFO = msgspec.json.Decoder(_SGLangInfo)
 
 
 def sglang_calls(command: WeightCommand) -> Sequence[Call]:
-    """The one request of a command. Running requests are aborted by this server, never by a default of SGLang's."""
+    """The requests of a command, in order. Running requests are aborted by this server, never by a default of SGLang's.
+
+    Where generations stand still with their keys and values, the cache is emptied apart, if it can be.
+    """
     path, body = _request(command)
-    return (Call(path=path, body=msgspec.json.encode(body)),)
+    calls = (Call(path=path, body=msgspec.json.encode(body)),)
+    if isinstance(command, UpdateWeights) and command.flushes_cache and command.stands_in_place:
+        return (*calls, Call(path="/flush_cache", body=b"{}", note_if_refused=_UNFLUSHED))
+    return calls
+
+
+def sglang_reply(command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
+    """The answer to one of those requests. An update that was taken, and whose cache was not emptied, is named."""
+    if isinstance(command, UpdateWeights) and call.path == UPDATE_PATH and _TAKEN_UNFLUSHED in http.body:
+        return ControlReply(note=_UNFLUSHED, then=sglang_calls(NameWeights(version=command.version)))
+    return read_control(call, http)
 
 
 def _request(command: WeightCommand) -> tuple[str, dict[str, object]]:
     match command:
-        case UpdateWeights(path=path, version=version, flushes_cache=flushes, options=options):
+        case UpdateWeights(path=path, version=version, options=options):
+            flushes = command.flushes_cache and not command.stands_in_place
             told = {"model_path": path, "weight_version": version, "flush_cache": flushes, "abort_all_requests": False}
-            return "/update_weights_from_disk", {**told, **options}
+            return UPDATE_PATH, {**told, **options}
         case PauseGeneration(mode=mode):
             return "/pause_generation", {"mode": mode}
         case ContinueGeneration():

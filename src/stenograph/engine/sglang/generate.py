@@ -7,10 +7,18 @@ from stenograph.core.errors import StenographError
 from stenograph.core.types import LogprobsKind, LogprobsReport, RequestId
 from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
-from stenograph.engine.http.adapter import MODELS_PATH, PROBE_PATHS, Ask, Call, EngineAdapter, passed_through
+from stenograph.engine.http.adapter import (
+    MODELS_PATH,
+    PROBE_PATHS,
+    Ask,
+    Call,
+    ControlReply,
+    EngineAdapter,
+    passed_through,
+)
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
-from stenograph.engine.sglang.control import sglang_calls, sglang_version
+from stenograph.engine.sglang.control import sglang_calls, sglang_reply, sglang_version
 from stenograph.engine.sglang.generate_wire import (
     SGLangGenerateReading,
     context_exceeded,
@@ -96,6 +104,9 @@ class SGLangGenerate(EngineAdapter):
 
     def control_calls(self, command: WeightCommand) -> Sequence[Call]:
         return sglang_calls(command)
+
+    def control_reply(self, command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
+        return sglang_reply(command, call, http)
 
     async def find_version(self, ask: Ask) -> str | None:
         return await sglang_version(ask)

@@ -82,7 +82,8 @@ class AskedRequest:
 
 @dataclass(slots=True)
 class Play:
-    """A script under way for one request. `versions` are the weights' for each token that was drawn in a stream."""
+    """A script under way for one request. `versions` are the weights' for each token that was drawn in a stream, or
+    before it was held."""
 
     rid: str
     script: ReplyScript
@@ -373,6 +374,7 @@ class PlannedServer(ABC):
             return await send_events(connection, self._head(script), self._events(play, path), hold)
         await self._until(lambda: play.aborted or self._draws)
         if script.paused:
+            play.versions.extend([self._version(script)] * script.num_drawn)
             await self._hold(play)
         answer = self._answer_whole(play, path)
         if self._remembers:

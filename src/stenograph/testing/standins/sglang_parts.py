@@ -104,12 +104,13 @@ def chat_reply(
     matched: int | str | None,
     model: str,
     token_text: Callable[[int], str],
+    has_spans: bool = False,
 ) -> dict[str, Any]:
     """A reply of the chat route. `tool_calls` are `(id, name, arguments)`."""
     num_drawn = len(sampled.ids)
     if tool_calls and finish == "stop":
         finish = "tool_calls"
-    info = meta_info(sampled, num_drawn, {"type": finish, "matched": matched})
+    info = meta_info(sampled, num_drawn, {"type": finish, "matched": matched}, has_spans=has_spans)
     calls = [
         {"id": id_, "index": index, "type": "function", "function": {"name": name, "arguments": arguments}}
         for index, (id_, name, arguments) in enumerate(tool_calls)

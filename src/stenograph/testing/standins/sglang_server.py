@@ -23,6 +23,11 @@ from stenograph.testing.standins.sglang_parts import SampledReply, chat_reply, f
 
 CHAT_PATH = "/v1/chat/completions"
 GENERATE_PATH = "/generate"
+UNFLUSHED = (
+    "Weights were updated, but the cache was not flushed because requests are still running or queued. Retract or"
+    " finish them, then call /flush_cache."
+)
+FLUSHED = b"Cache flushed.\n"
 
 
 class SGLangServer(PlannedServer):
@@ -62,6 +67,9 @@ class SGLangServer(PlannedServer):
         """The answer to `/server_info`; None: there is no such route."""
         self.closed: list[str] = []
         """Sessions that were closed."""
+        self.model_info_version: str | None = None
+        """The name that `/model_info` has where it is not that of the weights: after an update in place."""
+        self._stands_in_place = False
 
     def _is_generation(self, asked: AskedRequest, path: str) -> bool:
         return asked.method == "POST" and path in (CHAT_PATH, GENERATE_PATH)
@@ -79,6 +87,9 @@ class SGLangServer(PlannedServer):
                 return Answer(status=self.health_status, content_type="")
             case "POST", "/update_weights_from_disk":
                 return self._update_weights(asked.json)
+            case "POST", "/flush_cache":
+                is_refused = self._stands_in_place and self.num_running > 0
+                return Answer(status=400 if is_refused else 200, content_type="", body=b"" if is_refused else FLUSHED)
             case _:
                 told = self._controlled(asked.method, path, asked.json)
                 told = self._told(asked.method, path, asked.json) if told is None else told
@@ -108,12 +119,20 @@ class SGLangServer(PlannedServer):
 
     def _update_weights(self, body: dict[str, Any]) -> Answer:
         """A failed one is a 400; without a version in the request, the one that there was stays."""
-        if self.refusal is None:
+        problem, is_held = self.refusal, self._stands_in_place and self.num_running > 0
+        if problem is None:
             self.loaded.append(str(body.get("model_path")))
-            self.weight_version = body.get("weight_version") or self.weight_version
-        message = "Succeeded to update model weights." if self.refusal is None else self.refusal
-        told = {"success": self.refusal is None, "message": message, "num_paused_requests": self.num_running}
-        return Answer(status=200 if self.refusal is None else 400, body=json.dumps(told).encode())
+            before, self.weight_version = self.weight_version, body.get("weight_version") or self.weight_version
+            if is_held and body.get("flush_cache", True):
+                problem, self.model_info_version = UNFLUSHED, before or "default"
+            else:
+                self.model_info_version = None
+        told = {
+            "success": problem is None,
+            "message": problem or "Succeeded to update model weights.",
+            "num_paused_requests": 0,
+        }
+        return Answer(status=200 if problem is None else 400, body=json.dumps(told).encode())
 
     def _controlled(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """The answer of the other routes of weights, pauses and sessions; None where it is none of them."""
@@ -121,27 +140,30 @@ class SGLangServer(PlannedServer):
         match method, path:
             case "POST", "/pause_generation":
                 self.pause()
+                self._stands_in_place = body.get("mode") == "in_place"
                 if body.get("mode", "abort") == "abort":
                     self.abort_running()
                 told = {"message": "Generation paused successfully.", "status": "ok"}
             case "POST", "/continue_generation":
                 self.resume()
+                self._stands_in_place = False
                 told = {"message": "Generation continued successfully.", "status": "ok"}
-            case "POST", "/flush_cache":
-                pass
             case "POST", "/close_session":
                 self.closed.append(str(body["session_id"]))
             case "POST", "/update_weight_version":
-                self.weight_version = str(body["new_version"])
+                self.weight_version, self.model_info_version = str(body["new_version"]), None
                 message = f"Weight version updated to {self.weight_version}"
                 told = {"success": True, "message": message, "new_version": self.weight_version}
             case "GET", "/model_info":
-                told = {"model_path": self._model, "weight_version": self.weight_version or "default"}
+                told = {"model_path": self._model, "weight_version": self._named_version()}
             case "GET", "/server_info":
                 told = self.server_info
             case _:
                 told = None
         return told
+
+    def _named_version(self) -> str:
+        return self.model_info_version or self.weight_version or "default"
 
     # -- what it says of a generation
 
@@ -164,6 +186,7 @@ class SGLangServer(PlannedServer):
             matched=script.matched,
             model=self._model,
             token_text=lambda id_: self._decode([id_]),
+            has_spans=self._has_spans,
         )
 
     def _parts(
