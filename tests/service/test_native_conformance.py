@@ -162,6 +162,7 @@ def check_of(
                 kill=server.aclose,
                 revive=revive,
                 max_sequence_tokens=CONTEXT,
+                stops_beside_ignore_eos=not isinstance(server, SGLangServer),
                 **facts,
             )
         finally:

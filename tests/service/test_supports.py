@@ -209,3 +209,41 @@ async def test_masks_as_lists_are_for_json_alone(live: Live) -> None:
     session = (await live.call("POST", "/sessions", {})).json()["session_id"]
     answer = await live.call("POST", f"/sessions/{session}/samples", {"sampling_mask": True})
     assert (answer.status, answer.json()["error"]["param"]) == (400, "/sampling_mask")
+
+
+@pytest.mark.parametrize("make", [sglang, sglang_generate])
+@pytest.mark.parametrize("asked", [{"top_p": 0.9}, {"min_p": 0.05}, {"top_p": 0.9, "top_k": 3}])
+async def test_sampling_that_top_p_or_min_p_cuts_off_gets_sglang_s_largest_top_k_and_its_row_says_so(
+    renderer: Renderer, make: Any, asked: dict[str, Any]
+) -> None:
+    script = scripted(renderer)
+    async with rig_of(make(), renderer, script) as rig:
+        session = await rig.open(support=True)
+        assert (await rig.chat(session, temperature=0.7, **asked)).status == 200
+        (sample,) = (await rig.call("POST", f"{session}/samples", {"format": "json"})).json()["samples"]
+        sent = rig.standin.requests[-1].json
+    assert sent["return_sampling_mask"] is True
+    assert sent.get("sampling_params", sent)["top_k"] == asked.get("top_k", 4096)
+    assert sample["turns"][0]["top_k"] == asked.get("top_k", 4096)
+    assert sample["turns"][0]["support"]
+
+
+@pytest.mark.parametrize("make", [sglang, sglang_generate])
+async def test_a_top_k_for_which_sglang_reports_no_support_is_refused_before_it(renderer: Renderer, make: Any) -> None:
+    async with rig_of(make(), renderer, scripted(renderer)) as rig:
+        session = await rig.open(support=True)
+        answer = await rig.chat(session, temperature=0.7, top_k=5000)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "/top_k")
+        assert "at most 4096" in answer.json()["error"]["message"]
+        assert rig.standin.requests == []
+        free = await rig.open(support=False)
+        assert (await rig.chat(free, temperature=0.7, top_k=5000)).status == 200
+
+
+@pytest.mark.parametrize("make", [sglang, sglang_generate])
+async def test_stop_tokens_that_sglang_would_not_look_at_are_refused(renderer: Renderer, make: Any) -> None:
+    async with rig_of(make(), renderer, scripted(renderer)) as rig:
+        answer = await rig.chat(await rig.open(), ignore_eos=True, stop_token_ids=[7])
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "/stop_token_ids")
+        assert "ignore_eos" in answer.json()["error"]["message"]
+        assert rig.standin.requests == []

@@ -297,15 +297,55 @@ async def test_an_engine_that_comes_back_with_its_old_weights_gets_no_turns(rend
         assert (await rig.update("1"))[0] == 200
         await server.aclose()
         await rig.until(0, "down")
-        server.weight_version = "0"  # as at its start
+        server.weight_version = None  # as at its start
         await server.start()
         detail = ""
         while "has not taken" not in detail:
             detail = (await rig.call("GET", "/ready")).json()["engines"][0]["detail"]
         assert "'1'" in detail
-        assert "'0'" in detail
+        assert "'default'" in detail
         assert (await rig.update("2"))[0] == 200
         await rig.until(0, "ready")
+
+
+async def test_an_engine_that_comes_back_with_weights_of_its_trainer_s_gets_turns(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    async with rigged(renderer, tmp_path, has_spans=True) as rig:
+        server = rig.servers[0]
+        assert (await rig.update("1"))[0] == 200
+        server.weight_version = "2"  # nobody told this server
+        await server.aclose()
+        await rig.until(0, "down")
+        await server.start()
+        await rig.until(0, "ready")
+        assert (await rig.call("GET", "/ready")).status == 200
+        session = await rig.open()
+        assert (await rig.chat(session, user("one"))).status == 200
+        (record,) = (await rig.call("GET", f"/sessions/{session}")).json()["records"]
+        assert [span["version"] for span in record["weight_versions"]] == ["2"]
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
+async def test_a_paused_sglang_is_not_down_and_what_was_held_runs_after_the_pause(
+    renderer: Renderer, tmp_path: Path, mode: str
+) -> None:
+    async with rigged(renderer, tmp_path, 2) as rig:
+        assert (await rig.post("pause_generation", mode=mode)).status == 200
+        for server in rig.servers:
+            async with rig.client.get(f"{server.url}/health") as health:
+                assert health.status == 503  # a generation, which waits
+        held = asyncio.ensure_future(rig.chat(await rig.open(), user("one")))
+        for server in rig.servers:
+            num_asked = len(server.asked)
+            while len([asked for asked in server.asked[num_asked:] if asked.path == "/model_info"]) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        ready = await rig.call("GET", "/ready")
+        assert (ready.status, set((await rig.states()).values())) == (503, {"ready"})
+        assert not held.done()
+        assert (await rig.post("continue_generation")).status == 200
+        assert (await held).status == 200
+        assert (await rig.call("GET", "/ready")).status == 200
 
 
 async def test_one_change_comes_after_the_other_and_new_turns_wait_for_its_end(

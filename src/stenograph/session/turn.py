@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest, whole_delta
 from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, Limit, LimitExceeded
-from stenograph.core.logprobs import is_held_by_engine, reported_kind
+from stenograph.core.logprobs import GREEDY_BELOW, is_held_by_engine, is_truncated, reported_kind
 from stenograph.core.messages import Message, Role
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.trace_context import TraceContext
@@ -35,6 +35,7 @@ from stenograph.core.types import (
     Prompt,
     RequestId,
     SampledTurn,
+    SamplingParams,
     Stage,
     StageTimes,
     Usage,
@@ -163,7 +164,12 @@ class TurnRun:
         granted = (grammar, num, num_least, self._wants_support)
         if granted != (asked, request.params.max_tokens, request.params.min_tokens, request.params.support):
             self.params = replace(
-                request.params, grammar=grammar, max_tokens=num, min_tokens=num_least, support=self._wants_support
+                request.params,
+                grammar=grammar,
+                max_tokens=num,
+                min_tokens=num_least,
+                support=self._wants_support,
+                top_k=supported_top_k(request.params, capabilities.max_support_top_k if self._wants_support else None),
             )
 
     async def sample(self) -> None:
@@ -381,6 +387,22 @@ def max_tokens(
         if limit is not None and (most is None or limit < most):
             most = limit
     return most
+
+
+def supported_top_k(params: SamplingParams, most: int | None) -> int:
+    """The `top_k` of a turn whose engine reports supports up to a `top_k` of `most` alone; None asks nothing of it.
+
+    Sampling that top_p or min_p alone cuts off gets `most`, which its row says. Raises InvalidRequest for a larger one.
+    """
+    if most is None or not (is_truncated(params) and params.temperature >= GREEDY_BELOW):
+        return params.top_k
+    if params.top_k > most:
+        raise InvalidRequest(
+            f"top_k must be at most {most} here, not {params.top_k}: the session keeps which ids could be sampled, and"
+            " the engine reports them up to that.",
+            blame=Blame(RequestPart.SAMPLING, path=("top_k",)),
+        )
+    return params.top_k or most
 
 
 async def _nothing() -> AsyncGenerator[Chunk, None]:

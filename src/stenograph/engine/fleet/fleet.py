@@ -47,6 +47,7 @@ MAX_SESSIONS = 2**15
 TRIAL_S = 10.0  # longer than a connection takes to fail, as a rule (`connect_timeout`)
 DRAIN_LOOK_S = 0.05  # between two looks at whether an engine that leaves is idle
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_ALIKE = ("engine", "model", "vocab_size", "streams", "parses", "takes_json", "logprobs", "max_support_top_k")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,7 +453,7 @@ def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
     """Abilities that all of them share. Raises StartupError for engines that cannot stand in for each other."""
     first_name, first = next(iter(members.items()))
     for name, other in members.items():
-        for what in ("engine", "model", "vocab_size", "streams", "parses", "takes_json", "logprobs"):
+        for what in _ALIKE:
             ours, theirs = getattr(first, what), getattr(other, what)
             if ours != theirs:
                 raise StartupError(f"engines differ in {what}: {first_name} has {ours!r}, {name} has {theirs!r}")

@@ -90,6 +90,7 @@ class HttpEngine(Engine):
         self._health = EngineHealth(state=EngineState.STARTING, detail="not probed yet")
         self._is_discovered = False
         self._version: str | None = None  # of the weights that it took from here, or has to take
+        self._had: set[str] = set()  # names of weights that it has had, by its own word or ours
         self._lacks = ""  # why it gets no turns although it is there: it has other weights
         self._said: set[str] = set()  # of the reasons why it is down, those that the log has
         self._running: dict[RequestId, _RunningExchange] = {}
@@ -220,6 +221,7 @@ class HttpEngine(Engine):
             told = ControlReply(problem=f"it did not answer within {self._options.control_timeout_s:g} s")
         if not told.problem and isinstance(command, UpdateWeights | NameWeights):
             self._version, self._lacks = command.version, ""
+            self._had.add(command.version)
             self._become(EngineState.READY, self._adapter.capabilities.note)
             self._doubt.set()
         return (ControlAnswer(name=self.name, problem=told.problem, note=told.note, num_paused=told.num_paused),)
@@ -422,16 +424,21 @@ class HttpEngine(Engine):
                 self._become(EngineState.READY, self._adapter.capabilities.note)
 
     async def _check_version(self) -> None:
-        """Take no turns for an engine that came up with other weights than it has to have. Raises UpstreamError.
+        """Take no turns for an engine that came up with weights of before. Raises UpstreamError.
 
-        One that does not say which it has gets turns, but for one that refused them.
+        One that does not say which it has gets turns, but for one that refused them. One with weights that it never had
+        was given them by its trainer: they are its weights from now on.
         """
+        found = await self._adapter.find_version(self._ask)
+        if found is None:
+            return
+        is_new = bool(self._had) and found not in self._had
+        self._had.add(found)
         if self._version is None:
             return
-        found = await self._adapter.find_version(self._ask)
-        if found == self._version:
-            self._lacks = ""
-        elif found is not None:
+        if found == self._version or is_new:
+            self._version, self._lacks = found, ""
+        else:
             self._lack(self._version, repr(found))
 
     def _lack(self, version: str, found: str) -> None:

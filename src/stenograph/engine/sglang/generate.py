@@ -9,7 +9,6 @@ from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     MODELS_PATH,
-    PROBE_PATHS,
     Ask,
     Call,
     ControlReply,
@@ -27,11 +26,14 @@ from stenograph.engine.sglang.generate_wire import (
     encode_generate,
     keeps_sessions_by,
 )
-from stenograph.engine.sglang.request import GRAMMARS, encode_abort, encode_close, tells_support
+from stenograph.engine.sglang.request import GRAMMARS, MAX_SUPPORT_TOP_K, encode_abort, encode_close, tells_support
 
 GENERATE_PATH = "/generate"
 ABORT_PATH = "/abort_request"
 CLOSE_PATH = "/close_session"
+PROBE_PATHS = ("/model_info", "/get_model_info", "/health", MODELS_PATH)
+"""SGLang's `/health` is a generation by default: it waits behind a prefill, and fails while generation is paused. The
+second is the older name; the others are for routers."""
 SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 """The second is the older name."""
 
@@ -59,6 +61,7 @@ class SGLangGenerate(EngineAdapter):
             takes_json=True,
             logprobs=LogprobsReport(kind=logprobs, after_constraints=True),
             reports_support=True,
+            max_support_top_k=MAX_SUPPORT_TOP_K,
         )
         self._replay = replay
         self._keeps_sessions = False

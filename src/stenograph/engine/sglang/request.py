@@ -16,6 +16,8 @@ from stenograph.engine.settings import ReplayKind
 
 GRAMMARS = frozenset(GrammarKind) - {GrammarKind.LARK}
 """Grammars that SGLang takes. Its `ebnf` is GBNF's dialect, not llguidance's Lark."""
+MAX_SUPPORT_TOP_K = 4096
+"""SGLang tells which ids could be sampled up to this `top_k` (its `--sampling-mask-max-tokens`)."""
 _CHOICES = msgspec.json.Decoder(list[str])
 _ESCAPED = re.compile(r'["\\\x00-\x1f\x7f]')
 
@@ -33,6 +35,11 @@ def sampling_fields(params: SamplingParams) -> dict[str, object]:
         raise InvalidRequest(
             "SGLang ends at a stop string before min_tokens are sampled; send stop_token_ids instead of stop.",
             blame=Blame(RequestPart.SAMPLING, path=("min_tokens",)),
+        )
+    if params.ignore_eos and params.stop_token_ids:
+        raise InvalidRequest(
+            "SGLang does not look at stop_token_ids where ignore_eos is true; send one of them.",
+            blame=Blame(RequestPart.SAMPLING, path=("stop_token_ids",)),
         )
     fields: dict[str, object] = {
         "temperature": params.temperature,

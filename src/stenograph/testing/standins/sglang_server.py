@@ -83,8 +83,9 @@ class SGLangServer(PlannedServer):
                 is_all = asked.json.get("abort_all")
                 self._abort([play.rid for play in self._plays] if is_all else [self.id_of(asked)])
                 return Answer(status=self.abort_status, content_type="")
-            case "GET", "/health":
-                return Answer(status=self.health_status, content_type="")
+            case ("GET", "/health") | ("GET", "/model_info") if path == "/health" or self.health_status != 200:
+                waits = self.health_status == 200 and not self._draws  # it is a generation
+                return Answer(status=503 if waits else self.health_status, content_type="")
             case "POST", "/update_weights_from_disk":
                 return self._update_weights(asked.json)
             case "POST", "/flush_cache":
@@ -93,10 +94,9 @@ class SGLangServer(PlannedServer):
             case _:
                 told = self._controlled(asked.method, path, asked.json)
                 told = self._told(asked.method, path, asked.json) if told is None else told
-        if told is None:
-            detail = {"detail": "Not Found", "path": urllib.parse.unquote(path)}
-            return Answer(status=404, body=json.dumps(detail).encode())
-        return Answer(body=json.dumps(told).encode())
+                missing = {"detail": "Not Found", "path": urllib.parse.unquote(path)}
+                body = json.dumps(missing if told is None else told).encode()
+                return Answer(status=404 if told is None else 200, body=body)
 
     def _told(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """The answer of a route that a proxy may reach; None where there is no such route."""

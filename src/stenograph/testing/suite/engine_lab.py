@@ -45,7 +45,8 @@ class EngineUnderTest:
     are divided. `num_running`: the engine's own count of generations, not the adapter's. `pause`
     and `resume`: nothing is drawn in between. `set_weight_version`: what the next tokens are drawn by. `kill` and
     `revive`: the engine dies without a word, paused or not, and comes back, which may take a while.
-    `max_sequence_tokens`: the longest sequence, where it is short enough to be tried.
+    `max_sequence_tokens`: the longest sequence, where it is short enough to be tried. `stops_beside_ignore_eos`: stop
+    tokens end a turn also where the model's own end is to be ignored.
     """
 
     engine: Engine
@@ -57,6 +58,7 @@ class EngineUnderTest:
     tolerance_nats: float = 0.0
     not_offered: Mapping[str, str] = field(default_factory=dict[str, str])
     max_sequence_tokens: int | None = None
+    stops_beside_ignore_eos: bool = True
     seen_ids: Callable[[RequestId], Sequence[int]] | None = None
     score: Callable[[Sequence[int], int], Awaitable[Sequence[float]]] | None = None
     score_at: Callable[[Sequence[int], int, float], Awaitable[Sequence[float]]] | None = None
@@ -93,6 +95,13 @@ class Lab:
     def long_tokens(self) -> dict[str, Any]:
         """Parameters of a turn that is still under way when something is done to it."""
         return {"max_tokens": self.under_test.num_long_tokens}
+
+    @property
+    def endless(self) -> dict[str, Any]:
+        """Parameters of a turn that stop tokens may end, and nothing of the model's own."""
+        if self.under_test.stops_beside_ignore_eos:
+            return {"ignore_eos": True}
+        return {"ignore_eos": False, "logit_bias": tuple((id_, -100.0) for id_ in sorted(self.under_test.eos_ids))}
 
     def request(self, prompt: Sequence[int] = (), *, streams: bool = True, **params: Any) -> GenerateRequest:
         """A request under a new id; greedy and without an end of its own, unless `params` say otherwise."""

@@ -92,9 +92,9 @@ async def whole_equals_streamed(lab: Lab) -> None:
     """The same turn, whether or not anyone wants its tokens as they are drawn."""
     if not lab.capabilities.streams:
         raise NotOffered("capabilities.streams")
-    first = await lab.greedy()
+    first = await lab.greedy(**lab.endless)
     stop = first.ids[len(first.ids) // 2]
-    for params in ({}, {"stop_token_ids": (stop,)}):
+    for params in (lab.endless, {**lab.endless, "stop_token_ids": (stop,)}):
         streamed = await lab.draw(lab.request(streams=True, **params))
         whole = await lab.draw(lab.request(streams=False, **params))
         lab.check_same("streamed and whole", streamed, whole)
@@ -143,10 +143,10 @@ async def stops_at_eos(lab: Lab) -> None:
 
 async def stops_at_token_id(lab: Lab) -> None:
     """A stop token ends a turn, and is its last id."""
-    free = await lab.greedy()
+    free = await lab.greedy(**lab.endless)
     ids = list(free.ids)
     for at in sorted({ids.index(id_) for id_ in ids})[:NUM_TRIES]:
-        turn = await lab.greedy(stop_token_ids=(ids[at],))
+        turn = await lab.greedy(stop_token_ids=(ids[at],), **lab.endless)
         assert turn.finish == Finish(reason=FinishReason.STOP, matched=ids[at]), f"it ended by {turn.finish}"
         assert len(turn.ids) == at + 1, f"token {at} was to be the last, {len(turn.ids)} came"
         lab.check_begins("up to the stop token", turn, free)
@@ -180,11 +180,11 @@ def _stop_strings(lab: Lab, free: SampledTurn) -> list[tuple[str, int]]:
 async def stops_after_the_least_number(lab: Lab) -> None:
     """No stop token is drawn before the least number of tokens, and one may end the turn right after."""
     num_least = max(2, lab.under_test.num_tokens // 2)
-    free = await lab.greedy()
+    free = await lab.greedy(**lab.endless)
     stop = free.ids[0]
     try:
-        turn = await lab.greedy(stop_token_ids=(stop,), min_tokens=num_least)
-        at_once = await lab.greedy(stop_token_ids=(stop,))
+        turn = await lab.greedy(stop_token_ids=(stop,), min_tokens=num_least, **lab.endless)
+        at_once = await lab.greedy(stop_token_ids=(stop,), **lab.endless)
     except CallerError as error:
         raise NotOffered(f"a least number of tokens: {error.message}") from error
     assert list(at_once.ids) == [stop], f"without a least number it drew {list(at_once.ids)}"
