@@ -1,5 +1,6 @@
 """The whole server before engines that are not there, or are something else than they are said to be."""
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.lmdeploy.adapter import LMDeploy
 from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.faults import Answer
 from stenograph.testing.standins.lmdeploy_server import LMDeployServer
@@ -109,3 +111,20 @@ async def test_a_router_without_the_first_path_is_ready_by_the_second(renderer: 
         engine = HttpEngine(HttpEngineOptions(url=router.url), SGLangChat(model="tiny", vocab_size=320))
         async with live_before(engine, renderer) as live:
             assert (await live.call("GET", "/ready")).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
+async def test_a_refusal_by_sglang_s_own_route_has_a_code_and_its_words(renderer: Renderer, path: str) -> None:
+    words = "Failed to compile regex grammar: the parenthesis is not closed."
+    body = json.dumps({"error": {"message": words}}).encode()
+    asked = {"messages": [user("a")], "max_tokens": 4} if path != "/v1/completions" else {"prompt": "a"}
+    asked = {"input": "a"} if path == "/v1/responses" else asked
+    async with SGLangServer() as server:
+        server.plan(ReplyScript(status=400, body=body))
+        engine = HttpEngine(HttpEngineOptions(url=server.url), SGLangGenerate(model="tiny", vocab_size=320))
+        async with live_before(engine, renderer) as live:
+            answer = await live.call("POST", path, asked)
+    error = answer.json()["error"]
+    assert (answer.status, error["code"]) == (400, "upstream_refused")
+    assert error["message"].endswith(words)
+    assert "{" not in error["message"]

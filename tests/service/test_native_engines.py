@@ -382,11 +382,11 @@ async def test_a_stream_that_ends_twice_is_refused(server: PlannedServer, engine
 async def test_any_other_status_is_passed_on_as_it_came(
     server: PlannedServer, engine: HttpEngine, status: int, streams: bool
 ) -> None:
-    server.plan(says(status=status, body=b'{"error":  {"message": "no"}}', headers=(("Retry-After", "7"),)))
+    server.plan(says(status=status, body=b'{"error":  {"message": "no", "code": 7}}', headers=(("Retry-After", "7"),)))
     taken, error = await failed(engine, request(streams=streams))
     assert taken == []
     assert isinstance(error, UpstreamRefused)
-    assert (error.engine_status, error.body) == (status, b'{"error":  {"message": "no"}}')
+    assert (error.engine_status, error.body) == (status, b'{"error":  {"message": "no", "code": 7}}')
     assert error.headers == (("retry-after", "7"),)
     assert not server.aborts
 

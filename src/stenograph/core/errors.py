@@ -274,13 +274,17 @@ class UpstreamInvalid(UpstreamError):
 class UpstreamRefused(UpstreamError):
     """The engine answered with a status other than 200: its status, headers and body go to the client as they came.
 
-    Nothing is recorded. `code` and the class's `status` are only for where no status can be sent any more.
+    Nothing is recorded. `code` and the class's `status` are only for where no status can be sent any more. `said`: the
+    message within the body, where it was found.
     """
 
     code, status = "upstream_refused", 502
 
-    def __init__(self, *, status: int, content_type: str, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
-        super().__init__(f"The engine refused the turn with status {status}: {body[:500].decode(errors='replace')}")
+    def __init__(
+        self, *, status: int, content_type: str, headers: tuple[tuple[str, str], ...], body: bytes, said: str = ""
+    ) -> None:
+        words = said[:500] or body[:500].decode(errors="replace")
+        super().__init__(f"The engine refused the turn with status {status}: {words.strip()}")
         self.engine_status = status
         self.content_type = content_type
         self.headers = headers

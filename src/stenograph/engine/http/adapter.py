@@ -153,7 +153,7 @@ _TOLD = msgspec.json.Decoder(_ToldControl)
 
 
 def read_control(call: Call, http: HttpReply) -> ControlReply:
-    """What `EngineAdapter.control_reply` says by default."""
+    """The answer to a request of a command, as every engine but SGLang writes it."""
     try:
         told = _TOLD.decode(http.body)
     except msgspec.DecodeError:
@@ -166,9 +166,47 @@ def read_control(call: Call, http: HttpReply) -> ControlReply:
     return ControlReply(problem=f"{call.path} answered {http.status}: {' '.join(words.split())}")
 
 
+class _Within(Struct):
+    message: str | None = None
+    code: msgspec.Raw = msgspec.Raw()
+
+
+class _ToldRefusal(Struct):
+    message: str | None = None
+    error: _Within | None = None
+
+
+_REFUSAL = msgspec.json.Decoder(_ToldRefusal)
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
 def passed_through(http: HttpReply) -> UpstreamRefused:
     """A refusal that the client gets as the engine wrote it."""
-    return UpstreamRefused(status=http.status, content_type=http.content_type, headers=http.headers, body=http.body)
+    return _refused(http, http.body, _refusal_in(http.body))
+
+
+def in_our_shape(http: HttpReply) -> UpstreamRefused:
+    """A refusal by a route that is no client's: where it has an `error` without a code, that gets ours."""
+    told, body = _refusal_in(http.body), http.body
+    if told.error is not None and not bytes(told.error.code):
+        members = _MEMBERS.decode(body)
+        error = {"code": UpstreamRefused.code, **_MEMBERS.decode(members["error"])}
+        body = msgspec.json.encode({**members, "error": error})
+    return _refused(http, body, told)
+
+
+def _refusal_in(body: bytes) -> _ToldRefusal:
+    try:
+        return _REFUSAL.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return _ToldRefusal()
+
+
+def _refused(http: HttpReply, body: bytes, told: _ToldRefusal) -> UpstreamRefused:
+    said = told.message if told.error is None else told.error.message
+    return UpstreamRefused(
+        status=http.status, content_type=http.content_type, headers=http.headers, body=body, said=said or ""
+    )
 
 
 async def list_models(ask: Ask) -> HttpReply:

@@ -13,7 +13,7 @@ from stenograph.engine.http.adapter import (
     Call,
     ControlReply,
     EngineAdapter,
-    passed_through,
+    in_our_shape,
 )
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
@@ -97,7 +97,7 @@ class SGLangGenerate(EngineAdapter):
         )
 
     def refusal(self, http: HttpReply, request: GenerateRequest) -> StenographError:
-        return (context_exceeded(http.body) if http.status == 400 else None) or passed_through(http)
+        return (context_exceeded(http.body) if http.status == 400 else None) or in_our_shape(http)
 
     def abort_call(self, request_id: RequestId) -> Call:
         return Call(path=ABORT_PATH, body=encode_abort(request_id))

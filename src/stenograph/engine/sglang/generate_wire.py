@@ -242,7 +242,7 @@ def _refused(status: int, message: str, data: bytes) -> StenographError:
             "error_status", f"an error within a reply has the status {short(status)}: {message[:200]}"
         )
     body = data if b'"error"' in data else as_json({"error": {"message": message, "code": status}})
-    return UpstreamRefused(status=status, content_type=JSON_TYPE, headers=(), body=body)
+    return UpstreamRefused(status=status, content_type=JSON_TYPE, headers=(), body=body, said=message)
 
 
 # -- what is too long
