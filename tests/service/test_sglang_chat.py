@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -77,7 +78,9 @@ def connect(renderer: Renderer) -> Connect:
     """Servers with other settings, each before a stand-in of its own."""
 
     @asynccontextmanager
-    async def connected(*, replay: ReplayKind = ReplayKind.NONE, **settings: Any) -> AsyncIterator[Rig]:
+    async def connected(
+        *, replay: ReplayKind = ReplayKind.NONE, engine_key: str | None = None, **settings: Any
+    ) -> AsyncIterator[Rig]:
         encode = renderer.tokenizer.encode
         async with SGLangServer(encode=lambda text: list(encode(text)), stop_id=END) as sglang:
             adapter = SGLangChat(
@@ -86,7 +89,7 @@ def connect(renderer: Renderer) -> Connect:
                 replay=replay,
                 reply_mode=settings.get("reply", ReplyMode.PASSTHROUGH),
             )
-            engine = HttpEngine(HttpEngineOptions(url=sglang.url), adapter)
+            engine = HttpEngine(HttpEngineOptions(url=sglang.url, api_key=engine_key), adapter)
             await engine.start()
             try:
                 async with (
@@ -498,6 +501,36 @@ async def test_the_proxy_passes_on_what_its_list_names_and_nothing_else(rig: Rig
     assert (await rig.call("POST", "/sessions/none/v1/embeddings", {})).status == 404
     assert (await rig.call("GET", f"{base}/samples")).status == 405
     assert await rig.records(session) == []
+
+
+async def test_the_engines_key_goes_with_every_request_and_a_clients_own_with_none(
+    connect: Connect, tmp_path: Path
+) -> None:
+    (tmp_path / "step-1").mkdir()
+    keys = {"api_key": ("client",), "admin_key": ("client",), "engine_key": "engine", "weights_dir": tmp_path}
+    client = {"authorization": "Bearer client"}
+    async with connect(**keys) as rig:
+        session = (await rig.call("POST", "/sessions", {}, **client)).json()["session_id"]
+        base = f"/sessions/{session}"
+        for stream in (False, True):
+            rig.sglang.plan(rig.script("ok"), rig.script("ok"))
+            chat = {"messages": [user("a")], "stream": stream}
+            assert (await rig.call("POST", f"{base}/v1/chat/completions", chat, **client)).status == 200
+            prompt = {"prompt": "a", "stream": stream}
+            assert (await rig.call("POST", f"{base}/v1/completions", prompt, **client)).status == 200
+        assert (await rig.call("POST", f"{base}/v1/embeddings", {"input": "hi"}, **client)).status == 200
+        update = {"model_path": "step-1"}
+        assert (await rig.call("POST", "/update_weights_from_disk", update, **client)).status == 200
+        rig.sglang.plan(rig.script("a long reply", paused=True, num_drawn=1))
+        turn = asyncio.ensure_future(rig.call("POST", f"{base}/v1/completions", {"prompt": "a"}, **client))
+        await rig.sglang.held(1)
+        assert (await rig.call("POST", "/abort_request", {"abort_all": True}, **client)).status == 200
+        assert (await turn).status == 200
+        paths = {asked.path.partition("?")[0] for asked in rig.sglang.asked}
+        assert {"/model_info", "/generate", "/v1/embeddings", "/abort_request", "/update_weights_from_disk"} <= paths
+        sent = {value for asked in rig.sglang.asked for name, value in asked.headers if name == "authorization"}
+        assert sent == {"Bearer engine"}
+        assert all(asked.header("authorization") for asked in rig.sglang.asked)
 
 
 async def test_an_engine_that_is_down_is_502_and_not_ready_until_it_is_back(rig: Rig) -> None:

@@ -88,6 +88,9 @@ def _check_support(settings: Settings) -> None:
 def _check_embedded(settings: Settings) -> None:
     """Raise StartupError for the embedded engine's settings that do not fit each other, or are of no use."""
     is_embedded = settings.engine is EngineKind.EMBEDDED
+    if is_embedded and (settings.engine_api_key is not None or settings.engine_keys is not None):
+        given = "--engine-keys" if settings.engine_api_key is None else "--engine-api-key"
+        raise StartupError(f"{given} is set, but the embedded engine takes no key: set --engine too")
     if settings.step_tokens <= settings.max_batch:
         raise StartupError(
             f"--step-tokens is {settings.step_tokens}, but must be above --max-batch, {settings.max_batch}: raise it"

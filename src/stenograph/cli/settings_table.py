@@ -31,6 +31,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "engine": (
         "engine",
         "engine_url",
+        "engine_api_key",
+        "engine_keys",
         "connect_timeout",
         "max_reply_bytes",
         "engine_logprobs",

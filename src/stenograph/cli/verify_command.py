@@ -39,6 +39,8 @@ VERIFY_SETTINGS = (
     "chat_template_kwargs",
     "engine",
     "engine_url",
+    "engine_api_key",
+    "engine_keys",
     "connect_timeout",
     "request_timeout",
     "engine_threads",

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from stenograph.core.settings import choice, folder, seconds, setting, text, texts, whole_number
+from stenograph.core.settings import choice, folder, matching, seconds, setting, text, texts, whole_number
 
 
 class EngineKind(enum.StrEnum):
@@ -53,6 +53,20 @@ class EngineSettings:
         (),
         URLS,
         "Address of the engine, for those that are servers; repeatable, for several that serve the same model.",
+        shown="none",
+    )
+    engine_api_key: str | None = setting(
+        None,
+        matching(r"[!-~]+", "printable ASCII without spaces"),
+        "Key that is sent to the engine with every request, as a bearer; a client's own key never is.",
+        shown="none",
+        secret=True,
+    )
+    engine_keys: Path | None = setting(
+        None,
+        folder(),
+        'File of keys by engine, where several have different ones: TOML, a line `"http://host:port" = "key"` for each.'
+        " Engines that it does not name get `--engine-api-key`.",
         shown="none",
     )
     connect_timeout_s: float = setting(

@@ -20,6 +20,7 @@ from stenograph.engine.settings import EngineKind, ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.engine.vllm.adapter import VLLM
+from stenograph.http.rule_files import engine_keys_of
 from stenograph.http.settings import Settings
 from stenograph.model.fast_encoder import EncoderKind
 from stenograph.model.files import ModelFiles
@@ -81,13 +82,14 @@ def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter | None:
 
 def maker(settings: Settings, files: ModelFiles, body_slots: BodySlots) -> Callable[[str], FleetMember]:
     """A function that makes the client of the engine at an address. Engines' replies have body slots of their own."""
-    reply_slots = body_slots.apart()
+    reply_slots, keys = body_slots.apart(), engine_keys_of(settings)
 
     def make(url: str) -> FleetMember:
         adapter = make_adapter(settings, files)  # each learns of its own server
         assert adapter is not None, "the embedded engine has no address"
         server = HttpEngineOptions(
             url=url,
+            api_key=keys.get(url, settings.engine_api_key),
             connect_timeout_s=settings.connect_timeout_s,
             max_reply_bytes=settings.max_reply_bytes,
             control_timeout_s=settings.request_timeout_s,

@@ -1,10 +1,15 @@
-"""The files that settings name: rules for requests, and the sampling of all sessions. Read, or refused with a line."""
+"""The files that settings name: rules for requests, the sampling of all sessions, keys of engines. Read, or refused
+with a line."""
 
-from typing import NamedTuple
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import NamedTuple, cast
 
 from stenograph.core.errors import InvalidJson, InvalidRequest, StartupError
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.dialects.openai.sampling_rules import decode_rules
+from stenograph.engine.settings import URLS
 from stenograph.http.settings import Settings
 from stenograph.session.kinds import SHIPPED_RULES, BadSideRules, KindRules
 from stenograph.session.rewrite_rules import RewriteRules, UnknownRewrite
@@ -53,7 +58,32 @@ def sampling_of(settings: Settings) -> SamplingRules | None:
         raise StartupError(f"--sampling: {where}the file {file}: {error}") from error
 
 
+def engine_keys_of(settings: Settings) -> Mapping[str, str]:
+    """The keys of `--engine-keys` by address. Raises StartupError, with the file and the line; never with a key."""
+    if settings.engine_keys is None:
+        return {}
+    file, keys = repr(str(settings.engine_keys)), dict[str, str]()
+    try:
+        told = tomllib.loads(settings.engine_keys.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StartupError(f"--engine-keys: cannot read the file {file}: {error.strerror}") from error
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise StartupError(f"--engine-keys: the file {file} is not TOML in UTF-8: {error}") from error
+    for address, key in told.items():
+        try:
+            (url,) = cast("tuple[str, ...]", URLS.read(address))
+        except ValueError as error:
+            raise StartupError(
+                f'--engine-keys: {address[:200]!r} in the file {file} is no address; write "http://host:port" = "key"'
+            ) from error
+        if not isinstance(key, str) or not re.fullmatch("[!-~]+", key):
+            raise StartupError(f"--engine-keys: the key of {url} in {file} is not printable ASCII without spaces")
+        keys[url] = key
+    return keys
+
+
 def check_files(settings: Settings) -> None:
     """Read the files that settings name: a bad one ends the start before a model is loaded. Raises StartupError."""
     sampling_of(settings)
+    engine_keys_of(settings)
     side_rules_of(settings)

@@ -38,7 +38,8 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
     texts = {
         "host": "::1", "port": "0", "workers": "2", "model": "m.gguf", "family": "chatml",
         "chat_template_kwargs": '{"thinks": [false, 1.5]}', "allow_special_in_text": "on", "engine": "sglang",
-        "engine_url": "http://127.0.0.1:1", "connect_timeout": "0.5", "max_reply_bytes": "4096",
+        "engine_url": "http://127.0.0.1:1", "engine_api_key": "e-1", "engine_keys": "keys.toml",
+        "connect_timeout": "0.5", "max_reply_bytes": "4096",
         "engine_logprobs": "raw", "weight_version": "w-1", "weights_dir": "w", "replay": "all", "reply": "lean",
         "engine_threads": "2", "max_batch": "3", "kv_tokens": "4096", "step_tokens": "64",
         "prefix_reuse": "on", "forward": "numpy", "torch_device": "auto",
@@ -242,6 +243,8 @@ def test_the_environment_reads_text_as_the_command_line_does(name: str, value: o
         ({"engine": "sglang"}, "--engine sglang needs the address of its server: give --engine-url"),
         ({"engine_url": "http://x"}, "--engine-url is set, but --engine is embedded"),
         ({"replay": "all"}, "--replay is set, but the embedded engine"),
+        ({"engine_api_key": "k"}, "--engine-api-key is set, but the embedded engine takes no key"),
+        ({"engine_keys": "k"}, "--engine-keys is set, but the embedded engine takes no key"),
         ({"engine": "vllm", "engine_url": "http://a", "replay": "all"}, "vLLM reports routed_experts alone"),
         ({"engine": "vllm", "engine_url": "http://a", "reply": "lean"}, "vLLM writes no replies here"),
         ({"reply": "lean"}, "--reply is lean, but the embedded engine"),

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -46,10 +46,11 @@ MAX_SAID = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpEngineOptions:
-    """Address of an engine's server, or of a router before several. `control_timeout_s`: how long it may take to load
-    weights."""
+    """Address of an engine's server, or of a router before several, and the key that it asks for. `control_timeout_s`:
+    how long it may take to load weights."""
 
     url: str
+    api_key: str | None = field(default=None, repr=False)
     connect_timeout_s: float = 5.0
     probe_pause_s: float = 3.0
     control_timeout_s: float = 600.0
@@ -86,6 +87,7 @@ class HttpEngine(Engine):
             body_slots,
             max_reply_bytes=options.max_reply_bytes,
             reuses_connections=adapter.names_requests,
+            api_key=options.api_key,
         )
         self._health = EngineHealth(state=EngineState.STARTING, detail="not probed yet")
         self._is_discovered = False

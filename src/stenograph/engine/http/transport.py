@@ -90,8 +90,11 @@ class EngineTransport:
         *,
         max_reply_bytes: int = DEFAULT_MAX_REPLY_BYTES,
         reuses_connections: bool = True,
+        api_key: str | None = None,
     ) -> None:
-        """No reply, as it comes or inflated, and no event of a stream is larger than `max_reply_bytes`."""
+        """No reply, as it comes or inflated, and no event of a stream is larger than `max_reply_bytes`. `api_key` goes
+        with every request."""
+        self._key: Headers = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self._body_slots = body_slots or BodySlots(DEFAULT_BODY_SLOTS)
         self._max_reply_bytes = max_reply_bytes
         self._reuses_connections = reuses_connections
@@ -133,7 +136,7 @@ class EngineTransport:
         An answer that is no event stream is yielded instead, whole. Leaving early closes the connection. Raises
         UpstreamUnreachable if the stream is cut, UpstreamInvalid for one that is encoded or has an event without end.
         """
-        sent = (("content-type", "application/json"), *headers, ("accept-encoding", "identity"))
+        sent = (("content-type", "application/json"), *headers, *self._key, ("accept-encoding", "identity"))
         exchange = await self._connections.ask("POST", self._base_path + path, sent, body)
         try:
             received, named = exchange.headers, dict(reversed(exchange.headers))
@@ -174,7 +177,7 @@ class EngineTransport:
     async def _exchange(
         self, method: str, path: str, headers: Headers, body: bytes, decode: Callable[[HttpReply], T]
     ) -> T:
-        sent = (*headers, ("accept-encoding", "identity"))
+        sent = (*headers, *self._key, ("accept-encoding", "identity"))
         exchange = await self._connections.ask(method, self._base_path + path.partition("#")[0], sent, body)
         try:
             received, num_expected = exchange.headers, exchange.num_expected
