@@ -18,7 +18,10 @@ from stenograph.core.support import split, supports
 
 META = "_samples_meta"
 
-_DTYPES = {"I64": "<i8", "I32": "<i4", "F64": "<f8", "U8": "|u1"}
+_DTYPES = {"I64": "<i8", "F64": "<f8", "U32": "<u4", "I32": "<i4", "U16": "<u2", "U8": "|u1"}
+
+ReplayRows = NDArray[np.uint8 | np.uint16 | np.uint32 | np.int32]
+"""What a trainer replays, a row for each token but the last, in the smallest type that holds it."""
 
 Reward = float | Mapping[str, float]
 """A reward: a number, or numbers by name."""
@@ -82,8 +85,8 @@ class DecodedSample:
     """One training row. T tokens, of which the last R = `response_length` come after the first prompt.
 
     `tokens` int64 [T]; `loss_mask` uint8 [R]; `log_probs` float64 [R], nats, 0.0 where the mask is 0: tempered ones,
-    unless `logprobs_kind` says otherwise. `raw_log_probs` and `sampling_log_probs` [R] or None. `routed_experts` int32
-    [T - 1, layers, top_k] and `indexer_topk` int32 [T - 1, K], or None. `turns` are the rows of docs/samples.md.
+    unless `logprobs_kind` says otherwise. `raw_log_probs` and `sampling_log_probs` [R] or None. `routed_experts`
+    [T - 1, layers, top_k] and `indexer_topk` [T - 1, K], or None. `turns` are the rows of docs/samples.md.
     `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
     """
 
@@ -94,8 +97,8 @@ class DecodedSample:
     raw_log_probs: NDArray[np.float64] | None = None
     sampling_log_probs: NDArray[np.float64] | None = None
     logprobs_kind: str | None = None
-    routed_experts: NDArray[np.int32] | None = None
-    indexer_topk: NDArray[np.int32] | None = None
+    routed_experts: ReplayRows | None = None
+    indexer_topk: ReplayRows | None = None
     weight_versions: tuple[str, ...] = ()
     weight_spans: tuple[VersionSpan, ...] = ()
     turns: tuple[Mapping[str, object], ...] = ()
@@ -260,8 +263,8 @@ def _sample(fields: Mapping[str, object], tensors: Mapping[str, NDArray[np.gener
         tokens=cast("NDArray[np.int64]", tensors[f"tokens.{index}"]),
         loss_mask=cast("NDArray[np.uint8]", tensors[f"loss_mask.{index}"]),
         log_probs=cast("NDArray[np.float64]", tensors[f"rollout_log_probs.{index}"]),
-        routed_experts=cast("NDArray[np.int32] | None", tensors.get(f"rollout_routed_experts.{index}")),
-        indexer_topk=cast("NDArray[np.int32] | None", tensors.get(f"rollout_indexer_topk.{index}")),
+        routed_experts=cast("ReplayRows | None", tensors.get(f"rollout_routed_experts.{index}")),
+        indexer_topk=cast("ReplayRows | None", tensors.get(f"rollout_indexer_topk.{index}")),
         raw_log_probs=_floats(fields["raw_log_probs"]),
         sampling_log_probs=_floats(fields["sampling_log_probs"]),
         logprobs_kind=cast("str | None", fields.get("logprobs_kind")),

@@ -15,7 +15,7 @@ class Compat(enum.StrEnum):
     """Another server's contract that a session keeps to."""
 
     MILES = "miles"
-    """`linear`, and a turn that its token limit cut off is not extended."""
+    """`linear`, a turn that its token limit cut off is not extended, and what samples replay is int32."""
 
 
 class AfterLength(enum.StrEnum):

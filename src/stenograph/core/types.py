@@ -244,12 +244,14 @@ class EngineReply(Struct, frozen=True, kw_only=True, gc=False):
 class Replay(Struct, frozen=True, kw_only=True, gc=False):
     """The data with which a trainer routes the same tokens as the engine did; base64 as the engine sent it.
 
-    `routed_experts`: int32, little-endian, [prompt + completion tokens - 1, layers, top_k].
-    `indexer_topk`: int32, as the engine's model defines it.
+    A row is one position of prompt and completion, in order, the last token excepted: the engine never fed that.
+    `routed_experts`: int32, little-endian, [rows, layers, top_k]. The engine was asked for the rows from `first_row`
+    on; one that cannot do that sends all. `indexer_topk`: int32 of all rows, as the engine's model defines it.
     """
 
     routed_experts: str | None = None
     indexer_topk: str | None = None
+    first_row: int = 0
 
 
 class Chunk(Struct, frozen=True, kw_only=True, gc=False):
@@ -417,6 +419,12 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
         force_setattr(self, "num_tokens", num_tokens)
         if self.num_kept < 0 or (self.num_kept and self.of_kept is None):
             raise ValueError(f"{self.num_kept} ids are kept, and nobody has them")
+
+    @property
+    def first_new_row(self) -> int:
+        """The first position whose forward pass belongs to this prompt: that of the last kept token, because what
+        followed it was not sampled or is trimmed."""
+        return max(0, self.num_kept - 1)
 
     @property
     def ids(self) -> "array[int]":

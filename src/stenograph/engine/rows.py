@@ -426,8 +426,11 @@ def support_piece(writer: SupportWriter, ids: Sequence[int], rows: Sequence[Sequ
         raise UpstreamInvalid("support_of_token", str(error)) from error
 
 
-def replay_of(meta: MetaInfo, asked: ReplayKind) -> tuple[Replay | None, tuple[str, ...]]:
-    """The payload asked for that a trainer replays, None where there is none; and the names of others that came."""
+def replay_of(meta: MetaInfo, asked: ReplayKind, *, first_row: int = 0) -> tuple[Replay | None, tuple[str, ...]]:
+    """The payload asked for that a trainer replays, None where there is none; and the names of others that came.
+
+    `first_row`: the row from which routed experts were asked for.
+    """
     if meta.routed_experts is _NULL and meta.indexer_topk is _NULL:
         return None, ()
     told = [name for name in REPLAY_FIELDS if _is_reported(meta, name)]
@@ -438,7 +441,9 @@ def replay_of(meta: MetaInfo, asked: ReplayKind) -> tuple[Replay | None, tuple[s
     unasked = tuple(name for name in told if name not in kept)
     if not kept:
         return None, unasked
-    return Replay(routed_experts=kept.get("routed_experts"), indexer_topk=kept.get("indexer_topk")), unasked
+    experts = kept.get("routed_experts")
+    first_row = 0 if experts is None else first_row
+    return Replay(routed_experts=experts, indexer_topk=kept.get("indexer_topk"), first_row=first_row), unasked
 
 
 def _raw_payload(meta: MetaInfo, name: str) -> msgspec.Raw:

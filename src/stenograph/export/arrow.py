@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.json_pieces import json_pieces
+from stenograph.export.replay import ReplayRows
 from stenograph.export.samples import Sample, SampleSet, as_numpy, describe
 from stenograph.export.turn_rows import TurnRow
 
@@ -66,6 +67,8 @@ def _messages(samples: Sequence[Sample], described: Mapping[str, object]) -> Ite
 def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
     span = pa.struct([("version", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
     described = [describe(sample) for sample in samples]
+    experts = [_int32(sample.routed_experts) for sample in samples]
+    chosen = [_int32(sample.indexer_topk) for sample in samples]
     columns: dict[str, Any] = {
         "tokens": _lists(pa, [as_numpy(sample.tokens) for sample in samples], pa.int64()),
         "response_length": pa.array([sample.response_length for sample in samples], pa.int64()),
@@ -74,8 +77,8 @@ def _batch(pa: Any, samples: Sequence[Sample]) -> Any:
         "raw_log_probs": _lists(pa, [_maybe_numpy(sample.raw_log_probs) for sample in samples], pa.float64()),
         "sampling_log_probs": _lists(pa, [_maybe_numpy(sample.sampling_log_probs) for sample in samples], pa.float64()),
         "logprobs_kind": pa.array([sample.logprobs_kind for sample in samples], pa.string()),
-        "rollout_routed_experts": _lists(pa, [sample.routed_experts for sample in samples], pa.int32(), depth=3),
-        "rollout_indexer_topk": _lists(pa, [sample.indexer_topk for sample in samples], pa.int32(), depth=2),
+        "rollout_routed_experts": _lists(pa, experts, pa.int32(), depth=3),
+        "rollout_indexer_topk": _lists(pa, chosen, pa.int32(), depth=2),
         "response": pa.array([sample.response for sample in samples], pa.string()),
         "status": pa.array([str(sample.status) for sample in samples], pa.string()),
         "weight_versions": pa.array([row["weight_versions"] for row in described], pa.list_(pa.string())),
@@ -168,6 +171,11 @@ def _number(reward: float | Mapping[str, float] | None) -> float | None:
 
 def _maybe_numpy(values: "array[float] | None") -> NDArray[np.generic] | None:
     return None if values is None else as_numpy(values)
+
+
+def _int32(rows: ReplayRows | None) -> NDArray[np.int32] | None:
+    """Rows in one type: a stream has one schema for all samples, whose smallest types differ."""
+    return None if rows is None else rows.astype(np.int32, copy=False)
 
 
 def _lists(pa: Any, rows: Sequence[NDArray[Any] | None], kind: Any, *, depth: int = 1) -> Any:

@@ -76,6 +76,7 @@ class RecordedMetaInfo(TypedDict):
     support: NotRequired[str]
     weight_version: NotRequired[str]
     routed_experts: NotRequired[str]
+    routed_experts_start_len: NotRequired[Count]
     indexer_topk: NotRequired[str]
 
 
@@ -425,6 +426,8 @@ def _add_replay(meta: RecordedMetaInfo, sampled: SampledTurn) -> None:
         return
     if sampled.replay.routed_experts is not None:
         meta["routed_experts"] = sampled.replay.routed_experts
+        if sampled.replay.first_row:
+            meta["routed_experts_start_len"] = sampled.replay.first_row
     if sampled.replay.indexer_topk is not None:
         meta["indexer_topk"] = sampled.replay.indexer_topk
 

@@ -1,18 +1,27 @@
-"""Replay data: the arrays with which a trainer routes a sample's tokens as the engine did. Base64 to int32. Pure.
+"""Replay data: the arrays with which a trainer routes a sample's tokens as the engine did. Base64 to integers. Pure.
 
-An engine reports the data of all tokens of a turn, prompt included, so a line's array is that of its last turn. A line
-in which only some turns have data is refused, never padded: a trainer could not see the difference.
+Row i of a line is what the forward pass of token i reported to the turn that token i + 1 belongs to, sampled or prompt.
+So each turn gives the rows from the last token that it kept of its parent up to, not including, its own last token:
+the engine never fed that one in this turn. Rows of earlier positions, which an engine may report again, are another
+pass's, maybe of other weights. A line in which only some turns have data is refused, never padded: a trainer could not
+see the difference.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stenograph.core.types import Replay
 from stenograph.export.lines import SampleLine, inconsistent, without_empty_end
 from stenograph.trajectory.turn import Node
+
+ReplayRows = NDArray[np.uint8 | np.uint16 | np.uint32 | np.int32]
+"""An array of one row for each token of a line but the last, of the smallest unsigned type that holds its values; int32
+where one is below 0."""
 
 _PIECE_CHARS = 256 * 1024
 """Base64 that is decoded at once, in a millisecond. A multiple of 4."""
@@ -30,6 +39,24 @@ class ReplayShape:
             raise ValueError(f"layers and top_k are at least 1, got {self.layers} and {self.top_k}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TurnRows:
+    """Rows `[start, end)` of a line, which its turn `node` gives."""
+
+    node: Node
+    start: int
+    end: int
+
+    @property
+    def num_reported(self) -> int:
+        """Positions that the engine fed by the end of the turn."""
+        return self.node.num_tokens - 1
+
+    @property
+    def replay(self) -> Replay:
+        return self.node.turn.sampled.replay or Replay()
+
+
 def replayable(line: SampleLine) -> SampleLine:
     """A line without its last turn, if that was aborted before it sampled a token and so has nothing to replay.
 
@@ -39,62 +66,99 @@ def replayable(line: SampleLine) -> SampleLine:
     return without_empty_end(line) if replays[-1] is None and any(replays[:-1]) else line
 
 
-def routed_experts(line: SampleLine, shape: ReplayShape | None) -> NDArray[np.int32] | None:
-    """The experts of each token but the last: [T - 1, layers, top_k] int32; None if no turn of `line` has them.
+def routed_experts(line: SampleLine, shape: ReplayShape | None) -> ReplayRows | None:
+    """The experts of each token but the last: [T - 1, layers, top_k]; None if no turn of `line` has them.
 
     Raises SamplesInconsistent: only some turns have them, damaged base64, `shape` is not known, or another size.
     """
-    name = "routed experts"
-    node = line.parts[-1].node
-    values = _values(line, [_replay(part.node)[0] for part in line.parts], name)
-    if values is None:
+    name, turns = "routed experts", list(_turns(line))
+    payloads = [turn.replay.routed_experts for turn in turns]
+    if not _has_payloads(line, turns, payloads, name):
         return None
     if shape is None:
-        raise inconsistent(node, f"it has {name}, but the model's layers and top_k are not known")
-    rows = node.num_tokens - 1
-    if values.size != rows * shape.layers * shape.top_k:
+        raise inconsistent(turns[-1].node, f"it has {name}, but the model's layers and top_k are not known")
+    pieces = [
+        _experts_of(turn, _decoded(turn.node, payload, name), shape, name)
+        for turn, payload in zip(turns, payloads, strict=True)
+        if payload is not None
+    ]
+    return _joined(pieces)
+
+
+def _experts_of(turn: _TurnRows, values: NDArray[np.int32], shape: ReplayShape, name: str) -> ReplayRows:
+    """The turn's rows, of all that the engine reported, or of those from the row on that it was asked for."""
+    node, width = turn.node, shape.layers * shape.top_k
+    asked = turn.replay.first_row
+    first = asked if values.size == (turn.num_reported - asked) * width else 0
+    if values.size != (turn.num_reported - first) * width:
+        from_asked = f", and from token {asked} on {(turn.num_reported - asked) * width}" if asked else ""
         raise inconsistent(
             node,
-            f"its {name} have {values.size} values, but {rows} tokens in {shape.layers} layers with top_k"
-            f" {shape.top_k} make {rows * shape.layers * shape.top_k}",
+            f"its {name} have {values.size} values, but {turn.num_reported} tokens in {shape.layers} layers with top_k"
+            f" {shape.top_k} make {turn.num_reported * width}{from_asked}",
         )
-    return values.reshape(rows, shape.layers, shape.top_k)[: len(line.ids) - 1]
+    if turn.start < first:
+        raise inconsistent(node, f"its {name} begin with token {first}, but the line needs those of {turn.start} too")
+    return _smallest(values.reshape(-1, shape.layers, shape.top_k)[turn.start - first : turn.end - first])
 
 
-def indexer_topk(line: SampleLine) -> NDArray[np.int32] | None:
-    """The indexer's choice for each token but the last: [T - 1, K] int32; None if no turn has it.
+def indexer_topk(line: SampleLine) -> ReplayRows | None:
+    """The indexer's choice for each token but the last: [T - 1, K]; None if no turn has it.
 
-    K is what the engine's data makes it. Raises SamplesInconsistent: only some turns have it, damaged base64, or a
-    size that is no multiple of the rows.
+    K is what the engine's data makes it. Raises SamplesInconsistent: only some turns have it, damaged base64, or sizes
+    that are no multiples of the rows, or of rows of different lengths.
     """
-    name = "indexer top-k ids"
-    node = line.parts[-1].node
-    values = _values(line, [_replay(part.node)[1] for part in line.parts], name)
-    if values is None:
+    name, turns = "indexer top-k ids", list(_turns(line))
+    payloads = [turn.replay.indexer_topk for turn in turns]
+    if not _has_payloads(line, turns, payloads, name):
         return None
-    rows = node.num_tokens - 1
-    width, rest = divmod(values.size, rows) if rows else (0, values.size)
-    if rest or (rows and not width):
-        raise inconsistent(node, f"its {name} have {values.size} values, which {rows} tokens do not divide")
-    return values.reshape(rows, width)[: len(line.ids) - 1]
-
-
-def _replay(node: Node) -> tuple[str | None, str | None]:
-    replay = node.turn.sampled.replay
-    return (None, None) if replay is None else (replay.routed_experts, replay.indexer_topk)
-
-
-def _values(line: SampleLine, payloads: Sequence[str | None], name: str) -> NDArray[np.int32] | None:
-    """The values of the last turn, which cover the line whatever was cut or trimmed from it; None if no turn has any.
-
-    `payloads` are base64, one for each part of the line.
-    """
-    if all(payload is None for payload in payloads):
-        return None
-    for part, payload in zip(line.parts, payloads, strict=True):
+    pieces: list[ReplayRows] = []
+    for turn, payload in zip(turns, payloads, strict=True):
         if payload is None:
-            raise inconsistent(part.node, f"it has no {name}, but other turns of the line to node {line.leaf.id} have")
-    return _decoded(line.parts[-1].node, payloads[-1] or "", name)
+            continue
+        values, rows = _decoded(turn.node, payload, name), turn.num_reported
+        width, rest = divmod(values.size, rows) if rows else (0, values.size)
+        if rest or (rows and not width):
+            raise inconsistent(turn.node, f"its {name} have {values.size} values, which {rows} tokens do not divide")
+        piece = _smallest(values.reshape(rows, width)[turn.start : turn.end])
+        if pieces and pieces[-1].size and width != pieces[-1].shape[1]:
+            raise inconsistent(
+                turn.node, f"it has {width} {name} for a token, and the turn before it {pieces[-1].shape[1]}"
+            )
+        pieces.append(piece)
+    return _joined([piece for piece in pieces if piece.size] or pieces[-1:])
+
+
+def _turns(line: SampleLine) -> Iterator[_TurnRows]:
+    end = 0
+    for part in line.parts:
+        start = max(0, end - 1)
+        end += part.num_tokens
+        yield _TurnRows(node=part.node, start=start, end=end - 1)
+
+
+def _has_payloads(line: SampleLine, turns: Sequence[_TurnRows], payloads: Sequence[str | None], name: str) -> bool:
+    """Whether the turns have base64, one for each. Raises SamplesInconsistent where only some that give rows do."""
+    if all(payload is None for payload in payloads):
+        return False
+    for turn, payload in zip(turns, payloads, strict=True):
+        if payload is None and turn.start < turn.end:
+            raise inconsistent(turn.node, f"it has no {name}, but other turns of the line to node {line.leaf.id} have")
+    return True
+
+
+def _smallest(values: NDArray[np.int32]) -> ReplayRows:
+    """A copy in the smallest unsigned type that holds the values; in int32 where one is below 0."""
+    if not values.size:
+        return values.astype(np.uint8)
+    dtype = values.dtype if np.minimum.reduce(values, axis=None) < 0 else np.min_scalar_type(int(values.max()))
+    return cast("ReplayRows", values.astype(dtype))
+
+
+def _joined(pieces: Sequence[ReplayRows]) -> ReplayRows:
+    dtypes = (piece.dtype for piece in pieces)
+    dtype = max(dtypes, key=lambda dtype: (dtype.kind == "i", dtype.itemsize))
+    return np.concatenate(pieces, dtype=dtype)
 
 
 def _decoded(node: Node, text: str, name: str) -> NDArray[np.int32]:

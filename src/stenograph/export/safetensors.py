@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.core.json_pieces import joined, json_pieces
+from stenograph.export.replay import ReplayRows
 from stenograph.export.samples import Sample, as_numpy, describe
 
 META = "_samples_meta"
@@ -24,7 +25,7 @@ META = "_samples_meta"
 _PIECE_VALUES = 32 * 1024
 """Numbers that are copied at once, in a tenth of a millisecond."""
 
-FORMAT_NAMES = {"<i8": "I64", "<f8": "F64", "<i4": "I32", "|u1": "U8"}
+FORMAT_NAMES = {"<i8": "I64", "<f8": "F64", "<u4": "U32", "<i4": "I32", "<u2": "U16", "|u1": "U8"}
 """The types in the order in which the library writes tensors; those of one type it writes in the order of names."""
 
 
@@ -50,7 +51,8 @@ def to_safetensors(
 ) -> Iterator[bytes]:
     """`tokens.i` int64 [T], `loss_mask.i` uint8 [R], `rollout_log_probs.i` float64 [R] of sample i; `_samples_meta`.
 
-    Where there is something to replay, `rollout_routed_experts.i` and `rollout_indexer_topk.i` int32 [T - 1, …] too.
+    Where there is something to replay, `rollout_routed_experts.i` and `rollout_indexer_topk.i` [T - 1, …] too, of the
+    type that they have.
     In pieces of about a tenth of a millisecond; an empty one is a step of work of which nothing can be sent yet.
     """
     tensors = [tensor for index, sample in enumerate(samples) for tensor in sample_tensors(sample, index)]
@@ -88,7 +90,7 @@ def sample_tensors(sample: Sample, index: int) -> Iterator[Tensor]:
     yield _tensor(f"rollout_log_probs.{index}", "<f8", as_numpy(sample.rollout_log_probs))
     for name, replay in _replays(sample).items():
         if replay is not None:
-            yield _tensor(f"{name}.{index}", "<i4", replay)
+            yield _tensor(f"{name}.{index}", replay.dtype.newbyteorder("<").str, replay)
 
 
 def _tensor(name: str, dtype: str, values: NDArray[np.generic]) -> Tensor:
@@ -98,7 +100,7 @@ def _tensor(name: str, dtype: str, values: NDArray[np.generic]) -> Tensor:
     return Tensor(name=name, dtype=dtype, shape=values.shape, pieces=pieces)
 
 
-def _replays(sample: Sample) -> dict[str, NDArray[np.int32] | None]:
+def _replays(sample: Sample) -> dict[str, ReplayRows | None]:
     return {"rollout_routed_experts": sample.routed_experts, "rollout_indexer_topk": sample.indexer_topk}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.history_kinds import Compat, HistoryKind
 from stenograph.core.json_pieces import as_chunked_list, as_list
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.logprobs import Logprobs, known_logprobs
@@ -35,7 +35,7 @@ from stenograph.export.lines import (
     spans_json,
     whole_line,
 )
-from stenograph.export.replay import ReplayShape, indexer_topk, replayable, routed_experts
+from stenograph.export.replay import ReplayRows, ReplayShape, indexer_topk, replayable, routed_experts
 from stenograph.export.strand_facts import SessionFacts, StrandFacts
 from stenograph.export.turn_rows import TurnRow, check_kind, kinds_of_turns, sampling_mask, turn_rows
 from stenograph.trajectory.turn import Node, TurnStatus
@@ -122,8 +122,8 @@ class Sample:
     `weight_versions`: of each turn whose version is known, the oldest that sampled in it, or may have. `weight_spans`:
     spans over `tokens`, in order; every sampled token in a span was sampled by its version; prompt tokens between them
     take no part. `turns` has a row for each turn. `routed_experts` [T - 1, layers, top_k] and `indexer_topk` [T - 1, K]
-    int32, or None. `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as the engine counted them.
-    `outcome` is the session's, None if nobody has said it.
+    are what export/replay.py makes, or None. `num_prompt_tokens` and `num_cached_tokens` are sums over the turns, as
+    the engine counted them. `outcome` is the session's, None if nobody has said it.
     """
 
     tokens: "array[int]"
@@ -140,8 +140,8 @@ class Sample:
     response: str
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    routed_experts: NDArray[np.int32] | None = field(default=None, compare=False)
-    indexer_topk: NDArray[np.int32] | None = field(default=None, compare=False)
+    routed_experts: ReplayRows | None = field(default=None, compare=False)
+    indexer_topk: ReplayRows | None = field(default=None, compare=False)
     outcome: SessionOutcome | None = None
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
 
@@ -207,6 +207,7 @@ def make_samples(
     left_out: list[SampleLine] = []
     failed: list[SampleLine] = []
     outcome, group = (None, None) if session is None else (session.outcome, session.group)
+    compat = None if session is None else session.compat
     leaves_out = not include_failed and outcome is not None and outcome.verdict is RolloutVerdict.INFRA_FAILED
     kept = leaves(nodes) if has_lines else kept_leaves(nodes)
     for leaf in kept:
@@ -232,7 +233,7 @@ def make_samples(
             ours[CUSTODY] = chain.custody(line.parts, owned)
         if required is not None:
             check_kind([part for part in line.parts if part.node.id in owned and part.num_sampled], required)
-        samples.append(_sample(line, owned, decode, replay_shape, {**theirs, **ours}, outcome))
+        samples.append(_sample(line, owned, decode, replay_shape, compat, {**theirs, **ours}, outcome))
     reason = None
     if not samples:
         reason = EmptyReason.LEFT_OUT if len(left_out) == len(kept) else EmptyReason.ALL_TRUNCATED
@@ -336,6 +337,7 @@ def _sample(
     owned: frozenset[int],
     decode: Decode,
     replay_shape: ReplayShape | None,
+    compat: Compat | None,
     metadata: Mapping[str, object],
     outcome: SessionOutcome | None,
 ) -> Sample:
@@ -372,8 +374,8 @@ def _sample(
         response=decode(line.ids[first:]),
         num_prompt_tokens=sum(part.node.num_tokens - len(part.node.turn.sampled.ids) for part in line.parts),
         num_cached_tokens=sum(turn.sampled.num_cached_tokens for turn in turns),
-        routed_experts=routed_experts(line, replay_shape),
-        indexer_topk=indexer_topk(line),
+        routed_experts=_replayed(routed_experts(line, replay_shape), compat),
+        indexer_topk=_replayed(indexer_topk(line), compat),
         outcome=outcome,
         metadata=metadata,
     )
@@ -399,6 +401,11 @@ def _all_of(
     if any(part.num_sampled and kind not in of_turn for part, of_turn in zip(line.parts, known, strict=True)):
         return None
     return _logprobs(line, is_trained, known, [kind] * len(known))[line.parts[0].num_prompt :]
+
+
+def _replayed(rows: ReplayRows | None, compat: Compat | None) -> ReplayRows | None:
+    """The rows in the type that the session's contract names: miles' decoder takes int32 alone."""
+    return rows if rows is None or compat is not Compat.MILES else rows.astype(np.int32)
 
 
 def as_numpy(values: "array[int] | array[float]") -> NDArray[np.generic]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from stenograph.core.history_kinds import HistoryKind
+from stenograph.core.history_kinds import Compat, HistoryKind
 from stenograph.core.json_types import Count
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.strand_kinds import StrandKind
@@ -84,13 +84,14 @@ class StrandFacts:
 class SessionFacts:
     """All strands of a session, by their numbers. `history` is its kind: a strand has one line, unless it is a tree.
 
-    `group` and `outcome` are the session's, None if it has none; `session_id` "" is of one that nobody kept.
+    `group`, `compat` and `outcome` are the session's, None if it has none; `session_id` "" is of one that nobody kept.
     """
 
     history: HistoryKind
     strands: Sequence[StrandFacts]
     session_id: str = ""
     group: str | None = None
+    compat: Compat | None = None
     outcome: SessionOutcome | None = None
 
     @property
@@ -167,6 +168,7 @@ def session_facts(session: Session) -> SessionFacts:
         history=options.history,
         strands=facts,
         group=options.group,
+        compat=options.compat,
         outcome=session.outcome,
     )
 

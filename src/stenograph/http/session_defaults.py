@@ -25,6 +25,7 @@ class SessionDefaults:
     sampling: SamplingRules | None
     canonical: Canonical
     support: bool
+    compat: Compat | None
 
 
 def session_defaults(settings: Settings, canonical: Canonical) -> SessionDefaults:
@@ -43,4 +44,5 @@ def session_defaults(settings: Settings, canonical: Canonical) -> SessionDefault
         sampling=sampling_of(settings),
         canonical=canonical,
         support=settings.support is Switch.ON,
+        compat=settings.compat,
     )

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from stenograph.core.errors import InvalidRequest
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.json_pieces import as_list
 from stenograph.core.json_types import Count, Hex32
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
@@ -155,9 +155,9 @@ class SessionRoutes:
     async def create(self, request: Request) -> Response:
         """`POST /sessions`."""
         body, (wire, sampling) = await self.decoded(request, lambda body: (body, decode_create(body)))
-        history, after_length = self.defaults.history, self.defaults.after_length
+        history, after_length, compat = self.defaults.history, self.defaults.after_length, self.defaults.compat
         if wire.compat is not None:
-            history, after_length = HistoryKind.LINEAR, AfterLength.REFUSE
+            history, after_length, compat = HistoryKind.LINEAR, AfterLength.REFUSE, Compat(wire.compat)
         options = SessionOptions(
             history=history if wire.history is None else HistoryKind(wire.history),
             matcher=self._matcher(wire.matcher),
@@ -173,6 +173,7 @@ class SessionRoutes:
             group=wire.group,
             canonical=self.defaults.canonical if wire.canonical is None else self._canonical(wire.canonical),
             support=self.defaults.support if wire.support is None else self._support(asked=wire.support),
+            compat=compat,
         )
         key = request.headers.get("idempotency-key") or None
         session_id = await self.openings.open(options, key=key, body=body)

@@ -193,6 +193,7 @@ def opening_of(session: Session, model: ModelMark) -> SessionOpened:
         group=options.group,
         request=session.opened_by,
         support=options.support,
+        compat=options.compat,
     )
 
 
@@ -310,6 +311,7 @@ def _options(opened: SessionOpened, matcher_of: MatcherOf) -> SessionOptions:
         canonical=opened.canonical,
         group=opened.group,
         support=opened.support,
+        compat=opened.compat,
     )
 
 

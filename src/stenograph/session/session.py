@@ -7,7 +7,7 @@ from functools import partial
 from msgspec import Struct
 
 from stenograph.core.errors import Limit, LimitExceeded, ModelMismatch, SessionNotFound, StorageUnavailable
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome, TokenFate
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import Label, StrandKind
@@ -32,6 +32,7 @@ class SessionOptions:
     there included. `max_total_tokens` counts the tokens of all turns, each once. `ttl_s`: seconds without a chat after
     which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`. `group` names the
     rollouts that a trainer compares with each other. `support`: its engine is asked which ids could be sampled.
+    `compat`: whose contract its samples keep to.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -48,6 +49,7 @@ class SessionOptions:
     canonical: Canonical = field(default_factory=Canonical)
     group: str | None = None
     support: bool = False
+    compat: Compat | None = None
 
 
 def _ignore() -> None:

@@ -9,8 +9,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from stenograph.client.samples import DecodedSample, Reward
-from stenograph.trainers.rows import WrongTrainer, check_tempered
+from stenograph.trainers.rows import WrongTrainer, check_tempered, replay_as
 
 Made = TypeVar("Made")
 
@@ -49,7 +51,7 @@ def rollout_samples(
         one.loss_mask = sample.loss_mask.tolist()
         one.rollout_log_probs = sample.log_probs.tolist()
         one.weight_versions = list(sample.weight_versions)
-        one.rollout_routed_experts = sample.routed_experts
+        one.rollout_routed_experts = replay_as(np.int32, sample.routed_experts)
         one.status = statuses(sample.status)
         one.reward = sample.reward if reward is None else reward
         one.metadata = {**(one.metadata or {}), **sample.metadata, ROLLOUT_ID: rollout_id}

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from stenograph.client.samples import DecodedSample
-from stenograph.trainers.rows import WrongRows, built, whole, with_zero_row
+from stenograph.trainers.rows import WrongRows, built, replay_as, whole, with_zero_row
 
 Made = TypeVar("Made")
 
@@ -44,6 +44,8 @@ def training_samples(
         if advantage is not None:
             fields["advantages"] = np.where(rows.mask, advantage, 0.0).tolist()
         experts = with_zero_row(sample.routed_experts)
+        if experts is not None and experts.dtype != np.uint8:
+            experts = replay_as(np.int32, experts)  # PyTorch computes little with wider unsigned types
         if experts is not None:
             if routed_experts is None:
                 raise WrongRows("a sample has routed experts: pass routed_experts=RoutedExperts, prime-rl's class")

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.client.batch import Rollout, RolloutGroup
-from stenograph.client.samples import DecodedSample, Reward
+from stenograph.client.samples import DecodedSample, ReplayRows, Reward
 
 T = TypeVar("T")
 Made = TypeVar("Made")
 Scalar = TypeVar("Scalar", bound=np.generic)
+Whole = TypeVar("Whole", np.int16, np.int32)
 
 NO_VERSION = -1
 """The version of a token that no known version sampled: prompts, and where the engine did not report one."""
@@ -98,9 +99,21 @@ def version_range(sample: DecodedSample, version: VersionNumber | None = None) -
     return (int(known.min()), int(known.max())) if len(known) else (None, None)
 
 
-def with_zero_row(replay: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
+def with_zero_row(replay: ReplayRows | None) -> ReplayRows | None:
     """A replay array [T - 1, …] as [T, …]: the last token was never fed to the engine, so its row is zero."""
-    return None if replay is None else np.concatenate([replay, np.zeros_like(replay[:1])])
+    if replay is None:
+        return None
+    return np.concatenate([replay, np.zeros((1, *replay.shape[1:]), replay.dtype)])
+
+
+def replay_as(dtype: type[Whole], replay: ReplayRows | None) -> NDArray[Whole] | None:
+    """A replay array in the type that a trainer takes. Raises WrongRows where that does not hold its values."""
+    if replay is None:
+        return None
+    limits = np.iinfo(dtype)
+    if replay.size and not limits.min <= replay.min() <= replay.max() <= limits.max:
+        raise WrongRows(f"a routed expert is {replay.max()}, and this trainer's {limits.dtype} ends at {limits.max}")
+    return replay.astype(dtype)
 
 
 def number_of(reward: Reward | None) -> float | None:

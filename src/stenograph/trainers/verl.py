@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stenograph.client.samples import DecodedSample, Reward
-from stenograph.trainers.rows import VersionNumber, WrongRows, built, number_of, version_range, whole, with_zero_row
+from stenograph.trainers.rows import (
+    VersionNumber,
+    WrongRows,
+    built,
+    number_of,
+    replay_as,
+    version_range,
+    whole,
+    with_zero_row,
+)
 
 Made = TypeVar("Made")
 
@@ -50,7 +59,7 @@ def agent_loop_fields(sample: DecodedSample, *, version: VersionNumber | None = 
         "response_ids": rows.tokens[start:].tolist(),
         "response_mask": sample.loss_mask.tolist(),
         "response_logprobs": sample.log_probs.tolist(),
-        "routed_experts": with_zero_row(sample.routed_experts),
+        "routed_experts": replay_as(np.int16, with_zero_row(sample.routed_experts)),
         "num_turns": 2 * len(sample.turns),
         "extra_fields": _versions(sample, version),
     }

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stenograph.core.chat import Remaining
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import UNLABELLED, Label
 from stenograph.core.types import SessionId
@@ -70,6 +70,7 @@ class SessionOpened:
     group: str | None = None
     request: RequestMark | None = None
     support: bool = False
+    compat: Compat | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ from stenograph.core.types import (
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.chat_wire import encode_request
 from stenograph.engine.sglang.generate_wire import (
     SGLangGenerateReading,
     context_exceeded,
@@ -611,3 +612,15 @@ def test_a_lark_grammar_is_refused() -> None:
 def test_replay_payloads_are_asked_for_when_told_to() -> None:
     got = sent(request(), replay=ReplayKind.ALL)
     assert got == {**ALWAYS, "return_routed_experts": True, "return_indexer_topk": True}
+
+
+def test_of_routed_experts_the_rows_that_the_line_does_not_have_are_asked_for_on_both_routes() -> None:
+    for num_kept, first_row in ((0, None), (1, None), (2, 1), (3, 2)):
+        prompt = Prompt.of(token_ids((1, 2, 3)), num_kept=num_kept)
+        of = GenerateRequest(request_id=RequestId("r"), prompt=prompt, params=SamplingParams())
+        for body in (
+            encode_generate(of, replay=ReplayKind.ALL),
+            encode_request(of, model="m", replay=ReplayKind.ROUTED_EXPERTS),
+        ):
+            assert json.loads(body).get("routed_experts_start_len") == first_row
+        assert b"start_len" not in encode_request(of, model="m", replay=ReplayKind.INDEXER_TOPK)

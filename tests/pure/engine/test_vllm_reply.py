@@ -31,7 +31,7 @@ from stenograph.core.types import (
     token_ids,
 )
 from stenograph.engine.base import GenerateRequest
-from stenograph.engine.vllm.reply import Expected, VLLMReader, int32_of_npy
+from stenograph.engine.vllm.reply import Expected, VLLMReader, experts_of_npy
 from stenograph.engine.vllm.request import VLLMRoute, abort_ids, encode_abort, encode_request
 from stenograph.engine.vllm.scores import decode_scores, encode_scoring
 from stenograph.engine.vllm.wire import decode_models
@@ -423,6 +423,30 @@ def test_routed_experts_that_are_missing_are_missed_unless_nothing_was_computed(
     assert read(generated((), finish_reason="abort"), wants).replay is None
 
 
+@pytest.mark.parametrize("is_full", [True, False])
+def test_of_routed_experts_the_new_rows_come_or_all(is_full: bool) -> None:
+    values = np.arange(6 * 2 * 3, dtype=np.uint8).reshape(6, 2, 3)
+    sent = values if is_full else values[2:]
+    told = {"version": "v1", "start": 0, "end": 3}
+    expected = replace(EXPECTED, wants_experts=True, first_row=2)
+    replay = read(generated(routed_experts=npy(sent), weight_versions=[told]), expected).replay
+    assert replay is not None
+    assert replay.first_row == (0 if is_full else 2)
+    assert np.array_equal(np.frombuffer(base64.b64decode(replay.routed_experts or ""), "<i4"), sent.ravel())
+    with pytest.raises(UpstreamInvalid, match=r"\[3, 2, 3\] in 18 bytes for 6 tokens, from 2 on"):
+        experts_of_npy(npy(values[3:]), num_rows=6, first_row=2)
+
+
+@pytest.mark.parametrize("route", list(VLLMRoute))
+def test_new_rows_of_routed_experts_are_asked_for_where_there_are_older_ones(route: VLLMRoute) -> None:
+    for num_kept, wants, first_row in ((0, True, None), (1, True, None), (2, True, 1), (3, True, 2), (3, False, None)):
+        prompt = Prompt.of(token_ids([1, 2, 3, 4]), num_kept=num_kept)
+        of = GenerateRequest(request_id=RequestId("r"), prompt=prompt, params=SamplingParams())
+        asked = json.loads(encode_request(of, route=route, model="m", streams=False, wants_experts=wants))
+        sampling = asked["sampling_params"] if route is VLLMRoute.GENERATE else asked
+        assert sampling.get("routed_experts_prompt_start") == first_row
+
+
 ROUTED = np.zeros((6, 2, 3), np.int32)
 
 
@@ -436,7 +460,7 @@ ROUTED = np.zeros((6, 2, 3), np.int32)
 )
 def test_routed_experts_of_another_shape_are_refused(lie: str) -> None:
     with pytest.raises(UpstreamInvalid, match="routed_experts_shape"):
-        int32_of_npy(lie, num_rows=6)
+        experts_of_npy(lie, num_rows=6)
 
 
 # -- scores

@@ -43,6 +43,7 @@ class Session:
         sampling: Sequence[float] | None = None,
         experts: str | None = None,
         indexer: str | None = None,
+        first_row: int = 0,
         reply_id: str = "",
         cached: int = 0,
         params: SamplingParams = SamplingParams(),
@@ -68,7 +69,9 @@ class Session:
                 tempered_logprobs=None if tempered is None else array("d", tempered),
                 forced=None if forced is None else bytes(forced),
                 support=support,
-                replay=None if experts is indexer is None else Replay(routed_experts=experts, indexer_topk=indexer),
+                replay=None
+                if experts is indexer is None
+                else Replay(routed_experts=experts, indexer_topk=indexer, first_row=first_row),
             ),
             status=STATUS_OF[reason],
             params=params,

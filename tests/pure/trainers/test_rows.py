@@ -385,4 +385,30 @@ def test_what_cannot_be_right_is_refused_in_words() -> None:
     )
     assert made.routed_experts is not None
     assert made.routed_experts.shape == [2, 2, 2]  # a row for the last token too
+    assert (made.routed_experts.dtype, len(made.routed_experts.data)) == ("int32", 32)
     assert dicts.staleness(sample, newest=9, version=lambda text: 7) == 2
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(np.uint8, 255), (np.uint16, 32_767), (np.int32, 32_767)])
+def test_routed_experts_of_each_type_are_in_the_type_that_the_trainer_takes(dtype: type, largest: int) -> None:
+    routed = np.full((1, 2, 2), largest, dtype)
+    sample = DecodedSample(
+        tokens=np.array([1, 2]), loss_mask=np.ones(1, np.uint8), log_probs=np.zeros(1), status="completed",
+        routed_experts=routed, metadata={}, turns=({"prompt_start": 0, "start": 1, "end": 2, "temperature": 1.0},),
+    )  # fmt: skip
+    (asked,) = miles.rollout_samples([sample], MilesSample())
+    assert asked.rollout_routed_experts.dtype == np.int32
+    assert np.array_equal(asked.rollout_routed_experts, routed)
+    (output,) = verl.agent_loop_outputs([sample], LoopOutput, "metrics")
+    assert output.routed_experts.dtype == np.int16
+    assert np.array_equal(output.routed_experts, [routed[0].tolist(), [[0, 0], [0, 0]]])
+    (prime,) = prime_rl.training_samples(
+        [sample], PrimeSample, env_name="e", advantage=1.0, routed_experts=PrimeExperts
+    )
+    assert prime.routed_experts is not None
+    assert prime.routed_experts.dtype == ("uint8" if dtype is np.uint8 else "int32")
+    read = np.frombuffer(prime.routed_experts.data, prime.routed_experts.dtype).reshape(2, 2, 2)
+    assert np.array_equal(read, output.routed_experts)
+    large = dataclasses.replace(sample, routed_experts=np.full((1, 2, 2), 32_768, np.uint16))
+    with pytest.raises(WrongRows, match="a routed expert is 32768, and this trainer's int16 ends at 32767"):
+        verl.agent_loop_outputs([large], LoopOutput, "metrics")

@@ -67,6 +67,7 @@ class SGLangChat(EngineAdapter):
             vocab_size=self.capabilities.vocab_size,
             num_prompt=request.prompt.num_tokens,
             replay=self._replay,
+            first_row=request.prompt.first_new_row,
             reply_mode=self._reply_mode,
             wants_support=request.params.support and tells_support(request.params),
         )
@@ -101,6 +102,7 @@ class SGLangChatReading(EngineReading):
     vocab_size: int
     num_prompt: int
     replay: ReplayKind
+    first_row: int = 0
     reply_mode: ReplyMode = ReplyMode.PASSTHROUGH
     wants_support: bool = False
 
@@ -111,6 +113,7 @@ class SGLangChatReading(EngineReading):
             vocab_size=self.vocab_size,
             num_prompt=self.num_prompt,
             replay=self.replay,
+            first_row=self.first_row,
             wants_support=self.wants_support,
         )
         written = EngineReply(

@@ -84,7 +84,7 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
     if request.affinity_key is not None:
         parts += [b',"session_id":', as_json(request.affinity_key)]
     if replay is not ReplayKind.NONE:
-        parts += replay_parts(replay)
+        parts += replay_parts(replay, request.prompt.first_new_row)
     if request.params.support:
         parts += support_parts(request.params)
     # The members of sampling: those of most turns are as they were, and few; what may be long is written anew.
@@ -242,13 +242,14 @@ def decode_reply(
     request_id: str | None = None,
     num_prompt: int | None = None,
     replay: ReplayKind = ReplayKind.NONE,
+    first_row: int = 0,
     wants_support: bool = False,
 ) -> SGLangReply:
     """Read a reply's body, once. `num_prompt` is how many ids were sent, under `request_id`; None does not ask.
 
-    What came for replay beyond `replay` is left out, and named in `unasked_replay`. `wants_support`: each token has to
-    have its support. Raises UpstreamInvalid, naming the
-    law that it breaks, and nothing else.
+    Routed experts were asked for from `first_row` on. What came for replay beyond `replay` is left out, and named in
+    `unasked_replay`. `wants_support`: each token has to have its support. Raises UpstreamInvalid, naming the law that
+    it breaks, and nothing else.
     """
     columns = None
     if len(body) > LARGE_PAYLOAD_BYTES:
@@ -275,7 +276,7 @@ def decode_reply(
     top = None
     if meta.output_top_logprobs is not None:
         top = alternatives(meta.output_top_logprobs, num_sampled=len(ids), num_new=len(ids), vocab_size=vocab_size)
-    kept, unasked = replay_of(meta, replay)
+    kept, unasked = replay_of(meta, replay, first_row=first_row)
     support = ReportedSupport(vocab_size) if wants_support and ids else None
     if support is not None:
         support.take(meta, num_new=len(ids), num_sampled=len(ids))

@@ -93,6 +93,7 @@ class SGLangGenerate(EngineAdapter):
             vocab_size=self.capabilities.vocab_size,
             num_prompt=request.prompt.num_tokens,
             replay=self._replay,
+            first_row=request.prompt.first_new_row,
             wants_support=request.params.support and tells_support(request.params),
         )
 

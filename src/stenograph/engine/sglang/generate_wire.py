@@ -67,7 +67,7 @@ def encode_generate(request: GenerateRequest, *, replay: ReplayKind) -> bytes:
     parts += priority_parts(request.priority)
     if request.affinity_key is not None:
         parts += [b',"session_id":', as_json(request.affinity_key)]
-    parts += replay_parts(replay)
+    parts += replay_parts(replay, request.prompt.first_new_row)
     if params.support:
         parts += support_parts(params)
     parts += [b',"sampling_params":', as_json(_sampling_fields(params))]
@@ -128,14 +128,16 @@ class SGLangGenerateReading(EngineReading):
         vocab_size: int,
         num_prompt: int,
         replay: ReplayKind = ReplayKind.NONE,
+        first_row: int = 0,
         wants_support: bool = False,
     ) -> None:
-        """`replay` is what was asked for; what comes of it unasked is left out. `wants_support`: supports were asked
-        for."""
+        """`replay` is what was asked for, routed experts from `first_row` on; what comes unasked is left out.
+        `wants_support`: supports were asked for."""
         self._support = ReportedSupport(vocab_size) if wants_support else None
         self._request_id = request_id
         self._vocab_size = vocab_size
         self._replay = replay
+        self._first_row = first_row
         self._sampled = SampledTokens(vocab_size=vocab_size, num_prompt=num_prompt)
         self._held: Chunk | None = None
         self._has_ended = False
@@ -185,7 +187,7 @@ class SGLangGenerateReading(EngineReading):
         top = alternatives(
             meta.output_top_logprobs, num_sampled=num_sampled, num_new=len(ids), vocab_size=self._vocab_size
         )
-        replay, unasked = (None, ()) if finish is None else replay_of(meta, self._replay)
+        replay, unasked = (None, ()) if finish is None else replay_of(meta, self._replay, first_row=self._first_row)
         support = self._support if ids else None
         if support is not None:
             support.take(meta, num_new=len(ids), num_sampled=num_sampled)

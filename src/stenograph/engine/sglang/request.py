@@ -66,10 +66,15 @@ def priority_parts(priority: int | None) -> Iterator[bytes]:
         yield b',"priority":%d' % priority
 
 
-def replay_parts(replay: ReplayKind) -> Iterator[bytes]:
-    """Members that ask for what trainers replay, each with a comma before it."""
+def replay_parts(replay: ReplayKind, first_row: int) -> Iterator[bytes]:
+    """Members that ask for what trainers replay, each with a comma before it; routed experts from `first_row` on.
+
+    SGLang takes a first row from 0 to the prompt's length; versions that do not know the field send all rows.
+    """
     if replay in (ReplayKind.ROUTED_EXPERTS, ReplayKind.ALL):
         yield b',"return_routed_experts":true'
+        if first_row:
+            yield b',"routed_experts_start_len":%d' % first_row
     if replay in (ReplayKind.INDEXER_TOPK, ReplayKind.ALL):
         yield b',"return_indexer_topk":true'
 

@@ -116,7 +116,9 @@ class VLLM(EngineAdapter):
         asked = structs.replace(request, params=self._leaving_room(request))
         call = Call(
             path=found.route.value,
-            body=encode_request(asked, route=found.route, model=found.model, streams=streams),
+            body=encode_request(
+                asked, route=found.route, model=found.model, streams=streams, wants_experts=self._wants_experts
+            ),
             # vLLM takes the id of this header before that of the body, and a proxy may set it where it is not.
             headers=(("x-request-id", request.request_id),),
             streams=streams,
@@ -129,6 +131,7 @@ class VLLM(EngineAdapter):
             num_top_logprobs=request.params.num_top_logprobs,
             eos_ids=self._eos_ids,
             wants_experts=self._wants_experts,
+            first_row=request.prompt.first_new_row,
             wants_support=wants_support(request.params),
         )
         reader = VLLMReader(expected)

@@ -17,7 +17,8 @@ broken, for any bytes. Besides the laws of `wire`:
     has_routed_experts      they are there, if they were asked for
     has_support             each token has its support, if supports were asked for
     support_of_token        a support is a list of ids of the vocabulary, each once, and the sampled token among them
-    routed_experts_shape    they are a .npy file of integers [prompt + completion tokens - 1, layers, top_k], as base64
+    routed_experts_shape    they are a .npy file of integers [prompt + completion tokens - 1, layers, top_k], as base64,
+                            without the rows that were not asked for, or with them
 """
 
 import base64
@@ -42,7 +43,7 @@ _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": F
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
     """Expectations that a reply is checked against. `wants_experts`: vLLM has to report the routed experts,
-    `wants_support`: the support of each token, and all at once.
+    from `first_row` on, `wants_support`: the support of each token, and all at once.
 
     `eos_ids` end a turn: vLLM does not say that one of them did.
     """
@@ -54,6 +55,7 @@ class Expected:
     num_top_logprobs: int = 0
     eos_ids: frozenset[int] = frozenset()
     wants_experts: bool = False
+    first_row: int = 0
     wants_support: bool = False
 
 
@@ -181,7 +183,8 @@ class VLLMReader:
             raise UpstreamInvalid(
                 "has_routed_experts", "there are none; start vLLM with --enable-return-routed-experts (docs/engines.md)"
             )
-        return Replay(routed_experts=int32_of_npy(told, num_rows=self._expected.num_prompt + self._num_ids - 1))
+        num_rows = self._expected.num_prompt + self._num_ids - 1
+        return experts_of_npy(told, num_rows=num_rows, first_row=self._expected.first_row)
 
 
 def _best(row: Sequence[TopLogprob], num_top: int, vocab_size: int) -> tuple[TopLogprob, ...]:
@@ -217,8 +220,9 @@ _NPY = re.compile(
 """The head of a .npy file of integers in three dimensions. Source: numpy's `lib/format`."""
 
 
-def int32_of_npy(text: str, *, num_rows: int) -> str:
-    """A .npy file as base64 to base64 of its values as little-endian int32. Raises UpstreamInvalid."""
+def experts_of_npy(text: str, *, num_rows: int, first_row: int = 0) -> Replay:
+    """The experts of a .npy file as base64: of `num_rows` rows those from `first_row` on, or all of them, as a vLLM
+    sends that cannot leave rows out. Raises UpstreamInvalid."""
     law = "routed_experts_shape"
     try:
         data = base64.b64decode(text, validate=True)
@@ -230,7 +234,8 @@ def int32_of_npy(text: str, *, num_rows: int) -> str:
     rows, layers, top_k = (int(size) for size in head.groups()[1:])
     values = data[head.end() :]
     dtype = np.dtype(head[1].decode())
-    if rows != num_rows or len(values) != rows * layers * top_k * dtype.itemsize:
-        detail = f"[{rows}, {layers}, {top_k}] in {len(values)} bytes for {num_rows} tokens"
+    if rows not in (num_rows - first_row, num_rows) or len(values) != rows * layers * top_k * dtype.itemsize:
+        detail = f"[{rows}, {layers}, {top_k}] in {len(values)} bytes for {num_rows} tokens, from {first_row} on"
         raise UpstreamInvalid(law, detail)
-    return base64.b64encode(np.frombuffer(values, dtype).astype("<i4").tobytes()).decode()
+    int32 = base64.b64encode(np.frombuffer(values, dtype).astype("<i4").tobytes()).decode()
+    return Replay(routed_experts=int32, first_row=num_rows - rows)

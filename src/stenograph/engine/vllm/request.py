@@ -27,10 +27,13 @@ class VLLMRoute(enum.Enum):
     COMPLETIONS = "/v1/completions"
 
 
-def encode_request(request: GenerateRequest, *, route: VLLMRoute, model: str, streams: bool) -> bytes:
+def encode_request(
+    request: GenerateRequest, *, route: VLLMRoute, model: str, streams: bool, wants_experts: bool = False
+) -> bytes:
     """The body of a generation. Raises InvalidRequest for what vLLM cannot be asked for.
 
-    The ids are joined as they are, never parsed or encoded again.
+    The ids are joined as they are, never parsed or encoded again. `wants_experts`: of routed experts only the rows
+    that the line does not have are asked for; whether there are any is the server's setting.
     """
     parts = [b'{"model":', _json(model), b',"request_id":', _json(request.request_id)]
     if request.priority is not None:
@@ -38,6 +41,8 @@ def encode_request(request: GenerateRequest, *, route: VLLMRoute, model: str, st
     if streams:
         parts.append(b',"stream":true,"stream_options":{"include_usage":true}')
     sampling = b"".join(_sampling_parts(request.params))
+    if wants_experts and request.prompt.first_new_row:
+        sampling += b',"routed_experts_prompt_start":%d' % request.prompt.first_new_row
     if route is VLLMRoute.GENERATE:
         if request.params.grammar is not None:
             # With a reasoning parser vLLM would hold the grammar back until the model has ended its reasoning.

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from stenograph.core.chat import Remaining
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
 from stenograph.core.strand_kinds import Label, StrandKind
@@ -63,7 +63,8 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     pins: list[tuple[bytes, str, _WrittenPattern | None, _WrittenPattern | None]]
     group: bytes | None
     request: _WrittenRequest | None
-    support: bool = False  # older rows end before it
+    support: bool = False  # older rows end before these
+    compat: str | None = None
 
 
 class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -134,6 +135,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
             group=maybe_written(opened.group),
             request=None if opened.request is None else _request_written(opened.request),
             support=opened.support,
+            compat=opened.compat,
         )
     )
 
@@ -163,6 +165,7 @@ def decode_opened(payload: memoryview) -> SessionOpened:
             group=maybe_read(written.group),
             request=None if written.request is None else _request_read(written.request),
             support=written.support,
+            compat=None if written.compat is None else Compat(written.compat),
         )
     except (ValueError, TypeError, KeyError, re.error) as error:
         raise RowDamaged(f"its content cannot be read: {error}") from error

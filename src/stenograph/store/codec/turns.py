@@ -63,6 +63,7 @@ class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     forced: bytes | None
     mixed: tuple[_Text] | None = None  # older rows end before these
     support: bytes | None = None
+    first_row: int = 0
 
 
 class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -227,12 +228,17 @@ def _sampled_written(sampled: SampledTurn) -> _WrittenSampled:
         forced=sampled.forced,
         mixed=None if sampled.mixed is None else (maybe_written(sampled.mixed.oldest),),
         support=sampled.support,
+        first_row=0 if replay is None else replay.first_row,
     )
 
 
 def _sampled_read(written: _WrittenSampled) -> SampledTurn:
     times, matched = written.times, written.matched
-    replay = Replay(routed_experts=maybe_read(written.routed_experts), indexer_topk=maybe_read(written.indexer_topk))
+    replay = Replay(
+        routed_experts=maybe_read(written.routed_experts),
+        indexer_topk=maybe_read(written.indexer_topk),
+        first_row=written.first_row,
+    )
     return SampledTurn(
         ids=ids_read(written.ids),
         logprobs=floats_read(written.logprobs),

@@ -197,6 +197,19 @@ class SGLangServer(PlannedServer):
         sampled, spans = self._sampled(play), self._has_spans
         return [generate_part(sampled, num_drawn, told, self._decode, first=first, has_spans=spans)]
 
+    def _next_script(self, asked: AskedRequest) -> ReplyScript:
+        script = super()._next_script(asked)
+        if asked.json.get("routed_experts_start_len", 0) <= len(asked.json.get("input_ids") or ()):
+            return script
+        message = "recv_req.routed_experts_start_len is higher than the number of input tokens"
+        return ReplyScript(status=400, body=json.dumps({"error": {"message": message}}).encode())
+
+    def _experts(self, play: Play) -> bytes | None:
+        """The planned rows, one of each token but the last, from the row on that was asked for."""
+        experts, num_rows = play.script.routed_experts, play.num_prompt + len(play.ids) - 1
+        first = play.asked.json.get("routed_experts_start_len", 0)
+        return experts if experts is None or not first else experts[len(experts) // num_rows * first :]
+
     def _sampled(self, play: Play) -> SampledReply:
         script = play.script
         return SampledReply(
@@ -207,7 +220,7 @@ class SGLangServer(PlannedServer):
             versions=play.versions + [self._version(script)] * (len(play.ids) - len(play.versions)),
             num_prompt=play.num_prompt,
             num_cached=script.num_cached,
-            routed_experts=script.routed_experts,
+            routed_experts=self._experts(play),
             indexer_topk=script.indexer_topk,
             rows_have_text=script.triples,
             supports=(script.supports or [(id_,) for id_ in play.ids])

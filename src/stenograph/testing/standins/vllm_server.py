@@ -6,9 +6,12 @@ scored with, `scores` says.
 """
 
 import base64
+import io
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from stenograph.testing.standins.faults import Answer
 from stenograph.testing.standins.planned_server import (
@@ -203,7 +206,7 @@ class VLLMServer(PlannedServer):
         if not is_generate:
             choice["text"] = self._decode(ids)
         if is_generate or not play.asked.json.get("stream"):
-            experts = None if finish is None else script.routed_experts
+            experts = None if finish is None else _new_rows(script.routed_experts, play.asked)
             choice["routed_experts"] = None if experts is None else base64.b64encode(experts).decode()
         if is_generate:
             versions = play.versions or [self._version(script)] * len(play.ids)
@@ -222,6 +225,16 @@ class VLLMServer(PlannedServer):
             ],
             "text_offset": [0 for _ in drawn],
         }
+
+
+def _new_rows(experts: bytes | None, asked: AskedRequest) -> bytes | None:
+    """A .npy file of experts without the rows of the prompt that were not asked for."""
+    first = _sampling(asked).get("routed_experts_prompt_start", 0)
+    if experts is None or not first:
+        return experts
+    file = io.BytesIO()
+    np.save(file, np.load(io.BytesIO(experts))[first:])
+    return file.getvalue()
 
 
 def _generate_logprobs(drawn: Sequence[tuple[int, float, Logprobs]]) -> dict[str, Any]:

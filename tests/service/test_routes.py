@@ -1,0 +1,125 @@
+"""Routed experts over engines, weights and retries: each row of a sample is of the turn that sampled its next token."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from stenograph.client.samples import decoded
+from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.lmdeploy.adapter import LMDeploy
+from stenograph.engine.settings import ReplayKind
+from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.engine.vllm.adapter import VLLM
+from stenograph.render.renderer import Renderer
+from stenograph.testing.standins.lmdeploy_server import LMDeployServer
+from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, ReplyScript
+from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.testing.standins.vllm_server import VLLMServer
+
+from .conftest import END, running, user
+
+VOCAB = 320
+EXPERTS = ReplayKind.ROUTED_EXPERTS
+Answers = Callable[[AskedRequest], ReplyScript]
+
+SERVERS: dict[str, Callable[[Answers], PlannedServer]] = {
+    "sglang": lambda answers: SGLangServer(answers=answers),
+    "sglang-generate": lambda answers: SGLangServer(answers=answers),
+    "vllm": lambda answers: VLLMServer(answers=answers),
+    "vllm-completions": lambda answers: VLLMServer(answers=answers, scale_out=False, dev_mode=True),
+    "lmdeploy": lambda answers: LMDeployServer(answers=answers, moe_shape=(2, 2)),
+}
+ADAPTERS: dict[str, Callable[[], EngineAdapter]] = {
+    "sglang": lambda: SGLangChat(model="tiny", vocab_size=VOCAB, replay=EXPERTS),
+    "sglang-generate": lambda: SGLangGenerate(model="tiny", vocab_size=VOCAB, replay=EXPERTS),
+    "vllm": lambda: VLLM(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=EXPERTS),
+    "vllm-completions": lambda: VLLM(model="tiny", vocab_size=VOCAB, max_context_tokens=4096, replay=EXPERTS),
+    "lmdeploy": lambda: LMDeploy(model="tiny", vocab_size=VOCAB, eos_token_ids=(END,), replay=EXPERTS),
+}
+FIRST_ROW = {
+    "sglang": lambda asked: asked.get("routed_experts_start_len", 0),
+    "sglang-generate": lambda asked: asked.get("routed_experts_start_len", 0),
+    "vllm": lambda asked: asked["sampling_params"].get("routed_experts_prompt_start", 0),
+    "vllm-completions": lambda asked: asked.get("routed_experts_prompt_start", 0),
+    "lmdeploy": lambda asked: 0,
+}
+"""The row from which an engine is asked for experts; LMDeploy has no such field."""
+
+
+class RoutingModel:
+    """A model whose experts at a position are the request's number, its weights, and the position."""
+
+    def __init__(self, kind: str, renderer: Renderer) -> None:
+        self._is_npy = kind.startswith("vllm")
+        self._renderer = renderer
+        self.weights = 7
+        self.num_asked = 0
+
+    def answer(self, asked: AskedRequest) -> ReplyScript:
+        text = f"Reply {self.num_asked}"
+        ids = (*self._renderer.tokenizer.encode(text), END)
+        prompt = asked.json.get("input_ids") or asked.json.get("token_ids") or asked.json["prompt"]
+        num_rows = len(prompt) + len(ids) - 1
+        rows = np.array([self.row(self.num_asked, self.weights, at) for at in range(num_rows)], "<i4")
+        self.num_asked += 1
+        experts = rows.tobytes()
+        if self._is_npy:
+            file = io.BytesIO()
+            np.save(file, rows.astype(np.uint16))
+            experts = file.getvalue()
+        return ReplyScript(ids=ids, text=text, matched=END, routed_experts=experts)
+
+    def row(self, request: int, weights: int, position: int) -> list[list[int]]:
+        return [[request, weights], [position, 0]]
+
+
+@pytest.mark.parametrize("compat", [None, "miles"])
+@pytest.mark.parametrize("kind", list(SERVERS))
+async def test_after_new_weights_and_a_retry_each_row_is_of_the_turn_that_sampled(
+    renderer: Renderer, kind: str, compat: str | None
+) -> None:
+    model = RoutingModel(kind, renderer)
+    async with SERVERS[kind](model.answer) as server:
+        engine = HttpEngine(HttpEngineOptions(url=server.url), ADAPTERS[kind]())
+        await engine.start()
+        async with running(engine, renderer) as (url, _), aiohttp.ClientSession(url) as client:
+            sample = await trained(client, model, {} if compat is None else {"compat": compat})
+        await engine.aclose()
+    turns = list(zip([0, 2, 3], [7, 8, 9], sample.turns, strict=True))  # request 1 was made again, under new weights
+    expected = [
+        model.row(request, weights, at)
+        for request, weights, turn in turns
+        for at in range(max(0, int(str(turn["prompt_start"])) - 1), int(str(turn["end"])) - 1)
+    ]
+    assert sample.routed_experts is not None
+    assert sample.routed_experts.tolist() == expected
+    assert sample.routed_experts.dtype == (np.uint8 if compat is None else np.int32)
+    ends = [0, *(int(str(turn["end"])) for _, _, turn in turns)]
+    asked = [FIRST_ROW[kind](one.json) for one in server.requests if one.method == "POST"]
+    lines = [0, *([ends[1] - 1] * 2), ends[2] - 1]
+    assert asked[-4:] == ([0] * 4 if kind == "lmdeploy" else lines)
+
+
+async def trained(client: aiohttp.ClientSession, model: RoutingModel, options: dict[str, Any]) -> Any:
+    """The sample of three turns, the second of which was asked for twice, with new weights before each request."""
+    async with client.post("/sessions", json=options) as response:
+        path = f"/sessions/{(await response.json())['session_id']}"
+    messages: list[dict[str, Any]] = []
+    for number in range(4):
+        model.weights = 7 + max(0, number - 1) if number != 1 else 99
+        if number != 2:
+            messages.append(user(f"question {number}"))
+        async with client.post(f"{path}/v1/chat/completions", json={"messages": messages}) as response:
+            assert response.status == 200, await response.text()
+            reply = (await response.json())["choices"][0]["message"]
+        if number != 1:
+            messages.append({"role": "assistant", "content": reply["content"]})
+    async with client.post(f"{path}/samples", json={}) as response:
+        (sample,) = decoded(await response.read())
+    return sample
