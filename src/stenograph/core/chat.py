@@ -148,8 +148,8 @@ class TextPrint:
 class KnownMessages(Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """Messages that a request may begin with, and the print of its body up to the end of the last one.
 
-    Their list begins at the byte `list_start` of the body, which is of this `dialect`. `messages` are as they are kept,
-    rewrites made, with the `gaps` and the `system_blocks` that `ChatRequest` has.
+    Their list begins at the byte `list_start` of the body, which is of this `dialect`. `messages` are as the body has
+    them, rewrites made, with the `gaps` and the `system_blocks` that `ChatRequest` has.
     """
 
     dialect: str

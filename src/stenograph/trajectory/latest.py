@@ -7,11 +7,13 @@ last is kept: it is the one that the next turn extends, as a rule.
 """
 
 from array import array
+from collections.abc import Sequence
 
 from msgspec import Struct, field
 
 from stenograph.core.chat import ChatRequest, KnownMessages
 from stenograph.core.ids_json import MOST_FRAGMENTS, merged_fragments
+from stenograph.core.messages import Message
 from stenograph.core.types import Prompt, token_ids
 from stenograph.trajectory.turn import Node, line_messages
 
@@ -24,7 +26,8 @@ class LatestLine(Struct, eq=False):
 
     `node` is the line's last, whose ids are `fragments` of JSON without brackets, and the ids after those, which are
     `unwritten` and may never be sent: whoever sends them writes these, and joins all, once a turn. `known` are the
-    messages of the latest chat, which a decoder may skip, and `answered` is the node that it became.
+    messages of the latest chat, as its client spelled them, which a decoder may skip, and `answered` is the node that
+    it became.
     """
 
     node: Node | None = None
@@ -50,8 +53,8 @@ class LatestLine(Struct, eq=False):
         return self.answered if request.known is not None and request.known is self.known else None
 
     def extend(self, node: Node, prompt: Prompt, request: ChatRequest | None) -> None:
-        """Keep the line and the chat, if it was one, of the turn that has just been committed as `node`. The messages
-        are the stored ones; of a prompt that came without its text no engine has asked for it."""
+        """Keep the line and the chat, if it was one, of the turn that has just been committed as `node`. Of a prompt
+        that came without its text no engine has asked for it."""
         if prompt.json_fragments is not None:
             self.node = node
             many = len(prompt.json_fragments) > MOST_FRAGMENTS
@@ -62,15 +65,25 @@ class LatestLine(Struct, eq=False):
         before, self.known = self.known, None
         parent, self.answered = self.answered, node
         if request.text_print is not None:
-            if before is not None and parent is not None and node.parent is parent:
-                messages = (*before.messages, parent.turn.reply.message, *node.turn.messages)
+            if before is not None and request.known is before and node.parent is parent is not None:
+                stored = [parent.turn.reply.message, *node.turn.messages]
             else:
-                messages = tuple(line_messages(node)[:-1])
+                stored = line_messages(node)[:-1]
             self.known = KnownMessages(
                 dialect=request.spelling.dialect,
                 text_print=request.text_print,
                 list_start=request.list_start,
-                messages=messages,
+                messages=_shared(request.messages, stored),
                 gaps=request.gaps,
                 system_blocks=request.system_blocks,
             )
+
+
+def _shared(messages: Sequence[Message], stored: Sequence[Message]) -> tuple[Message, ...]:
+    """A request's messages, of which the last ones matched the `stored`: these objects where they are equal.
+
+    One that only matched stays as the client spelled it: the same bytes may begin a request that belongs elsewhere.
+    """
+    start = len(messages) - len(stored)
+    pairs = zip(messages[start:], stored, strict=True)
+    return (*messages[:start], *(own if own == given else given for given, own in pairs))
