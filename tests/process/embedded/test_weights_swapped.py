@@ -5,7 +5,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -171,13 +171,24 @@ async def test_a_name_alone_changes_no_token(engine: EmbeddedEngine) -> None:
     assert {chunk.weight_version for chunk in after} == {"7"}
 
 
-def edited(folder: Path, base: Path, *, config: dict[str, object] | None = None, drop: str = "", cut: int = 0) -> Path:
-    """A copy of a model with a fault."""
+def edited(
+    folder: Path,
+    base: Path,
+    *,
+    config: dict[str, object] | None = None,
+    drop: str = "",
+    cut: int = 0,
+    bad: Mapping[str, float] | None = None,
+) -> Path:
+    """A copy of a model with a fault; `bad` are last weights of tensors."""
     folder.mkdir()
     (folder / "config.json").write_text(
         json.dumps({**json.loads((base / "config.json").read_text()), **(config or {})})
     )
     tensors = {name: tensor for name, tensor in load((base / "model.safetensors").read_bytes()).items() if name != drop}
+    for name, value in (bad or {}).items():
+        tensors[name] = tensors[name].copy()
+        tensors[name].reshape(-1)[-1] = value
     data = save(tensors)
     (folder / "model.safetensors").write_bytes(data[: len(data) - cut])
     return folder
@@ -193,6 +204,14 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_go_on(
             (tmp_path / "none", "there is no such file"),
             (edited(tmp_path / "cut", base, cut=100), "is cut short"),
             (edited(tmp_path / "missing", base, drop="model.norm.weight"), "tensor model.norm.weight is missing"),
+            (
+                edited(tmp_path / "nan", base, bad={"model.layers.1.mlp.up_proj.weight": np.nan}),
+                "tensor model.layers.1.mlp.up_proj.weight has 1 NaN or infinite values of 1536",
+            ),
+            (
+                edited(tmp_path / "inf", base, bad={"model.norm.weight": -np.inf}),
+                "tensor model.norm.weight has 1 NaN or infinite values of 32",
+            ),
             (edited(tmp_path / "vocab", base, config={"vocab_size": 321}), "expected (321, 32)"),
             (edited(tmp_path / "layers", base, config={"num_hidden_layers": 2}), "num_layers is 2, the model"),
             (edited(tmp_path / "context", base, config={"max_position_embeddings": 128}), "its context is shorter"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,7 +133,8 @@ def test_the_forward_equals_the_naive_reference(forward: NumpyForward) -> None:
 def test_gguf_and_safetensors_of_the_same_weights_give_the_same_logits(forward: NumpyForward, tmp_path: Path) -> None:
     whole = NumpyForward(*load_weights(write_tiny_gguf(tmp_path / "whole.gguf")), num_kv_tokens=ROWS)
     np.testing.assert_allclose(all_logits(whole, IDS), all_logits(forward, IDS), atol=1e-5)
-    half = NumpyForward(*load_weights(write_tiny_gguf(tmp_path / "half.gguf", half=True)), num_kv_tokens=ROWS)
+    path = write_tiny_gguf(tmp_path / "half.gguf", matrices=GGMLQuantizationType.F16)
+    half = NumpyForward(*load_weights(path), num_kv_tokens=ROWS)
     np.testing.assert_allclose(all_logits(half, IDS), all_logits(forward, IDS), atol=0.1)
 
 

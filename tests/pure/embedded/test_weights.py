@@ -1,14 +1,19 @@
 """A model's files that are damaged are refused in one line that names them."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.weights import load_weights
-from stenograph.testing.tiny.llama import write_tiny_folder, write_tiny_gguf
+from stenograph.testing.tiny.llama import tiny_tensors, write_tiny_folder, write_tiny_gguf
 
 
 def damage_config(folder: Path) -> None:
@@ -62,3 +67,61 @@ def test_a_shape_that_no_memory_holds_is_the_shape_s_fault_and_takes_none(tmp_pa
         (folder / "config.json").write_text(json.dumps({**config, name: 2**31 - 1}))
         with pytest.raises(StartupError, match="has shape"):
             load_weights(folder)
+
+
+BITS = {"F32": (0x7F800000, 0x7FC00000, 0xFF800001), "F16": (0x7C00, 0x7E00, 0xFC01), "BF16": (0x7F80, 0x7FC0, 0xFF81)}
+"""Infinity, NaN, and a signaling NaN that is negative, as bits."""
+
+
+def write_safetensors(folder: Path, kind: str, name: str, at: int, bits: int | None) -> None:
+    """The tiny model in a type, with these bits as the number `at` of a tensor."""
+    write_tiny_folder(folder)
+    entries, data = {}, bytearray()
+    for other, tensor in tiny_tensors().items():
+        stored = tensor.astype(np.float16).view(np.uint16) if kind == "F16" else tensor.view(np.uint32)
+        if kind == "BF16":
+            stored = (stored >> 16).astype(np.uint16)
+        stored = stored.ravel().copy()
+        if other == name and bits is not None:
+            stored[at % len(stored)] = bits
+        entries[other] = {
+            "dtype": kind,
+            "shape": tensor.shape,
+            "data_offsets": [len(data), len(data) + stored.nbytes],
+        }
+        data += stored.tobytes()
+    header = json.dumps(entries).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+
+@given(st.sampled_from(list(BITS)), st.sampled_from(list(tiny_tensors())), st.integers(0, 2**20), st.integers(0, 2))
+def test_a_weight_that_is_no_number_is_refused_by_its_tensors_name(kind: str, name: str, at: int, which: int) -> None:
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path) / "model"
+        write_safetensors(folder, kind, name, at, BITS[kind][which])
+        size = tiny_tensors()[name].size
+        with pytest.raises(StartupError) as caught:
+            load_weights(folder)
+        assert str(caught.value).startswith(f"{folder}: tensor {name} has 1 NaN or infinite values of {size}:")
+
+
+def test_the_largest_numbers_of_each_type_are_taken(tmp_path: Path) -> None:
+    for kind, bits in (("F32", 0x7F7FFFFF), ("F16", 0x7BFF), ("BF16", 0x7F7F)):
+        write_safetensors(tmp_path / kind, kind, "model.norm.weight", 0, bits)
+        assert load_weights(tmp_path / kind)[1].final_norm[0] == np.max(load_weights(tmp_path / kind)[1].final_norm)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])
+@pytest.mark.parametrize("name", ["token_embd", "blk.1.attn_q", "blk.2.ffn_gate", "output_norm"])
+def test_a_gguf_file_whose_numbers_or_scales_are_none_is_refused(kind: str, name: str, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "model.gguf", matrices=gguf.GGMLQuantizationType[kind])
+    load_weights(path)
+    tensor = next(one for one in gguf.GGUFReader(path).tensors if one.name == f"{name}.weight")
+    block = b"\x00\x00\xc0\x7f" if tensor.tensor_type.name == "F32" else b"\xff\x7f"  # a block begins with its scale
+    data = bytearray(path.read_bytes())
+    data[int(tensor.data_offset) : int(tensor.data_offset) + len(block)] = block
+    path.write_bytes(data)
+    num_bad = gguf.GGML_QUANT_SIZES[tensor.tensor_type][0]
+    with pytest.raises(StartupError) as caught:
+        load_weights(path)
+    assert f"{path}: tensor {name}.weight has {num_bad} NaN or infinite values of " in str(caught.value)

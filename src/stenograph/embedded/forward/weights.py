@@ -22,6 +22,9 @@ from stenograph.embedded.forward.weight_memory import WeightMemory
 
 F32Array = NDArray[np.float32]
 
+_CHECKED_ITEMS = 2**20
+"""Numbers that are looked at once: what is found of them takes a megabyte."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Rope:
@@ -128,7 +131,7 @@ def load_weights(path: Path, memory: WeightMemory | None = None) -> tuple[LlamaC
     """Read a GGUF file or a folder with config.json and safetensors. `memory` is cleared, and used where it is given.
 
     Raises StartupError, one line with the file's name: no such file, cut short, another architecture, a tensor that
-    is missing, has another shape or a type we cannot read, or a bias; or too little memory.
+    is missing, has another shape or a type we cannot read, NaN or infinite weights, or a bias; or too little memory.
     """
     memory = WeightMemory() if memory is None else memory
     memory.clear()
@@ -337,9 +340,23 @@ def _check(source: _Source, name: str, shape: tuple[int, ...]) -> None:
 
 
 def _read(source: _Source, name: str, out: F32Array) -> F32Array:
-    """Read a tensor to `out`, which has its shape; returns `out`."""
-    source.read(name, out)
+    """Read a tensor to `out`, contiguous and of its shape; returns `out`. Raises ValueError for NaN or infinities."""
+    with np.errstate(all="ignore"):  # a scale that is NaN is reported below, by the tensor's name
+        source.read(name, out)
+    flat = out.reshape(-1)
+    starts = range(0, len(flat), _CHECKED_ITEMS)
+    num_bad = sum(_num_not_finite(flat[start : start + _CHECKED_ITEMS]) for start in starts)
+    if num_bad:
+        raise ValueError(
+            f"tensor {name} has {num_bad} NaN or infinite values of {len(flat)}: the model cannot sample with"
+            " them; load an older checkpoint, and check the training step that wrote this one"
+        )
     return out
+
+
+def _num_not_finite(values: F32Array) -> int:
+    finite = np.isfinite(values)
+    return 0 if finite.all() else len(values) - int(np.count_nonzero(finite))
 
 
 def _int(values: Mapping[str, object], key: str) -> int:

@@ -76,10 +76,17 @@ _GGUF_NAMES = {
 }  # fmt: skip
 
 
-def write_tiny_gguf(path: Path, seed: int = 0, *, half: bool = False, context: int = CONTEXT) -> Path:
-    """The same model as one GGUF file, F32 or (half) with F16 matrices; q and k permuted, as converters do.
+def write_tiny_gguf(
+    path: Path,
+    seed: int = 0,
+    *,
+    matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    context: int = CONTEXT,
+) -> Path:
+    """The same model as one GGUF file; q and k permuted, as converters do.
 
-    `context` is how many tokens it says that it takes.
+    Matrices whose rows are whole blocks of the type `matrices` have it, all else is F32. `context` is how many tokens
+    it says that it takes.
     """
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
@@ -98,7 +105,9 @@ def write_tiny_gguf(path: Path, seed: int = 0, *, half: bool = False, context: i
             if ".q_proj" in name or ".k_proj" in name
             else tensor
         )
-        writer.add_tensor(_gguf_name(name), data.astype(np.float16) if half and data.ndim == 2 else data)
+        is_whole = data.ndim == 2 and not data.shape[1] % gguf.GGML_QUANT_SIZES[matrices][0]
+        kind = matrices if is_whole else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(_gguf_name(name), gguf.quants.quantize(data, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
