@@ -247,6 +247,27 @@ async def test_anything_but_200_goes_out_as_it_came_and_is_not_recorded(rig: Rig
     assert (await rig.chat(session, user("hi"))).status == 200
 
 
+ASKED = {
+    "v1/chat/completions": {"messages": [user("hi")]},
+    "v1/messages": {"model": "tiny", "max_tokens": 9, "messages": [user("hi")]},
+    "v1/responses": {"model": "tiny", "input": "hi"},
+    "v1beta/models/tiny:generateContent": {"contents": [{"parts": [{"text": "hi"}]}]},
+    "v1/completions": {"prompt": "hi"},
+}
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
+async def test_the_ledger_has_the_status_that_the_client_got(rig: Rig, status: int) -> None:
+    session = await rig.open()
+    got: list[int] = []
+    for path, body in ASKED.items():
+        rig.sglang.plan(rig.script("", status=status, body=b'{"message":"no"}'))
+        got.append((await rig.call("POST", f"/sessions/{session}/{path}", body)).status)
+    assert got == [status] * len(ASKED)
+    rows = (await rig.call("GET", f"/sessions/{session}/ledger")).json()["requests"]
+    assert [(row["status"], row["error"]) for row in rows] == [(status, "upstream_refused")] * len(ASKED)
+
+
 def lies() -> dict[str, tuple[str, Callable[[dict[str, Any]], object]]]:
     """Ways in which a 200 can lie, and the law that each breaks: the reply is edited, or replaced by bytes."""
 

@@ -54,6 +54,11 @@ class StenographError(Exception):
         self.should_retry = self.retryable
         self.remark = ""
 
+    @property
+    def client_status(self) -> int:
+        """The HTTP status that the client gets."""
+        return self.status
+
     def remark_on(self, remark: str) -> None:
         """End the message with a sentence that says why the error is not the fault of a field; it blames none then.
 
@@ -289,6 +294,10 @@ class UpstreamRefused(UpstreamError):
         self.content_type = content_type
         self.headers = headers
         self.body = body
+
+    @property
+    def client_status(self) -> int:
+        return self.engine_status
 
 
 class UpstreamUnreachable(UpstreamError):

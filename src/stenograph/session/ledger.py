@@ -253,7 +253,7 @@ class LedgerNote(Struct, eq=False, kw_only=True):
         """The request failed."""
         if self.is_open:
             self.is_open = False
-            self.ledger.end(self.number, ended_s=self.clock.wall(), status=error.status, error=error.code)
+            self.ledger.end(self.number, ended_s=self.clock.wall(), status=error.client_status, error=error.code)
 
     def answered(self, outcome: TurnOutcome) -> None:
         """The request has its reply, of which only what the client gets is left to do."""

@@ -52,9 +52,8 @@ def messages_error(error: StenographError, spelling: Spelling | None, request_id
     param = error.param
     if param is None and error.blame is not None and spelling is not None:
         param = spelling.pointer(error.blame)
-    status = error.engine_status if isinstance(error, UpstreamRefused) else error.status
     facts: MessagesErrorFacts = {
-        "type": messages_error_type(status),
+        "type": messages_error_type(error.client_status),
         "message": _message(error),
         "code": error.code,
         "param": param,
@@ -80,9 +79,8 @@ def _context_message(error: ContextLengthExceeded) -> str:
 
 def messages_refusal(error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
     """An error before anything was sent. That of an engine has its status, and the engine's words in its message."""
-    status = error.engine_status if isinstance(error, UpstreamRefused) else error.status
     theirs = error.headers if isinstance(error, UpstreamRefused) else ()
     ours = [("content-type", "application/json"), *error_headers(error)]
     named = {name for name, _ in ours}
     headers = [*ours, *(pair for pair in theirs if pair[0] not in named and not pair[0].startswith("content-"))]
-    return Refusal(status=status, content=messages_error(error, spelling, request_id), headers=headers)
+    return Refusal(status=error.client_status, content=messages_error(error, spelling, request_id), headers=headers)

@@ -9,7 +9,7 @@ from typing import TypedDict
 import msgspec
 
 from stenograph.core.chat import Spelling
-from stenograph.core.errors import ContextLengthExceeded, StenographError, UpstreamRefused
+from stenograph.core.errors import ContextLengthExceeded, StenographError
 from stenograph.dialects.base import Refusal
 from stenograph.dialects.openai.errors import error_headers
 
@@ -52,7 +52,7 @@ def gemini_error(error: StenographError, spelling: Spelling | None = None) -> by
     param = error.param
     if param is None and error.blame is not None and spelling is not None:
         param = spelling.pointer(error.blame)
-    status, message = _status(error), _message(error)
+    status, message = error.client_status, _message(error)
     details: list[dict[str, object]] = [
         {"@type": f"{_TYPE}ErrorInfo", "reason": error.code.upper(), "domain": "stenograph"}
     ]
@@ -64,10 +64,6 @@ def gemini_error(error: StenographError, spelling: Spelling | None = None) -> by
     name = _STATUSES.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
     body: GeminiErrorBody = {"error": {"code": status, "message": message, "status": name, "details": details}}
     return msgspec.json.encode(body)
-
-
-def _status(error: StenographError) -> int:
-    return error.engine_status if isinstance(error, UpstreamRefused) else error.status
 
 
 def _message(error: StenographError) -> str:
@@ -92,4 +88,4 @@ def _too_long(error: ContextLengthExceeded) -> str:
 def gemini_refusal(error: StenographError, spelling: Spelling | None = None) -> Refusal:
     """An error in Google's shape; an engine's refusal with the engine's status and, in the message, its text."""
     headers = [("content-type", "application/json"), *error_headers(error)]
-    return Refusal(status=_status(error), content=gemini_error(error, spelling), headers=headers)
+    return Refusal(status=error.client_status, content=gemini_error(error, spelling), headers=headers)
