@@ -21,7 +21,7 @@ META = "_samples_meta"
 _DTYPES = {"I64": "<i8", "F64": "<f8", "U32": "<u4", "I32": "<i4", "U16": "<u2", "U8": "|u1"}
 
 ReplayRows = NDArray[np.uint8 | np.uint16 | np.uint32 | np.int32]
-"""What a trainer replays, a row for each token but the last, in the smallest type that holds it."""
+"""Data that a trainer replays, a row for each token but the last, in the smallest type that holds it."""
 
 Reward = float | Mapping[str, float]
 """A reward: a number, or numbers by name."""

@@ -266,8 +266,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     there, and so are `reply`, where the engine wrote the client's reply itself, and `replay`. `weight_version` sampled
     this chunk's ids, or (`is_version_of_reply`) is all that the engine says of the whole reply, when it wrote it; an
     engine that reports its weights only at the end has them in the last chunk's `weights`, over all ids of the turn.
-    `unasked_replay` names the payloads of `Replay` that came without being requested; they are
-    left out.
+    `unasked_replay` names the payloads of `Replay` that came without being requested; they are left out.
     """
 
     ids: Sequence[int]
@@ -422,8 +421,7 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def first_new_row(self) -> int:
-        """The first position whose forward pass belongs to this prompt: that of the last kept token, because what
-        followed it was not sampled or is trimmed."""
+        """The first position whose forward pass is this prompt's: the last kept token, after which came another one."""
         return max(0, self.num_kept - 1)
 
     @property

@@ -8,7 +8,7 @@ see the difference.
 """
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -23,6 +23,7 @@ ReplayRows = NDArray[np.uint8 | np.uint16 | np.uint32 | np.int32]
 """An array of one row for each token of a line but the last, of the smallest unsigned type that holds its values; int32
 where one is below 0."""
 
+_NONE = Replay()
 _PIECE_CHARS = 256 * 1024
 """Base64 that is decoded at once, in a millisecond. A multiple of 4."""
 
@@ -52,10 +53,6 @@ class _TurnRows:
         """Positions that the engine fed by the end of the turn."""
         return self.node.num_tokens - 1
 
-    @property
-    def replay(self) -> Replay:
-        return self.node.turn.sampled.replay or Replay()
-
 
 def replayable(line: SampleLine) -> SampleLine:
     """A line without its last turn, if that was aborted before it sampled a token and so has nothing to replay.
@@ -71,10 +68,11 @@ def routed_experts(line: SampleLine, shape: ReplayShape | None) -> ReplayRows | 
 
     Raises SamplesInconsistent: only some turns have them, damaged base64, `shape` is not known, or another size.
     """
-    name, turns = "routed experts", list(_turns(line))
-    payloads = [turn.replay.routed_experts for turn in turns]
-    if not _has_payloads(line, turns, payloads, name):
+    name = "routed experts"
+    payloads = [(part.node.turn.sampled.replay or _NONE).routed_experts for part in line.parts]
+    if not any(payload is not None for payload in payloads):
         return None
+    turns = _turns(line, payloads, name)
     if shape is None:
         raise inconsistent(turns[-1].node, f"it has {name}, but the model's layers and top_k are not known")
     pieces = [
@@ -88,7 +86,7 @@ def routed_experts(line: SampleLine, shape: ReplayShape | None) -> ReplayRows | 
 def _experts_of(turn: _TurnRows, values: NDArray[np.int32], shape: ReplayShape, name: str) -> ReplayRows:
     """The turn's rows, of all that the engine reported, or of those from the row on that it was asked for."""
     node, width = turn.node, shape.layers * shape.top_k
-    asked = turn.replay.first_row
+    asked = (node.turn.sampled.replay or _NONE).first_row
     first = asked if values.size == (turn.num_reported - asked) * width else 0
     if values.size != (turn.num_reported - first) * width:
         from_asked = f", and from token {asked} on {(turn.num_reported - asked) * width}" if asked else ""
@@ -108,10 +106,11 @@ def indexer_topk(line: SampleLine) -> ReplayRows | None:
     K is what the engine's data makes it. Raises SamplesInconsistent: only some turns have it, damaged base64, or sizes
     that are no multiples of the rows, or of rows of different lengths.
     """
-    name, turns = "indexer top-k ids", list(_turns(line))
-    payloads = [turn.replay.indexer_topk for turn in turns]
-    if not _has_payloads(line, turns, payloads, name):
+    name = "indexer top-k ids"
+    payloads = [(part.node.turn.sampled.replay or _NONE).indexer_topk for part in line.parts]
+    if not any(payload is not None for payload in payloads):
         return None
+    turns = _turns(line, payloads, name)
     pieces: list[ReplayRows] = []
     for turn, payload in zip(turns, payloads, strict=True):
         if payload is None:
@@ -129,22 +128,17 @@ def indexer_topk(line: SampleLine) -> ReplayRows | None:
     return _joined([piece for piece in pieces if piece.size] or pieces[-1:])
 
 
-def _turns(line: SampleLine) -> Iterator[_TurnRows]:
+def _turns(line: SampleLine, payloads: Sequence[str | None], name: str) -> list[_TurnRows]:
+    """The rows that each turn gives. Raises SamplesInconsistent where one that gives any has no payload."""
+    turns: list[_TurnRows] = []
     end = 0
-    for part in line.parts:
+    for part, payload in zip(line.parts, payloads, strict=True):
         start = max(0, end - 1)
         end += part.num_tokens
-        yield _TurnRows(node=part.node, start=start, end=end - 1)
-
-
-def _has_payloads(line: SampleLine, turns: Sequence[_TurnRows], payloads: Sequence[str | None], name: str) -> bool:
-    """Whether the turns have base64, one for each. Raises SamplesInconsistent where only some that give rows do."""
-    if all(payload is None for payload in payloads):
-        return False
-    for turn, payload in zip(turns, payloads, strict=True):
-        if payload is None and turn.start < turn.end:
-            raise inconsistent(turn.node, f"it has no {name}, but other turns of the line to node {line.leaf.id} have")
-    return True
+        if payload is None and start < end - 1:
+            raise inconsistent(part.node, f"it has no {name}, but other turns of the line to node {line.leaf.id} have")
+        turns.append(_TurnRows(node=part.node, start=start, end=end - 1))
+    return turns
 
 
 def _smallest(values: NDArray[np.int32]) -> ReplayRows:
