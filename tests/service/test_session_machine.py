@@ -34,6 +34,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Message, Role
+from stenograph.core.outcome import TokenFate
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, TurnEnd, TurnReport
 from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParams, StageTimes
 from stenograph.offload.pool import CpuPool
@@ -48,6 +49,7 @@ from stenograph.session.turn import TurnServices
 from stenograph.session.watch import TurnAbandoned, Watch
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
+from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import Node, TurnStatus, line_ids, line_messages
 
 from .conftest import begun
@@ -129,6 +131,7 @@ class Turn:
     status: TurnStatus
     request_id: str
     node_id: int
+    num_sampled: int
 
     def is_in(self, sent: "Sent") -> bool:
         """Whether a request begins with its line."""
@@ -209,7 +212,7 @@ class Place:
     last_began: dict[bytes, int] = field(default_factory=dict[bytes, int])
     sent: list[Sent] = field(default_factory=list)
     node_ids: set[int] = field(default_factory=set)
-    num_replaced: int = 0
+    replaced: list[Turn] = field(default_factory=list[Turn])
     newest: dict[Opening, Branch] = field(default_factory=dict[Opening, Branch])
     """Of the strands with an opening the one that was opened last."""
     branches: dict[Branch, None] = field(default_factory=dict[Branch, None])
@@ -889,8 +892,17 @@ class SessionMachine(RuleBasedStateMachine):
 
     # -- looking at ends
 
-    def take_report(self, end: TurnEnd, code: str | None, *, num: int | None = None, was_aborted: bool = False) -> None:
-        """There is a report of that kind that was not looked at yet. `num` is how many tokens were drawn."""
+    def take_report(
+        self,
+        end: TurnEnd,
+        code: str | None,
+        *,
+        num: int | None = None,
+        was_aborted: bool = False,
+        num_discarded: tuple[int, int] | None = None,
+    ) -> None:
+        """There is a report of that kind that was not looked at yet. `num` is how many tokens were drawn, and
+        `num_discarded` how many turns its commit discarded, with how many sampled tokens."""
         reports, at = self.telemetry.reports, len(self.reports)
         index = next(
             i
@@ -898,6 +910,7 @@ class SessionMachine(RuleBasedStateMachine):
             if i >= at
             and (report.end, report.code, report.was_aborted) == (end, code, was_aborted)
             and num in (None, report.num_completion)
+            and num_discarded in (None, (report.num_discarded_turns, report.num_discarded_tokens))
         )
         reports[at], reports[index] = reports[index], reports[at]
         self.reports.append(reports[at])
@@ -969,12 +982,20 @@ class SessionMachine(RuleBasedStateMachine):
             assert (drawn, outcome.reply.sampled.finish) == (list(flight.sent.script.ids), flight.sent.script.finish)
         assert outcome.committed is (flight.place is not None)
         end = TurnEnd.COMMITTED if outcome.committed else TurnEnd.UNRECORDED
-        self.take_report(end, None, num=len(drawn), was_aborted=reason is FinishReason.ABORT)
+        num_before = 0 if flight.place is None else len(flight.place.replaced)
         if flight.place is not None:
             self.keep(flight, outcome, drawn)
-            if hears:
-                watch.delivered()
-                flight.place.replies[-1].was_delivered = True
+        gone = [] if flight.place is None else flight.place.replaced[num_before:]
+        self.take_report(
+            end,
+            None,
+            num=len(drawn),
+            was_aborted=reason is FinishReason.ABORT,
+            num_discarded=(len(gone), sum(turn.num_sampled for turn in gone)),
+        )
+        if flight.place is not None and hears:
+            watch.delivered()
+            flight.place.replies[-1].was_delivered = True
         self.forget(flight)
 
     def keep(self, flight: Flight, outcome: TurnOutcome, drawn: list[int]) -> None:
@@ -999,11 +1020,12 @@ class SessionMachine(RuleBasedStateMachine):
             }[reason],
             request_id=flight.request_id,
             node_id=node.id,
+            num_sampled=len(drawn),
         )
         if place.kind is not HistoryKind.TREE:
             turns = place.turns_in(branch)
             replaced = turns[0 if flight.parent is None else turns.index(flight.parent) + 1 :]
-            place.num_replaced += len(replaced)
+            place.replaced += replaced
             place.turns = [turn for turn in place.turns if turn not in replaced]
         place.turns.append(turn)
         if branch not in place.branches:
@@ -1043,7 +1065,16 @@ class SessionMachine(RuleBasedStateMachine):
                 assert turn.ids[: len(before)] == before
                 assert node.num_tokens == len(turn.ids)
             strands = place.real.strands
-            assert strands.discarded.num_turns == place.num_replaced
+            num_gone = sum(turn.num_sampled for turn in place.replaced)
+            assert strands.discarded == Discarded(num_turns=len(place.replaced), num_tokens=num_gone)
+            assert place.real.num_tokens_by_fate() == {
+                **dict.fromkeys(TokenFate, 0),
+                TokenFate.DISCARDED: num_gone,
+                TokenFate.ABORTED: sum(turn.num_sampled for turn in place.turns if turn.status is TurnStatus.ABORTED),
+                TokenFate.UNTRAINED: sum(
+                    turn.num_sampled for turn in place.turns if turn.status is not TurnStatus.ABORTED
+                ),
+            }
             assert (strands.num_turns, strands.num_tokens) == (len(nodes), sum(turn.num_own for turn in place.turns))
             if place.kind is not HistoryKind.TREE:
                 for strand in strands.kept:
