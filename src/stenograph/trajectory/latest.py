@@ -65,7 +65,7 @@ class LatestLine(Struct, eq=False):
         before, self.known = self.known, None
         parent, self.answered = self.answered, node
         if request.text_print is not None:
-            if before is not None and request.known is before and node.parent is parent is not None:
+            if before is not None and request.known is before and parent is not None and node.parent is parent:
                 stored = [parent.turn.reply.message, *node.turn.messages]
             else:
                 stored = line_messages(node)[:-1]
