@@ -22,7 +22,7 @@ from stenograph.session.strand_kinds import StrandSight, kinds_of
 from stenograph.trajectory.canonical import PinRule
 from stenograph.trajectory.chapters import earlier_line, has_frame_of
 from stenograph.trajectory.commits import PlacedTurn, StrandOpened
-from stenograph.trajectory.history import Attachment, Discarded, History, LinearHistory, is_continued
+from stenograph.trajectory.history import Attachment, Discarded, History, LinearHistory, begins_with_line
 from stenograph.trajectory.latest import LatestLine
 from stenograph.trajectory.matching import HarnessMatcher, Matcher, StrictMatcher
 from stenograph.trajectory.opening_key import opening_key
@@ -208,7 +208,7 @@ class Strands:
             latest = strand.history.latest
             if latest is None or latest.num_tokens <= most or strand in taken:
                 continue
-            if is_continued(latest, ids):
+            if begins_with_line(ids, latest):
                 best, most = strand, latest.num_tokens
         return self._new(None, "") if best is None else best
 

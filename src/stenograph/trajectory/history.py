@@ -187,15 +187,18 @@ def num_common(ids: "array[int]", start: int, segment: "array[int]") -> int:
     return len(found) if same.all() else int(same.argmin())
 
 
-def is_continued(node: Node, ids: "array[int]") -> bool:
-    """Whether a prompt given as ids goes on after `node`: it begins with all ids of its line.
-
-    After a turn that sampled nothing none does: by ids, that would be the same as asking for it again.
-    """
+def begins_with_line(ids: "array[int]", node: Node) -> bool:
+    """Whether a prompt given as ids begins with all ids of the line down to `node`."""
     sampled, end = node.turn.sampled.ids, node.num_tokens
-    if not sampled or end > len(ids) or ids[end - len(sampled) : end] != sampled:
+    if end > len(ids) or ids[end - len(sampled) : end] != sampled:
         return False  # most lines differ in what was sampled: only then is the whole one made
     return ids[:end] == line_ids(node)
+
+
+def is_continued(node: Node, ids: "array[int]") -> bool:
+    """Whether a prompt given as ids goes on after `node`. After a turn that sampled nothing none does: it asks for that
+    turn again."""
+    return bool(node.turn.sampled.ids) and begins_with_line(ids, node)
 
 
 def check_ids_extension(parent: Node | None, ids: "array[int]", after_length: AfterLength) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stenograph.core.chat import ChatRequest, ParsedReply, TextPrint
-from stenograph.core.errors import HistoryMismatch, SessionBusy
+from stenograph.core.errors import HistoryMismatch, SessionBusy, TruncatedGeneration
 from stenograph.core.history_kinds import AfterLength, HistoryKind
 from stenograph.core.messages import Message, Role, Tool
 from stenograph.core.types import Finish, FinishReason, Prompt, RequestId, SampledTurn, SessionId, token_ids
@@ -34,6 +34,7 @@ def assistant(text: str) -> Message:
 def turn_of(
     messages: tuple[Message, ...], new: list[int], drawn: list[int], reply: str, context: PromptContext
 ) -> CommittedTurn:
+    """A turn; one without a token was aborted before it had one."""
     return CommittedTurn(
         request_id=RequestId("r"),
         new_prompt_ids=token_ids(new),
@@ -42,14 +43,14 @@ def turn_of(
             logprobs=array("d", [-1.0] * len(drawn)),
             sampling_logprobs=None,
             top_logprobs=None,
-            finish=Finish(reason=FinishReason.STOP),
+            finish=Finish(reason=FinishReason.STOP if drawn else FinishReason.ABORT),
             weights=(),
             num_cached_tokens=0,
             times=None,
         ),
-        status=TurnStatus.COMPLETED,
+        status=TurnStatus.COMPLETED if drawn else TurnStatus.ABORTED,
         messages=messages,
-        reply=ParsedReply(message=assistant(reply)),
+        reply=ParsedReply(message=assistant(reply if drawn else "")),
         context=context,
     )
 
@@ -174,13 +175,13 @@ class StrandsMachine(RuleBasedStateMachine):
         self.seats.append(Seat(seats, best, None, PromptContext(), ids))
 
     @precondition(lambda self: self.seats)
-    @rule(data=st.data(), num_drawn=st.integers(1, 3))
+    @rule(data=st.data(), num_drawn=st.integers(0, 3))
     def commit(self, data: st.DataObject, num_drawn: int) -> None:
         seat = self.leave(data)
         line, history = seat.line, seat.line.real.history
         try:
             at = self.place(seat)
-        except HistoryMismatch:
+        except (HistoryMismatch, TruncatedGeneration):
             self.give_back(seat)
             return
         keep = line.nodes.index(at.parent) + 1 if at.parent is not None else 0
