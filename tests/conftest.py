@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from stenograph.model.fetch import resolve_model
 from stenograph.model.progress import StreamProgress
 from stenograph.model.settings import default_cache_dir
+
+from .quiet import watch_quiet
 
 # No test is timed: a slow machine must not make a property fail.
 # Each run draws the same examples, so that a landing does not hang on a draw; `explore` draws others.
@@ -25,6 +28,15 @@ def pytest_collection_finish() -> None:
     """Take what was collected, a million objects, out of the garbage collector's sight."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: "pytest_timeout.Settings") -> bool | None:
+    """In the place of pytest-timeout's own clock, which runs on while the machine is somebody else's."""
+    end = watch_quiet(settings.timeout, lambda: pytest_timeout.timeout_sigalrm(item, settings))
+    if end is None:
+        return None
+    item.cancel_timeout = end  # type: ignore[attr-defined]  # where pytest-timeout looks for it
+    return True
 
 
 @pytest.fixture(scope="session")

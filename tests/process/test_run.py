@@ -199,7 +199,7 @@ def test_a_signal_goes_to_the_command_and_the_samples_are_written_all_the_same(s
             assert process.stdout is not None
             assert process.stdout.readline() == "waits\n"
             process.send_signal(number)
-            out, log = process.communicate(timeout=60)
+            out, log = process.communicate()
         assert (process.returncode, out) == (9, f"ended by {number.name}\n"), log
         assert len(json.loads(samples.read_text())["samples"]) == 1
 

@@ -43,6 +43,7 @@ from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 from stenograph.trajectory.turn import line_ids, line_messages
 
 from .conftest import begun
+from .movable_loop import MovableLoop
 
 T = TypeVar("T")
 
@@ -50,19 +51,6 @@ END = 2
 """`<|im_end|>`"""
 TIMEOUT_S, GRACE_S = 60.0, 5.0
 STOP = Finish(reason=FinishReason.STOP, matched=END)
-
-
-class MovableLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock a test can put forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.skipped_s = 0.0
-        self.complaints: list[dict[str, Any]] = []
-        self.set_exception_handler(lambda _, context: self.complaints.append(context))
-
-    def time(self) -> float:
-        return super().time() + self.skipped_s
 
 
 class SlowPool(CpuPool):

@@ -28,13 +28,13 @@ from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS
 from stenograph.trajectory.turn import line_ids, line_messages
 
+from .movable_loop import MovableLoop
 from .test_cancel_anywhere import (
     ENDS_SESSION,
     GRACE_S,
     KEEPS_SESSION,
     TIMEOUT_S,
     Blow,
-    MovableLoop,
     Room,
     passes,
     play,

@@ -21,7 +21,7 @@ RUN = (f"{THOUGHT}I look.{CALL}", f"{CALL}{CALL}", "A note.", "Bye.")
 
 
 def client_of(live: Live, session: str) -> genai.Client:
-    options = types.HttpOptions(base_url=f"{live.url}/sessions/{session}", timeout=20_000)
+    options = types.HttpOptions(base_url=f"{live.url}/sessions/{session}")
     return genai.Client(api_key="none", http_options=options)
 
 

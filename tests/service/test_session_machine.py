@@ -53,6 +53,7 @@ from stenograph.trajectory.history import Discarded
 from stenograph.trajectory.turn import Node, TurnStatus, line_ids, line_messages
 
 from .conftest import begun
+from .movable_loop import MovableLoop
 
 T = TypeVar("T")
 
@@ -62,19 +63,6 @@ TIMEOUT_S, GRACE_S, TTL_S = 60.0, 5.0, 100.0
 MAX_IN_FLIGHT, MAX_SESSIONS = 4, 3
 QUIET_PASSES = 60
 """Passes of the loop after which nothing moves any more that waits for no step and no time."""
-
-
-class MovableLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock a test can put forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.skipped_s = 0.0
-        self.complaints: list[dict[str, Any]] = []
-        self.set_exception_handler(lambda _, context: self.complaints.append(context))
-
-    def time(self) -> float:
-        return super().time() + self.skipped_s
 
 
 class Counted(NoTelemetry):

@@ -104,11 +104,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = self.run(SqliteStore.open(self.folder, durability=self.durability, connect=connect))
 
     def run(self, work: Awaitable[T]) -> T:
-        async def bounded() -> T:
-            async with asyncio.timeout(30):
-                return await work
+        async def waited() -> T:
+            return await work
 
-        return self.runner.run(bounded())
+        return self.runner.run(waited())
 
     def chosen(self, which: int) -> SessionId:
         return list(self.held)[which % len(self.held)]

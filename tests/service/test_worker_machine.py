@@ -82,7 +82,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self.sessions: list[Seen] = []
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.doors.loop.run_until_complete(asyncio.wait_for(work, 30))
+        return self.doors.loop.run_until_complete(work)
 
     @rule(through=THROUGH, is_keyed=st.booleans())
     def open(self, through: tuple[int, int], is_keyed: bool) -> None:

@@ -46,8 +46,13 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 CHANGES = {"x-request-id", "server-timing", "date", "content-length"}
 
 
-def steady(answer: Answer) -> dict[str, str]:
-    return {name.lower(): value for name, value in answer.headers.items() if name.lower() not in CHANGES}
+OF_ONE_TURN = re.compile(rb'[0-9a-f]{24,}|(?<="created":)\d+|(?<="created_at":)[\d.]+|(?<="createTime":")[^"]+')
+
+
+def steady(answer: Answer) -> tuple[int, dict[str, str], bytes]:
+    """An answer without what each turn has of its own: ids, times, and what its length makes of them."""
+    headers = {name.lower(): value for name, value in answer.headers.items() if name.lower() not in CHANGES}
+    return answer.status, headers, OF_ONE_TURN.sub(b"#", answer.body)
 
 
 async def test_every_dialect_through_the_wrong_worker_is_as_through_the_right_one(workers: Workers) -> None:
@@ -69,10 +74,10 @@ async def check_dialect(dialect: str, stream: bool, workers: Workers) -> None:
         view = (await workers.lives[through].call("GET", f"/sessions/{session}")).json()
         assert len(view["records"]) == 1
     right, wrong = answers
-    assert (wrong.status, steady(wrong)) == (right.status, steady(right)) == (200, steady(right))
+    assert right.status == 200
+    assert steady(wrong) == steady(right)
     assert len(wrong.headers.getall("server")) == len(wrong.headers.getall("date")) == 1  # type: ignore[attr-defined]
     assert b"fine, thanks" in wrong.body
-    assert wrong.body.count(b"\n") == right.body.count(b"\n")
 
 
 async def test_an_address_without_a_session_finds_the_worker_of_the_one_that_is_named(workers: Workers) -> None:

@@ -84,7 +84,7 @@ class AlikeMachine(RuleBasedStateMachine):
         """Sessions', of the one server and of the other."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.pairs.loop.run_until_complete(asyncio.wait_for(work, 30))
+        return self.pairs.loop.run_until_complete(work)
 
     def asked(
         self, through: int, method: str, path: str, body: Any = None, *, session: int | None = None, **headers: str

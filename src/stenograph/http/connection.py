@@ -14,7 +14,7 @@ Refusals have the usual shape (docs/errors.md). A client that reads its reply sl
 import asyncio
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import unquote
@@ -292,10 +292,15 @@ class ClientConnection(DeliveryConnection):
             awaits_continue=self._is_unread,
             on_answered=self._answered,
         )
-        task = self.loop.create_task(request.run(self._app))
+        self.begin_task(request.run(self._app))
+
+    def begin_task(self, work: Coroutine[Any, Any, None], name: str | None = None) -> "asyncio.Task[None]":
+        """Begin what this connection needs. The server's shutdown awaits it, and cancels it at last."""
+        task = self.loop.create_task(work, name=name)
         tasks = self.server_state.tasks
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+        return task
 
     def on_body(self, body: bytes) -> None:
         if self._phase is _BODY and self.request is not None:

@@ -135,7 +135,7 @@ class ForwardingConnection(ClientConnection):
         self._phase = RequestPhase.ELSEWHERE
         self._early = []
         self.flow.pause_reading()
-        self._finding = self.loop.create_task(begin(), name="find-owner")
+        self._finding = self.begin_task(begin(), name="find-owner")
 
     def _begin_elsewhere(self, owner: Owner, head: bytes, named: Named) -> None:
         self._phase = RequestPhase.ELSEWHERE
@@ -218,7 +218,7 @@ class ForwardingConnection(ClientConnection):
             self._rest()
         self._untold = way
         if self.transport.get_write_buffer_size():
-            self._telling = self.loop.create_task(self._tell(), name="tell-of-delivery")
+            self._telling = self.begin_task(self._tell(), name="tell-of-delivery")
         else:
             self._has_taken()
             self._close_last()
@@ -297,7 +297,7 @@ class _Way(asyncio.Protocol):
         """Connect. The worker's first byte says that it is there."""
         self._waiting.append(line)
         self._patience = self._client.loop.call_later(patience_s, self._lost_patience)
-        self._connecting = self._client.loop.create_task(self._connect(), name="connect-to-worker")
+        self._connecting = self._client.begin_task(self._connect(), name="connect-to-worker")
 
     async def _connect(self) -> None:
         try:
