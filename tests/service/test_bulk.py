@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import socket
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,8 +13,9 @@ import pytest
 from safetensors.numpy import load
 
 from stenograph.http.bulk_routes import FRAMES_TYPE
+from stenograph.store.database import FileConnection
 
-from .conftest import Live, user
+from .conftest import Live, assistant, user
 from .test_durable import Serve, conversation, folder, kept
 
 __all__ = ["folder", "kept"]
@@ -46,6 +48,29 @@ async def bulk(live: Live, **asked: Any) -> list[tuple[dict[str, Any], bytes]]:
 
 async def own(live: Live, session: str) -> bytes:
     return (await live.call("POST", f"/sessions/{session}/samples", {})).body
+
+
+async def test_sessions_that_a_filter_deletes_are_one_group_of_the_store(kept: Serve, folder: Any) -> None:
+    async with kept() as live:
+        woken = [await rollout(live, group="g") for _ in range(4)]
+        other = await rollout(live)
+    commits: list[str] = []
+
+    class Counting(FileConnection):
+        def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+            if sql == "COMMIT":
+                commits.append(sql)
+            return super().run(sql, parameters)
+
+    async with kept(connect=Counting) as live:
+        for session in woken[:2]:  # the others are on disk alone
+            live.says("two")
+            assert (await live.chat(session, user("a"), assistant("one"), user("b"))).status == 200
+        commits.clear()
+        answer = await live.call("DELETE", "/sessions?group=g")
+        assert (answer.status, answer.json()) == (200, {"deleted": 4})
+        assert len(commits) <= 2  # those in memory, and those that were read
+        assert await listed(live, "limit=9") == [other]
 
 
 async def listed(live: Live, query: str) -> list[str]:

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import sqlite3
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,62 @@ async def test_a_folder_is_listed_and_checked_without_a_change(
     assert "there is no session" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "nothing")]) == 2
     assert files_of(copy) == before
+
+
+def in_read_only_mount(folder: Path, at: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command where a folder is mounted read-only: root may write wherever the filesystem can be written."""
+    at.mkdir(exist_ok=True)
+    mounts = 'mount --bind "$1" "$2" && mount -o remount,bind,ro "$2" && shift 2 && exec "$@"'
+    outer = ["unshare", "--mount", "--user", "--map-root-user", "sh", "-c", mounts, "sh", str(folder), str(at)]
+    probe = subprocess.run([*outer, "true"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"nothing can be mounted here: {probe.stderr.strip()}")
+    return subprocess.run([*outer, *command], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare, to mount a folder read-only")
+@pytest.mark.parametrize("has_log", [True, False])
+async def test_a_folder_that_cannot_be_written_is_looked_at_with_all_that_its_log_has(
+    kept: Serve, folder: Any, tmp_path: Path, has_log: bool
+) -> None:
+    copy = tmp_path / "copy"
+    async with kept() as live:
+        sessions = await some_sessions(live)
+        if has_log:  # as a kill would leave it
+            shutil.copytree(folder.path, copy)
+    if not has_log:
+        shutil.copytree(folder.path, copy)
+    before, mount = files_of(copy), tmp_path / "mount"
+    assert ("00.sqlite3-wal" in before) is has_log
+    cli = (sys.executable, "-m", "stenograph.cli.main")
+    touched = in_read_only_mount(copy, mount, "touch", str(mount / "new"))
+    assert "Read-only file system" in touched.stderr
+    checked = in_read_only_mount(copy, mount, *cli, "check", str(mount))
+    assert (checked.returncode, checked.stdout) == (0, "3 sessions, 12 rows: whole\n"), checked.stderr
+    listed = in_read_only_mount(copy, mount, *cli, "inspect", str(mount))
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == sessions, listed.stderr
+    turns = in_read_only_mount(copy, mount, *cli, "inspect", str(mount), sessions[2])
+    assert [line.split()[-1] for line in turns.stdout.splitlines()[1:]] == ["one", "two", "three"]
+    assert files_of(copy) == before
+
+
+def test_a_file_without_a_schema_has_one_message_in_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a server leaves it that was killed at its first start."""
+    (tmp_path / "00.sqlite3").write_bytes(b"")
+    said: set[str] = set()
+    for command in (["check"], ["inspect"], ["export", "--out", str(tmp_path / "out")]):
+        assert main([command[0], str(tmp_path), *command[1:]]) == 2
+        said.add(capsys.readouterr().err)
+    (message,) = said
+    assert "has no sessions: a server that made it ended before it wrote anything" in message
+    raw = sqlite3.connect(tmp_path / "00.sqlite3")
+    raw.execute("CREATE TABLE theirs (x)")
+    raw.close()
+    for command in ("check", "inspect"):
+        assert main([command, str(tmp_path)]) == 2
+        assert "is a database of another program" in capsys.readouterr().err
 
 
 async def test_a_backup_is_a_folder_that_is_whole_and_that_a_server_goes_on_with(

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -13,13 +14,15 @@ import pytest
 
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
+from stenograph.store import sqlite as sqlite_store
 from stenograph.store.base import Durability, checked_payloads
 from stenograph.store.codec.rows import Totals
 from stenograph.store.database import FileConnection
 from stenograph.store.files import open_files
 from stenograph.store.folder import LOCK_NAME, RESERVE_NAME, DataFolder, filesystem_of, looked_at
 from stenograph.store.memory import MemoryStore
-from stenograph.store.sqlite import SqliteStore
+from stenograph.store.sqlite import SqliteStore, sync_log
+from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.suite.store_laws import ONE_TURN, appended, check_store, payloads, session_id
 
 pytestmark = pytest.mark.timeout(60)
@@ -416,3 +419,121 @@ async def test_closing_writes_what_is_waiting(folder: DataFolder) -> None:
 
 def test_the_codes_of_sqlite_are_those_that_it_documents() -> None:
     assert (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, errno.ENOSPC) == (13, 11, 26, 28)
+
+
+async def test_rows_of_several_sessions_wait_for_each_other_also_after_a_read(
+    folder: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a job that has come since, and waits itself, ends their wait."""
+    monkeypatch.setattr(sqlite_store, "GATHER_S", 3600.0)
+    async with aclosing(await SqliteStore.open(folder)) as store:
+        first, *others = [await store.create(session_id(n), b"", at=1.0, ttl_s=None) for n in range(5)]
+        assert await store.load(session_id(0)) is not None
+        await appended(store, first, b"row")
+        ends = []
+        for tail in others:
+            ends.append(asyncio.ensure_future(appended(store, tail, b"row")))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(os.sched_yield)  # time for a thread that would not wait
+        assert await store.load(session_id(0)) is not None
+        await asyncio.gather(*ends)
+        assert (store.stats.num_rows, store.stats.num_groups) == (5, 2)
+
+
+class Counting(FileConnection):
+    """Counts transactions."""
+
+    num_commits = 0
+
+    def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        self.num_commits += sql == "COMMIT"
+        return super().run(sql, parameters)
+
+
+async def test_sessions_that_are_deleted_together_go_in_one_transaction(folder: DataFolder) -> None:
+    made: list[Counting] = []
+    connect = lambda path: made.append(Counting(path)) or made[-1]  # noqa: E731
+    async with aclosing(await SqliteStore.open(folder, connect=connect)) as store:
+        for number in range(40):
+            await store.create(session_id(number), b"", at=1.0, ttl_s=None)
+        made[0].num_commits = 0
+        wanted = [session_id(n) for n in (*range(30), 7, 99)]
+        deleting = asyncio.gather(*map(store.delete, wanted))
+        store.discard(session_id(39))
+        assert await deleting == [True] * 30 + [False] * 2
+        assert made[0].num_commits == 1
+        left = await store.page(limit=100, after=None)
+        assert [one.session_id for one in left] == [session_id(n) for n in range(30, 39)]
+    with pytest.raises(StorageUnavailable, match="closed"):
+        await store.delete(session_id(30))
+
+
+class Syncs:
+    """Says when a log was synced, by the clock of its store. A sync takes a tenth of a second of it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.at: list[float] = []
+        self.came = threading.Event()
+
+    def __call__(self, path: Path) -> None:
+        self.at.append(self.clock.monotonic())
+        self.clock.advance(0.1)
+        sync_log(path)
+        self.came.set()
+
+
+async def test_with_interval_a_single_row_is_synced_within_its_second(folder: DataFolder) -> None:
+    clock = ManualClock()
+    syncs = Syncs(clock)
+    async with aclosing(
+        await SqliteStore.open(folder, durability=Durability.INTERVAL, clock=clock, sync=syncs)
+    ) as store:
+        tail = await store.create(session_id(1), b"", at=1.0, ttl_s=None)
+        clock.advance(0.6)
+        await asyncio.to_thread(syncs.came.wait)  # nothing else is asked of the store
+        began = clock.monotonic()
+        await appended(store, tail, b"row")
+        assert len(syncs.at) == 1
+        clock.advance(0.6)
+        await store.page(limit=1, after=None)
+        assert await store.page(limit=1, after=None)
+        assert len(syncs.at) == 2
+        assert clock.monotonic() - began < 1.0
+
+
+class Taking(FileConnection):
+    """Statements take time by the clock; it knows when something was written."""
+
+    def __init__(self, path: Path, clock: ManualClock, *, each_s: float) -> None:
+        super().__init__(path)
+        self._clock = clock
+        self._each_s = each_s
+        self.written: list[float] = []
+
+    def run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        if sql.startswith(("INSERT", "DELETE")):
+            self.written.append(self._clock.monotonic())
+        self._clock.advance(self._each_s)
+        return super().run(sql, parameters)
+
+
+@pytest.mark.parametrize("each_s", [0.001, 0.03])
+async def test_with_interval_what_is_written_among_many_jobs_is_synced_within_its_second(
+    folder: DataFolder, each_s: float
+) -> None:
+    clock = ManualClock()
+    syncs, made = Syncs(clock), list[Taking]()
+
+    def connect(path: Path) -> Taking:
+        made.append(Taking(path, clock, each_s=0.0))
+        return made[-1]
+
+    store = await SqliteStore.open(folder, durability=Durability.INTERVAL, connect=connect, clock=clock, sync=syncs)
+    async with aclosing(store):
+        tails = [await store.create(session_id(n), b"", at=1.0, ttl_s=None) for n in range(20)]
+        made[0]._each_s = each_s
+        rows = [appended(store, tail, b"row") for tail in tails for _ in range(5)]
+        await asyncio.gather(*(work for row in rows for work in (row, store.load(session_id(1)))))
+    late = [min(at for at in syncs.at if at >= written) - written for written in made[0].written]
+    assert max(late) <= 1.0 - 0.1

@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 FRAMES_TYPE = "application/vnd.stenograph.samples"
 """The media type of length-prefixed safetensors payloads."""
-_DELETED_AT_ONCE = 32
+_DELETED_AT_ONCE = 100
+"""Sessions of one group, which is one sync; each is read before it goes."""
 
 
 class Deleted(TypedDict):

@@ -151,17 +151,23 @@ class Shelf:
     async def remove(self, session_id: str) -> Session | None:
         """Delete a session that is not in memory: as it was, or None if it was damaged. From now on nobody reads it.
 
-        Raises SessionNotFound or StorageUnavailable.
+        It is made again once it is gone, so that sessions which are deleted together are one group of the store. Raises
+        SessionNotFound or StorageUnavailable.
         """
         self._deleting[session_id] += 1
         try:
-            session: Session | None = None
+            stored: StoredSession | None = None
             with suppress(SessionDamaged):
-                if (stored := await self.store.load(SessionId(session_id))) is not None:
-                    session = await self._restored(stored)
+                stored = await self.store.load(SessionId(session_id))
+            num_trained = dict(self._trained.get(session_id, {}))
             if not await self.delete(session_id):
                 raise SessionNotFound(session_id)
-            return session
+            with suppress(SessionDamaged):
+                session = None if stored is None else await self._restored(stored)
+                if session is not None:
+                    session.note_trained(num_trained)
+                return session
+            return None
         finally:
             self._deleting[session_id] -= 1
             if not self._deleting[session_id]:

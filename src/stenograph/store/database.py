@@ -104,8 +104,11 @@ class FileConnection:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._file, self._log = str(path), f"{path}-wal"
         self._inodes: tuple[int, int] | None = None
-        uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        way = _way_to_read(path) if read_only else "mode=rwc"
+        uri = f"{path.absolute().as_uri()}?{way}"
         self._sqlite = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        if "vfs=" in way:
+            self._sqlite.execute("PRAGMA locking_mode = EXCLUSIVE")
 
     def __repr__(self) -> str:
         return "<FileConnection>"
@@ -134,6 +137,18 @@ class FileConnection:
 
     def close(self) -> None:
         self._sqlite.close()
+
+
+def _way_to_read(path: Path) -> str:
+    """The parameters under which SQLite reads a file, also one in a folder where nothing can be written.
+
+    There SQLite cannot make the index of a log. It needs none for a file without a log, and keeps it in memory where
+    no lock is taken: nobody can write. Source: sqlite.org/uri.html, sqlite.org/wal.html#noshm.
+    """
+    if os.access(path.parent, os.W_OK):
+        return "mode=ro"
+    log = Path(f"{path}-wal")
+    return "mode=ro&vfs=unix-none" if log.exists() and log.stat().st_size else "mode=ro&immutable=1"
 
 
 class Database:
@@ -236,19 +251,21 @@ class Database:
             start += length
         return rows, last_at
 
-    def delete(self, session_id: SessionId) -> bool:
-        """Forget a session and its rows; whether there was one."""
+    def delete(self, session_ids: Sequence[SessionId]) -> set[SessionId]:
+        """Forget sessions and their rows in one transaction; those that were there."""
         try:
-            found = self._run("SELECT number FROM sessions WHERE id = ?", (session_id,))
+            found = self._run(f"SELECT number, id FROM sessions WHERE id IN ({_places(session_ids)})", session_ids)
             if not found:
-                return False
-            self._log_bytes += 16 * _PAGE_BYTES
+                return set()
+            self._log_bytes += 16 * _PAGE_BYTES * len(found)
+            numbers = [number for number, _ in found]
             self._in_transaction(
-                ("DELETE FROM rows WHERE session = ?", found[0]), ("DELETE FROM sessions WHERE number = ?", found[0])
+                (f"DELETE FROM rows WHERE session IN ({_places(numbers)})", numbers),
+                (f"DELETE FROM sessions WHERE number IN ({_places(numbers)})", numbers),
             )
         except sqlite3.Error as error:
             raise _unavailable(error) from error
-        return True
+        return {SessionId(id_) for _, id_ in found}
 
     def page(self, *, limit: int, after: SessionId | None) -> list[StoredSummary]:
         """As `SessionStore.page`."""
@@ -357,9 +374,7 @@ class Database:
             fresh.execute(sql)
         expected, found = fresh.execute(_TABLES).fetchall(), self._asked(_TABLES)
         fresh.close()
-        problems = [] if found == expected else ["its tables are not those of this schema"]
-        mode = self._asked("PRAGMA journal_mode")[0][0]
-        return problems if mode == "wal" else [*problems, f"its journal mode is {mode!r}, so its log is not read"]
+        return [] if found == expected else ["its tables are not those of this schema"]
 
     def orphans(self) -> list[tuple[int, int]]:
         """Rows without a session: the session's number, and how many there are."""
@@ -376,7 +391,7 @@ class Database:
         theirs = self._run("PRAGMA application_id")[0][0]
         has_tables = bool(self._run("SELECT 1 FROM sqlite_schema LIMIT 1"))
         if has_tables and theirs != APPLICATION_ID:
-            raise StartupError(f"the file {str(path)!r} is a database of another program")
+            raise StartupError(f"the file {str(path)!r} is a database of another program: choose another folder")
         if version > (known := len(self._migrations)):
             raise StartupError(
                 f"the file {str(path)!r} has schema {version}, and this server knows {known}: a newer"
@@ -386,7 +401,13 @@ class Database:
 
     def _check_current(self, path: Path) -> None:
         """Raise StartupError for a file that is not ours, or is of another schema: it cannot be looked at."""
-        if (version := self._check_ours(path)) != (known := len(self._migrations)):
+        version, known = self._check_ours(path), len(self._migrations)
+        if version == 0:
+            raise StartupError(
+                f"the file {str(path)!r} has no sessions: a server that made it ended before it wrote anything. Start a"
+                " server on the folder, or delete the file"
+            )
+        if version != known:
             raise StartupError(
                 f"the file {str(path)!r} has schema {version}, and this command knows {known}: start a server on the"
                 " folder, which brings it up to date"
@@ -444,6 +465,11 @@ class Database:
     def _run(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         assert self._connection is not None, "the file is open"
         return self._connection.run(sql, parameters)
+
+
+def _places(values: Sequence[object]) -> str:
+    """As many placeholders of a statement as there are values."""
+    return ",".join("?" * len(values))
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -1,8 +1,10 @@
 """The sessions of a folder that no server holds: read without changing anything, and held to what SQLite says of them.
 
-A file is opened for reading alone. SQLite then keeps the index of the log in a file beside it, which is removed again.
+A file is opened for reading alone. SQLite then keeps the index of the log in a file beside it, which is removed again;
+in a folder where nothing can be written it is kept in memory.
 """
 
+import os
 import struct
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -25,6 +27,10 @@ _FRAME_HEAD = struct.Struct(">6I")
 """Page, pages of the file after a commit (else 0), two salts, two checksums."""
 
 _LOG_MAGIC = (0x377F0682, 0x377F0683)
+
+_JOURNAL_MODE = slice(18, 20)
+"""Bytes of a file's head that say how it is to be written and read: 2 is with a log, 1 without one.
+Source: sqlite.org/fileformat2.html#file_format_version_numbers."""
 
 
 class StoreLook:
@@ -74,6 +80,10 @@ class StoreLook:
                 found.append(f"session number {number} is gone, but {num} rows of it are there")
         except StorageUnavailable as error:
             found.append(f"structure: rows without a session cannot be looked for: {error.__cause__}")
+        with self.path.open("rb") as file:
+            modes = file.read(_JOURNAL_MODE.stop)[_JOURNAL_MODE]
+        if modes != b"\2\2":
+            found.append(f"structure: its journal mode is {modes.hex()}, not 0202, so its log is not read")
         return [*found, *log_faults(Path(f"{self.path}-wal"))]
 
     def close(self) -> None:
@@ -85,7 +95,7 @@ def looks(folder: Path) -> Generator[list[StoreLook]]:
     """The files of a folder. Raises StartupError for one that a server holds, or that has none."""
     with looked_at(folder) as paths, ExitStack() as cleanup:
         for index in (Path(f"{path}-shm") for path in paths):
-            if not index.exists():
+            if not index.exists() and os.access(folder, os.W_OK):
                 cleanup.callback(index.unlink, missing_ok=True)
         try:
             yield [cleanup.enter_context(closing(StoreLook(path))) for path in paths]

@@ -12,9 +12,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.base import Done, Durability, StoredSession, StoredSummary, StoreStats, Tail
@@ -43,8 +45,9 @@ GATHER_S = 0.005
 """The least time from the end of a group to the next, where several sessions write: a sync costs as much CPU for one
 row as for many. One client's turns, which follow one another, do not wait for it."""
 
-SYNC_PERIOD_S = 1.0
-"""With `interval`, the time after which what was written is synced."""
+SYNC_AFTER_S = 0.5
+"""With `interval`, the time after which what was written begins to be synced: the sync, and the group or the read that
+stands before it, have the rest of the second that a loss of power may cost."""
 
 
 class _FileJob(Generic[T]):
@@ -64,7 +67,35 @@ class _FileJob(Generic[T]):
             self._future.set_result(self.answer)  # type: ignore[arg-type]  # it has run
 
 
+class _Deletions(_FileJob[set[SessionId]]):
+    """Sessions that are deleted together. Each has whoever waits for it."""
+
+    def __init__(self, waiting: "Sequence[tuple[SessionId, asyncio.Future[bool]]]", store: "SqliteStore") -> None:
+        self._waiting = waiting
+        super().__init__(partial(store.delete_on_thread, [session_id for session_id, _ in waiting]), store.unheard())
+
+    def tell(self) -> None:
+        there = set(self.answer) if isinstance(self.answer, set) else set[SessionId]()
+        for session_id, future in self._waiting:
+            if future.done():
+                continue
+            if isinstance(self.answer, BaseException):
+                future.set_exception(self.answer)
+            else:
+                future.set_result(session_id in there)
+                there.discard(session_id)
+
+
 _Job = RowAppend | _FileJob[object]
+
+
+def sync_log(path: Path) -> None:
+    """Sync a log. Raises OSError; FileNotFoundError if it has been moved into the file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class SqliteStore:
@@ -78,7 +109,11 @@ class SqliteStore:
         durability: Durability,
         on_failed: Callable[[StorageUnavailable], None],
         number: int = 0,
+        clock: Clock,
+        sync: Callable[[Path], None],
     ) -> None:
+        self._clock = clock
+        self._sync_log = sync
         self._database = database
         self._folder = folder
         self._on_failed = on_failed
@@ -88,13 +123,19 @@ class SqliteStore:
         self._num_rows = self._num_groups = self._num_bytes = self._num_full = self._num_failed = 0
         self._write_s = 0.0
         self._last_tail: Tail | None = None
-        self._last_end_s = 0.0
+        self._last_end_s = float("-inf")
         self._log = None if durability is Durability.COMMIT else Path(f"{folder.file(number)}-wal")
         self._unsynced_since: float | None = None
         self._looked_at = time.monotonic()
         self._is_closed = False
         self._urgent = threading.Event()
-        """Set when a job comes that rows in a group are not to wait before."""
+        """Set after a job has come that rows of a group are not to wait before."""
+        self._num_urgent = 0
+        """Such jobs that came; counted by the loop alone."""
+        self._num_urgent_taken = 0
+        """Those of them that were taken; counted by the thread alone."""
+        self._deletions: list[tuple[SessionId, asyncio.Future[bool]]] = []
+        """Sessions that this event-loop iteration deletes."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
@@ -108,14 +149,18 @@ class SqliteStore:
         connect: Connect = FileConnection,
         on_failed: Callable[[StorageUnavailable], None] = lambda failure: None,
         number: int = 0,
+        clock: Clock | None = None,
+        sync: Callable[[Path], None] = sync_log,
     ) -> "SqliteStore":
         """Open or make a file, by its number, of a folder that this process holds. Raises StartupError.
 
-        `on_failed` is called on the loop when the store has failed for good.
+        `on_failed` is called on the loop when the store has failed for good. `clock` says when the log is to be synced
+        with `interval`, and `sync` does it, on the store's thread.
         """
         folder.reserve()
         database = await asyncio.to_thread(Database, folder.file(number), durability=durability, connect=connect)
-        return cls(database, folder, durability=durability, on_failed=on_failed, number=number)
+        made = partial(cls, database, folder, durability=durability, on_failed=on_failed, number=number)
+        return made(clock=clock or SystemClock(), sync=sync)
 
     def __repr__(self) -> str:
         return f"<SqliteStore in {self._folder!r}, failed={self._failure is not None}>"
@@ -173,12 +218,31 @@ class SqliteStore:
         return await self._call(lambda database: database.find(key))
 
     async def delete(self, session_id: SessionId) -> bool:
-        return await self._call(lambda database: self._delete(database, session_id))
+        if self._is_closed:
+            raise _closed()
+        future: asyncio.Future[bool] = self._loop.create_future()
+        self._delete_soon(session_id, future)
+        return await future
 
     def discard(self, session_id: SessionId) -> None:
-        unheard: asyncio.Future[bool] = self._loop.create_future()
-        unheard.cancel()
-        self._jobs.put(_FileJob(lambda database: self._delete(database, session_id), unheard))  # type: ignore[arg-type]
+        self._delete_soon(session_id, self.unheard())
+
+    def _delete_soon(self, session_id: SessionId, future: "asyncio.Future[bool]") -> None:
+        """Delete a session together with the others of this event-loop iteration."""
+        if not self._deletions:
+            self._loop.call_soon(self._delete_all)
+        self._deletions.append((session_id, future))
+
+    def _delete_all(self) -> None:
+        waiting, self._deletions = self._deletions, []
+        if waiting:
+            self._put_urgent(_Deletions(waiting, self))  # type: ignore[arg-type]  # its answers go to their own futures
+
+    def unheard(self) -> "asyncio.Future[Any]":
+        """A future that nobody waits for."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        future.cancel()
+        return future
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         return await self._call(lambda database: database.page(limit=limit, after=after))
@@ -196,8 +260,8 @@ class SqliteStore:
     async def aclose(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._jobs.put(None)
-            self._urgent.set()
+            self._delete_all()
+            self._put_urgent(None)
         await asyncio.wait({self._ended})
         self._thread.join()
 
@@ -205,9 +269,13 @@ class SqliteStore:
         if self._is_closed:
             raise _closed()
         future: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put(_FileJob(work, future))  # type: ignore[arg-type]  # its answer goes to its own future
-        self._urgent.set()
+        self._put_urgent(_FileJob(work, future))  # type: ignore[arg-type]  # its answer goes to its own future
         return await future
+
+    def _put_urgent(self, job: "_FileJob[object] | None") -> None:
+        self._num_urgent += 1
+        self._jobs.put(job)
+        self._urgent.set()
 
     # --- on the thread -----------------------------------------------------------------------------------------------
 
@@ -231,11 +299,11 @@ class SqliteStore:
             self._look()
             for group in _groups(jobs):
                 self._do(group)
+                self._sync_if_due()
             self._write_s += time.perf_counter() - began
             self._tell(_tell_all, jobs)
             self._move_log()
-        if self._unsynced_since is not None and time.monotonic() - self._unsynced_since >= SYNC_PERIOD_S:
-            self._sync()
+        self._sync_if_due()
         return not is_end
 
     def _run_meanwhile(self) -> None:
@@ -255,7 +323,9 @@ class SqliteStore:
                     return jobs, True
                 self._jobs.put(None)  # a backup is on its way: the end comes after it
                 break
-            if waits and not jobs and isinstance(job, RowAppend):
+            if not isinstance(job, RowAppend):
+                self._num_urgent_taken += 1
+            elif waits and not jobs:
                 self._gather(job.tail)
             jobs.append(job)
             num_bytes += len(job.payload) if isinstance(job, RowAppend) else 0
@@ -265,16 +335,23 @@ class SqliteStore:
         """Let more rows come, if another session has just written one."""
         left_s = self._last_end_s + GATHER_S - time.monotonic()
         if left_s > 0 and tail is not self._last_tail:
-            self._urgent.wait(left_s)
             self._urgent.clear()
+            if self._num_urgent == self._num_urgent_taken:  # one that comes from here on sets it again
+                self._urgent.wait(left_s)
 
     def _patience_s(self) -> float | None:
         """Time to wait for a job: until what was written has to be synced."""
         if self._unsynced_since is None:
             return None
-        return max(0.0, self._unsynced_since + SYNC_PERIOD_S - time.monotonic())
+        return max(0.0, self._unsynced_since + SYNC_AFTER_S - self._clock.monotonic())
+
+    def _sync_if_due(self) -> None:
+        if self._patience_s() == 0.0:
+            self._sync()
 
     def _do(self, group: "list[RowAppend] | _FileJob[object]") -> None:
+        if self._log is not None and self._unsynced_since is None:  # it may write something that has to be synced
+            self._unsynced_since = self._clock.monotonic()
         if isinstance(group, list):
             self._write(group)
             return
@@ -283,7 +360,6 @@ class SqliteStore:
             return
         try:
             group.answer = group.work(self._database)
-            self._changed()
         except Exception as error:  # noqa: BLE001 -- raised where it was asked for: the thread serves others
             group.answer = error
             self._note(error)
@@ -311,25 +387,19 @@ class SqliteStore:
         self._num_bytes += sum(len(row.body) for row in group.rows)
         self._last_tail = next(iter(group.ends.values())).tail if len(group.ends) == 1 else None
         self._last_end_s = time.monotonic()
-        self._changed()
 
-    def _changed(self) -> None:
-        """Something may have been written that `interval` has to sync."""
-        if self._log is not None and self._unsynced_since is None:
-            self._unsynced_since = time.monotonic()
-
-    def _delete(self, database: Database, session_id: SessionId) -> bool:
-        """Delete also when the disk is full: with the room that was kept for it."""
+    def delete_on_thread(self, session_ids: Sequence[SessionId], database: Database) -> set[SessionId]:
+        """Delete also when the disk is full: with the room that was kept for it. Those that were there."""
         try:
-            return database.delete(session_id)
+            return database.delete(session_ids)
         except StorageUnavailable as error:
             if not error.is_full:
                 raise
         self._folder.give_up_reserve()
-        was_there = database.delete(session_id)
+        there = database.delete(session_ids)
         database.move_log(truncates=True)
         self._folder.reserve()
-        return was_there
+        return there
 
     def _look(self) -> None:
         """See now and then that what is written can be found again."""
@@ -354,11 +424,7 @@ class SqliteStore:
         if self._log is None or self._failure is not None:
             return
         try:
-            descriptor = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fdatasync(descriptor)
-            finally:
-                os.close(descriptor)
+            self._sync_log(self._log)
         except FileNotFoundError:
             return  # it has been moved into the file
         except OSError as error:
