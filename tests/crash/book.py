@@ -17,9 +17,6 @@ from stenograph.core.types import SessionId
 from stenograph.store.look import looks
 from stenograph.trajectory.turn import Node, line_ids
 
-AFTER_THE_ROW = ("store", "commit", "reply")
-"""Stages that end when a turn's row has been written: they are not in it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
@@ -228,12 +225,9 @@ class Book:
 
 
 def shot_of(view: Any, samples: Any, state: object) -> Shot:
-    """The digests of what a server shows: of each record without what is not in its row, and of the samples."""
+    """The digests of what a server shows: of each record, and of the samples."""
     records: list[str] = []
     for record in view["records"]:
-        for stage in AFTER_THE_ROW:
-            record["stages"].pop(stage, None)
-            record["stage_seconds"].pop(stage, None)
         records.append(hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest())
     digest = hashlib.sha256(json.dumps(samples, sort_keys=True).encode()).hexdigest()
     return Shot(state=state, num_turns=len(records), records=records, samples=digest)

@@ -32,8 +32,6 @@ LONG = "a reply that is long enough to be known again wherever it stands, whoeve
 DATED = "<environment_context>\n  <current_date>2026-11-{}</current_date>\n</environment_context>"
 SYSTEM = {"role": "system", "content": "Be brief."}
 HEX = re.compile(r"[0-9a-f]{32}")
-OF_THE_PROCESS = ("store", "commit", "reply")
-"""Stages that end when a turn's row has been written (docs/store.md)."""
 
 KINDS = (
     "new", "go on", "other reply", "again", "other words", "chapter", "respond", "after", "references", "echo",
@@ -221,22 +219,11 @@ def of_turns(ledger: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def normal(told: list[Any]) -> list[Any]:
-    """With ids by the order in which they came, and without the stages that a row cannot have."""
+    """With ids by the order in which they came."""
     numbers: dict[str, int] = {}
     text = HEX.sub(lambda found: f"id {numbers.setdefault(found[0], len(numbers))}", json.dumps(told))
-    return [without_late_stages(one) for one in json.loads(text)]
-
-
-def without_late_stages(value: Any) -> Any:
-    if isinstance(value, list):
-        return [without_late_stages(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    found = {name: without_late_stages(one) for name, one in value.items()}
-    for name in ("stages", "stage_seconds"):
-        if isinstance(stages := found.get(name), dict):
-            found[name] = {stage: at for stage, at in stages.items() if stage not in OF_THE_PROCESS}
-    return found
+    told_again: list[Any] = json.loads(text)
+    return told_again
 
 
 async def compared(renderer: Renderer, plan: Sequence[Step], options: dict[str, Any]) -> None:

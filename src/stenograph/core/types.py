@@ -498,3 +498,6 @@ class StageTimes(Struct, kw_only=True, gc=False):
 
 
 _STAGES = {stage.value: stage for stage in Stage}
+
+AFTER_WRITING = frozenset({Stage.STORE, Stage.COMMIT, Stage.REPLY})
+"""Stages that end once a turn is written, or would be: no row has them, and so no record."""

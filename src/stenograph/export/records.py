@@ -21,7 +21,7 @@ from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, 
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.messages import Message
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
-from stenograph.core.types import FinishReason, LogprobsKind, SampledTurn, SessionId
+from stenograph.core.types import AFTER_WRITING, FinishReason, LogprobsKind, SampledTurn, SessionId
 from stenograph.dialects.openai.chat_reply import RepliedMessage, ReplyFinish, finish_of, message_body
 from stenograph.export.lines import WireSpan, spans_json
 from stenograph.export.strand_facts import LeftOut, StrandRow
@@ -121,7 +121,8 @@ class RecordedResponse(TypedDict):
 
 
 class Record(TypedDict):
-    """One turn. `stages` are monotonic seconds, `stage_seconds` durations. `policy` is the model or LoRA as its engine
+    """One turn, the same before and after a restart. `stages` are monotonic seconds, `stage_seconds` durations, both
+    up to the stage before the turn is written. `policy` is the model or LoRA as its engine
     calls it. With `mixed_version` the weights changed meanwhile, no token's are known: `weight_versions` is null.
     `trace_id` is there where `--otlp-endpoint` made a trace."""
 
@@ -359,8 +360,13 @@ def _record(node: Node, request: Mapping[str, object]) -> Record:
         "weight_versions": None if turn.sampled.mixed is not None else spans_json(turn.sampled.weights),
         "mixed_version": turn.sampled.mixed is not None,
         "policy": turn.policy,
-        "stages": {"start": stages.start, **{str(stage): end for stage, end in stages.ends.items()}},
-        "stage_seconds": {str(stage): seconds for stage, seconds in stages.durations_s().items()},
+        "stages": {
+            "start": stages.start,
+            **{name: end for name, end in stages.ends.items() if name not in AFTER_WRITING},
+        },
+        "stage_seconds": {
+            str(stage): seconds for stage, seconds in stages.durations_s().items() if stage not in AFTER_WRITING
+        },
     }
     if turn.trace_id:
         record["trace_id"] = turn.trace_id
