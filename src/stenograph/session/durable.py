@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from msgspec import structs
+
 from stenograph.core.errors import ModelMismatch, SessionDamaged, StenographError
 from stenograph.core.outcome import SessionOutcome
 from stenograph.offload.memory import untrack
@@ -323,7 +325,7 @@ def _ended(row: LedgerRow, commit: SessionCommit, made: Sequence[tuple[Strand, N
     turns = [node.turn for _, node in made]
     num_sampled = sum(len(turn.sampled.ids) for turn in turns)
     rewrites = tuple(dict.fromkeys(one.rule for one in first.turn.rewrites))
-    return replace(
+    return structs.replace(
         row,
         ended_s=turns[0].committed_at,
         status=200,

@@ -391,8 +391,8 @@ def test_rows_that_were_written_before_their_last_fields_are_read(
         sampled = structs.replace(one.turn.sampled, support=None, mixed=None)
         if sampled.replay is not None:
             sampled = structs.replace(sampled, replay=structs.replace(sampled.replay, first_row=0))
-        without.append(dataclasses.replace(one, turn=structs.replace(one.turn, sampled=sampled)))
-    assert bits(back) == bits(dataclasses.replace(commit, turns=tuple(without)))
+        without.append(structs.replace(one, turn=structs.replace(one.turn, sampled=sampled)))
+    assert bits(back) == bits(structs.replace(commit, turns=tuple(without)))
     row = msgspec.msgpack.decode(encode_opened(opened))
     old = decode_opened(memoryview(msgspec.msgpack.encode(row[:15])))
     assert bits(old) == bits(dataclasses.replace(opened, support=False, compat=None))

@@ -10,7 +10,7 @@ from stenograph.core.chat import Remaining
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.core.strand_kinds import Label, StrandKind
+from stenograph.core.strand_kinds import UNLABELLED, Label, StrandKind
 from stenograph.core.types import SessionId
 from stenograph.store.codec.rows import RowDamaged
 from stenograph.store.codec.scalars import (
@@ -236,6 +236,8 @@ def _label_written(label: Label) -> _WrittenLabel:
 
 def _label_read(written: _WrittenLabel) -> Label:
     kind, client, rule = written
+    if kind is None and client is None and rule is None:
+        return UNLABELLED
     kind_read = None if kind is None else StrandKind(kind)
     return Label(kind=kind_read, client=maybe_read(client), rule=maybe_read(rule))
 

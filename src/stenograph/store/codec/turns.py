@@ -42,7 +42,7 @@ from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnS
 
 _Text = bytes | None
 _Calls = list[tuple[bytes, bytes, bytes]]
-_WrittenMessage = tuple[str, _Text, _Text, _Calls, _Text, _Text]
+_WrittenMessage = tuple[Role, _Text, _Text, _Calls, _Text, _Text]
 
 
 class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -50,7 +50,7 @@ class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logprobs: bytes
     sampling_logprobs: bytes | None
     top_logprobs: tuple[bytes, bytes, bytes] | None
-    finish: str
+    finish: FinishReason
     matched: int | bytes | None
     weights: list[tuple[bytes, int, int]]
     num_cached: int
@@ -58,7 +58,7 @@ class _WrittenSampled(msgspec.Struct, array_like=True, frozen=True, gc=False):
     routed_experts: bytes | None
     indexer_topk: bytes | None
     has_replay: bool
-    logprobs_kind: str
+    logprobs_kind: LogprobsKind
     tempered_logprobs: bytes | None
     forced: bytes | None
     mixed: tuple[_Text] | None = None  # older rows end before these
@@ -74,15 +74,15 @@ class WrittenTurn(msgspec.Struct, array_like=True, frozen=True, gc=False):
     new_prompt_ids: bytes
     num_trimmed: int
     sampled: _WrittenSampled
-    status: str
+    status: TurnStatus
     messages: list[_WrittenMessage]
     reply: _WrittenMessage
-    faults: list[tuple[str, bytes, int, int]]
+    faults: list[tuple[ParseProblem, bytes, int, int]]
     num_reasoning: int
-    asked: str
+    asked: Asked
     context: tuple[list[tuple[bytes, bytes, bytes]], bytes, str | None] | None
     params: dict[str, Any] | None
-    tool_choice: tuple[str, _Text] | None
+    tool_choice: tuple[ToolMode, _Text] | None
     parallel: bool
     reply_id: str
     request_json: bytes | None
@@ -144,22 +144,22 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
         new_prompt_ids=ids_read(written.new_prompt_ids),
         num_trimmed=written.num_trimmed,
         sampled=_sampled_read(written.sampled),
-        status=TurnStatus(written.status),
+        status=written.status,
         messages=tuple(map(_message_read, written.messages)),
         reply=ParsedReply(
             message=_message_read(written.reply),
             faults=tuple(
-                ParseFault(problem=ParseProblem(problem), seen=text_read(seen), start=start, end=end)
+                ParseFault(problem=problem, seen=text_read(seen), start=start, end=end)
                 for problem, seen, start, end in written.faults
             ),
             num_reasoning_tokens=written.num_reasoning,
         ),
-        asked=Asked(written.asked),
+        asked=written.asked,
         context=_kept(before, "context") if written.context is None else _context_read(written.context),
         params=_kept(before, "params") if written.params is None else SamplingParams(**values_read(written.params)),
         tool_choice=_kept(before, "tool_choice")
         if written.tool_choice is None
-        else ToolChoice(mode=ToolMode(written.tool_choice[0]), name=maybe_read(written.tool_choice[1])),
+        else ToolChoice(mode=written.tool_choice[0], name=maybe_read(written.tool_choice[1])),
         parallel_tool_calls=written.parallel,
         reply_id=written.reply_id,
         request_json=_kept(before, "request_json") if written.request_json is None else written.request_json,
@@ -244,16 +244,14 @@ def _sampled_read(written: _WrittenSampled) -> SampledTurn:
         logprobs=floats_read(written.logprobs),
         sampling_logprobs=_maybe_floats_read(written.sampling_logprobs),
         top_logprobs=None if written.top_logprobs is None else _tops_read(*written.top_logprobs),
-        finish=Finish(
-            reason=FinishReason(written.finish), matched=text_read(matched) if isinstance(matched, bytes) else matched
-        ),
+        finish=Finish(reason=written.finish, matched=text_read(matched) if isinstance(matched, bytes) else matched),
         weights=tuple(WeightSpan(version=text_read(v), start=start, end=end) for v, start, end in written.weights),
         num_cached_tokens=written.num_cached,
         times=None
         if times is None
         else EngineTimes(submitted=times[0], admitted=times[1], first_token=times[2], finished=times[3]),
         replay=replay if written.has_replay else None,
-        logprobs_kind=LogprobsKind(written.logprobs_kind),
+        logprobs_kind=written.logprobs_kind,
         tempered_logprobs=_maybe_floats_read(written.tempered_logprobs),
         forced=written.forced,
         mixed=None if written.mixed is None else MixedWeights(oldest=maybe_read(written.mixed[0])),
@@ -302,7 +300,7 @@ def _message_written(message: Message) -> _WrittenMessage:
 def _message_read(written: _WrittenMessage) -> Message:
     role, content, reasoning, calls, tool_call_id, name = written
     return Message(
-        role=Role(role),
+        role=role,
         content=maybe_read(content),
         reasoning=maybe_read(reasoning),
         tool_calls=tuple(ToolCall(id=text_read(i), name=text_read(n), arguments=text_read(a)) for i, n, a in calls),
