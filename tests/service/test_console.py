@@ -172,6 +172,34 @@ async def test_a_group_s_rollouts_stand_by_where_they_part(live: Live) -> None:
     assert (await live.call("GET", "/console/api/group?name=none")).json()["rollouts"] == []
 
 
+async def test_groups_and_steps_are_in_figures(live: Live) -> None:
+    await group_of(live, "a", 4)  # rewards 0, 0.25, 0.5, 0.75
+    for reward in (0.0, 0.0):
+        session = await good(live, reward=reward, group="b", metadata={"step": 7})
+        live.says("cut of", finish=Finish(reason=FinishReason.LENGTH))
+        await live.chat(session, user("a"))
+    live.says("long", paused=True)
+    running = asyncio.create_task(live.chat(await live.open(group="b", metadata={"step": 7}), user("a")))
+    await live.engine.begun(len(live.engine.requests) + 1)
+    await live.open()
+    found = (await live.call("GET", "/console/api/groups?passes_at=0.5")).json()
+    assert (found["num_groups"], found["num_ungrouped"], found["num_left_out"]) == (2, 1, 0)
+    assert [(one["group"], one["step"]) for one in found["groups"]] == [("b", "7"), ("a", None)]
+    b, a = found["groups"]
+    assert (a["rewards"], a["mean_reward"], a["num_alike"]) == ([0.0, 0.25, 0.5, 0.75], 0.375, 0)
+    assert a["pass_at"] == {"1": 0.5, "2": pytest.approx(1 - 1 / 6), "4": 1.0}
+    assert (b["rewards"], b["std_reward"], b["num_alike"], b["num_compared"]) == ([0.0, 0.0], 0.0, 1, 1)
+    assert (b["num_rollouts"], b["num_busy"], b["cut_share"]) == (3, 1, pytest.approx(2 / 3))
+    assert [one["step"] for one in found["steps"]] == ["7", None]
+    assert found["steps"][0] == {name: b[name] for name in found["steps"][0]}
+    live.engine.step(100)
+    assert (await running).status == 200
+    for bad in ("?passes_at=x", "?passes_at=nan", "?passes_at=inf", "?passes_at="):
+        refused = await live.call("GET", f"/console/api/groups{bad}")
+        assert (refused.status, refused.json()["error"]["param"]) == (400, "/passes_at")
+    assert (await live.call("GET", "/console/api/groups?name=a")).status == 400
+
+
 async def test_now_says_what_runs_and_in_which_stage(live: Live) -> None:
     session = await live.open()
     live.says("slowly now", paused=True)
@@ -204,7 +232,12 @@ async def test_with_keys_the_page_is_for_everybody_and_its_data_is_not(serve: Se
         answer = await live.call("POST", "/sessions", {}, authorization="Bearer secret")
         session = answer.json()["session_id"]
         paths = (f"{CONSOLE}/{session}", f"{CONSOLE}/{session}/turns", f"{CONSOLE}/{session}/tokens")
-        others = ("/console/api/now", "/console/api/group?name=x", f"/console/api/vocabulary/{'0' * 64}")
+        others = (
+            "/console/api/now",
+            "/console/api/group?name=x",
+            "/console/api/groups",
+            f"/console/api/vocabulary/{'0' * 64}",
+        )
         for path in (*paths, *others):
             assert (await live.call("GET", path)).status == 401
             assert (await live.call("GET", path, authorization="Bearer secret")).status in (200, 404)
@@ -272,6 +305,9 @@ async def test_a_session_that_only_the_store_has_is_shown_and_stays_asleep(kept:
         assert (await live.call("GET", f"{CONSOLE}/{session}/tokens")).body == page.body
         (row,) = (await live.call("GET", "/console/api/group?name=g")).json()["rollouts"]
         assert row["session_id"] == session
+        (group,) = (await live.call("GET", "/console/api/groups")).json()["groups"]
+        assert (group["rewards"], group["num_rollouts"], group["num_known"], group["cut_share"]) == ([1.0], 1, 0, None)
+        assert group["mean_tokens"] == row["num_tokens"]
         assert not live.manager.has(session), "whoever looks wakes nothing"
 
 
@@ -405,6 +441,9 @@ async def test_a_group_is_that_of_all_workers_and_their_tokens_are_compared(tmp_
         for at, session in enumerate(sessions):
             workers.lives[0].says("yes" if at < 3 else "no, not at all")
             assert (await workers.lives[0].chat(session, user("a"))).status == 200
+        counted = [(await live.call("GET", "/console/api/groups")).json() for live in workers.lives]
+        assert counted[0] == counted[1]
+        assert [(one["group"], one["num_rollouts"]) for one in counted[0]["groups"]] == [("g", 5)]
         views = [(await live.call("GET", "/console/api/group?name=g")).json() for live in workers.lives]
         assert views[0] == views[1]
         rows = views[0]["rollouts"]

@@ -168,11 +168,95 @@ async def test_ten_bad_rollouts_are_each_explained_in_three_clicks(live: Live, b
         await page.context.close()
 
 
+async def steps_of(live: Live) -> None:
+    """Four steps of three groups of four, whose rewards grow; one group in each has all its rewards alike."""
+    for step in range(4):
+        live.engine.weight_version = str(step)
+        for group in range(3):
+            for number in range(4):
+                reward = 0.0 if group == 0 else float(number < min(step + 1, 3))
+                session = await good(live, reward=reward, group=f"task-{step}-{group}", metadata={"step": step})
+                live.says("Four hundred and eight." if number else "408")
+                assert (await live.chat(session, user("What is 12 * 34?"))).status == 200
+    live.engine.weight_version = None
+
+
+async def fits(page: Any) -> bool:
+    """Whether nothing of the page is beyond its right edge."""
+    return bool(await page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+async def test_from_steps_to_a_group_to_a_session_to_a_token(live: Live, browser: Any, width: int) -> None:
+    await steps_of(live)
+    seen = await opened(browser, f"{live.url}/console")
+    page = seen.page
+    await page.set_viewport_size({"width": width, "height": 800})
+    await page.click("nav.top >> text=groups")
+    await page.wait_for_selector("[aria-label=groups] .figures-row")
+    assert await page.locator("[aria-label=steps] .figures-row").count() == 4
+    assert await page.locator("canvas").count() == 4
+    first = await text_of(page, "[aria-label=steps] .figures-row")
+    assert "step 3" in first
+    assert "33.3 %" in first  # of three groups one has no advantage
+    assert await fits(page)
+    await seen.shot(f"groups-{width}" if width != 1280 else "groups")
+    await page.click("[aria-label=steps] a:text-is('step 2')")
+    await page.wait_for_selector("[aria-label=steps] .current:has-text('step 2')")
+    await page.wait_for_selector("[aria-label=groups] a:text-is('task-2-1')")
+    assert await page.locator("[aria-label=groups] .figures-row").count() == 3
+    await page.click("[aria-label=groups] a:text-is('task-2-1')")
+    await page.wait_for_selector(".row .strip", state="attached")
+    assert await fits(page)
+    await seen.shot(f"group-{width}")
+    await page.click(".row .grid.rollout a >> nth=1")
+    await page.wait_for_selector(".tokens .t")
+    assert await fits(page)
+    await seen.shot(f"session-{width}")
+    await page.click(".tokens .t >> nth=1")
+    await page.wait_for_selector(".tokens .current")
+    assert seen.errors == []
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+async def test_rewards_that_are_all_one_are_said_in_words(live: Live, browser: Any, width: int) -> None:
+    for _ in range(3):
+        session = await good(live, reward=0.5, group="alike")
+        await two_turns(live, session)
+    seen = await opened(browser, f"{live.url}/console#/group/alike")
+    await seen.page.set_viewport_size({"width": width, "height": 800})
+    await seen.page.wait_for_selector(".note:has-text('All 3 rewards are the same: 0.5.')")
+    assert await seen.page.locator("canvas").count() == 0
+    assert await fits(seen.page)
+    await seen.shot(f"alike-{width}")
+    assert seen.errors == []
+
+
+async def test_a_long_text_has_one_button_that_shows_all_of_it(live: Live, browser: Any) -> None:
+    session = await good(live)
+    live.says("read")
+    assert (await live.chat(session, user("a long text " * 2000))).status == 200
+    page = (await opened(browser, f"{live.url}/console#/session/{session}")).page
+    await page.wait_for_selector(".message.user button.more")
+    assert await page.locator(".message.user button").count() == 1
+    assert await text_of(page, ".message.user button.more") == "22,400 more characters"
+    await page.click(".message.user button.more")
+    await page.wait_for_selector(".message.user button.more", state="detached")
+    assert len(await page.locator(".message.user pre").inner_text()) >= 23_999
+
+
 async def test_hostile_text_stays_text(live: Live, browser: Any) -> None:
     session = await hostile(live)
     title = "Stenograph"
     at = f"session/{session}"
-    for place in (at, f"{at}?tab=facts", f"{at}?tab=ledger&turn=1", "sessions", "group/%3Cb%3Egroup%3C%2Fb%3E"):
+    for place in (
+        at,
+        f"{at}?tab=facts",
+        f"{at}?tab=ledger&turn=1",
+        "sessions",
+        "groups",
+        "group/%3Cb%3Egroup%3C%2Fb%3E",
+    ):
         seen = await opened(browser, f"{live.url}/console#/{place}")
         page = seen.page
         await page.wait_for_selector("[data-view]")

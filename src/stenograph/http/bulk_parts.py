@@ -4,6 +4,7 @@ A server of one process makes every part itself (`OwnParts`); of several, each m
 (http/workers/all_parts.py). Knows nothing of the answer around the parts.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import msgspec
 from starlette.types import Scope
 
 from stenograph.console.groups import RolloutFacts
+from stenograph.console.steps import RolloutPoint, point_of
 from stenograph.core.errors import SessionNotFound, StenographError
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.export.arrow import bulk_arrow
@@ -66,6 +68,11 @@ class SessionParts(Protocol):
 
     def asked_by(self, scope: Scope) -> "SessionParts":
         """The same, for a request, whose keys go to whoever is asked for a part."""
+        ...
+
+    def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
+        """All sessions as points of their groups, None for one without a group. Raises WorkerUnavailable, and as
+        `selected`."""
         ...
 
     async def rollout(self, session_id: str) -> RolloutFacts | None:
@@ -126,6 +133,11 @@ class OwnParts:
         except StenographError:
             return False
         return True
+
+    async def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
+        async for session in selected(self.sessions.manager, SessionFilter()):
+            yield point_of(session)
+            await asyncio.sleep(0)  # one of many turns takes tens of microseconds
 
     async def rollout(self, session_id: str) -> RolloutFacts | None:
         try:

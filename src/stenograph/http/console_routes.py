@@ -5,16 +5,20 @@ again (the moment, the look at a live session) is kept for as long as it is true
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from weakref import WeakKeyDictionary
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stenograph.console.groups import MAX_ROLLOUTS, RolloutFacts, group_view
+from stenograph.console.steps import MAX_POINTS, RolloutPoint, steps_view
 from stenograph.console.tokens import MAX_PAGE_TOKENS, LineTurns, TokenLook, token_page
 from stenograph.console.views import MAX_TURNS, VocabularyRef, console_session, drift_counts, turn_page
 from stenograph.console.vocabulary import VocabularyBytes, VocabularyMaker
@@ -192,6 +196,34 @@ class ConsoleRoutes:
         work = partial(group_view, name, rollouts, num_left_out=num_left_out)
         return json_in_pieces(self.sessions.share, await self.sessions.pool.run(work, num_bytes=_SENT_BYTES))
 
+    async def groups(self, request: Request) -> Response:
+        """`GET /console/api/groups?passes_at=`: all groups and steps in figures."""
+        check_query(request, "passes_at")
+        text = request.query_params.get("passes_at", "1")
+        passes_at = _finite(text)
+        if passes_at is None:
+            raise InvalidRequest(f"passes_at must be a finite number, got {text[:20]!r}.", param="/passes_at")
+        points: deque[RolloutPoint] = deque(maxlen=MAX_POINTS)
+        num_points = num_ungrouped = 0
+        async with aclosing(self.parts.asked_by(request.scope).points()) as found:
+            async for point in found:
+                if point is None:
+                    num_ungrouped += 1
+                else:
+                    points.append(point)
+                    num_points += 1
+        moment = msgspec.json.decode(await self.moments.now(), type=_Moment)
+        work = partial(
+            steps_view,
+            points,
+            passes_at=passes_at,
+            version=moment.weights.version,
+            num_ungrouped=num_ungrouped,
+            num_left_out=num_points - len(points),
+        )
+        view = await self.sessions.pool.run(work, num_bytes=_BYTES_PER_TURN * num_points)
+        return json_in_pieces(self.sessions.share, view)
+
     async def _session(self, request: Request) -> Session:
         """The session of the path, to be read. Raises SessionNotFound."""
         return await self.sessions.manager.look_again(request.path_params["id"])
@@ -215,6 +247,24 @@ class ConsoleRoutes:
                 pass
             self._vocabulary = await self.sessions.pool.run(maker.made, num_bytes=_SENT_BYTES)
         return self._vocabulary
+
+
+class _Weights(msgspec.Struct):
+    version: str | None
+
+
+class _Moment(msgspec.Struct):
+    """The part of a moment that is read here."""
+
+    weights: _Weights
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if isfinite(value) else None
 
 
 def _leaf(request: Request, session: Session, facts: SessionFacts) -> Node | None:

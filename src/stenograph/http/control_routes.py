@@ -199,6 +199,7 @@ class ControlRoutes:
             Route("/console", console_page, methods=["GET"]),
             Route("/console/api/now", keyed(console.now), methods=["GET"]),
             Route("/console/api/group", keyed(console.group), methods=["GET"]),
+            Route("/console/api/groups", keyed(console.groups), methods=["GET"]),
             Route("/console/api/vocabulary/{hash}", keyed(console.vocabulary), methods=["GET"]),
             Route("/console/api/sessions/{id}", keyed(console.session), methods=["GET"]),
             Route("/console/api/sessions/{id}/turns", keyed(console.turns), methods=["GET"]),

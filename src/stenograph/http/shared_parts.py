@@ -12,6 +12,7 @@ import msgspec
 from starlette.types import Scope
 
 from stenograph.console.groups import RolloutFacts
+from stenograph.console.steps import RolloutPoint
 from stenograph.core.errors import NobodyError, SessionNotFound, StenographError, WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Part, SessionParts
@@ -61,6 +62,10 @@ class SharedParts:
                 raise WorkerUnavailable(f"The server at {owner.server} answered with {answer.status}.")
             async with aclosing(answer.pieces()) as pieces:
                 yield Part(answer.header(REVISION_HEADER), pieces)
+
+    def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
+        """As the database has them, but for those that this process has."""
+        return self.own.points()
 
     async def rollout(self, session_id: str) -> RolloutFacts | None:
         """As the database has it, whoever has the session: each of its turns is there. Whether one runs is not, where

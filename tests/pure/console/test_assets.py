@@ -72,3 +72,10 @@ def test_an_import_that_cannot_be_joined_is_refused() -> None:
     for text in ('import other from "./other.js";\n', "export default 1;\n", 'import "./x.js";\n'):
         with pytest.raises(ValueError, match=r"app\.js"):
             joined_script({"app.js": text}, "app.js")
+
+
+def test_a_name_of_a_module_is_no_other_module_s() -> None:
+    """They are one script: a second declaration is an error of the whole page."""
+    names = re.findall(r"^(?:async )?(?:const|let|function|class) (\w+)", FILES[SCRIPT].text, re.MULTILINE)
+    assert len(names) > 100
+    assert sorted(names) == sorted(set(names))

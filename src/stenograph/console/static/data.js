@@ -49,6 +49,7 @@ export const askWhy = (id) => json(`sessions/${encodeURIComponent(id)}/why`);
 export const askDrift = (id) => json(`sessions/${encodeURIComponent(id)}/drift`);
 export const askDriftCounts = (id, most) => json(`${sessionPath(id)}/drift?most_tokens=${most}`);
 export const askGroup = (name) => json(`console/api/group?name=${encodeURIComponent(name)}`);
+export const askGroups = (passesAt) => json(`console/api/groups?passes_at=${encodeURIComponent(passesAt)}`);
 export const askNow = () => json("console/api/now");
 
 export function askSessions(after, limit) {

@@ -5,13 +5,17 @@ import { number, rewardNumber, rewardText, visible } from "./text.js";
 import { Chart, Chip, Note, Rows, axisOf, html, sessionPlace, useAsked, useEffect, useMemo } from "./ui.js";
 
 const BINS = 16;
+const FEW = 3;
 
+// Bars of equal width; rewards of few values have a bar for each, in its place.
 function binsOf(rewards) {
-  const [low, high] = [Math.min(...rewards), Math.max(...rewards)];
-  const width = (high - low) / BINS || 1;
-  const counts = new Array(high === low ? 1 : BINS).fill(0);
+  const values = [...new Set(rewards)].sort((one, other) => one - other);
+  if (values.length <= FEW) return [values, values.map((value) => rewards.filter((one) => one === value).length)];
+  const [low, high] = [values[0], values[values.length - 1]];
+  const width = (high - low) / BINS;
+  const counts = new Array(BINS).fill(0);
   for (const reward of rewards) counts[Math.min(Math.floor((reward - low) / width), counts.length - 1)] += 1;
-  return [counts.map((_, index) => (high === low ? low : low + (index + 0.5) * width)), counts];
+  return [counts.map((_, index) => low + (index + 0.5) * width), counts];
 }
 
 function histogramOptions(colour) {
@@ -42,7 +46,8 @@ function GroupPage({ view }) {
     <main class="page group" data-view="group">
       <header class="bar"><h1>${visible(view.group)}</h1><span class="dim">${rollouts.length} rollouts${view.num_left_out > 0 ? `, ${view.num_left_out} more are not shown` : ""}</span>
         ${mean !== null && html`<span>reward ${mean.toFixed(4)} ± ${spread.toFixed(4)}</span>${spread === 0 && rewards.length > 1 && html`<${Chip} kind="bad">all rewards are equal: no advantage<//>`}`}</header>
-      ${rewards.length > 0 && html`<${Chart} label="rewards" data=${bins} options=${histogramOptions} />`}
+      ${bins[0].length > 1 && html`<${Chart} label="rewards" data=${bins} options=${histogramOptions} />`}
+      ${bins[0].length === 1 && html`<p class="note">${rewards.length === 1 ? "One rollout has a reward" : `All ${rewards.length} rewards are the same`}: ${bins[0][0]}.</p>`}
       <h2>Where their tokens part <small>each line up to ${number(longest)} tokens; those that go together for long stand together; the mark is where a line leaves the one above it</small></h2>
       <div class="legend"><span><i class="t s0"> </i>prompt</span><span><i class="t s1"> </i>bridge</span><span><i class="t s2"> </i>sampled</span></div>
       <div class="grid rollout head"><span>session</span><span class="num">reward</span><span>verdict</span><span class="num">turns</span><span class="num">tokens</span><span class="num">sampled</span><span class="num">parts at</span><span>line</span></div>
@@ -60,7 +65,7 @@ function RolloutRow({ one, longest, compared }) {
   return html`<div class="grid rollout">
     <span class="mono"><a href=${place}>${one.session_id.slice(0, 16)}</a></span><span class="num">${rewardText(one.outcome)}</span>
     <span>${verdict === null ? html`<span class="dim">–</span>` : html`<${Chip} kind=${verdict === "ok" ? "good" : "bad"}>${verdict}<//>`}</span>
-    <span class="num">${one.num_turns}</span><span class="num">${number(one.num_tokens)}</span><span class="num">${number(one.sampled_tokens)}</span><span class="num">${parts}</span>
+    <span class="num" data-name="turns">${one.num_turns}</span><span class="num" data-name="tokens">${number(one.num_tokens)}</span><span class="num" data-name="sampled">${number(one.sampled_tokens)}</span><span class="num" data-name="parts at">${parts}</span>
     <svg class="strip" width="100%" height="18" role="img" aria-label="${one.num_tokens} tokens, parts at ${parts}">
       ${one.spans.map((span, index) => html`<rect class=${index === 0 ? "s0" : "s1"} x=${share(span.prompt_start)} width=${share(span.start - span.prompt_start)} y="3" height="12" /><rect class="s2" x=${share(span.start)} width=${share(span.end - span.start)} y="3" height="12" />`)}
       ${one.parts_at !== null && html`<line class="parts" x1=${share(one.parts_at)} x2=${share(one.parts_at)} y1="0" y2="18" />`}

@@ -115,20 +115,22 @@ function TurnCard({ turn, place, onPick, onWhole }) {
     ${turn.faults.map((fault) => html`<p class="marks bad">${fault.problem}: ${visible(fault.seen)}</p>`)}`;
 }
 
+// A message, its long texts shortened; one button shows all of it, asking the server for what it has cut.
 function MessageView({ message, own = false, onWhole }) {
+  const [isOpen, setOpen] = useState(false);
+  const texts = [message.reasoning, message.content, ...message.calls.map((call) => call.arguments)].filter((text) => text !== null);
+  const hidden = (isOpen ? 0 : texts.reduce((sum, text) => sum + Math.max(0, text.length - SHORT_CHARS), 0)) + message.cut;
+  const open = () => {
+    setOpen(true);
+    if (message.cut > 0) onWhole();
+  };
+  const shown = (text) => html`<pre class="text">${visible(isOpen ? text : text.slice(0, SHORT_CHARS))}</pre>`;
   return html`
     <section class="message ${message.role} ${own ? "own" : ""}">
       <h3>${own ? "sampled" : message.role}${message.answers === null ? "" : html` <small>answers ${visible(message.answers)}</small>`}</h3>
-      ${message.reasoning !== null && html`<details class="reasoning" open=${own}><summary>reasoning</summary><${TextView} text=${message.reasoning} /></details>`}
-      ${message.content !== null && html`<${TextView} text=${message.content} />`}
-      ${message.calls.map((call) => html`<div class="call"><b>${visible(call.name)}</b><${TextView} text=${call.arguments} /></div>`)}
-      ${message.cut > 0 && html`<button class="more" onClick=${onWhole}>${number(message.cut)} more characters</button>`}
+      ${message.reasoning !== null && html`<details class="reasoning" open=${own}><summary>reasoning</summary>${shown(message.reasoning)}</details>`}
+      ${message.content !== null && shown(message.content)}
+      ${message.calls.map((call) => html`<div class="call"><b>${visible(call.name)}</b>${shown(call.arguments)}</div>`)}
+      ${hidden > 0 && html`<button class="more" onClick=${open}>${number(hidden)} more characters</button>`}
     </section>`;
-}
-
-function TextView({ text }) {
-  const [open, setOpen] = useState(false);
-  const short = !open && text.length > SHORT_CHARS;
-  return html`<pre class="text">${visible(short ? text.slice(0, SHORT_CHARS) : text)}</pre>
-    ${short && html`<button class="more" onClick=${() => setOpen(true)}>${number(text.length - SHORT_CHARS)} more characters shown on demand</button>`}`;
 }

@@ -2,6 +2,7 @@
 
 from stenograph.console.groups import GroupView
 from stenograph.console.now import ConsoleNow
+from stenograph.console.steps import StepsView
 from stenograph.console.tokens import MAX_PAGE_TOKENS
 from stenograph.console.views import MAX_TURNS, ConsoleSession, DriftCounts, TurnPage
 from stenograph.core.errors import InvalidRequest, RouteNotFound
@@ -13,6 +14,7 @@ PAGE_PATHS = ("/console", "/console/{file}")
 """Paths that ask for no key."""
 
 _TEXT: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "number"}
 _HASH: Schema = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _START: Schema = {"type": "integer", "minimum": 0, "default": 0}
 _LEAF = parameter(
@@ -112,6 +114,14 @@ CONSOLE = (
         "Get a group's rollouts, and where their tokens part",
         GroupView,
         parameters=({**parameter("query", "name", "The group.", _TEXT), "required": True},),
+        errors=(InvalidRequest, *STORED),
+    ),
+    operation(
+        "GET /console/api/groups",
+        "getGroups",
+        "Get all groups and steps in figures: rewards, lengths, staleness, pass@k",
+        StepsView,
+        parameters=(parameter("query", "passes_at", "The least reward of a rollout that passes; 1.", _NUMBER),),
         errors=(InvalidRequest, *STORED),
     ),
 )  # fmt: skip

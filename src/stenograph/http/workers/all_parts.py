@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from stenograph.console.groups import GroupRollout, RolloutFacts
+from stenograph.console.steps import RolloutPoint
 from stenograph.core.errors import WorkerUnavailable
 from stenograph.dialects.sessions import BulkSamplesRequest
 from stenograph.http.bulk_parts import REVISION_HEADER, SIZE_BYTES, OwnParts, Part, SessionParts, sized
@@ -24,7 +25,9 @@ from stenograph.http.workers.peers import Peers
 from stenograph.session.selection import SessionFilter
 
 IDS_PATH, PART_PATH, DELETE_PATH = "/workers/ids", "/workers/part", "/workers/delete"
-ROLLOUT_PATH = "/workers/rollout"
+ROLLOUT_PATH, POINTS_PATH = "/workers/rollout", "/workers/points"
+
+_POINT = msgspec.json.Decoder(RolloutPoint | None)
 
 
 class PartAsked(msgspec.Struct):
@@ -95,6 +98,13 @@ class AllParts:
         except WorkerUnavailable:
             return False
         return answer.status == 200 and msgspec.json.decode(answer.body, type=bool)
+
+    async def points(self) -> AsyncGenerator[RolloutPoint | None, None]:
+        """Those of each worker, as it makes them."""
+        for worker in range(self.peers.num):
+            async with self.peers.reading(worker, POINTS_PATH, b"") as stream, aclosing(stream.lines()) as lines:
+                async for line in lines:
+                    yield _POINT.decode(line)
 
     async def rollout(self, session_id: str) -> RolloutFacts | None:
         """As the session's worker makes it."""

@@ -22,6 +22,7 @@ from stenograph.http.workers.all_parts import (
     DELETE_PATH,
     IDS_PATH,
     PART_PATH,
+    POINTS_PATH,
     ROLLOUT_PATH,
     DeleteAsked,
     PartAsked,
@@ -58,6 +59,7 @@ class PeerRoutes:
                 Route(PART_PATH, self.part, methods=["POST"]),
                 Route(DELETE_PATH, self.delete, methods=["POST"]),
                 Route(ROLLOUT_PATH, self.rollout, methods=["POST"]),
+                Route(POINTS_PATH, self.points, methods=["POST"]),
                 Route(NOW_PATH, self.now, methods=["POST"]),
                 Route(WATCH_PATH, self.watch, methods=["POST"]),
                 Route(FOLLOW_PATH, self.follow_state, methods=["POST"]),
@@ -96,6 +98,15 @@ class PeerRoutes:
         """A session as a rollout of its group."""
         found = await self.parts.rollout(msgspec.json.decode(await request.body(), type=str))
         return Response(encoded_rollout(found))
+
+    async def points(self, request: Request) -> Response:
+        """All sessions as points of their groups: a line for each."""
+        return ClosedStream(delivery_of(request.scope), self._points())
+
+    async def _points(self) -> Pieces:
+        async with aclosing(self.parts.points()) as points:
+            async for point in points:
+                yield msgspec.json.encode(point) + b"\n"
 
     async def now(self, request: Request) -> Response:
         """This worker at this moment."""
