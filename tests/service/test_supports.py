@@ -247,3 +247,17 @@ async def test_stop_tokens_that_sglang_would_not_look_at_are_refused(renderer: R
         assert (answer.status, answer.json()["error"]["param"]) == (400, "/stop_token_ids")
         assert "ignore_eos" in answer.json()["error"]["message"]
         assert rig.standin.requests == []
+
+
+@pytest.mark.parametrize(("make", "over"), [(sglang, "turn"), (sglang_generate, "turn"), (vllm, "line")])
+async def test_a_row_says_what_the_engines_repetition_penalty_counts(renderer: Renderer, make: Any, over: str) -> None:
+    async with rig_of(make(), renderer, scripted(renderer)) as rig:
+        session = await rig.open(support=False)
+        assert (await rig.chat(session, repetition_penalty=1.2)).status == 200
+        (sample,) = (await rig.call("POST", f"{session}/samples", {"format": "json"})).json()["samples"]
+        rig.standin.plan(scripted(renderer))
+        other = await rig.open(support=False)
+        assert (await rig.chat(other)).status == 200
+        (plain,) = (await rig.call("POST", f"{other}/samples", {"format": "json"})).json()["samples"]
+    assert (sample["turns"][0]["repetition_penalty"], sample["turns"][0]["repetition_over"]) == (1.2, over)
+    assert "repetition_over" not in plain["turns"][0]

@@ -58,11 +58,21 @@ class Grammar(Struct, frozen=True, kw_only=True, gc=False):
     source: str = ""
 
 
+class RepetitionOver(enum.StrEnum):
+    """The tokens that a `repetition_penalty` counts: an engine's rule."""
+
+    LINE = "line"
+    """All before: those of the prompt and the turn's own."""
+    TURN = "turn"
+    """The turn's own alone."""
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True, gc=False):
     """The parameters of sampling. Defaults sample from the model's own distribution, to the end of the context.
 
     `temperature` 0 is greedy; `top_k` 0 is off; `logit_bias` pairs are `(id, bias in nats)`; `num_top_logprobs` asks
-    for that many alternatives per position, `support` for the ids that could be sampled at each. `max_tokens` None
+    for that many alternatives per position, `support` for the ids that could be sampled at each. `repetition_over` is
+    not asked for: it says what the engine's `repetition_penalty` counts. `max_tokens` None
     means as far as the context allows. Nothing ends a turn before `min_tokens` are sampled: until then stop tokens, the
     model's own among them, cannot be sampled, and a stop string that is whole by then is text like any other; but where
     a grammar allows nothing but its end, it ends.
@@ -81,6 +91,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, gc=False):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    repetition_over: RepetitionOver = RepetitionOver.LINE
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
     num_top_logprobs: int = 0

@@ -30,6 +30,7 @@ from stenograph.core.types import (
     GrammarKind,
     LogprobsReport,
     Prompt,
+    RepetitionOver,
     RequestId,
     SamplingParams,
 )
@@ -63,9 +64,9 @@ class Capabilities:
     hold for chats alone: a request without a chat gets its tokens, as they are sampled if it wants them so.
     `takes_json`: it takes ids as JSON text, so it wants `Prompt.json`. `logprobs`: which distribution its
     log-probabilities are of. `reports_support`: it reports which ids could be sampled, where it is asked for that and
-    set up for it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `note`: one line for the
-    operator on how the engine is used; empty where there is nothing to say. `policy`: the engine's own name of the
-    model or LoRA that samples, where it has another than `model`.
+    set up for it; with `max_support_top_k`, only where `top_k` cuts off all but so many. `repetition_over`: what its
+    repetition penalty counts. `note`: one line for the operator on how the engine is used; empty where there is nothing
+    to say. `policy`: the engine's own name of the model or LoRA that samples, where it has another than `model`.
     """
 
     engine: str
@@ -79,6 +80,7 @@ class Capabilities:
     logprobs: LogprobsReport = RAW_LOGPROBS
     reports_support: bool = False
     max_support_top_k: int | None = None
+    repetition_over: RepetitionOver = RepetitionOver.LINE
     note: str = ""
     policy: str | None = None
 

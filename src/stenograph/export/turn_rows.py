@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stenograph.core.json_types import Count
 from stenograph.core.logprobs import Logprobs, known_logprobs
 from stenograph.core.support import first_supports, supports
-from stenograph.core.types import LogprobsKind, SamplingParams
+from stenograph.core.types import LogprobsKind, RepetitionOver, SamplingParams
 from stenograph.export.lines import LinePart, inconsistent
 
 BY_PREFERENCE = (LogprobsKind.TEMPERED, LogprobsKind.RAW, LogprobsKind.SAMPLING)
@@ -37,11 +37,11 @@ class TurnRow(TypedDict):
 
     The tokens `[prompt_start, start)` are those that its prompt added, `[start, end)` those that were sampled, as far
     as they are in the sample. `logprobs_kind` is there where the turn's `rollout_log_probs` are not tempered.
-    `grammar`: one held the reply. `forced`: spans of tokens beside which the grammar allowed no other; absent where no
-    grammar held the reply, or the engine does not report it. `support`: base64 of which ids could be sampled beside
-    each token (docs/samples.md); absent where every id could, or the engine was not asked or does not report it.
-    `mixed_version`: the weights changed while it was sampled, and of no token is known which sampled it. `policy` is
-    there where the sample's turns have several.
+    `repetition_over`: the tokens that the repetition penalty counted. `grammar`: one held the reply. `forced`: spans of
+    tokens beside which the grammar allowed no other; absent where no grammar held the reply, or the engine does not
+    report it. `support`: base64 of which ids could be sampled beside each token (docs/samples.md); absent where every
+    id could, or the engine was not asked or does not report it. `mixed_version`: the weights changed while it was
+    sampled, and of no token is known which sampled it. `policy` is there where the sample's turns have several.
     """
 
     node_id: Count
@@ -55,6 +55,7 @@ class TurnRow(TypedDict):
     presence_penalty: NotRequired[float]
     frequency_penalty: NotRequired[float]
     repetition_penalty: NotRequired[float]
+    repetition_over: NotRequired[RepetitionOver]
     logit_bias: NotRequired[Sequence[LogitBias]]
     min_tokens: NotRequired[Count]
     grammar: NotRequired[bool]
@@ -148,7 +149,7 @@ def _add_asked(row: TurnRow, params: SamplingParams) -> None:
     if params.frequency_penalty:
         row["frequency_penalty"] = params.frequency_penalty
     if params.repetition_penalty != 1.0:
-        row["repetition_penalty"] = params.repetition_penalty
+        row["repetition_penalty"], row["repetition_over"] = params.repetition_penalty, params.repetition_over
     if params.logit_bias:
         row["logit_bias"] = [{"id": id_, "bias": bias} for id_, bias in params.logit_bias]
     if params.min_tokens:

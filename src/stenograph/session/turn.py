@@ -33,6 +33,7 @@ from stenograph.core.types import (
     Grammar,
     MixedWeights,
     Prompt,
+    RepetitionOver,
     RequestId,
     SampledTurn,
     SamplingParams,
@@ -161,14 +162,16 @@ class TurnRun:
                 Holder(engine=capabilities.engine, kinds=capabilities.grammars, parses=capabilities.parses),
             )
         num_least = request.params.min_tokens if num is None else min(request.params.min_tokens, num)
-        granted = (grammar, num, num_least, self._wants_support)
-        if granted != (asked, request.params.max_tokens, request.params.min_tokens, request.params.support):
+        over = capabilities.repetition_over if request.params.repetition_penalty != 1.0 else RepetitionOver.LINE
+        granted, params = (grammar, num, num_least, self._wants_support, over), request.params
+        if granted != (asked, params.max_tokens, params.min_tokens, params.support, params.repetition_over):
             self.params = replace(
                 request.params,
                 grammar=grammar,
                 max_tokens=num,
                 min_tokens=num_least,
                 support=self._wants_support,
+                repetition_over=over,
                 top_k=supported_top_k(request.params, capabilities.max_support_top_k if self._wants_support else None),
             )
 

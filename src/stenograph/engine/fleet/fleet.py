@@ -14,7 +14,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from stenograph.core.clock import Clock
 from stenograph.core.errors import (
@@ -47,7 +47,7 @@ MAX_SESSIONS = 2**15
 TRIAL_S = 10.0  # longer than a connection takes to fail, as a rule (`connect_timeout`)
 DRAIN_LOOK_S = 0.05  # between two looks at whether an engine that leaves is idle
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_ALIKE = ("engine", "model", "vocab_size", "streams", "parses", "takes_json", "logprobs", "max_support_top_k")
+_MAY_DIFFER = {"max_context_tokens", "reports_support", "grammars", "note", "policy"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,7 +453,7 @@ def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
     """Abilities that all of them share. Raises StartupError for engines that cannot stand in for each other."""
     first_name, first = next(iter(members.items()))
     for name, other in members.items():
-        for what in _ALIKE:
+        for what in {one.name for one in fields(Capabilities)} - _MAY_DIFFER:
             ours, theirs = getattr(first, what), getattr(other, what)
             if ours != theirs:
                 raise StartupError(f"engines differ in {what}: {first_name} has {ours!r}, {name} has {theirs!r}")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stenograph.core.errors import StenographError
-from stenograph.core.types import LogprobsKind, LogprobsReport, RequestId
+from stenograph.core.types import LogprobsKind, LogprobsReport, RepetitionOver, RequestId
 from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
@@ -62,6 +62,7 @@ class SGLangGenerate(EngineAdapter):
             logprobs=LogprobsReport(kind=logprobs, after_constraints=True),
             reports_support=True,
             max_support_top_k=MAX_SUPPORT_TOP_K,
+            repetition_over=RepetitionOver.TURN,
         )
         self._replay = replay
         self._keeps_sessions = False

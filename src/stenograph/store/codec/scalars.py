@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from stenograph.core.types import Grammar, GrammarKind, SamplingParams
+from stenograph.core.types import Grammar, GrammarKind, RepetitionOver, SamplingParams
 
 _IS_LITTLE = sys.byteorder == "little"
 _DEFAULT_PARAMS = SamplingParams()
@@ -24,6 +24,14 @@ def params_written(params: SamplingParams) -> dict[str, Any]:
         if repr(value) != repr(getattr(_DEFAULT_PARAMS, name)):
             found[name] = value
     return values_written(found)
+
+
+def params_read(written: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of those fields."""
+    values = values_read(written)
+    if (over := values.get("repetition_over")) is not None:
+        values["repetition_over"] = RepetitionOver(over)
+    return SamplingParams(**values)
 
 
 def values_written(values: Mapping[str, object]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from stenograph.core.types import (
     Replay,
     RequestId,
     SampledTurn,
-    SamplingParams,
     StageTimes,
     TopLogprob,
     WeightSpan,
@@ -32,10 +31,10 @@ from stenograph.store.codec.scalars import (
     maybe_read,
     maybe_written,
     object_read,
+    params_read,
     params_written,
     text_read,
     text_written,
-    values_read,
 )
 from stenograph.trajectory.commits import PlacedTurn, StrandOpened
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus
@@ -156,7 +155,7 @@ def turn_read(written: WrittenTurn, node_of: Callable[[int], Node]) -> PlacedTur
         ),
         asked=written.asked,
         context=_kept(before, "context") if written.context is None else _context_read(written.context),
-        params=_kept(before, "params") if written.params is None else SamplingParams(**values_read(written.params)),
+        params=_kept(before, "params") if written.params is None else params_read(written.params),
         tool_choice=_kept(before, "tool_choice")
         if written.tool_choice is None
         else ToolChoice(mode=written.tool_choice[0], name=maybe_read(written.tool_choice[1])),

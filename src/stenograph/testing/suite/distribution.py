@@ -155,7 +155,7 @@ def _penalized(logits: Logits, row: Mapping[str, Any], prompt: Sequence[int], sa
     """Logits [V] as the turn's row says that they were changed. Owes nothing to the sampler that it is held against."""
     scores = logits.copy()
     if (factor := row.get("repetition_penalty", 1.0)) != 1.0:
-        for id_ in {*prompt, *sampled}:
+        for id_ in {*(prompt if row["repetition_over"] == "line" else ()), *sampled}:
             scores[id_] = scores[id_] / factor if scores[id_] > 0 else scores[id_] * factor
     for id_, count in Counter(sampled).items():
         scores[id_] -= row.get("presence_penalty", 0.0) + count * row.get("frequency_penalty", 0.0)

@@ -1,0 +1,27 @@
+"""In the place of SGLang's compiled kernels, which its registry has for CUDA alone: what a CPU calls of them.
+
+One function is here, in plain torch. Every other name can be imported, and says so when it is called.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def assign_req_to_token_pool_cpu(
+    req_pool_indices: Any, req_to_token: Any, start: Any, end: Any, out_cache_loc: Any, pool_len: int
+) -> None:
+    """Write the next places of the cache into the rows of their requests: `[start, end)` of each."""
+    at = 0
+    for row, first, last in zip(req_pool_indices.tolist(), start.tolist(), end.tolist(), strict=True):
+        req_to_token[row, first:last] = out_cache_loc[at : at + last - first].to(req_to_token.dtype)
+        at += last - first
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def absent(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"sgl_kernel.{name} is a kernel for CUDA, and this is a CPU")
+
+    return absent

@@ -1,0 +1,446 @@
+"""A real SGLang keeps the laws of engines in both modes, and what trains on it is what it sampled.
+
+Run by scripts/test-sglang. What was sampled is held to a teacher-forced pass of the embedded engine, same weights.
+"""
+
+import asyncio
+import base64
+import json
+import sys
+import time
+import urllib.error
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from stenograph.core.support import supports
+from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.forward.teacher_forcing import line_logprobs
+from stenograph.embedded.forward.weights import load_weights
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.sglang.chat import SGLangChat
+from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.model.files import load_model_files
+from stenograph.model.tokenizer import Tokenizer
+from stenograph.testing.suite.agent_session import TOOLS, check_exact, play
+from stenograph.testing.suite.conformance import check_engine
+from stenograph.testing.suite.engine_lab import EngineUnderTest
+from stenograph.testing.suite.engine_table import serving
+
+from .conftest import CONTEXT, RealSGLang, ask
+
+TOLERANCE_NATS = 2e-3
+"""Of float32 on a CPU, where the same tokens are computed in batches of other shapes."""
+MODES = pytest.mark.parametrize("mode", ["sglang", "sglang-generate"])
+PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+LONG = 40
+say = sys.stdout.write
+
+
+class Forward:
+    """Teacher-forced passes over one folder's weights."""
+
+    def __init__(self, model: Path) -> None:
+        config, weights = load_weights(model)
+        self._model = NumpyForward(config, weights, num_kv_tokens=CONTEXT)
+
+    def __call__(self, ids: Sequence[int], num_given: int, temperature: float = 1.0) -> list[float]:
+        return line_logprobs(self._model, ids, num_given, temperature)
+
+
+@pytest.fixture(scope="session")
+def forward(models: Path) -> dict[str, Forward]:
+    return {name: Forward(models / name) for name in ("first", "second")}
+
+
+@contextmanager
+def stenograph(sglang: RealSGLang, mode: str, *flags: str) -> Iterator[str]:
+    """The address of a server before it, which may load weights from where its models are."""
+    given = ("--engine", mode, "--engine-url", sglang.url, "--weights-dir", str(sglang.model.parent), *flags)
+    with serving(sglang.model, *given) as url:
+        yield url
+
+
+@contextmanager
+def first_weights(sglang: RealSGLang) -> Iterator[None]:
+    """Whatever happens, SGLang has its first weights afterwards, and goes on."""
+    try:
+        yield
+    finally:
+        ask(sglang.url, "/continue_generation", {})
+        told = {"model_path": str(sglang.model), "weight_version": "default", "flush_cache": True}
+        ask(sglang.url, "/update_weights_from_disk", told)
+
+
+def chat(url: str, session: dict[str, Any], text: str, **fields: Any) -> Any:
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": LONG, "ignore_eos": True}
+    return ask(session["base_url"].removesuffix("/v1"), "/v1/chat/completions", {**body, **fields})
+
+
+def apart(sample: dict[str, Any], by_version: dict[str, Forward]) -> list[float]:
+    """For each trained token, how far its log-probability is from that under the weights that its span names."""
+    tokens, start = sample["tokens"], len(sample["tokens"]) - sample["response_length"]
+    mask, told = sample["loss_mask"], sample["rollout_log_probs"]
+    forced = {name: one(tokens, start) for name, one in by_version.items()}
+    found: list[float] = []
+    for span in sample["weight_spans"]:
+        for at in range(max(span["start"], start), span["end"]):
+            if mask[at - start]:
+                found.append(abs(told[at - start] - forced[span["version"]][at - start]))
+    return found
+
+
+# -- the laws
+
+
+@MODES
+async def test_sglang_keeps_the_laws_of_engines(sglang: RealSGLang, forward: dict[str, Forward], mode: str) -> None:
+    files = load_model_files(sglang.model)
+    tokenizer, first = Tokenizer(files.tokenizer_json), forward["first"]
+    is_paused = False
+
+    async def score(ids: Sequence[int], num_given: int) -> Sequence[float]:
+        return await asyncio.to_thread(first, ids, num_given)
+
+    async def score_at(ids: Sequence[int], num_given: int, temperature: float) -> Sequence[float]:
+        return await asyncio.to_thread(first, ids, num_given, temperature)
+
+    async def num_running() -> int:
+        if is_paused:  # its figures stand still with it: what was sent to it, it will run
+            return engine.num_running
+        (load,) = (await asyncio.to_thread(ask, sglang.url, "/v1/loads"))["loads"]
+        return int(load["num_running_reqs"] + load["num_waiting_reqs"])
+
+    async def pause() -> None:
+        nonlocal is_paused
+        is_paused = True
+        await asyncio.to_thread(ask, sglang.url, "/pause_generation", {"mode": "in_place"})
+
+    async def resume() -> None:
+        nonlocal is_paused
+        await asyncio.to_thread(ask, sglang.url, "/continue_generation", {})
+        is_paused = False
+
+    async def set_weight_version(version: str) -> None:
+        told = {"new_version": version, "abort_all_requests": False}
+        await asyncio.to_thread(ask, sglang.url, "/update_weight_version", told)
+
+    def new_engine() -> HttpEngine:
+        made = SGLangChat if mode == "sglang" else SGLangGenerate
+        adapter = made(model="smollm2", vocab_size=files.vocab_size)
+        return HttpEngine(HttpEngineOptions(url=sglang.url, probe_pause_s=0.2), adapter)
+
+    engine = new_engine()
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[EngineUnderTest]:
+        nonlocal engine
+        engine = new_engine()
+        await engine.start()
+        try:
+            yield EngineUnderTest(
+                engine=engine,
+                prompt=tokenizer.encode(PROMPT).tolist(),
+                decode=lambda ids: tokenizer.decode(ids, skip_special=True),
+                eos_ids=files.eos_token_ids,
+                num_tokens=10,
+                num_long_tokens=LONG,
+                tolerance_nats=TOLERANCE_NATS,
+                score=score,
+                score_at=score_at,
+                num_running=num_running,
+                pause=pause,
+                resume=resume,
+                set_weight_version=set_weight_version,
+                kill=lambda: asyncio.to_thread(sglang.kill),
+                revive=lambda: asyncio.to_thread(sglang.start),
+                max_sequence_tokens=CONTEXT - 1,
+                stops_beside_ignore_eos=False,
+                not_offered=NOT_KEPT,
+            )
+        finally:
+            await engine.aclose()
+
+    report = await check_engine(make, deadline_s=600.0)
+    say(f"\n{mode}\n{report}\n")
+    chats = {"streams_tokens", "whole_equals_streamed", "two_weight_versions"}
+    assert set(report.not_offered) <= {*NOT_KEPT, *(chats if mode == "sglang" else ())}
+
+
+NOT_KEPT = {
+    "refuses_garbage": "an id at or above the vocabulary ends the whole server; this one never sends it",
+    "seeds_repeat": "a seed repeats a turn only with --enable-deterministic-inference, which needs a GPU",
+}
+"""Laws that SGLang 0.5.23 breaks, and how."""
+
+
+# -- sessions
+
+
+@MODES
+def test_a_scripted_agent_s_session_is_exact(sglang: RealSGLang, forward: dict[str, Forward], mode: str) -> None:
+    began = time.monotonic()
+    with stenograph(sglang, mode) as url:
+        turns = play(url)
+    assert len(turns) >= 4
+    found: list[float] = []
+    check_exact(turns)
+    for turn in turns:
+        forced = forward["first"]([*turn.prompt_ids, *turn.ids], len(turn.prompt_ids))
+        if turn is not turns[2]:  # a grammar held it: its log-probabilities are of what that left
+            found += [abs(one - other) for one, other in zip(forced, turn.logprobs, strict=True)]
+    say(
+        f"\n{mode}: {len(turns)} turns, {sum(len(turn.ids) for turn in turns)} tokens in {time.monotonic() - began:.0f}"
+        f" s, cached {[turn.num_cached for turn in turns]}, apart at most {max(found):.1e} nats\n"
+    )
+    assert max(found) < TOLERANCE_NATS
+
+
+@MODES
+def test_a_tool_session_with_the_openai_sdk_is_exact_streamed_or_not(
+    sglang: RealSGLang, forward: dict[str, Forward], mode: str
+) -> None:
+    with stenograph(sglang, mode) as url:
+        session = ask(url, "/sessions", {})
+        with openai.OpenAI(base_url=session["base_url"], api_key="none") as client:
+            messages: list[Any] = [{"role": "user", "content": "Where is Paris?"}]
+            for text in ("And Rome?", "And Oslo?"):
+                asked: dict[str, Any] = {"model": "m", "tools": TOOLS, "temperature": 1.0, "max_tokens": 24}
+                with client.chat.completions.create(messages=messages, stream=True, **asked) as chunks:
+                    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": text}]
+        path = f"/sessions/{session['session_id']}"
+        (sample,) = ask(url, f"{path}/samples", {"format": "json"})["samples"]
+        ledger = ask(url, f"{path}/ledger")["requests"]
+    assert [row["status"] for row in ledger] == [200, 200]
+    found = apart({**sample, "weight_spans": sample["weight_spans"]}, {"default": forward["first"]})
+    say(f"\n{mode}, tools: {sum(sample['loss_mask'])} tokens trained, apart at most {max(found):.1e} nats\n")
+    assert len(found) == sum(sample["loss_mask"])
+    assert max(found) < TOLERANCE_NATS
+
+
+@MODES
+@pytest.mark.parametrize("asked", [{"top_p": 0.8}, {"min_p": 0.05}, {"top_p": 0.9, "top_k": 20}])
+def test_supports_are_those_of_the_weights(
+    sglang: RealSGLang, forward: dict[str, Forward], mode: str, asked: dict[str, Any]
+) -> None:
+    with stenograph(sglang, mode) as url:
+        session = ask(url, "/sessions", {"support": True})
+        chat(url, session, "Tell me a story.", temperature=0.7, max_tokens=12, **asked)
+        (sample,) = ask(url, f"/sessions/{session['session_id']}/samples", {"format": "json"})["samples"]
+    (row,) = sample["turns"]
+    assert row["top_k"] == asked.get("top_k", 4096)
+    ids = np.array(sample["tokens"][row["start"] : row["end"]])
+    told = sample["sampling_log_probs"][-len(ids) :]
+    worst = 0.0
+    for at, kept in enumerate(supports(base64.b64decode(row["support"]), ids)):
+        assert kept is not None
+        assert ids[at] in kept
+        line = [*sample["tokens"][: row["start"] + at]]
+        weights = [forward["first"]([*line, int(one)], len(line), 0.7)[0] for one in kept[:64]]
+        if len(kept) <= 64:
+            own = weights[kept.tolist().index(int(ids[at]))]
+            worst = max(worst, abs(own - np.logaddexp.reduce(weights) - told[at]))
+    say(f"\n{mode}, {asked}: log-probabilities of sampling apart at most {worst:.1e} nats\n")
+    assert worst < TOLERANCE_NATS
+
+
+# -- weights
+
+
+@MODES
+@pytest.mark.parametrize("pause", ["abort", "retract", "in_place", "none"])
+def test_each_token_is_of_the_weights_that_its_span_names(
+    sglang: RealSGLang, forward: dict[str, Forward], mode: str, pause: str
+) -> None:
+    with first_weights(sglang), stenograph(sglang, mode) as url, ThreadPoolExecutor() as threads:
+        sessions = [ask(url, "/sessions", {}) for _ in range(2)]
+        turns = [threads.submit(chat, url, one, f"Count to {n}.") for n, one in enumerate(sessions, start=50)]
+        until_running(sglang, len(turns))
+        if pause != "none":
+            ask(url, "/pause_generation", {"mode": pause})
+        told = ask(url, "/update_weights_from_disk", {"model_path": "second", "weight_version": "v2"})
+        assert told["success"], told
+        assert ask(sglang.url, "/model_info")["weight_version"] == "v2"
+        if pause != "none":
+            ask(url, "/continue_generation", {})
+        replies = [turn.result() for turn in turns]
+        for session, text in zip(sessions, ("Again.", "Once more."), strict=True):
+            chat(url, session, text, max_tokens=8)
+        samples = [of_session(url, session) for session in sessions]
+    versions = [[span["version"] for span in sample["weight_spans"]] for of in samples for sample in of]
+    by_version = {"default": forward["first"], "v2": forward["second"]}
+    found = [one for of in samples for sample in of for one in apart(sample, by_version)]
+    say(
+        f"\n{mode}, {pause}: {[reply['choices'][0]['finish_reason'] for reply in replies]}, versions {versions},"
+        f" {told['message']!r}, {len(found)} tokens apart at most {max(found):.1e} nats\n"
+    )
+    assert max(found) < TOLERANCE_NATS
+    if pause in ("retract", "in_place"):
+        assert any(len(one) > 1 for one in versions)
+
+
+@MODES
+def test_weights_that_a_trainer_changes_at_sglang_itself_are_seen(
+    sglang: RealSGLang, forward: dict[str, Forward], mode: str
+) -> None:
+    with first_weights(sglang), stenograph(sglang, mode) as url, ThreadPoolExecutor() as threads:
+        session = ask(url, "/sessions", {})
+        turn = threads.submit(chat, url, session, "Count to a hundred.")
+        until_running(sglang, 1)
+        ask(sglang.url, "/pause_generation", {"mode": "retract"})
+        update = {"model_path": str(sglang.model.parent / "second"), "weight_version": "v2", "flush_cache": True}
+        assert ask(sglang.url, "/update_weights_from_disk", update)["success"]
+        ask(sglang.url, "/continue_generation", {})
+        turn.result()
+        (sample,) = of_session(url, session)
+    found = apart(sample, {"default": forward["first"], "v2": forward["second"]})
+    say(f"\n{mode}, by the trainer: {sample['weight_spans']}, apart at most {max(found):.1e} nats\n")
+    assert [span["version"] for span in sample["weight_spans"]] == ["default", "v2"]
+    assert max(found) < TOLERANCE_NATS
+
+
+def of_session(url: str, session: dict[str, Any]) -> list[dict[str, Any]]:
+    asked = {"format": "json", "kinds": ["main", "unknown", "agent"]}
+    return list(ask(url, f"/sessions/{session['session_id']}/samples", asked)["samples"])
+
+
+def until_running(sglang: RealSGLang, num: int) -> None:
+    """Wait until so many turns run in it, each with some tokens."""
+    deadline = time.monotonic() + 120
+    while True:
+        (load,) = ask(sglang.url, "/v1/loads")["loads"]
+        if load["num_running_reqs"] >= num:
+            break
+        assert time.monotonic() < deadline, f"{num} turns do not begin to run"
+        time.sleep(0.05)
+    time.sleep(2.0)  # some tokens: nothing tells of them
+
+
+# -- aborts, pauses, death
+
+
+@MODES
+@pytest.mark.parametrize("pause", [None, "retract", "in_place"])
+def test_an_abort_ends_a_turn_within_a_bound(sglang: RealSGLang, mode: str, pause: str | None) -> None:
+    with first_weights(sglang), stenograph(sglang, mode, "--abort-grace", "3") as url, ThreadPoolExecutor() as threads:
+        session = ask(url, "/sessions", {})
+        turn: Future[Any] = threads.submit(chat, url, session, "Count to a thousand.", max_tokens=400)
+        until_running(sglang, 1)
+        if pause is not None:
+            ask(sglang.url, "/pause_generation", {"mode": pause})
+        began = time.monotonic()
+        ask(url, f"/sessions/{session['session_id']}/abort", {})
+        try:
+            ended = turn.result()["choices"][0]["finish_reason"]
+        except urllib.error.HTTPError as error:
+            ended = f"{error.code} {json.loads(error.read())['error']['code']}"
+        took = time.monotonic() - began
+        ask(sglang.url, "/continue_generation", {})
+        deadline = time.monotonic() + 60
+        while ask(sglang.url, "/v1/loads")["loads"][0]["num_running_reqs"]:
+            assert time.monotonic() < deadline, "SGLang goes on with a turn that was aborted"
+            time.sleep(0.2)
+    say(f"\n{mode}, paused {pause}: ended by {ended} within {took:.1f} s\n")
+    assert took < 8.0
+    assert ended in ("abort", "504 upstream_timeout")
+
+
+@MODES
+def test_a_paused_sglang_is_not_down_and_a_dead_one_is_within_ten_seconds(sglang: RealSGLang, mode: str) -> None:
+    with stenograph(sglang, mode) as url, ThreadPoolExecutor() as threads:
+        session = ask(url, "/sessions", {})
+        ask(url, "/pause_generation", {"mode": "in_place"})
+        held = threads.submit(chat, url, session, "Hello.", max_tokens=4)
+        for _ in range(20):
+            assert state(url) == "ready"
+            time.sleep(0.5)
+        ask(url, "/continue_generation", {})
+        assert held.result()["choices"][0]["finish_reason"] == "length"
+        sglang.kill()
+        began = time.monotonic()
+        while state(url) != "down":
+            assert time.monotonic() - began < 10.0, "a dead engine is ready"
+            time.sleep(0.1)
+        took = time.monotonic() - began
+        sglang.start()
+        began = time.monotonic()
+        while state(url) != "ready":
+            assert time.monotonic() - began < 10.0, "an engine that is back is down"
+            time.sleep(0.1)
+        chat(url, session, "Hello.", max_tokens=4)
+    say(f"\n{mode}: found down after {took:.1f} s\n")
+
+
+def state(url: str) -> str:
+    try:
+        ready = ask(url, "/ready")
+    except urllib.error.HTTPError as error:
+        ready = json.loads(error.read())
+    return str(ready["engines"][0]["state"])
+
+
+# -- penalties
+
+
+@pytest.mark.parametrize("mode", ["sglang-generate"])
+def test_a_repetition_penalty_counts_the_turn_s_own_tokens(
+    sglang: RealSGLang, forward: dict[str, Forward], mode: str
+) -> None:
+    """Recomputed by both rules: over the turn's own tokens, and over those of the prompt too."""
+    penalty = 1.3
+    with stenograph(sglang, mode) as url:
+        session = ask(url, "/sessions", {})
+        chat(url, session, "Say red red red blue blue.", temperature=1.0, repetition_penalty=penalty, max_tokens=16)
+        (sample,) = of_session(url, session)
+    (row,) = sample["turns"]
+    tokens = np.array(sample["tokens"], np.intc)
+    config, weights = load_weights(sglang.model)
+    model = NumpyForward(config, weights, num_kv_tokens=CONTEXT)
+    (segment,) = [Segment(ids=tokens, start=0, spans=(RowSpan(0, len(tokens)),), logits_for=LogitsFor.ALL)]
+    logits = np.stack(list(model.forward([segment]))).astype(np.float64)
+    told = sample["rollout_log_probs"][-(row["end"] - row["start"]) :]
+    worst = {}
+    for name, first in (("own", row["start"]), ("prompt too", 0)):
+        apart_by: list[float] = []
+        for at in range(row["start"], row["end"]):
+            scores = logits[at - 1].copy()
+            seen = np.unique(tokens[first:at])
+            scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+            apart_by.append(abs(scores[tokens[at]] - np.logaddexp.reduce(scores) - told[at - row["start"]]))
+        worst[name] = max(apart_by)
+    say(f"\n{mode}, repetition_penalty {penalty}: apart by the rule, at most: {worst}\n")
+    assert worst["own"] < TOLERANCE_NATS < worst["prompt too"]
+
+
+# -- a fleet
+
+
+@MODES
+def test_a_fleet_of_two_shares_sessions_and_survives_one(sglang: RealSGLang, mode: str, tmp_path: Path) -> None:
+    other = RealSGLang(sglang.model, log=tmp_path / "other.log")
+    other.start()
+    try:
+        with first_weights(sglang), stenograph(sglang, mode, "--engine-url", other.url) as url:
+            sessions = [ask(url, "/sessions", {}) for _ in range(6)]
+            with ThreadPoolExecutor() as threads:
+                list(threads.map(lambda one: chat(url, one, "Where is Paris?", max_tokens=8), sessions))
+            ran = {
+                ask(one.url, "/v1/loads")["loads"][0]["total_prefill_uncached_tokens"] > 0 for one in (sglang, other)
+            }
+            assert ran == {True}
+            told = ask(url, "/update_weights_from_disk", {"model_path": "second", "weight_version": "v2"})
+            assert told["success"], told
+            assert {ask(one.url, "/model_info")["weight_version"] for one in (sglang, other)} == {"v2"}
+            other.kill()
+            for session in sessions:
+                assert chat(url, session, "And Rome?", max_tokens=4)["choices"]
+    finally:
+        other.kill()
