@@ -559,7 +559,6 @@ def test_every_parameter_is_sent_by_the_name_that_sglang_has_for_it() -> None:
             max_tokens=16,
             stop=("END", 'a"b'),
             stop_token_ids=(5,),
-            ignore_eos=True,
             presence_penalty=0.25,
             frequency_penalty=-0.5,
             repetition_penalty=1.5,
@@ -580,7 +579,7 @@ def test_every_parameter_is_sent_by_the_name_that_sglang_has_for_it() -> None:
             "max_new_tokens": 16,
             "stop": ["END", 'a"b'],
             "stop_token_ids": [5],
-            "ignore_eos": True,
+            "ignore_eos": False,
             "presence_penalty": 0.25,
             "frequency_penalty": -0.5,
             "repetition_penalty": 1.5,
@@ -624,3 +623,9 @@ def test_of_routed_experts_the_rows_that_the_line_does_not_have_are_asked_for_on
         ):
             assert json.loads(body).get("routed_experts_start_len") == first_row
         assert b"start_len" not in encode_request(of, model="m", replay=ReplayKind.INDEXER_TOPK)
+
+
+def test_the_models_end_can_be_ignored_where_no_stop_tokens_are_given() -> None:
+    assert sent(request(ignore_eos=True))["sampling_params"]["ignore_eos"] is True
+    with pytest.raises(InvalidRequest, match="ignore_eos"):
+        sent(request(ignore_eos=True, stop_token_ids=(5,)))

@@ -200,4 +200,4 @@ class TracedRequest:
 
 
 def _status(error: BaseException) -> int:
-    return error.status if isinstance(error, StenographError) else 500
+    return error.client_status if isinstance(error, StenographError) else 500
