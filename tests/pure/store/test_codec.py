@@ -32,6 +32,7 @@ from stenograph.core.types import (
     GrammarKind,
     LogprobsKind,
     MixedWeights,
+    RepetitionOver,
     Replay,
     RequestId,
     SampledTurn,
@@ -132,6 +133,7 @@ params = st.builds(
     grammar=maybe(st.builds(Grammar, kind=st.sampled_from(GrammarKind), source=texts)),
     num_top_logprobs=st.integers(0, 20),
     support=st.booleans(),
+    repetition_over=st.sampled_from(RepetitionOver),
 )
 contexts = st.builds(
     PromptContext,
@@ -415,7 +417,7 @@ def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
         CommittedTurn: 20, SampledTurn: 14, SessionOpened: 18, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
-        LedgerRow: 16, SamplingParams: 17, Message: 6, Tool: 3, ToolCall: 3, Replay: 3, PromptContext: 4,
+        LedgerRow: 16, SamplingParams: 18, Message: 6, Tool: 3, ToolCall: 3, Replay: 3, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 2,
         SessionOutcome: 3, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
