@@ -100,8 +100,7 @@ class WarmParent:
 
 def _serve_orders() -> None:
     """Fork a server for each order, until standard input ends."""
-    import uvloop  # noqa: F401, PLC0415  -- what a server imports when it starts
-
+    from stenograph.cli import serve_command  # noqa: F401, PLC0415
     from stenograph.cli.main import main  # noqa: PLC0415  -- only this program is a server
 
     gc.collect()

@@ -16,8 +16,7 @@ from typing import Any
 import openai
 import pytest
 
-from stenograph.cli.main import SECTIONS
-from stenograph.cli.settings_table import SETTINGS
+from stenograph.cli.settings_table import SECTIONS, SETTINGS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

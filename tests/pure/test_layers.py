@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stenograph.cli.commands import COMMANDS
 from stenograph.dialects.openai.chat_fields import WireChatRequest
 from stenograph.dialects.openai.completions_fields import WireCompletionRequest
 
@@ -227,6 +228,33 @@ def test_imports_stand_at_the_top(path: Path) -> None:
     functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inner = [node for function in functions for node in ast.walk(function)]
     assert not [node for node in inner if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+LOADED_BY_NAME = {
+    "cli/loaded": "a command line is read before what its command needs is imported",
+    "http/traces/tracing": "traces need an extra",
+}
+"""Modules that import others of ours by a text: no other does, or an import could hide from these laws."""
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_module_of_ours_is_imported_by_a_text(path: Path) -> None:
+    if name_of(path) in LOADED_BY_NAME:
+        return
+    for call in (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Name | ast.Attribute):
+            name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr
+            is_import = name in ("import_module", "__import__")
+            given = [one.value for one in call.args if isinstance(one, ast.Constant)]
+            assert not is_import or not str(given[:1]).startswith("['stenograph"), f"line {call.lineno}"
+
+
+def test_each_command_has_an_entry_that_is_there() -> None:
+    """Its module stands in no import: this is where a renamed one is found."""
+    for command in COMMANDS.values():
+        module, _, function = command.entry.partition(":")
+        defined = tree_of(SRC / f"{module.replace('.', '/')}.py").body
+        assert function in {node.name for node in defined if isinstance(node, ast.FunctionDef)}, command.entry
 
 
 def texts_of(tree: ast.AST) -> list[str]:

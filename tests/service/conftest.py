@@ -18,7 +18,8 @@ from stenograph.core.types import Finish, FinishReason, StageTimes
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.engine.base import Engine
 from stenograph.http.app import all_counters, all_dialects, make_app, make_renderer
-from stenograph.http.server import Server, listen, uvicorn_config
+from stenograph.http.listen import listen
+from stenograph.http.server import Server, uvicorn_config
 from stenograph.http.settings import Settings
 from stenograph.model.files import ModelFiles
 from stenograph.offload.body_slots import BodySlots

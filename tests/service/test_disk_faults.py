@@ -20,10 +20,11 @@ import pytest
 
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import Finish, FinishReason, SessionId
-from stenograph.store.base import Durability, SessionStore, Tail, checked_payloads
+from stenograph.store.base import SessionStore, Tail, checked_payloads
 from stenograph.store.codec.rows import COMMIT, OUTCOME
 from stenograph.store.folder import DataFolder
 from stenograph.store.look import looks
+from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore
 from stenograph.testing.standins.scripted_engine import Script
 from stenograph.testing.suite.store_laws import appended, session_id

@@ -13,7 +13,7 @@ import pytest
 
 from stenograph.cli.main import main
 from stenograph.core.clock import SystemClock
-from stenograph.http.server import listen, url_of
+from stenograph.http.listen import listen, url_of
 from stenograph.store.postgres.connection import Lane
 from stenograph.store.postgres.schema import prepare
 from stenograph.store.postgres.server import PostgresRows

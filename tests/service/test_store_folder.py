@@ -13,9 +13,9 @@ import pytest
 
 from stenograph.core.errors import StartupError
 from stenograph.core.types import SessionId
-from stenograph.store.base import Durability
 from stenograph.store.database import MIGRATIONS, Database, FileConnection
 from stenograph.store.folder import DataFolder
+from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore
 from stenograph.testing.suite.store_laws import appended, session_id
 

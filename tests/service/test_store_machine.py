@@ -21,10 +21,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stenograph.core.errors import StenographError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import Durability, Tail
+from stenograph.store.base import Tail
 from stenograph.store.codec.rows import COMMIT, OUTCOME, Totals
 from stenograph.store.database import FileConnection
 from stenograph.store.folder import DataFolder
+from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore
 from stenograph.testing.suite.store_laws import ONE_TURN, payloads, session_id
 

@@ -15,12 +15,13 @@ import pytest
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store import sqlite as sqlite_store
-from stenograph.store.base import Durability, checked_payloads
+from stenograph.store.base import checked_payloads
 from stenograph.store.codec.rows import Totals
 from stenograph.store.database import FileConnection
 from stenograph.store.files import open_files
 from stenograph.store.folder import LOCK_NAME, RESERVE_NAME, DataFolder, filesystem_of, looked_at
 from stenograph.store.memory import MemoryStore
+from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore, sync_log
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.suite.store_laws import ONE_TURN, appended, check_store, payloads, session_id

@@ -15,7 +15,8 @@ import aiohttp
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.engine.base import Engine, GenerateRequest
 from stenograph.http.app import make_app
-from stenograph.http.server import Server, listen, url_of, uvicorn_config
+from stenograph.http.listen import listen, url_of
+from stenograph.http.server import Server, uvicorn_config
 from stenograph.http.settings import Settings
 from stenograph.http.storage import opened_store
 from stenograph.http.workers.place import WorkerPlace

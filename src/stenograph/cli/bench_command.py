@@ -6,11 +6,9 @@ The command line and the benchmarks are side by side: neither imports the other,
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-BENCH = "bench"
 
-
-def become_bench(arguments: Sequence[str]) -> None:
-    """Replace this process by the benchmarks if that is what was asked for; else return."""
-    if arguments[:1] == [BENCH]:
-        os.execv(sys.executable, [sys.executable, "-m", "stenograph.bench", *arguments[1:]])
+def become_bench(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by the benchmarks."""
+    os.execv(sys.executable, [sys.executable, "-m", "stenograph.bench", *arguments])

@@ -19,30 +19,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 from urllib.parse import quote
 
 from stenograph.cli.chat_turns import STOPPED, ChatTalk, ChatTurn
 from stenograph.cli.run_command import check_samples_file, check_url, ended_by_signals, say, write_samples
-from stenograph.cli.run_server import OwnServer
+from stenograph.cli.run_server import OwnServer, serve_flags
 from stenograph.cli.session_calls import CallFailed, ServerCalls
 from stenograph.cli.terminal_text import safe_line, safe_text
 from stenograph.core.errors import StartupError
-
-CHAT = "chat"
-CHAT_EXAMPLES = """\
-examples:
-  stenograph chat
-      the small model, on a server that is started for it
-  stenograph chat --url http://127.0.0.1:8080
-      a new session of a server that runs
-  stenograph chat --url http://127.0.0.1:8080 --session 5f0c...
-      a session that is there, from its last turn on
-  echo "What is a stenograph?" | stenograph chat --model ./Qwen3-8B --engine vllm --engine-url http://10.0.0.5:8000
-      a line from a pipe
-
-Every flag of `serve` may be given for a server of its own. /help lists the commands; docs/chat.md has more.
-"""
 
 Context = contextlib.AbstractContextManager[None]
 
@@ -73,6 +58,13 @@ class Lines(Protocol):
     def next(self) -> str | None:
         """The next line, None at the end."""
         ...
+
+
+def chat(options: dict[str, Any]) -> int:
+    """Do what `chat` is to do; returns the exit code. Raises StartupError, for a bad setting too."""
+    url, session = options.pop("url"), options.pop("session")
+    flags, api_key = serve_flags(options, is_started=url is None)
+    return chat_command(ChatOptions(url=url, session=session, serve_flags=flags, api_key=api_key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,10 +37,6 @@ from stenograph.session.session import Session
 from stenograph.store.places import Look, StorePlace, looks_at
 from stenograph.trajectory.commits import ModelMark
 
-EXPORT = "export"
-EXPORT_SETTINGS = ("model", "family", "chat_template_kwargs", "cache_dir", "require_logprobs", "api_key")
-"""The settings that `export` reads."""
-
 EXIT_ALL = 0
 EXIT_SOME = 1
 

@@ -4,11 +4,8 @@ Logging only puts a line into a queue, because a pipe that is not read must not 
 drops lines, and reports later how many. Knows nothing of what is logged.
 """
 
-# ruff: noqa: RUF009  (`setting` makes dataclass fields)
-
 import contextlib
 import copy
-import enum
 import json
 import logging
 import os
@@ -16,12 +13,14 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
+from typing import Any
 
+from stenograph.cli.settings_table import CommandSettings, LogFormat, LogSettings, kubernetes_variables, load_settings
+from stenograph.core.errors import StartupError
 from stenograph.core.log_line import LogLine
-from stenograph.core.settings import choice, setting
+from stenograph.model.progress import Progress, StreamProgress
 
 log = logging.getLogger(__name__)
 
@@ -33,32 +32,6 @@ REST_S = 0.02
 """Seconds for which lines gather after a write: to wake the thread for each costs more than the line itself."""
 CLOSE_GRACE_S = 1.0
 """Seconds that the end of the process waits for the last lines to be written."""
-
-
-class LogLevel(enum.StrEnum):
-    """Levels of the log."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(enum.StrEnum):
-    """Formats of the log's lines."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogSettings:
-    """Settings of the log."""
-
-    log_level: LogLevel = setting(LogLevel.INFO, choice(LogLevel), "Lowest level that is logged.")
-    log_format: LogFormat = setting(
-        LogFormat.TEXT, choice(LogFormat), "Format of the log: text for people, or a JSON object a line."
-    )
 
 
 class TextFormatter(logging.Formatter):
@@ -204,3 +177,30 @@ def logging_to_stderr(settings: LogSettings, *, worker: int | None = None) -> Ge
     finally:
         root.removeHandler(writer)
         writer.close()
+
+
+def logged(options: dict[str, Any], work: Callable[[CommandSettings], int]) -> int:
+    """Read the settings of a command and do its work with the log open; returns the exit code.
+
+    Raises StartupError, but for a log in JSON: there the error is a line of the log.
+    """
+    settings = load_settings(options, os.environ, options.pop("config"))
+    with logging_to_stderr(settings):
+        if ignored := kubernetes_variables(os.environ):
+            log.info(
+                "ignored %d environment variables such as %s: Kubernetes sets them for a Service",
+                len(ignored),
+                ignored[0],
+            )
+        try:
+            return work(settings)
+        except StartupError as error:
+            if settings.log_format is not LogFormat.JSON:
+                raise
+            log.error("%s", error)
+            return error.exit_code
+
+
+def progress_of(settings: LogSettings) -> Progress:
+    """Long work, told as the log is: by lines of it, or on the terminal."""
+    return LogProgress() if settings.log_format is LogFormat.JSON else StreamProgress(sys.stderr)

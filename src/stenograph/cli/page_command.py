@@ -4,14 +4,17 @@ The session is that of a folder, for which the model's tokenizer and template ar
 codes: 0, or 2 (a StartupError) where there is no file.
 """
 
-from dataclasses import dataclass
+import os
+import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
 
-from stenograph.cli.export_command import new_file, write_file
+from stenograph.cli.export_command import ExportOptions, export_folder, new_file, write_file
 from stenograph.cli.session_calls import CallFailed, ServerCalls
+from stenograph.cli.settings_table import load_settings
 from stenograph.cli.store_commands import found_session
 from stenograph.console.assets import FILES
 from stenograph.console.documents import (
@@ -37,7 +40,7 @@ from stenograph.http.settings import Settings
 from stenograph.http.storage import model_mark
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import load_model_files
-from stenograph.model.progress import Progress
+from stenograph.model.progress import Progress, StreamProgress
 from stenograph.store.places import looks_at
 
 EXIT_WRITTEN = 0
@@ -50,6 +53,33 @@ class PageOptions:
     source: str
     session: str
     html: Path
+
+
+def export(options: dict[str, Any]) -> int:
+    """Do what `export` is to do; returns the exit code. Raises StartupError."""
+    progress, config = StreamProgress(sys.stderr), options.pop("config")
+    if (page := _page_options(options)) is not None:
+        return export_page(page, load_settings(options, os.environ, config), out=sys.stdout, progress=progress)
+    options["folder"] = Path(options["folder"])
+    wanted = ExportOptions(**{field.name: options.pop(field.name) for field in fields(ExportOptions)})
+    return export_folder(wanted, load_settings(options, os.environ, config), out=sys.stdout, progress=progress)
+
+
+def _page_options(options: dict[str, Any]) -> PageOptions | None:
+    """The options of `export --html`, taken out of all of them; None if samples are wanted. Raises StartupError."""
+    session, html = options.pop("session"), options.pop("html")
+    if html is None and session is None:
+        if options["out"] is None:
+            raise StartupError(
+                "export: name the file to write: --out FILE for samples, --session ID --html FILE for a page"
+            )
+        return None
+    if html is None or session is None:
+        raise StartupError("export: a page is one session's: it takes both --session ID and --html FILE")
+    given = {field.name: options.pop(field.name) for field in fields(ExportOptions)}
+    if given["out"] is not None or given["include_side"] or given["include_failed"]:
+        raise StartupError("export: --html writes a page, --out samples: leave one of them out, with its flags")
+    return PageOptions(source=given["folder"], session=session, html=html)
 
 
 def export_page(options: PageOptions, settings: Settings, *, out: TextIO, progress: Progress) -> int:

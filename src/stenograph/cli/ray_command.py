@@ -4,29 +4,18 @@
 whose server does not run; whatever stops the start is a StartupError, as everywhere.
 """
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
+from stenograph.cli.settings_table import SETTINGS, given_settings, load_settings
+from stenograph.core.errors import StartupError
 from stenograph.deploy.ray import NodeState, report, start, stop
-
-RAY = "ray"
-RAY_ACTIONS = ("up", "down", "status")
 
 EXIT_ALL_RUN = 0
 EXIT_SOME_MISSING = 1
-
-RAY_EXAMPLES = """\
-examples:
-  stenograph ray up --model Qwen/Qwen3-8B --engine sglang --engine-url http://10.0.0.5:30000 --store postgresql://db/x
-      a server on each machine of this machine's cluster; any of them serves any session. Their addresses go to stdout
-  stenograph ray status
-  stenograph ray down
-      stops all of them, after their turns
-
-Flags of `up` are those of serve, and so are its STENOGRAPH_... variables and its --config file; all of it is read here
-and given to each server. --host is each machine's own address unless it is given, and --port 0 is any free one.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +25,21 @@ class RayOptions:
     action: Literal["up", "down", "status"]
     address: str
     cpus: float
+
+
+def ray(options: dict[str, Any]) -> int:
+    """Do what `ray` is to do; returns the exit code. Raises StartupError, for a bad setting too."""
+    wanted = RayOptions(action=options.pop("action"), address=options.pop("ray_address"), cpus=options.pop("cpus"))
+    config = options.pop("config")
+    given = [setting.flag for setting in SETTINGS if options[setting.name] is not None]
+    if wanted.action != "up":
+        if given or config is not None:
+            raise StartupError(f"{given[0] if given else '--config'} is of ray up, not of ray {wanted.action}")
+        return ray_command(wanted, {}, out=sys.stdout)
+    settings = given_settings(options, os.environ, config)
+    own = {"advertise_url": "http://each-machine"} if "store" in settings else {}
+    load_settings({**options, **own}, os.environ, config)
+    return ray_command(wanted, settings, out=sys.stdout)
 
 
 def ray_command(options: RayOptions, settings: Mapping[str, object], *, out: TextIO) -> int:

@@ -19,29 +19,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 from urllib.parse import urlsplit
 
 from stenograph.cli.agent_environment import agent_environment, write_agent_settings
 from stenograph.cli.run_report import report_lines
-from stenograph.cli.run_server import OwnServer
+from stenograph.cli.run_server import OwnServer, serve_flags
 from stenograph.cli.session_calls import CallFailed, ServerCalls
 from stenograph.core.errors import StartupError
-
-RUN = "run"
-RUN_EXAMPLES = """\
-examples:
-  stenograph run -- python my_agent.py
-      a server with the small model, a session, and the agent with OPENAI_BASE_URL and its like set
-  stenograph run --samples out.safetensors --model ./Qwen3-8B --engine vllm --engine-url http://10.0.0.5:8000 \\
-      -- claude -p "Fix the tests"
-      Claude Code on your own model
-  stenograph run --url http://127.0.0.1:8080 -- codex exec "Fix the tests"
-      a session of a server that runs
-
-Every flag of `serve` may stand before the `--`; without --port the server takes a free one. docs/agents.md has a
-command for each agent, and the variables that are set.
-The exit code is the command's, or 128 + N where signal N ended it.
-"""
 
 EXIT_NO_SAMPLES = 1
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -68,12 +53,11 @@ class RunOptions:
     api_key: str | None
 
 
-def split_command(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The arguments of `stenograph run` and the command after the first `--`, which is empty if there is none."""
-    if arguments[:1] != [RUN] or "--" not in arguments:
-        return arguments, ()
-    at = list(arguments).index("--")
-    return arguments[:at], arguments[at + 1 :]
+def run(options: dict[str, Any]) -> int:
+    """Do what `run` is to do; returns the exit code. Raises StartupError, for a bad setting too."""
+    command, url, samples = options.pop("agent"), options.pop("url"), options.pop("samples")
+    flags, api_key = serve_flags(options, is_started=url is None)
+    return run_command(RunOptions(command=command, url=url, samples=samples, serve_flags=flags, api_key=api_key))
 
 
 def run_command(options: RunOptions) -> int:

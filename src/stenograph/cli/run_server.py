@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from typing import Any, cast
 
+from stenograph.cli.settings_table import SETTINGS, load_settings
 from stenograph.core.errors import StartupError
 
 STOP_S = 40.0
@@ -27,6 +29,28 @@ LAST_LINES_S = 5.0
 """Longest wait for an ended server's last lines."""
 
 _READY = re.compile(r"stenograph ready at (http://\S+)")
+
+
+def serve_flags(options: dict[str, Any], *, is_started: bool) -> tuple[list[str], str | None]:
+    """The flags of a server that is started by another command, and the key by which it is asked.
+
+    The settings are checked here, and read again by the server. Of one that runs already only the key is wanted. Raises
+    StartupError for a bad setting.
+    """
+    config = options.pop("config")
+    settings = load_settings(options, os.environ, config)
+    given = {setting.flag: options[setting.name] for setting in SETTINGS if options[setting.name] is not None}
+    if not is_started:
+        given.pop("--api-key", None)
+    flags = [text for flag, value in given.items() for one in _listed(value) for text in (flag, one)]
+    if config is not None and is_started:
+        flags = ["--config", str(config), *flags]
+    return flags, settings.api_key[0] if settings.api_key else None
+
+
+def _listed(value: object) -> list[str]:
+    """A flag's value or values, as they were typed."""
+    return [str(one) for one in cast("list[object]", value)] if isinstance(value, list) else [str(value)]
 
 
 class OwnServer:

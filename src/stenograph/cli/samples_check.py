@@ -4,19 +4,28 @@ Reads the file and the sessions that it names, and changes nothing. Exit codes a
 """
 
 import mmap
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from stenograph.cli.store_commands import EXIT_FAULTS, EXIT_WHOLE, restored
+from stenograph.cli.store_commands import EXIT_FAULTS, EXIT_WHOLE, check_folder, restored
 from stenograph.core.errors import SessionDamaged, StartupError
 from stenograph.core.types import SessionId
 from stenograph.export.arrow import ArrowMissing
 from stenograph.export.custody import DigestChain
 from stenograph.export.sample_check import KeptTurns, Trained, sample_faults
 from stenograph.export.sample_files import FiledSample, NoSampleFile, sample_file
-from stenograph.model.progress import Progress
+from stenograph.model.progress import Progress, StreamProgress
 from stenograph.store.places import Look, StorePlace, looks_at
+
+
+def check(options: dict[str, Any]) -> int:
+    """Do what `check` is to do; returns the exit code. Raises StartupError."""
+    progress = StreamProgress(sys.stderr)
+    if samples := options.pop("samples"):
+        return check_samples(options["folder"], samples, out=sys.stdout, progress=progress)
+    return check_folder(**options, out=sys.stdout, progress=progress)
 
 
 def check_samples(folder: StorePlace, files: Sequence[Path], *, out: TextIO, progress: Progress) -> int:

@@ -6,7 +6,7 @@ from stenograph.dialects.settings import ReplyMode
 from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype
 from stenograph.engine.settings import EngineKind, ReplayKind
 from stenograph.http.settings import Settings
-from stenograph.store.base import Durability
+from stenograph.store.settings import Durability
 
 MIN_LEASE_S = 0.3
 """A lease is renewed three times in its time; shorter ones are lost to a busy event loop."""

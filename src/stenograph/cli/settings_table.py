@@ -1,14 +1,42 @@
 """The table of all settings: each room's own rows, in the order of docs/settings.md and of `serve --help`."""
 
+# ruff: noqa: RUF009  (`setting` makes dataclass fields)
+
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stenograph.cli.logs import LogSettings
 from stenograph.cli.settings_checks import check_together
-from stenograph.core.settings import Setting, SettingsTable, rows_of
+from stenograph.core.settings import Setting, SettingsTable, choice, rows_of, setting
 from stenograph.http.settings import Settings
 from stenograph.model.settings import default_cache_dir
+
+
+class LogLevel(enum.StrEnum):
+    """Levels of the log."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(enum.StrEnum):
+    """Formats of the log's lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """Settings of the log."""
+
+    log_level: LogLevel = setting(LogLevel.INFO, choice(LogLevel), "Lowest level that is logged.")
+    log_format: LogFormat = setting(
+        LogFormat.TEXT, choice(LogFormat), "Format of the log: text for people, or a JSON object a line."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ They need no server and change nothing. Exit codes: 0, 1 where `check` found a f
 that a server holds or that has no sessions.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
@@ -21,11 +22,15 @@ from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import MATCHERS, HarnessMatcher, Matcher
 from stenograph.trajectory.turn import Node
 
-INSPECT, CHECK = "inspect", "check"
 EXIT_WHOLE = 0
 EXIT_FAULTS = 1
 
 _SHOWN_CHARS = 60
+
+
+def inspect(options: dict[str, Any]) -> int:
+    """Do what `inspect` is to do; returns the exit code. Raises StartupError."""
+    return inspect_folder(**options, out=sys.stdout)
 
 
 def inspect_folder(folder: StorePlace, session: str | None, *, out: TextIO) -> int:

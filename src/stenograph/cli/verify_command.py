@@ -4,12 +4,15 @@ Owns the exit codes. An unreadable file and an unreachable engine are a StartupE
 """
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import uvloop
 
+from stenograph.cli.logs import logged, progress_of
+from stenograph.cli.settings_table import CommandSettings
 from stenograph.core.clock import SystemClock
 from stenograph.core.day import Day
 from stenograph.core.errors import StartupError
@@ -32,23 +35,18 @@ EXIT_HOLDS = 0
 EXIT_DOES_NOT_HOLD = 1
 EXIT_NOT_CHECKED = 2
 
-VERIFY = "verify"
-VERIFY_SETTINGS = (
-    "model",
-    "family",
-    "chat_template_kwargs",
-    "engine",
-    "engine_url",
-    "engine_api_key",
-    "engine_keys",
-    "connect_timeout",
-    "request_timeout",
-    "engine_threads",
-    "cache_dir",
-)
-"""The settings that `verify` reads."""
-
 _SHOWN_CHARS = 200
+
+
+def verify_command(options: dict[str, Any]) -> int:
+    """Do what `verify` is to do; returns the exit code. Raises StartupError."""
+    is_named = options["engine"] is not None
+
+    def work(settings: CommandSettings) -> int:
+        plays = is_named or bool(settings.engine_url)
+        return verify_model(settings, plays=plays, out=sys.stdout, progress=progress_of(settings))
+
+    return logged(options, work)
 
 
 def verify_model(settings: Settings, *, plays: bool, out: TextIO, progress: Progress) -> int:

@@ -5,8 +5,7 @@ two fields, or a part of one. The request's dialect spells a `Blame` as the poin
 """
 
 import enum
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 
 class RequestPart(enum.StrEnum):
@@ -29,7 +28,8 @@ class RequestPart(enum.StrEnum):
     """The path begins with the name of a field of `ReplyOptions`."""
 
 
-class Blame(Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Blame:
     """A part, or what is within it: the element `index` of a list, and `path` from there, by our names.
 
     The role of message 3 is `Blame(RequestPart.MESSAGES, 3, ("role",))`, the parameters of tool 2

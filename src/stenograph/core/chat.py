@@ -13,7 +13,6 @@ from typing import Protocol, Self
 import msgspec
 import xxhash
 from msgspec import Struct
-from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.messages import Message, Tool
@@ -280,7 +279,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True, gc=False):
         """The same part of the request as it was read from the body."""
         if blame is None or blame.part is not RequestPart.MESSAGES or blame.index is None or not self.gaps:
             return blame
-        return replace(blame, index=self.place_of(blame.index))
+        return Blame(blame.part, self.place_of(blame.index), blame.path)
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True, gc=False):

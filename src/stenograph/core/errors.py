@@ -454,12 +454,16 @@ class SessionElsewhere(NobodyError):
 class StorageLost(Exception):
     """The store failed for good, and the server has ended because of it. The message is one line.
 
-    Not a `StenographError`: no client ever sees it; the command line prints it and exits with 74.
+    Not a `StenographError`: no client ever sees it; the command line prints it.
     """
+
+    exit_code = 74
 
 
 class StartupError(Exception):
     """Something that stops the start: a bad setting, a missing model, a port in use. The message is one line.
 
-    Not a `StenographError`: no client ever sees it; the command line prints it and exits with 2.
+    Not a `StenographError`: no client ever sees it; the command line prints it.
     """
+
+    exit_code = 2

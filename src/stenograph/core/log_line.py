@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from stenograph.core.types import Stage
+if TYPE_CHECKING:  # a log is opened before numpy is loaded
+    from stenograph.core.types import Stage
 
 LogValue = str | int | float | None
 
@@ -32,7 +34,7 @@ class LogLine(Struct, frozen=True, kw_only=True, gc=False):
 
     event: str
     facts: Mapping[str, LogValue]
-    stages_s: Mapping[Stage, float] | None = None
+    stages_s: "Mapping[Stage, float] | None" = None
 
     def __str__(self) -> str:
         shown = [self.event]
@@ -60,6 +62,6 @@ def _cut(text: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _stages_format(stages: tuple[Stage, ...]) -> str:
+def _stages_format(stages: "tuple[Stage, ...]") -> str:
     """The text of these stages, with a place for the time of each: few turns differ in them."""
     return "stages_ms=" + ",".join(f"{stage}:%.3f" for stage in stages)

@@ -36,8 +36,8 @@ from stenograph.core.errors import StartupError, StorageLost
 from stenograph.deploy.shared_engine import SharedEngineProcess
 from stenograph.engine.settings import EngineKind
 from stenograph.http.app import LoadedModel, load_model, serve_on
+from stenograph.http.listen import listen, url_of
 from stenograph.http.rule_files import check_files
-from stenograph.http.server import listen, url_of
 from stenograph.http.settings import Settings
 from stenograph.http.storage import prepare_database
 from stenograph.http.workers.place import WorkerPlace
@@ -51,9 +51,6 @@ MAX_FAILED_STARTS = 5
 """Starts of a worker in a row that may fail; then the server ends."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
-
-EXIT_STARTUP, EXIT_STORAGE = 2, 74
-"""Exit codes of the server and of its workers: what stopped the start, and a store that has failed."""
 
 InWorker = Callable[[int], AbstractContextManager[None]]
 """Entered in a worker, by its number, before anything else: it opens the log anew."""
@@ -278,7 +275,7 @@ class _Parent:
             self._engine.take_end()
 
     def _has_ended(self, number: int, seat: _Seat, process: _Process, code: int) -> None:
-        if code == EXIT_STORAGE:
+        if code == StorageLost.exit_code:
             self._failure = self._failure or StorageLost(process.error)
             if not self._is_ending:
                 self._end(signal.SIGTERM)
@@ -287,7 +284,7 @@ class _Parent:
             return
         seat.num_failed_starts = 0 if process.is_ready else seat.num_failed_starts + 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        if not self._was_ready and code == EXIT_STARTUP:
+        if not self._was_ready and code == StartupError.exit_code:
             self._failure = StartupError(process.error)
         elif seat.num_failed_starts >= MAX_FAILED_STARTS:
             why = process.error or f"its process {how}"
@@ -367,10 +364,10 @@ class _Parent:
                 runner.run(work())
         except StartupError as error:
             say(str(error))
-            return EXIT_STARTUP
+            return StartupError.exit_code
         except StorageLost as error:
             say(str(error))
-            return EXIT_STORAGE
+            return StorageLost.exit_code
         except Exception:
             log.exception("worker %d has failed", number)
             return 1

@@ -20,11 +20,11 @@ from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.types import token_ids
 from stenograph.dialects.json_bodies import decode_json, decode_part, shown
 from stenograph.dialects.openai.sampling_rules import WireSamplingRules, name_known, sampling_rules
+from stenograph.dialects.settings import SAMPLE_FORMATS
 from stenograph.dialects.template_kwargs import TemplateKwargs, check_depth, check_template_kwargs
 
 GroupName = Annotated[str, Meta(min_length=1, max_length=256)]
 
-SAMPLE_FORMATS = ("safetensors", "json", "arrow")
 BULK_FORMATS = ("safetensors", "arrow")
 SESSION_STATES = ("busy", "idle", "open", "ended")
 MAX_LISTED = 10_000

@@ -22,6 +22,10 @@ class UnknownFields(enum.StrEnum):
     RECORD = "record"
 
 
+SAMPLE_FORMATS = ("safetensors", "json", "arrow")
+"""Formats of a session's samples; the first is the default."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DialectSettings:
     """Settings for reading requests and writing replies."""

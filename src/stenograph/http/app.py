@@ -35,6 +35,7 @@ from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
 from stenograph.http.line_drifts import LineDrifts
+from stenograph.http.listen import url_of
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
 from stenograph.http.nodes import Nodes
@@ -42,7 +43,7 @@ from stenograph.http.now_board import NowBoard
 from stenograph.http.openapi.document import described_by, openapi_document
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.rule_files import check_files, side_rules_of
-from stenograph.http.server import listen, run_uvicorn, url_of
+from stenograph.http.server import run_uvicorn
 from stenograph.http.session_defaults import session_defaults
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.settings import Settings
@@ -394,21 +395,22 @@ def load_model(settings: Settings, clock: Clock, progress: Progress) -> LoadedMo
     return LoadedModel(path=path, files=files, renderer=renderer_of(settings, files, clock))
 
 
-async def serve(settings: Settings, *, announce: Callable[[str], None], progress: Progress) -> signal.Signals | None:
+async def serve(
+    listener: socket.socket, settings: Settings, *, announce: Callable[[str], None], progress: Progress
+) -> signal.Signals | None:
     """Run the server until SIGTERM or SIGINT, and return which it was; raises StorageLost if its store has failed.
 
     `announce` gets one line when it is ready, `progress` long work before. Raises StartupError for whatever stops the
-    start: the port first, so that it is known before anything is loaded.
+    start.
     """
     clock = SystemClock()
-    with listen(settings.host, settings.port) as listener:
-        check_files(settings)
-        async with held_folder(settings, address=url_of(listener)) as folder:
+    check_files(settings)
+    async with held_folder(settings, address=url_of(listener)) as folder:
 
-            async def loaded() -> LoadedModel:
-                return await asyncio.to_thread(load_model, settings, clock, progress)
+        async def loaded() -> LoadedModel:
+            return await asyncio.to_thread(load_model, settings, clock, progress)
 
-            return await serve_on(listener, settings, loaded, folder, clock=clock, announce=announce)
+        return await serve_on(listener, settings, loaded, folder, clock=clock, announce=announce)
 
 
 async def serve_on(

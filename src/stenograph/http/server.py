@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import math
-import os
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -14,11 +12,11 @@ from collections.abc import Callable, Generator
 import uvicorn
 from starlette.types import ASGIApp
 
-from stenograph.core.errors import StartupError
 from stenograph.engine.base import Engine
 from stenograph.http.all_servers import AllServers
 from stenograph.http.connection import connections_of
 from stenograph.http.lifecycle import tell_of_lost_sessions, tell_of_readiness, tell_of_signal
+from stenograph.http.listen import url_of
 from stenograph.http.mounts import App, WebGuard
 from stenograph.http.settings import Settings
 from stenograph.http.workers.worker import Worker
@@ -165,28 +163,3 @@ async def run_uvicorn(
             task.cancel()
         await asyncio.wait(tasks)
     return server.ended_by
-
-
-def url_of(listener: socket.socket) -> str:
-    """The address of a listening socket."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
-    """Bind before anything else. Raises StartupError, in a line, if that cannot be done.
-
-    `shares_port`: other sockets of this user that say so too may have the port; the kernel spreads connections.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=2048, reuse_port=shares_port)
-        # Connections inherit it. asyncio would not set it on them, and an answer's body would wait 40 ms for an ACK.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise StartupError(f"port {port} on {host} is in use; choose another with --port") from error
-        number = error.errno or 0
-        why = os.strerror(number) if number > 0 else error.strerror or error
-        raise StartupError(f"cannot listen on {host}:{port}: {why}; choose another with --host or --port") from error

@@ -384,7 +384,7 @@ class CompletionOpening:
             at = int(((found < 0) | (found >= vocab_size)).argmax())
             raise InvalidRequest(
                 f"{prompt[at]} is not a token id: the vocabulary has {vocab_size} ids.",
-                blame=replace(self.prompt_blame, path=(at,)),
+                blame=Blame(self.prompt_blame.part, self.prompt_blame.index, (at,)),
             )
         return prompt
 

@@ -17,7 +17,6 @@ The contract:
   `check_owned` tells, and a row that is appended then is refused.
 """
 
-import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +40,6 @@ FULL_RETRY_S = 10.0
 
 Done = Callable[[StenographError | None], None]
 """Called on the loop when a row is durable (None), or with the reason for which it is not there."""
-
-
-class Durability(enum.StrEnum):
-    """The events that an acknowledged turn survives."""
-
-    NONE = "none"
-    INTERVAL = "interval"
-    COMMIT = "commit"
 
 
 class Tail:

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import FULL_RETRY_S, Durability, SessionColumns, StoredRow, StoredSession, StoredSummary
+from stenograph.store.base import FULL_RETRY_S, SessionColumns, StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES, RowDamaged, Totals
 from stenograph.store.groups import NewRow, NewSession
+from stenograph.store.settings import Durability
 
 APPLICATION_ID = 0x53746E67
 """`Stng`, in `PRAGMA application_id`: the file is ours."""

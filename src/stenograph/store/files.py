@@ -12,7 +12,6 @@ from stenograph.core.errors import StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.base import (
     Done,
-    Durability,
     SessionStore,
     StoredSession,
     StoredSummary,
@@ -21,6 +20,7 @@ from stenograph.store.base import (
 )
 from stenograph.store.codec.rows import COMMIT, Totals
 from stenograph.store.folder import DataFolder, file_of
+from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore
 
 

@@ -2,14 +2,22 @@
 
 # ruff: noqa: RUF009  (`setting` makes dataclass fields)
 
+import enum
 from dataclasses import dataclass
 from pathlib import Path
 
 from stenograph.core.settings import choice, folder, matching, seconds, setting
-from stenograph.store.base import Durability
 
 POSTGRES = r"postgres(ql)?://[^\s]+"
 """An address of a database that sessions can be kept in."""
+
+
+class Durability(enum.StrEnum):
+    """The events that an acknowledged turn survives."""
+
+    NONE = "none"
+    INTERVAL = "interval"
+    COMMIT = "commit"
 
 
 @dataclass(frozen=True, kw_only=True)

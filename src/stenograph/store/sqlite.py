@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.errors import StenographError, StorageUnavailable
 from stenograph.core.types import SessionId
-from stenograph.store.base import Done, Durability, StoredSession, StoredSummary, StoreStats, Tail
+from stenograph.store.base import Done, StoredSession, StoredSummary, StoreStats, Tail
 from stenograph.store.codec.rows import COMMIT, OPENED, Totals, row_body, row_digest
 from stenograph.store.database import (
     MAX_GROUP_ROWS,
@@ -29,6 +29,7 @@ from stenograph.store.database import (
 )
 from stenograph.store.folder import DataFolder
 from stenograph.store.groups import NewSession, RowAppend, RowGroup
+from stenograph.store.settings import Durability
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from stenograph.bench.kit.machine import provenance
 from stenograph.bench.kit.plots import PLOTS
 from stenograph.bench.kit.processes import INTERRUPTS, CannotMeasure
 from stenograph.bench.kit.report import json_line
+from stenograph.core.command_parser import CommandParser
 from stenograph.core.errors import CallerError, StartupError
 from stenograph.model.fetch import resolve_model
 from stenograph.model.progress import StreamProgress
 from stenograph.model.settings import default_cache_dir
 
-EXIT_CANNOT_MEASURE = 2
-EXIT_INTERRUPTED = 130
+EXIT_CANNOT_MEASURE, EXIT_INTERRUPTED = 2, 130
 Item = TypeVar("Item")
 
 
@@ -43,10 +43,11 @@ def run_benchmarks(
     benchmarks: Mapping[str, Benchmark], arguments: Sequence[str] | None, *, prog: str, description: str
 ) -> int:
     """Run the benchmark that `arguments` (None: the command line's) name. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
-    commands = parser.add_subparsers(dest="benchmark", required=True)
+    parser = CommandParser(prog=prog, description=description)
+    commands = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK")
     for name, benchmark in benchmarks.items():
         benchmark.add_arguments(commands.add_parser(name, help=benchmark.help, description=benchmark.help))
+    parser.check_named(sys.argv[1:] if arguments is None else arguments, benchmarks, "benchmark", "responsiveness")
     options = parser.parse_args(arguments)
     INTERRUPTS.take()
     try:

@@ -1,0 +1,311 @@
+"""The table of commands: their help, their flags, and the entry that does each one's work.
+
+Parsing a command line imports nothing of what the commands do, so that `--version`, `--help` and a mistyped flag answer
+at once. A command's module reads its own flags; its entry gets all of them by name, settings as they were typed.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stenograph.cli.settings_table import SECTIONS, SETTINGS
+from stenograph.core.settings import Setting
+from stenograph.dialects.settings import SAMPLE_FORMATS
+
+EXIT_INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended."""
+
+SERVE_EXAMPLES = """\
+examples:
+  stenograph serve
+      a small model (smollm2-135m, fetched once) in a process of its own, at http://127.0.0.1:8080
+  stenograph serve --model ./Qwen3-8B --engine sglang --engine-url http://10.0.0.5:30000
+      an SGLang server; --model is the folder whose tokenizer and chat template are used
+  stenograph serve --model ./Qwen3-8B --engine vllm --engine-url http://a:8000 --engine-url http://b:8000
+      two vLLM servers of the same model: a session stays where its prefix is cached
+  STENOGRAPH_API_KEY=$(openssl rand -hex 16) stenograph serve --host 0.0.0.0 --log-format json
+      open to the network, with a key, and one JSON object for each line of the log
+
+Each flag is also a STENOGRAPH_... variable and a key of the --config file: docs/settings.md has all names.
+The line `stenograph ready at URL` goes to stdout once an engine takes turns; the log goes to stderr.
+SIGTERM: drain, exit code 0. Ctrl-C: drain, exit code 130. A second signal ends the drain.
+"""
+
+RUN_EXAMPLES = """\
+examples:
+  stenograph run -- python my_agent.py
+      a server with the small model, a session, and the agent with OPENAI_BASE_URL and its like set
+  stenograph run --samples out.safetensors --model ./Qwen3-8B --engine vllm --engine-url http://10.0.0.5:8000 \\
+      -- claude -p "Fix the tests"
+      Claude Code on your own model
+  stenograph run --url http://127.0.0.1:8080 -- codex exec "Fix the tests"
+      a session of a server that runs
+
+Every flag of `serve` may stand before the `--`; without --port the server takes a free one. docs/agents.md has a
+command for each agent, and the variables that are set.
+The exit code is the command's, or 128 + N where signal N ended it.
+"""
+
+CHAT_EXAMPLES = """\
+examples:
+  stenograph chat
+      the small model, on a server that is started for it
+  stenograph chat --url http://127.0.0.1:8080
+      a new session of a server that runs
+  stenograph chat --url http://127.0.0.1:8080 --session 5f0c...
+      a session that is there, from its last turn on
+  echo "What is a stenograph?" | stenograph chat --model ./Qwen3-8B --engine vllm --engine-url http://10.0.0.5:8000
+      a line from a pipe
+
+Every flag of `serve` may be given for a server of its own. /help lists the commands; docs/chat.md has more.
+"""
+
+RAY_ACTIONS = ("up", "down", "status")
+RAY_EXAMPLES = """\
+examples:
+  stenograph ray up --model Qwen/Qwen3-8B --engine sglang --engine-url http://10.0.0.5:30000 --store postgresql://db/x
+      a server on each machine of this machine's cluster; any of them serves any session. Their addresses go to stdout
+  stenograph ray status
+  stenograph ray down
+      stops all of them, after their turns
+
+Flags of `up` are those of serve, and so are its STENOGRAPH_... variables and its --config file; all of it is read here
+and given to each server. --host is each machine's own address unless it is given, and --port 0 is any free one.
+"""
+
+_ALL = tuple(setting.name for setting in SETTINGS)
+
+
+class _SectionedHelp(argparse.RawDescriptionHelpFormatter):
+    """Flags with their help, and the examples as they are written."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command. `settings` are those that it reads, in groups if it `has_sections`; `entry` is a name for `loaded`."""
+
+    entry: str
+    help: str
+    description: str
+    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None
+    settings: tuple[str, ...] = ()
+    has_sections: bool = False
+    usage: str | None = None
+    epilog: str | None = None
+
+    def declare(self, parser: argparse.ArgumentParser) -> None:
+        """Give a parser the flags of the command, and its help."""
+        parser.description, parser.usage, parser.epilog = self.description, self.usage, self.epilog
+        if self.has_sections:
+            parser.formatter_class = _SectionedHelp
+        self.add_arguments(parser)
+        if self.has_sections:
+            _add_sections(parser)
+        else:
+            for setting in SETTINGS:
+                if setting.name in self.settings:
+                    _add_flag(parser.add_argument, setting)
+        if self.settings:
+            parser.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
+
+
+def _add_sections(parser: argparse.ArgumentParser) -> None:
+    """The flags of all settings, in their groups."""
+    by_name = {setting.name: setting for setting in SETTINGS}
+    for title, names in SECTIONS.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            _add_flag(group.add_argument, by_name[name])
+
+
+def _add_flag(add_argument: Callable[..., argparse.Action], setting: Setting) -> None:
+    shown = f"{setting.doc} Default: {_default_shown(setting)}."
+    add_argument(
+        setting.flag,
+        dest=setting.name,
+        action="append" if setting.kind.repeatable else "store",
+        metavar="|".join(setting.kind.choices) or (setting.unit or setting.name.split("_")[-1]).upper(),
+        help=shown.replace("%", "%%"),
+    )
+
+
+def _default_shown(setting: Setting) -> str:
+    """The default with its unit, which a default in words does not have."""
+    if not setting.unit or re.fullmatch(r"[0-9.]+", setting.default) is None:
+        return setting.default
+    return f"{setting.default} {setting.unit.removesuffix('s') if setting.default == '1' else setting.unit}"
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="the address of a running server; without it, one is started and stopped")
+    parser.add_argument(
+        "--samples",
+        type=Path,
+        metavar="FILE",
+        help="where the samples go: as JSON in a .json file, as Arrow in an .arrow file, else as safetensors",
+    )
+
+
+def _chat_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="the address of a running server; without it, one is started and stopped")
+    parser.add_argument("--session", metavar="ID", help="a session of the server at --url, to go on with")
+
+
+def _ray_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=RAY_ACTIONS, help="what to do")
+    parser.add_argument(
+        "--ray-address", default="auto", metavar="ADDRESS", help="the cluster's. Default: the one this machine is in."
+    )
+    parser.add_argument(
+        "--cpus", type=float, default=0.0, metavar="NUMBER", help="CPUs that Ray reserves for each server. Default: 0."
+    )
+
+
+def _kept_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", metavar="DIR", help="the folder of --data-dir, or of a backup, or the postgresql:// of --store"
+    )
+
+
+def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    _kept_folder(parser)
+    parser.add_argument("session", nargs="?", metavar="ID", help="a session: its turns are listed")
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    _kept_folder(parser)
+    parser.add_argument(
+        "--samples",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a file of samples: safetensors, JSON or Arrow. May be repeated",
+    )
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder",
+        metavar="DIR",
+        help="the folder of --data-dir, or of a backup, or postgresql:// of --store; for a page also a server's URL",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the file of samples to write; a new one")
+    parser.add_argument("--session", metavar="ID", help="the session of a page")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="the page to write; a new file")
+    parser.add_argument(
+        "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the file. Default: safetensors."
+    )
+    parser.add_argument("--include-side", action="store_true", help="strands of every kind, not of the work alone")
+    parser.add_argument(
+        "--include-failed", action="store_true", help="also rollouts whose outcome is that infrastructure failed"
+    )
+
+
+COMMANDS: Mapping[str, Command] = {
+    "serve": Command(
+        entry="stenograph.cli.serve_command:serve",
+        help="run the server",
+        description="Run the server until SIGTERM or Ctrl-C.",
+        settings=_ALL,
+        has_sections=True,
+        usage="stenograph serve [--model MODEL] [--engine ENGINE --engine-url URL] [flags]",
+        epilog=SERVE_EXAMPLES,
+    ),
+    "run": Command(
+        entry="stenograph.cli.run_command:run",
+        help="run an agent on a session, and write its samples",
+        description="Run a command with a session's address in its environment, and write the samples when it ends.",
+        add_arguments=_run_arguments,
+        settings=_ALL,
+        has_sections=True,
+        usage="stenograph run [--url URL] [--samples FILE] [flags of serve] -- COMMAND [ARGUMENTS]",
+        epilog=RUN_EXAMPLES,
+    ),
+    "chat": Command(
+        entry="stenograph.cli.chat_command:chat",
+        help="talk to a model in the terminal, with ids and stages on demand",
+        description="Talk to a model through a session. A line is a message; one that begins with / is a command.",
+        add_arguments=_chat_arguments,
+        settings=_ALL,
+        has_sections=True,
+        usage="stenograph chat [--url URL [--session ID]] [flags of serve]",
+        epilog=CHAT_EXAMPLES,
+    ),
+    "ray": Command(
+        entry="stenograph.cli.ray_command:ray",
+        help="run a server on each machine of a Ray cluster",
+        description="Place a server on each machine of a Ray cluster that has none, list them, or stop them all. Ray"
+        " starts a server again that ends. Needs the extra `ray`.",
+        add_arguments=_ray_arguments,
+        settings=_ALL,
+        has_sections=True,
+        usage="stenograph ray {up,down,status} [--ray-address ADDRESS] [flags of serve]",
+        epilog=RAY_EXAMPLES,
+    ),
+    "fetch": Command(
+        entry="stenograph.cli.fetch_command:fetch",
+        help="fetch the model's weights",
+        description="Fetch the model into the cache and print its path.",
+        settings=("model", "engine", "engine_url", "cache_dir"),
+    ),
+    "verify": Command(
+        entry="stenograph.cli.verify_command:verify_command",
+        help="check that a model's sessions are exact in tokens",
+        description="Check that the model's chat template is append-only, and that its sessions are exact in tokens:"
+        " every kind of conversation is rendered, bridged and parsed. With --engine (and --engine-url, of one that is a"
+        " server) a session is played with it too. Exit code: 0 it holds, 1 it does not, 2 it could not be checked,"
+        " because a file cannot be read or the engine does not answer.",
+        settings=(
+            "model",
+            "family",
+            "chat_template_kwargs",
+            "engine",
+            "engine_url",
+            "engine_api_key",
+            "engine_keys",
+            "connect_timeout",
+            "request_timeout",
+            "engine_threads",
+            "cache_dir",
+        ),
+    ),
+    "inspect": Command(
+        entry="stenograph.cli.store_commands:inspect",
+        help="list the sessions that a server kept, or the turns of one",
+        description="List the sessions in a folder of --data-dir, or the turns of one. Changes nothing, and needs no"
+        " server: a folder that one holds is refused.",
+        add_arguments=_inspect_arguments,
+    ),
+    "check": Command(
+        entry="stenograph.cli.samples_check:check",
+        help="check that what a server kept is what was written, or that samples are what it holds",
+        description="Read every row of every session in a folder of --data-dir, and hold it to its digest, its place"
+        " and the sums of its session. With --samples, hold the samples of a file to the sessions that they are of"
+        " instead: ids, loss mask, log-probabilities, session and turns. Changes nothing, and needs no server: a"
+        " folder that one holds is refused. Exit code: 0 all is whole, 1 a fault was found, each on a line, 2 it could"
+        " not be checked.",
+        add_arguments=_check_arguments,
+    ),
+    "export": Command(
+        entry="stenograph.cli.page_command:export",
+        help="write the samples of all sessions that a server kept, or one session as a page",
+        description="Write the training samples of every session in a folder of --data-dir into one file, as the"
+        " server would give them. Changes nothing, and needs no server, but the --model with which the sessions"
+        " were made. With --session and --html write one session as a page that opens anywhere and fetches nothing;"
+        " it may also be that of a running server, whose URL is given. Exit code: 0 all were exported, 1 a session"
+        " could not be, each on a line, 2 nothing was begun.",
+        add_arguments=_export_arguments,
+        settings=("model", "family", "chat_template_kwargs", "cache_dir", "require_logprobs", "api_key"),
+    ),
+    "bench": Command(
+        entry="stenograph.cli.bench_command:become_bench",
+        help="measure the server: see `stenograph bench --help`",
+        description="Measure the server on this machine.",
+    ),
+}
+"""All commands, in the order of `stenograph --help`."""

@@ -1,0 +1,57 @@
+"""`stenograph serve`: says at once what it does, while the program and the model are loaded; then runs the server.
+
+What can be known at once, that a port is in use or a model not there, stops it before anything is loaded.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from functools import partial
+from typing import Any
+
+import uvloop
+
+from stenograph.cli.commands import EXIT_INTERRUPTED
+from stenograph.cli.loaded import entry
+from stenograph.cli.logs import logged, logging_to_stderr, progress_of
+from stenograph.cli.settings_table import CommandSettings
+from stenograph.engine.settings import EngineKind
+from stenograph.http.listen import listen
+from stenograph.model.fetch import resolve_model
+
+log = logging.getLogger(__name__)
+
+
+def serve(options: dict[str, Any]) -> int:
+    """Run the server until a signal ends it; returns the exit code. Raises StartupError and StorageLost."""
+    return logged(options, _serve)
+
+
+def _serve(settings: CommandSettings) -> int:
+    has_weights, progress = settings.engine is EngineKind.EMBEDDED, progress_of(settings)
+    with listen(settings.host, settings.port) as listener:
+        path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)
+        log.info("loading the model %s from %s, for the engine %s", settings.model, path, settings.engine)
+        if settings.workers > 1:
+            listener.close()  # each worker has a socket of its own on the port
+            ended_by = entry("stenograph.deploy.workers:serve_workers")(
+                settings,
+                announce=_announce,
+                progress=progress,
+                in_worker=partial(_log_of_worker, settings),
+            )
+        else:
+            run = entry("stenograph.http.app:serve")
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                ended_by = runner.run(run(listener, settings, announce=_announce, progress=progress))
+    return EXIT_INTERRUPTED if ended_by is signal.SIGINT else 0
+
+
+def _log_of_worker(settings: CommandSettings, number: int) -> contextlib.AbstractContextManager[None]:
+    return logging_to_stderr(settings, worker=number)
+
+
+def _announce(line: str) -> None:
+    """The ready line goes to stdout, alone, so that a script can wait for it."""
+    print(line, flush=True)
