@@ -23,7 +23,9 @@ from typing import Any, Protocol, Self, TextIO
 from urllib.parse import quote
 
 from stenograph.cli.chat_turns import STOPPED, ChatTalk, ChatTurn
-from stenograph.cli.run_command import check_samples_file, check_url, ended_by_signals, say, write_samples
+from stenograph.cli.run_command import check_url, ended_by_signals
+from stenograph.cli.run_report import say
+from stenograph.cli.run_samples import check_samples_file, write_samples
 from stenograph.cli.run_server import OwnServer, serve_flags
 from stenograph.cli.session_calls import CallFailed, ServerCalls
 from stenograph.cli.terminal_text import safe_line, safe_text
@@ -63,7 +65,8 @@ class Lines(Protocol):
 def chat(options: dict[str, Any]) -> int:
     """Do what `chat` is to do; returns the exit code. Raises StartupError, for a bad setting too."""
     url, session = options.pop("url"), options.pop("session")
-    flags, api_key = serve_flags(options, is_started=url is None)
+    flags, settings = serve_flags(options, is_started=url is None)
+    api_key = settings.api_key[0] if settings.api_key else None
     return chat_command(ChatOptions(url=url, session=session, serve_flags=flags, api_key=api_key))
 
 
@@ -292,7 +295,7 @@ class Chat:
             raise CallFailed("/samples needs a file: /samples FILE")
         file = Path(argument).expanduser()
         try:
-            check_samples_file(file)
+            check_samples_file(file, is_here=False)
         except StartupError as error:
             raise CallFailed(str(error).removeprefix("--samples: ")) from error
         say(write_samples(self._calls, self._talk.session_id, file))

@@ -7,7 +7,7 @@ at once. A command's module reads its own flags; its entry gets all of them by n
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stenograph.cli.settings_table import SECTIONS, SETTINGS
@@ -43,6 +43,8 @@ examples:
   stenograph run --url http://127.0.0.1:8080 -- codex exec "Fix the tests"
       a session of a server that runs
 
+The session is deleted at the end, but never before its samples are written: where FILE cannot be written, they go into
+the folder for temporary files, and the session stays.
 Every flag of `serve` may stand before the `--`; without --port the server takes a free one. docs/agents.md has a
 command for each agent, and the variables that are set.
 The exit code is the command's, or 128 + N where signal N ended it.
@@ -87,7 +89,8 @@ class _SectionedHelp(argparse.RawDescriptionHelpFormatter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command. `settings` are those that it reads, in groups if it `has_sections`; `entry` is a name for `loaded`."""
+    """A command. `settings` are those that it reads, in groups if it `has_sections`, with help of its `own_help` where
+    it means something else by one; `entry` is a name for `loaded`."""
 
     entry: str
     help: str
@@ -95,6 +98,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None
     settings: tuple[str, ...] = ()
     has_sections: bool = False
+    own_help: Mapping[str, str] = field(default_factory=dict[str, str])
     usage: str | None = None
     epilog: str | None = None
 
@@ -109,7 +113,10 @@ class Command:
         else:
             for setting in SETTINGS:
                 if setting.name in self.settings:
-                    _add_flag(parser.add_argument, setting)
+                    own = self.own_help.get(setting.name)
+                    _add_flag(
+                        parser.add_argument, setting if own is None else replace(setting, doc=own, default="none")
+                    )
         if self.settings:
             parser.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
 
@@ -149,6 +156,19 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="where the samples go: as JSON in a .json file, as Arrow in an .arrow file, else as safetensors",
     )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="the session as a page that opens anywhere; a new file"
+    )
+    parser.add_argument(
+        "--session",
+        metavar="JSON",
+        help="options of the session, as POST /sessions takes them, such as '{\"max_turns\": 50}'",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="do not delete the session; without --url it needs --data-dir or --store, or it ends with the server",
+    )
 
 
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,6 +183,15 @@ def _ray_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--cpus", type=float, default=0.0, metavar="NUMBER", help="CPUs that Ray reserves for each server. Default: 0."
+    )
+
+
+def _fetch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="a new folder, with config.json, float32 safetensors, tokenizer and chat template; its path is printed",
     )
 
 
@@ -223,7 +252,8 @@ COMMANDS: Mapping[str, Command] = {
         add_arguments=_run_arguments,
         settings=_ALL,
         has_sections=True,
-        usage="stenograph run [--url URL] [--samples FILE] [flags of serve] -- COMMAND [ARGUMENTS]",
+        usage="stenograph run [--url URL] [--samples FILE] [--html FILE] [--session JSON] [--keep] [flags of serve]"
+        " -- COMMAND [ARGUMENTS]",
         epilog=RUN_EXAMPLES,
     ),
     "chat": Command(
@@ -250,7 +280,9 @@ COMMANDS: Mapping[str, Command] = {
     "fetch": Command(
         entry="stenograph.cli.fetch_command:fetch",
         help="fetch the model's weights",
-        description="Fetch the model into the cache and print its path.",
+        description="Fetch the model into the cache and print its path. With --folder, write a GGUF model such as the"
+        " default one as a folder in Hugging Face's layout, for torch and trainers.",
+        add_arguments=_fetch_arguments,
         settings=("model", "engine", "engine_url", "cache_dir"),
     ),
     "verify": Command(
@@ -301,6 +333,10 @@ COMMANDS: Mapping[str, Command] = {
         " could not be, each on a line, 2 nothing was begun.",
         add_arguments=_export_arguments,
         settings=("model", "family", "chat_template_kwargs", "cache_dir", "require_logprobs", "api_key"),
+        own_help={
+            "api_key": "The key of the server whose URL is given, for a page; of no use for a folder. As the variable"
+            " STENOGRAPH_API_KEY it does not stand in the list of processes."
+        },
     ),
     "bench": Command(
         entry="stenograph.cli.bench_command:become_bench",

@@ -4,15 +4,14 @@ Needs the model's tokenizer and template, no engine. Exit codes: 0, 1 where a se
 said on a line of its own, 2 (a StartupError) where nothing could be begun.
 """
 
-import os
 import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from stenograph.cli.store_commands import read_session
+from stenograph.cli.whole_file import new_file, write_file
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError, StenographError
 from stenograph.core.strand_kinds import TRAINED_KINDS, StrandKind
@@ -39,9 +38,6 @@ from stenograph.trajectory.commits import ModelMark
 
 EXIT_ALL = 0
 EXIT_SOME = 1
-
-_PART = ".part"
-"""Ends the name of the file while it is being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,24 +86,6 @@ def export_folder(options: ExportOptions, settings: Settings, *, out: TextIO, pr
     return EXIT_SOME if export.faults else EXIT_ALL
 
 
-@contextmanager
-def new_file(out: Path, *, flag: str = "--out") -> Generator[Path]:
-    """The file to write, which gets its name when it is whole, and is gone if it never is. Raises StartupError."""
-    if out.exists():
-        kind = "a folder: name a file in it" if out.is_dir() else "there already: name another file, or remove it"
-        raise StartupError(f"{flag}: {str(out)!r} is {kind}")
-    part = out.with_name(out.name + _PART)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        part.rename(out)
-    except OSError as error:
-        raise StartupError(f"{flag}: cannot write {str(out)!r}: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
 def _one_file(options: ExportOptions, folder: Path, lent: ExitStack) -> OneFile:
     """The samples while they are collected, in files of no name beside the one to come. Raises StartupError."""
 
@@ -118,14 +96,6 @@ def _one_file(options: ExportOptions, folder: Path, lent: ExitStack) -> OneFile:
         return OneFile(options.format, lend)
     except ArrowMissing as error:
         raise StartupError(f"--format arrow: {error}") from error
-
-
-def write_file(target: Path, pieces: Iterator[bytes | memoryview]) -> None:
-    """Write a file, which is on the disk then."""
-    with target.open("wb") as written:
-        written.writelines(pieces)
-        written.flush()
-        os.fsync(written.fileno())
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,30 +9,32 @@ command succeeded but its samples cannot be got; 2 for whatever stops the start.
 """
 
 import contextlib
+import http
+import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from stenograph.cli.agent_environment import agent_environment, write_agent_settings
-from stenograph.cli.run_report import report_lines
+from stenograph.cli.run_report import say
+from stenograph.cli.run_samples import check_samples_file, format_of
 from stenograph.cli.run_server import OwnServer, serve_flags
-from stenograph.cli.session_calls import CallFailed, ServerCalls
+from stenograph.cli.run_session import RunSession
+from stenograph.cli.session_calls import CallFailed, OpenSession, ServerCalls
+from stenograph.cli.whole_file import check_new, check_writable
 from stenograph.core.errors import StartupError
+from stenograph.http.settings import Settings
 
-EXIT_NO_SAMPLES = 1
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """A shell's exit codes for a command that is not there, and for one that cannot be run."""
-_FORMATS = {".json": "json", ".arrow": "arrow"}
-"""Formats of samples, by a file's ending; any other is safetensors."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 """Signals that one process gets, and that are for the command."""
 _OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
@@ -44,28 +46,60 @@ Handler = Callable[[int, FrameType | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Options of one run. `serve_flags` are those for a server of its own; `api_key` is the server's, if it has one."""
+    """Options of one run. `session` are those of `POST /sessions`. `serve_flags` are for a server of its own, which
+    keeps its sessions in `store` if in any; `api_key` is the server's, if it has one."""
 
     command: Sequence[str]
     url: str | None
     samples: Path | None
+    html: Path | None
+    session: Mapping[str, object]
+    keep: bool
     serve_flags: Sequence[str]
+    store: str | None
     api_key: str | None
 
 
 def run(options: dict[str, Any]) -> int:
     """Do what `run` is to do; returns the exit code. Raises StartupError, for a bad setting too."""
-    command, url, samples = options.pop("agent"), options.pop("url"), options.pop("samples")
-    flags, api_key = serve_flags(options, is_started=url is None)
-    return run_command(RunOptions(command=command, url=url, samples=samples, serve_flags=flags, api_key=api_key))
+    own = {name: options.pop(name) for name in ("url", "samples", "html", "keep")}
+    command, session = options.pop("agent"), _session_options(options.pop("session"))
+    flags, settings = serve_flags(options, is_started=own["url"] is None)
+    return run_command(
+        RunOptions(
+            command=command,
+            session=session,
+            serve_flags=flags,
+            store=_store_of(settings),
+            api_key=settings.api_key[0] if settings.api_key else None,
+            **own,
+        )
+    )
+
+
+def _store_of(settings: Settings) -> str | None:
+    """The place of a server's sessions, without a password that may stand in its address; None: its memory."""
+    if settings.data_dir is not None:
+        return str(settings.data_dir)
+    return None if settings.store is None else "the database of --store"
+
+
+def _session_options(text: str | None) -> Mapping[str, object]:
+    """The options of `--session`. Raises StartupError for what is no JSON object."""
+    try:
+        options: object = {} if text is None else json.loads(text)
+    except ValueError as error:
+        raise StartupError(f"--session: this is no JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise StartupError('--session: a JSON object is expected, such as {"max_turns": 50}')
+    return cast("dict[str, object]", options)
 
 
 def run_command(options: RunOptions) -> int:
-    """Run a command on a session; returns the exit code. Raises StartupError before anything is started."""
+    """Run a command on a session; returns the exit code. Raises StartupError before the command is started."""
     if not options.command:
         raise StartupError("run needs a COMMAND: write it after --, for example: stenograph run -- python my_agent.py")
-    check_url(options.url, options.serve_flags)
-    check_samples_file(options.samples)
+    _check(options)
     program = options.command[0]
     if shutil.which(program) is None:
         return _cannot_run(program, is_there=os.path.exists(program))
@@ -75,22 +109,64 @@ def run_command(options: RunOptions) -> int:
         url = options.url if server is None else server.url
         assert url is not None, "a server was named, or started"
         calls = ServerCalls(url, options.api_key)
+        session = _opened(calls, options)
+        rollout = stack.enter_context(
+            RunSession(
+                calls,
+                session.id,
+                samples=options.samples,
+                html=options.html,
+                keep=options.keep,
+                kept_in=options.store if options.url is None else calls.url,
+            )
+        )
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stenograph-run-")))
         try:
-            session = stack.enter_context(calls.session())
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stenograph-run-")))
             model = calls.model()
         except CallFailed as error:
             raise StartupError(f"no session at {url}: {error}") from error
         write_agent_settings(folder, session, model=model)
         environment = agent_environment(os.environ, session, folder, model=model, api_key=options.api_key)
+        say(f"session {session.id}; watch it at {rollout.console}")
+        rollout.is_begun = True
         with contextlib.nullcontext() if server is None else server.quiet():
             code = _run_child(options.command, environment)
-        return _finished(calls, session.id, options.samples, code)
+        return rollout.finished(code)
 
 
-def say(line: str) -> None:
-    """A line of ours: stdout is the command's."""
-    print(f"stenograph: {line}", file=sys.stderr, flush=True)
+def _check(options: RunOptions) -> None:
+    """Raise StartupError for options that could not be met at the end."""
+    check_url(options.url, options.serve_flags)
+    if options.samples is not None:
+        check_samples_file(options.samples, is_here=options.url is None)
+    if options.html is not None:
+        check_new(options.html, "--html")
+        check_writable(options.html, "--html")
+    if options.keep and options.url is None and options.store is None:
+        raise StartupError(
+            "--keep: the server that is started here ends with the command, and its sessions with it: give --data-dir"
+            " DIR too, or --url for a server that stays"
+        )
+
+
+def _opened(calls: ServerCalls, options: RunOptions) -> OpenSession:
+    """A new session, whose samples can be had as they are wanted. Raises StartupError."""
+    try:
+        session = calls.open_session(options.session)
+    except CallFailed as error:
+        if error.status == http.HTTPStatus.BAD_REQUEST:
+            raise StartupError(f"--session: {error.said}") from error
+        raise StartupError(f"no session at {calls.url}: {error}") from error
+    if options.samples is not None:
+        try:  # it has none yet: the answer tells whether the server can write this format
+            calls.samples(session.id, format_of(options.samples))
+        except CallFailed as error:
+            with contextlib.suppress(CallFailed):
+                calls.delete(session.id)
+            raise StartupError(
+                f"--samples: the server at {calls.url} cannot give them: {error.said or error}"
+            ) from error
+    return session
 
 
 def check_url(url: str | None, serve_flags: Sequence[str]) -> None:
@@ -106,14 +182,6 @@ def check_url(url: str | None, serve_flags: Sequence[str]) -> None:
         raise StartupError(f"--url: {url!r} is no address: write it as http://HOST:PORT")
     if path.endswith("/v1") or "/sessions/" in path:
         raise StartupError(f"--url: {url!r} is more than the server's address: leave out {path}")
-
-
-def check_samples_file(file: Path | None) -> None:
-    """Raise StartupError for a file that cannot be written: an hour later that would be bad news."""
-    if file is None:
-        return
-    if file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
-        raise StartupError(f"--samples: cannot write {str(file)!r}: its folder is not there or not writable")
 
 
 def _cannot_run(program: str, *, is_there: bool) -> int:
@@ -188,28 +256,3 @@ def _is_in_foreground() -> bool:
         return False
     finally:
         os.close(terminal)
-
-
-def _finished(calls: ServerCalls, session_id: str, file: Path | None, code: int) -> int:
-    """Report on the session and write its samples; returns the exit code."""
-    try:
-        for line in report_lines(calls, session_id):
-            say(line)
-        if file is not None:
-            say(write_samples(calls, session_id, file))
-    except (CallFailed, OSError) as error:
-        say(f"cannot get the session's samples: {error}")
-        return code or EXIT_NO_SAMPLES
-    return code
-
-
-def write_samples(calls: ServerCalls, session_id: str, file: Path) -> str:
-    """Write the samples, whole or not at all; returns a line about them. Raises CallFailed, OSError."""
-    content = calls.samples(session_id, _FORMATS.get(file.suffix, "safetensors"))
-    written = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        written.write_bytes(content)
-        written.replace(file)
-    finally:
-        written.unlink(missing_ok=True)
-    return f"samples in {file} ({len(content):,} bytes)"

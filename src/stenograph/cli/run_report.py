@@ -1,5 +1,6 @@
-"""The report of a run, in lines for a person: turns, strands with their kinds, tokens, refusals, drift."""
+"""The report of a run, in lines for a person: turns, strands, tokens, refusals, drift, and what is left out."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import cast
@@ -7,6 +8,22 @@ from typing import cast
 from stenograph.cli.session_calls import ServerCalls
 
 _MAX_STRANDS = 20
+_HARMLESS = "assistant_text"
+
+
+def say(line: str) -> None:
+    """A line of ours: stdout is the command's."""
+    print(f"stenograph: {line}", file=sys.stderr, flush=True)
+
+
+def left_out_line(left_out: Mapping[str, object]) -> str:
+    """The line about what is in no sample: strands that are no work of the model's, as a rule."""
+    rows = cast("Mapping[str, Mapping[str, int]]", left_out)
+    told = (
+        f"{_count(row['strands'], 'strand')} of {kind} ({row['sampled_tokens']:,} sampled tokens)"
+        for kind, row in rows.items()
+    )
+    return f"  left out of the samples: {', '.join(told)}"
 
 
 def report_lines(calls: ServerCalls, session_id: str) -> Iterator[str]:
@@ -34,7 +51,7 @@ def report_lines(calls: ServerCalls, session_id: str) -> Iterator[str]:
         replaced, lost = _count(discarded["turns"], "turn"), discarded["sampled_tokens"]
         yield f"  replaced by later ones: {replaced}, {lost:,} sampled tokens"
     if strands:
-        yield f"  drift: {_drift(calls.drift(session_id))}"
+        yield f"  {_drift(calls.drift(session_id))}"
 
 
 def _strand_line(strand: Mapping[str, object]) -> str:
@@ -48,7 +65,7 @@ def _strand_line(strand: Mapping[str, object]) -> str:
 
 
 def _drift(report: Mapping[str, object]) -> str:
-    """The differences between the lines' ids and the template's, by class."""
+    """The differences between the lines' ids and those that the template would write, by class, and what they mean."""
     lines = cast("list[dict[str, object]]", report["lines"])
     counts: Counter[str] = Counter()
     for line in lines:
@@ -56,7 +73,15 @@ def _drift(report: Mapping[str, object]) -> str:
     found = [f"{number} x {kind}" for kind, number in sorted(counts.items()) if number]
     num_blind = sum(line["unrenderable"] is not None for line in lines)
     found += [f"{_count(num_blind, 'line')} that cannot be compared"] if num_blind else []
-    return ", ".join(found) or "none"
+    if not found:
+        return "drift: none"
+    is_harmless = set(counts) <= {_HARMLESS} and not num_blind
+    meaning = (
+        "the model spelled a reply in other tokens than the template would; harmless, its own tokens are kept"
+        if is_harmless
+        else "docs/drift.md has what each means"
+    )
+    return f"drift: {', '.join(found)} ({meaning})"
 
 
 def _count(number: int, what: str) -> str:

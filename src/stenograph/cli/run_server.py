@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from stenograph.cli.settings_table import SETTINGS, load_settings
 from stenograph.core.errors import StartupError
+from stenograph.http.settings import Settings
 
 STOP_S = 40.0
 """Longest time that a server may take to stop; then it is killed."""
@@ -31,8 +32,8 @@ LAST_LINES_S = 5.0
 _READY = re.compile(r"stenograph ready at (http://\S+)")
 
 
-def serve_flags(options: dict[str, Any], *, is_started: bool) -> tuple[list[str], str | None]:
-    """The flags of a server that is started by another command, and the key by which it is asked.
+def serve_flags(options: dict[str, Any], *, is_started: bool) -> tuple[list[str], Settings]:
+    """The flags of a server that is started by another command, and the settings that they come to.
 
     The settings are checked here, and read again by the server. Of one that runs already only the key is wanted. Raises
     StartupError for a bad setting.
@@ -45,7 +46,7 @@ def serve_flags(options: dict[str, Any], *, is_started: bool) -> tuple[list[str]
     flags = [text for flag, value in given.items() for one in _listed(value) for text in (flag, one)]
     if config is not None and is_started:
         flags = ["--config", str(config), *flags]
-    return flags, settings.api_key[0] if settings.api_key else None
+    return flags, settings
 
 
 def _listed(value: object) -> list[str]:

@@ -20,7 +20,13 @@ _SHOWN_CHARS = 300
 
 
 class CallFailed(Exception):
-    """A call was refused or not answered; the message says why, in a line."""
+    """A call was refused or not answered; the message says why, in a line. `said` is the server's own, with its
+    `status`; None if there was no answer."""
+
+    def __init__(self, message: str, *, status: int | None = None, said: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.said = said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,27 +42,35 @@ class ServerCalls:
     """A server at an address, with a key if it needs one."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         is_local = (urlsplit(url).hostname or "") in ("127.0.0.1", "::1", "localhost", "0.0.0.0")
         handlers = [urllib.request.ProxyHandler({})] if is_local else []
         self._opener = urllib.request.build_opener(*handlers)
 
     def __repr__(self) -> str:
-        return f"<ServerCalls {self._url}>"
+        return f"<ServerCalls {self.url}>"
 
     @contextlib.contextmanager
     def session(self) -> Generator[OpenSession]:
         """A new session, which is deleted at the end; one that is gone by then needs no deleting."""
-        opened = self._json("POST", "/sessions", {})
-        session = OpenSession(
-            id=str(opened["session_id"]), base_url=str(opened["base_url"]), root_url=str(opened["root_url"])
-        )
+        session = self.open_session({})
         try:
             yield session
         finally:
             with contextlib.suppress(CallFailed):
-                self._call("DELETE", f"/sessions/{session.id}")
+                self.delete(session.id)
+
+    def open_session(self, options: Mapping[str, object]) -> OpenSession:
+        """A new session with options as `POST /sessions` takes them. Raises CallFailed."""
+        opened = self._json("POST", "/sessions", options)
+        return OpenSession(
+            id=str(opened["session_id"]), base_url=str(opened["base_url"]), root_url=str(opened["root_url"])
+        )
+
+    def delete(self, session_id: str) -> None:
+        """Delete a session. Raises CallFailed."""
+        self._call("DELETE", f"/sessions/{session_id}")
 
     def model(self) -> str:
         """The name of the server's model."""
@@ -71,6 +85,11 @@ class ServerCalls:
     def drift(self, session_id: str) -> Mapping[str, object]:
         """The drift report of each line."""
         return self._json("GET", f"/sessions/{session_id}/drift")
+
+    def why(self, session_id: str) -> list[dict[str, object]]:
+        """The findings about the session, the worst first."""
+        found = self._json("GET", f"/sessions/{session_id}/why")
+        return cast("list[dict[str, object]]", found["findings"])
 
     def ledger(self, session_id: str) -> list[dict[str, object]]:
         """The rows of the session's requests."""
@@ -135,7 +154,7 @@ class ServerCalls:
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, **({} if data is None else {"content-type": "application/json"})}
         try:
-            request = urllib.request.Request(self._url + path, data, headers, method=method)
+            request = urllib.request.Request(self.url + path, data, headers, method=method)
             with self._opener.open(request, timeout=timeout_s) as response:
                 yield response
         except urllib.error.HTTPError as error:
@@ -143,7 +162,9 @@ class ServerCalls:
             if error.code == http.HTTPStatus.UNAUTHORIZED:
                 what = "another key than the given one" if self._headers else "a key"
                 raise CallFailed(f"the server requires {what}: set --api-key or STENOGRAPH_API_KEY") from error
-            raise CallFailed(f"{method} {path.split('?', maxsplit=1)[0]}: {error.code} {_message_of(text)}") from error
+            said = _message_of(text)
+            message = f"{method} {path.split('?', maxsplit=1)[0]}: {error.code} {said}"
+            raise CallFailed(message, status=error.code, said=said) from error
         except urllib.error.URLError as error:
             reason = error.reason.strerror if isinstance(error.reason, OSError) else None
             raise CallFailed(f"the server does not answer: {reason or error.reason}") from error
