@@ -135,7 +135,7 @@ async def test_an_error_has_the_class_of_its_code_and_says_what_to_do(live: Live
 
 async def test_a_server_that_does_not_answer_is_named(unused_tcp_port: int) -> None:
     async with Client(f"http://127.0.0.1:{unused_tcp_port}", retry_s=0.2) as client:
-        with pytest.raises(ServerUnreachable, match=str(unused_tcp_port)):
+        with pytest.raises(ServerUnreachable, match=rf"{unused_tcp_port}.*does not answer: Connection refused$"):
             async with client.session():
                 pass
 

@@ -6,6 +6,7 @@ Every call that goes through here is safe to repeat: it reads, it ends in the sa
 import asyncio
 import itertools
 import json
+import os
 import random
 from collections.abc import Mapping
 from types import TracebackType
@@ -82,8 +83,7 @@ class HttpCalls:
             ) as answer:
                 content = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            why = str(error) or type(error).__name__
-            raise ServerUnreachable(f"{method} {url}: the server does not answer: {why}") from error
+            raise ServerUnreachable(f"{method} {url}: the server does not answer: {_why(error)}") from error
         if answer.status not in (200, 204):
             raise refusal(f"{method} {url}", answer.status, answer.headers, content)
         return content
@@ -120,3 +120,11 @@ def as_object(content: bytes, url: str) -> dict[str, object]:
     if not isinstance(found, dict):
         raise BadPayload(f"{url} answers with JSON that is no object: is it a Stenograph server?")
     return cast("dict[str, object]", found)
+
+
+def _why(error: BaseException) -> str:
+    """The reason for which there is no answer, in the system's words: aiohttp's own name the address once more."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number, strerror = error.os_error.errno, error.os_error.strerror
+        return os.strerror(number) if number is not None and number > 0 else strerror or str(error)
+    return str(error) or type(error).__name__

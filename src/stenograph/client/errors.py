@@ -49,7 +49,8 @@ class InfraFailure(ClientError):
 
 
 class ServerRefused(ClientError):
-    """The server answered with an error. `code` is the server's, `param` the pointer of the field at fault.
+    """The server answered with an error. `code` is the server's, empty if another answered; `param` is
+    the pointer of the field at fault.
 
     `should_retry`: the same call may succeed later, in `retry_after_s` seconds if the server said so.
     """
@@ -73,7 +74,8 @@ class ServerRefused(ClientError):
         self.retry_after_s = retry_after_s
         self.advice = _ADVICE_OF_CODES.get(code, _ADVICE[type(self)])
         where = "" if param is None else f" ({param})"
-        super().__init__(f"{call}: {status} {code}{where}: {message} {self.advice}".rstrip())
+        what = f"{status} {code}".rstrip()
+        super().__init__(f"{call}: {what}{where}: {message} {self.advice}".rstrip())
 
 
 class WrongRequest(ServerRefused):
@@ -150,7 +152,7 @@ def refusal(call: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     return CLASSES.get(code, by_status)(
         call,
         status=status,
-        code=code or "no_code",
+        code=code,
         message=message,
         param=None if param is None else str(param),
         should_retry=by_status is TryLater if told is None else told == "true",

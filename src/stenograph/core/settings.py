@@ -321,5 +321,7 @@ def _in(source: str) -> str:
 
 
 def _shown(value: object) -> str:
-    shown = ascii(value)
+    """A value as it was typed: that of a flag which may be repeated comes as a list."""
+    listed = cast("list[object]", value) if isinstance(value, list) else [value]
+    shown = ", ".join(map(ascii, listed))
     return shown if len(shown) <= _SHOWN_CHARS else shown[: _SHOWN_CHARS - 1] + "…"

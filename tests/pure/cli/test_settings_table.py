@@ -146,6 +146,11 @@ def test_a_bad_value_is_named_with_its_key_and_its_source(name: str, text: str):
         load_settings({name: text}, {}, None)
 
 
+def test_a_bad_value_of_a_flag_that_may_be_repeated_is_shown_as_it_was_typed() -> None:
+    with pytest.raises(StartupError, match=r"^bad value 'b/c', 'd e' for --allow-host on the command line: "):
+        load_settings({"allow_host": ["b/c", "d e"]}, {}, None)
+
+
 @pytest.mark.parametrize("value", ["true", "8080.0", '"8080"', "[1]", "{}", "70000", "2020-01-01"])
 def test_a_value_of_another_toml_type_is_refused(tmp_path: Path, value: str):
     with pytest.raises(StartupError, match=r"bad value .* for port in the file .*stenograph\.toml"):
