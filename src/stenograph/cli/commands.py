@@ -114,9 +114,7 @@ class Command:
             for setting in SETTINGS:
                 if setting.name in self.settings:
                     own = self.own_help.get(setting.name)
-                    _add_flag(
-                        parser.add_argument, setting if own is None else replace(setting, doc=own, default="none")
-                    )
+                    _add_flag(parser.add_argument, setting if own is None else replace(setting, doc=own))
         if self.settings:
             parser.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
 

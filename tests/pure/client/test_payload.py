@@ -102,3 +102,4 @@ def test_an_error_of_any_other_server_is_a_refusal(body: bytes, status: int, aft
     made = refusal("GET /x", status, {"retry-after": after}, body)
     assert isinstance(made, ServerRefused)
     assert made.status == status
+    assert made.code or str(made).startswith(f"GET /x: {status}: ")
