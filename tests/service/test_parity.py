@@ -1,21 +1,24 @@
-"""The same run gives the same sample, bit for bit: on a line or in a tree, streamed or not."""
+"""The same run gives the same sample, bit for bit: on a line or in a tree, streamed or not; and the contract of another
+server, kept to by a session that asks for it."""
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import aiohttp
 import pytest
 from msgspec.structs import replace
+from openai.types.chat import ChatCompletionChunk
 from safetensors.numpy import load
 
+from stenograph.core.history_kinds import Compat
 from stenograph.core.types import Chunk, Finish, FinishReason
 from stenograph.engine.base import GenerateRequest
 from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
-from .conftest import Live, running, user
+from .conftest import Live, output_ids, running, user
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -209,3 +212,115 @@ async def test_a_turn_that_failed_or_was_cut_leaves_no_trace_in_the_sample(live:
             await ask(live, session, [user("hi")], stream=cut)
             whole.append(await sample_of(live, session))
     assert all(sample == whole[0] for sample in whole)
+
+
+# --- the contract of the miles session server -----------------------------------------------------------------------
+
+
+async def miles(live: Live) -> str:
+    return await live.open(compat="miles")
+
+
+async def test_a_tool_message_that_answers_no_call_is_shown_in_a_session_of_miles(live: Live) -> None:
+    tool = {"role": "tool", "tool_call_id": "t0", "content": "ok"}
+    for options, status in (({"history": "linear"}, 400), ({"compat": "miles"}, 200)):
+        session = await live.open(**options)
+        live.says("one")
+        reply = (await live.chat(session, user("a"))).json()["choices"][0]["message"]
+        if status == 200:
+            live.says("two")
+        answer = await live.chat(session, user("a"), reply, tool)
+        assert answer.status == status, answer.body
+    text = live.renderer.tokenizer.decode(live.engine.requests[-1].prompt.ids)
+    assert "<tool_response>\nok\n</tool_response>" in text
+
+
+async def test_the_last_reply_without_anything_new_is_answered_by_another_one_in_a_session_of_miles(live: Live) -> None:
+    session = await miles(live)
+    live.says("one")
+    live.says("two")
+    reply = (await live.chat(session, user("a"))).json()["choices"][0]["message"]
+    again = await live.chat(session, user("a"), reply)
+    assert again.status == 200, again.body
+    view = (await live.call("GET", f"/sessions/{session}")).json()
+    first, second = view["records"]
+    assert second["request"]["input_ids"][: len(first["request"]["input_ids"])] == first["request"]["input_ids"]
+    line = second["request"]["input_ids"] + output_ids(second)
+    assert view["metadata"]["accumulated_token_ids"] == line
+
+
+@pytest.mark.parametrize("calls", [False, True])
+async def test_a_streamed_chat_of_miles_is_one_event_with_all_of_the_whole_reply(live: Live, calls: bool) -> None:
+    text = RUN[1] if calls else RUN[0].partition("<tool_call>")[0]
+    fields: dict[str, Any] = {"tools": TOOLS, "logprobs": True, "return_token_ids": True}
+    bodies = []
+    for stream in (False, True):
+        live.says(text)
+        bodies.append(await live.chat(await miles(live), user("a"), stream=stream, **fields))
+    whole = bodies[0].json()
+    event, done = [block.removeprefix("data: ") for block in bodies[1].body.decode().split("\n\n") if block]
+    chunk = json.loads(event)
+    ChatCompletionChunk.model_validate_json(event, strict=True)
+    (choice,), (expected,) = chunk["choices"], whole["choices"]
+    numbers = [call.pop("index") for call in choice["delta"].get("tool_calls", [])]
+    assert numbers == list(range(2 * calls))
+    calls_of = [
+        [call.pop("id") for call in one.get("tool_calls", [])] for one in (choice["delta"], expected["message"])
+    ]
+    assert len(calls_of[0]) == len(calls_of[1])
+    assert choice.pop("delta") == expected.pop("message")
+    assert choice == expected
+    assert (chunk["usage"], chunk["prompt_token_ids"]) == (whole["usage"], whole["prompt_token_ids"])
+    assert done == "[DONE]"
+
+
+async def test_an_error_of_a_session_of_miles_is_a_text(live: Live) -> None:
+    session = await miles(live)
+    path = f"/sessions/{session}/v1/chat/completions"
+    error = (await live.call("POST", path, b"{not json")).json()["error"]
+    assert error.startswith("invalid JSON body: ")
+    for stream in (False, True):
+        live.engine.plan(Script(ids=(*live.renderer.tokenizer.encode("one"), 10**6)))
+        answer = await live.chat(session, user("a"), stream=stream)
+        text = answer.body.decode().removeprefix("data: ")
+        assert json.loads(text)["error"].startswith("id_in_vocab: ")
+    for turn in ("one", "two", "three"):
+        live.says(turn)
+    history = [user("a")]
+    for _ in range(3):
+        history += [(await live.chat(session, *history)).json()["choices"][0]["message"], user("more")]
+    before = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+    assert (await live.chat(session, *history[:2], user("other"))).json() == {
+        "error": "rollback failed: discard_count=2 exceeds max_assistant_rollback_steps=1"
+        " (stored has 6 messages, request has 3 messages)"
+    }
+    assert (await live.call("GET", f"/sessions/{session}")).json()["records"] == before
+    other = await live.call("POST", f"/sessions/{session}/v1/messages", {"messages": []})
+    assert other.json()["type"] == "error", "another protocol's errors keep their shape"
+
+
+async def test_every_error_of_a_server_for_miles_is_a_text(serve: Callable[..., Any]) -> None:
+    async with serve(compat=Compat.MILES) as live:
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/samples"), ("POST", "/v1/chat/completions")):
+            answer = await live.call(method, f"/sessions/nonexistent{path}", {} if method == "POST" else None)
+            assert (answer.status, answer.json()) == (404, {"error": "session not found: session_id=nonexistent"})
+        session = await live.open()
+        assert isinstance((await live.chat(session)).json()["error"], str)
+
+
+async def test_a_request_may_say_return_logprob_which_is_always_so(live: Live) -> None:
+    session = await miles(live)
+    live.says("one")
+    assert (await live.chat(session, user("a"), return_logprob=True)).status == 200
+    (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+    assert record["request"]["parameters"]["recorded"] == {"return_logprob": True}
+    assert record["response"]["choices"][0]["meta_info"]["output_token_logprobs"]
+
+
+async def test_a_call_of_a_record_has_its_number_as_sglang_writes_it(live: Live) -> None:
+    session = await miles(live)
+    live.says(RUN[1])
+    message = (await live.chat(session, user("a"), tools=TOOLS)).json()["choices"][0]["message"]
+    (record,) = (await live.call("GET", f"/sessions/{session}")).json()["records"]
+    recorded = record["response"]["choices"][0]["message"]
+    assert recorded == {**message, "tool_calls": [{**call, "index": i} for i, call in enumerate(message["tool_calls"])]}

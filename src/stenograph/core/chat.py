@@ -61,6 +61,8 @@ class ReplyOptions(Struct, frozen=True, kw_only=True, gc=False):
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     """Logprobs name each token `token_id:N` instead of showing its text."""
+    as_miles: bool = False
+    """A streamed chat is one event with the whole reply, and an error a text, as its session's contract has it."""
 
 
 class TextView(Struct, frozen=True, kw_only=True, gc=False):

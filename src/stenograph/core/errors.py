@@ -23,7 +23,7 @@ on a wire is the dialect's business. docs/errors.md lists them all.
 
 import enum
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from stenograph.core.blame import Blame, RequestPart
 
@@ -97,10 +97,25 @@ class GrammarBesideCall(CallerError):
         super().__init__("A grammar cannot be combined with a forced tool call.", blame=Blame(RequestPart.TOOL_CHOICE))
 
 
+class Rollback(NamedTuple):
+    """Turns that a request would take out of its line, and the messages of both."""
+
+    num_turns: int
+    num_stored: int
+    num_given: int
+
+
 class HistoryMismatch(CallerError):
-    """The request's messages or ids continue neither its strand's line nor that line without its last turn."""
+    """The request's messages or ids continue neither its strand's line nor that line without its last turn.
+
+    `rollback` says how many turns would have to go, where that is known.
+    """
 
     code, status = "history_mismatch", 400
+
+    def __init__(self, message: str, *, blame: Blame, rollback: "Rollback | None" = None) -> None:
+        super().__init__(message, blame=blame)
+        self.rollback = rollback
 
 
 class NothingToAnswer(HistoryMismatch):
@@ -179,6 +194,7 @@ class SessionNotFound(CallerError):
 
     def __init__(self, session_id: str) -> None:
         super().__init__(f"There is no session {session_id[:64]!r}. POST /sessions opens one.")
+        self.session_id = session_id
 
 
 class RouteNotFound(CallerError):

@@ -15,7 +15,10 @@ class Compat(enum.StrEnum):
     """Another server's contract that a session keeps to."""
 
     MILES = "miles"
-    """`linear`, a turn that its token limit cut off is not extended, and what samples replay is int32."""
+    """`linear`, a turn that its token limit cut off is not extended, and what samples replay is int32. A tool message
+    need not answer a call, and a request that ends with the last reply is answered by another one. A streamed chat is
+    one event, and an error a text.
+    """
 
 
 class AfterLength(enum.StrEnum):

@@ -19,10 +19,16 @@ from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.ids_json import encode_ids, pieces_of
 from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
-from stenograph.core.messages import Message
+from stenograph.core.messages import Message, Role
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.types import AFTER_WRITING, FinishReason, LogprobsKind, SampledTurn, SessionId
-from stenograph.dialects.openai.chat_reply import RepliedMessage, ReplyFinish, finish_of, message_body
+from stenograph.dialects.openai.chat_reply import (
+    RepliedMessage,
+    RepliedToolCall,
+    ReplyFinish,
+    finish_of,
+    message_body,
+)
 from stenograph.export.lines import WireSpan, spans_json
 from stenograph.export.strand_facts import LeftOut, StrandRow
 from stenograph.render.drift import DriftFacts
@@ -89,6 +95,21 @@ class RecordedFault(TypedDict):
     end: Count
 
 
+class RecordedCall(RepliedToolCall):
+    """A tool call of a reply, with its number, which SGLang writes."""
+
+    index: Count
+
+
+class RecordedReply(TypedDict):
+    """A reply to a chat."""
+
+    role: Role
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[Sequence[RecordedCall]]
+
+
 class RecordedChoice(TypedDict):
     """The recorded reply: a chat's `message`, or a completion's `text`."""
 
@@ -98,7 +119,7 @@ class RecordedChoice(TypedDict):
     finish_reason: ReplyFinish
     stop_reason: int | str | None
     meta_info: RecordedMetaInfo
-    message: NotRequired[RepliedMessage]
+    message: NotRequired[RecordedReply]
     text: NotRequired[str]
 
 
@@ -377,7 +398,7 @@ def _response(node: Node) -> RecordedResponse:
     turn, sampled = node.turn, node.turn.sampled
     num_prompt, num_sampled = node.num_tokens - len(sampled.ids), len(sampled.ids)
     is_chat = turn.asked is Asked.CHAT
-    said = {"message": _message(turn.reply.message)} if is_chat else {"text": turn.reply.message.content}
+    said = {"message": _reply(turn.reply.message)} if is_chat else {"text": turn.reply.message.content}
     choice = {
         "index": 0,
         **said,
@@ -398,6 +419,14 @@ def _response(node: Node) -> RecordedResponse:
             "total_tokens": num_prompt + num_sampled,
         },
     }
+
+
+def _reply(message: Message) -> RecordedReply:
+    body = message_body(message)
+    if "tool_calls" not in body:
+        return cast("RecordedReply", body)
+    calls = [{**call, "index": index} for index, call in enumerate(body["tool_calls"])]
+    return cast("RecordedReply", {**body, "tool_calls": calls})
 
 
 def _fault(fault: ParseFault) -> RecordedFault:

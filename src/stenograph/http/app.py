@@ -14,13 +14,14 @@ from stenograph import __version__
 from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, StartupError, StorageLost
+from stenograph.core.history_kinds import Compat
 from stenograph.core.settings import Switch
 from stenograph.core.types import LogprobsKind
 from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
 from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
-from stenograph.dialects.openai.errors import refusal
+from stenograph.dialects.openai.errors import refusal_of
 from stenograph.dialects.responses.dialect import ResponsesDialect
 from stenograph.dialects.template_kwargs import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
@@ -177,7 +178,7 @@ def make_app(
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
         openapi=openapi_document(described_by(settings, services)),
-        refuse=refusal,
+        refuse=refusal_of(settings.compat),
     )
     spoken = all_dialects(settings, renderer, model) if dialects is None else dialects
     counted = all_counters(settings) if counters is None else counters
@@ -188,7 +189,7 @@ def make_app(
         turns=turns,
         control=control.app(),
         metrics=metrics,
-        refuse=refusal,
+        refuse=refusal_of(settings.compat),
         nodes=nodes,
         tracing=opened_tracing(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics),
     )
@@ -250,6 +251,7 @@ def _turn_routes(
             share=services.share,
             body_slots=body_slots,
             sought_headers=sought_headers,
+            as_miles=settings.compat is Compat.MILES,
         )
         for dialect in dialects
     ]

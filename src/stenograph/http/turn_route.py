@@ -16,8 +16,11 @@ from starlette.types import Receive, Scope, Send
 from stenograph.core.chat import Remaining, Spelling, StreamPiece
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
+from stenograph.core.history_kinds import Compat
 from stenograph.core.types import Stage, StageTimes
 from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
+from stenograph.dialects.openai.errors import refusal_in_miles
+from stenograph.dialects.openai.spelling import CHAT, COMPLETIONS
 from stenograph.http.auth import Doorman
 from stenograph.http.keep_alive import Pulse
 from stenograph.http.metrics import Metrics
@@ -50,6 +53,9 @@ MAX_CLIENT_CHARS = 60
 REMAINING = "x-stenograph-remaining-tokens"
 SESSION_REMAINING = "x-stenograph-session-remaining-tokens"
 
+OPENAIS_OWN = frozenset({CHAT, COMPLETIONS})
+"""The dialects that the miles session server speaks too."""
+
 OUR_HEADERS = frozenset({"x-request-id", "server-timing", REMAINING, SESSION_REMAINING})
 """Headers of a reply that no engine's replace."""
 
@@ -69,7 +75,10 @@ class RequestPath(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRoute:
-    """One dialect's turns on one server. `sought_headers` are those that rules look at, in lower case."""
+    """One dialect's turns on one server. `sought_headers` are those that rules look at, in lower case.
+
+    `as_miles`: sessions that do not say otherwise keep to the miles session server's contract.
+    """
 
     dialect: Dialect
     manager: SessionManager
@@ -81,11 +90,12 @@ class TurnRoute:
     share: LoopShare
     body_slots: BodySlots
     sought_headers: frozenset[bytes] = frozenset()
+    as_miles: bool = False
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath) -> None:
         """Serve one request, which came to `path`."""
         stages = StageTimes(start=self.clock.monotonic())
-        reading = _Reading(NO_NOTE)
+        reading = _Reading(NO_NOTE, as_miles=self.as_miles)
         await self.body_slots.small()
         try:
             watch = await self._admit(scope, receive, stages, path, reading)
@@ -93,7 +103,7 @@ class TurnRoute:
             log.debug("refused before a turn began (session %s): %s: %s", path.session_id, error.code, error)
             if path.trace is not None:
                 path.trace.refused(error)
-            await self._send_error(send, error, reading.spelling, reading.note)
+            await self._send_error(send, error, reading)
             return
         except ClientGone:
             reading.note.close()
@@ -118,6 +128,7 @@ class TurnRoute:
         headers = headers_of(scope)
         name = client_name(headers)
         if session is not None:
+            reading.as_miles = session.options.compat is Compat.MILES
             reading.note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)
         body = await read_json(scope, receive, max_bytes=self.max_body_bytes, body_slots=self.body_slots)
         stages.mark(Stage.RECEIVE, self.clock.monotonic())
@@ -173,7 +184,7 @@ class TurnRoute:
         except TurnAbandoned:
             return  # the client is gone
         except StenographError as error:
-            await self._send_error(send, error, watch.spelling, note, watch)
+            await self._send_turn_error(send, error, note, watch)
             return
         note.answered(outcome)
         body = self.dialect.whole(outcome.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
@@ -195,7 +206,7 @@ class TurnRoute:
                 except TurnAbandoned:
                     return
                 except StenographError as error:
-                    await self._send_error(send, error, watch.spelling, note, watch)
+                    await self._send_turn_error(send, error, note, watch)
                     return
             writer = self._writer(watch)
             await _start_stream(watch, writer, send)
@@ -261,28 +272,31 @@ class TurnRoute:
         """Content that is made in pieces, and sent at once."""
         return b"".join([piece async for piece in self.share.pieces(pieces)])
 
+    async def _send_turn_error(self, send: Send, error: StenographError, note: LedgerNote, watch: Watch) -> None:
+        """Send the error of a turn, which names it, as the log does."""
+        reading = _Reading(note, spelling=watch.spelling, as_miles=watch.options.as_miles)
+        await self._send_error(send, error, reading, request_id=str(watch.request_id))
+
     async def _send_error(
-        self,
-        send: Send,
-        error: StenographError,
-        spelling: Spelling | None,
-        note: LedgerNote,
-        watch: Watch | None = None,
+        self, send: Send, error: StenographError, reading: "_Reading", *, request_id: str | None = None
     ) -> None:
-        """Note an error, and send it; that of a turn names it, as the log does."""
-        note.refused(error)
+        """Note an error, and send it."""
+        reading.note.refused(error)
         count_error(self.metrics, error)
-        request_id = None if watch is None else str(watch.request_id)
         headers = () if request_id is None else (("x-request-id", request_id),)
-        await send_refusal(send, self.dialect.refusal(error, spelling, request_id), headers)
+        if reading.as_miles and self.dialect.name in OPENAIS_OWN:
+            await send_refusal(send, refusal_in_miles(error), headers)
+        else:
+            await send_refusal(send, self.dialect.refusal(error, reading.spelling, request_id), headers)
 
 
 class _Reading(Struct):
-    """A request that may yet be refused: its row in the ledger, and the client's names for its fields once it is
-    decoded."""
+    """A request that may yet be refused: its row in the ledger, the client's names for its fields once it is decoded,
+    and whether its session's errors are those of miles."""
 
     note: LedgerNote
     spelling: Spelling | None = None
+    as_miles: bool = False
 
 
 def _identity(headers: Mapping[bytes, bytes], path: RequestPath, body: bytes) -> RequestIdentity:

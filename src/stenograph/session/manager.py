@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
+from stenograph.core.history_kinds import Compat
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
 from stenograph.session.admission import Caller, Capacity, Limits, Place
@@ -267,6 +268,8 @@ class SessionManager(Sessions):
         `agent_id` is its client's own."""
         if session is not None and session.options.sampling is not None:
             request = session.options.sampling.ruled(request)
+        if session is not None and session.options.compat is Compat.MILES:
+            request = replace(request, reply=replace(request.reply, as_miles=True))
         if not isinstance(request, ChatRequest):
             return request
         of_session: Mapping[str, object] = {} if session is None else session.options.template_kwargs

@@ -25,6 +25,7 @@ from stenograph.core.chat import (
 from stenograph.core.clock import Clock
 from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, TruncatedGeneration, UnrenderableMessage
+from stenograph.core.history_kinds import Compat
 from stenograph.core.ids_json import PIECE_IDS, encode_ids, pieces_of
 from stenograph.core.messages import Message
 from stenograph.core.rewrites import AppliedRewrite
@@ -165,6 +166,7 @@ class ChatOpening:
         unknown = messages[num_known:]
         num_bytes = CHECK_BYTES * len(unknown) + (0 if history.latest is None else num_compared(unknown))
 
+        takes_any_result = self._seats.strands is not None and self._seats.strands.compat is Compat.MILES
         others = [] if strand.number is not None else self._seats.before(strand, messages)
         for _, line in others:
             num_bytes += CHECK_BYTES * len(line)
@@ -181,7 +183,7 @@ class ChatOpening:
                 attachment.new_messages,
                 context.tools,
                 first=0 if parent is None else parent.num_messages,
-                follows_call=parent is not None and parent.has_calls,
+                follows_call=takes_any_result or (parent is not None and parent.has_calls),
             )
             return attachment, earlier
 

@@ -32,7 +32,7 @@ class SessionOptions:
     there included. `max_total_tokens` counts the tokens of all turns, each once. `ttl_s`: seconds without a chat after
     which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`. `group` names the
     rollouts that a trainer compares with each other. `support`: its engine is asked which ids could be sampled.
-    `compat`: whose contract its samples keep to.
+    `compat` is another server's contract that it keeps to.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -80,7 +80,7 @@ class Session:
         self.options = options
         self.created_at = created_at
         pins = options.canonical.pins
-        self.strands = Strands(session_id, options.history, options.matcher, options.after_length, pins)
+        self.strands = Strands(session_id, options.history, options.matcher, options.after_length, pins, options.compat)
         self.ledger = RequestLedger()
         self.outcome: SessionOutcome | None = None
         """The rollout's outcome, once somebody has said it."""

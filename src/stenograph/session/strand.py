@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from stenograph.core.chat import Asked, ChatRequest, KnownMessages, PastLine
 from stenograph.core.errors import CallerError, SessionBusy
-from stenograph.core.history_kinds import AfterLength, HistoryKind
+from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.strand_kinds import TRAINED_KINDS, UNLABELLED, Label, StrandKind
 from stenograph.core.types import Prompt, SessionId
@@ -88,12 +88,15 @@ class Strands:
         matcher: Matcher,
         after_length: AfterLength,
         pins: Sequence[PinRule] = (),
+        compat: Compat | None = None,
     ) -> None:
         self.pins = PinnedOpenings(pins, strips=isinstance(matcher, HarnessMatcher)) if pins else None
         """The openings that requests are spelled as, where rules say so."""
         self.session_id = session_id
         self._matcher = matcher
         self._after_length = after_length
+        self.compat = compat
+        """Another server's contract that the session keeps to."""
         self._ids = itertools.count()
         self._by_key: dict[bytes, Strand] = {}
         self._latest: list[Strand] = []
@@ -316,7 +319,7 @@ class Strands:
             del self._by_key[strand.key]
 
     def _new(self, key: bytes | None, agent_id: str) -> Strand:
-        history = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids)
+        history = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids, compat=self.compat)
         return Strand(history=history, session_id=self.session_id, exclusive=True, key=key, agent_id=agent_id)
 
 

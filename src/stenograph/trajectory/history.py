@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import Asked
-from stenograph.core.errors import HistoryMismatch, NothingToAnswer, SessionInvariant, TruncatedGeneration
-from stenograph.core.history_kinds import AfterLength
+from stenograph.core.errors import HistoryMismatch, NothingToAnswer, Rollback, SessionInvariant, TruncatedGeneration
+from stenograph.core.history_kinds import AfterLength, Compat
 from stenograph.core.messages import Message, Role
 from stenograph.trajectory.matching import Matcher
 from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnStatus, line_ids
@@ -143,15 +143,18 @@ def has_other_reply(node: Node, messages: Sequence[Message], context: PromptCont
     )
 
 
-def check_extension(parent: Node | None, messages: Sequence[Message], after_length: AfterLength) -> None:
+def check_extension(
+    parent: Node | None, messages: Sequence[Message], after_length: AfterLength, compat: Compat | None = None
+) -> None:
     """Check that a turn can follow `parent`.
 
-    Raises NothingToAnswer if the request adds nothing to its line, TruncatedGeneration if its reply is not whole and
+    Raises NothingToAnswer if the request adds nothing to its line and `compat` does not want another reply,
+    TruncatedGeneration if its reply is not whole and
     nothing may follow it.
     """
     if parent is None:
         return
-    if parent.num_messages == len(messages):
+    if parent.num_messages == len(messages) and compat is not Compat.MILES:
         raise NothingToAnswer(
             "The request ends with a reply that this session generated: there is nothing to answer."
             " Add a message, or leave the last reply out to generate it again.",
@@ -221,11 +224,17 @@ class LinearHistory:
     """
 
     def __init__(
-        self, matcher: Matcher, *, after_length: AfterLength = AfterLength.CLOSE, ids: Iterator[int] | None = None
+        self,
+        matcher: Matcher,
+        *,
+        after_length: AfterLength = AfterLength.CLOSE,
+        ids: Iterator[int] | None = None,
+        compat: Compat | None = None,
     ) -> None:
         self._matcher = matcher
         self._ids = itertools.count() if ids is None else ids
         self._after_length = after_length
+        self._compat = compat
         self._nodes: list[Node] = []
         self.latest: Node | None = None
         self.num_tokens = 0
@@ -240,7 +249,7 @@ class LinearHistory:
 
     def as_it_is(self) -> "LinearHistory":
         """A copy, which a worker may read while turns are committed here."""
-        copy = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids)
+        copy = LinearHistory(self._matcher, after_length=self._after_length, ids=self._ids, compat=self._compat)
         copy._nodes, copy._revision = list(self._nodes), self._revision
         copy.latest, copy.num_tokens = self.latest, self.num_tokens
         return copy
@@ -266,7 +275,7 @@ class LinearHistory:
         if num_turns < total - 1:
             raise self._mismatch(messages, context, num_turns, num_messages)
         parent = self._nodes[num_turns - 1] if num_turns else None
-        check_extension(parent, messages, self._after_length)
+        check_extension(parent, messages, self._after_length, self._compat)
         return Attachment(
             parent=parent,
             new_messages=tuple(messages[num_messages:]),
@@ -278,7 +287,7 @@ class LinearHistory:
         """The place of a request that begins with the messages of `node`'s request; None unless that is after it."""
         if node is not self.latest or not answers(node, messages, context, self._matcher):
             return None
-        check_extension(node, messages, self._after_length)
+        check_extension(node, messages, self._after_length, self._compat)
         new = tuple(messages[node.num_messages :])
         return Attachment(parent=node, new_messages=new, revision=self._revision)
 
@@ -349,4 +358,5 @@ class LinearHistory:
             f"The request is not a continuation of its line: in turn {num_turns}, {what}. The last turn can be"
             f" replaced, but {discarded} would have to go.",
             blame=blame,
+            rollback=Rollback(discarded, num_stored=self._nodes[-1].num_messages, num_given=len(messages)),
         )

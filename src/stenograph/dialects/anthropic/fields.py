@@ -173,6 +173,8 @@ class WireMessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
     workspace_id: Recorded = UNSET
     betas: Recorded = UNSET
     context_management: Recorded = UNSET
+    billing_policy: Recorded = UNSET
+    fallback_credit_token: Recorded = UNSET
 
     mcp_servers: Unread = UNSET
     container: Unread = UNSET

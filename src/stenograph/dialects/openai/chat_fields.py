@@ -146,6 +146,9 @@ class WireChatRequest(WireSampling, forbid_unknown_fields=True, kw_only=True):
     separate_reasoning: bool | None = None
 
     verbosity: Recorded = UNSET
+    return_logprob: Recorded = UNSET
+    moderation: Recorded = UNSET
+    prompt_cache_options: Recorded = UNSET
 
     audio: Unread = UNSET
     modalities: Unread = UNSET

@@ -13,13 +13,14 @@ from msgspec import Meta
 
 from stenograph.core.chat import ChatReply, ReplyDelta, ReplyOptions, Spelling, StreamPiece, ToolCallDelta
 from stenograph.core.errors import StenographError
-from stenograph.core.json_pieces import as_chunked_list, json_pieces
+from stenograph.core.json_pieces import PIECE_VALUES, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Logprob, TokenIds
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import FinishReason
-from stenograph.dialects.openai.errors import error_body
+from stenograph.dialects.openai.errors import error_body, miles_body
 from stenograph.dialects.openai.reply_parts import (
     FINISHES,
+    ROWS_AT_ONCE,
     Drawn,
     ReplyUsage,
     TokenText,
@@ -33,6 +34,7 @@ from stenograph.dialects.openai.reply_parts import (
 from stenograph.dialects.sse import DONE, EVENT_STREAM_HEADERS, STILL_ALIVE, data_event, data_event_pieces
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OBJECTS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 ReplyFinish = Literal["stop", "length", "abort", "tool_calls"]
@@ -228,6 +230,8 @@ class StreamEncoder:
 
     def start(self, prompts: Sequence["array[int]"]) -> bytes | Iterator[bytes]:
         """The first event: the role, and the prompt's ids if they were asked for; in pieces if they are many."""
+        if self._options.as_miles:
+            return b""
         delta: MessageDelta = {"role": "assistant", "content": ""}
         choice: ChunkChoice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
         body = self._empty.copy()
@@ -242,6 +246,8 @@ class StreamEncoder:
 
         Log-probabilities of many tokens come as several events, between which the loop serves others.
         """
+        if self._options.as_miles:
+            return b""
         if not self._options.logprobs:
             return b"".join(map(self._piece, pieces))
         cut = [part for piece in pieces for part in parts_of(piece)]
@@ -261,9 +267,11 @@ class StreamEncoder:
         body["choices"] = [choice]
         return data_event(msgspec.json.encode(body))
 
-    def end(self, replies: Sequence[ChatReply]) -> bytes:
+    def end(self, replies: Sequence[ChatReply]) -> bytes | Iterator[bytes]:
         """The finish reason, the usage if it was asked for, and the terminal event. Send only after the commit."""
         (reply,) = replies
+        if self._options.as_miles:
+            return one_event(reply, self._options, self._token_text)
         choice: ChunkChoice = {
             "index": 0,
             "delta": {},
@@ -286,7 +294,64 @@ class StreamEncoder:
 
     def failed(self, error: StenographError) -> bytes:
         """The error as an event, and no `[DONE]`."""
-        return data_event(error_body(error, self._spelling))
+        return data_event(miles_body(error) if self._options.as_miles else error_body(error, self._spelling))
+
+
+def one_event(reply: ChatReply, options: ReplyOptions, token_text: TokenText) -> bytes | Iterator[bytes]:
+    """A whole stream: the one event of a reply, and the terminal one; in pieces if it is long."""
+    if reply.written is not None:
+        return data_event(_engines_event(reply, options)) + DONE
+    message = reply.parsed.message
+    choice: dict[str, object] = {
+        "index": 0,
+        "delta": message_body(message),
+        "finish_reason": finish_of(reply.sampled.finish.reason, message),
+        "stop_reason": reply.sampled.finish.matched,
+    }
+    if message.tool_calls:
+        calls = message_body(message)["tool_calls"]
+        choice["delta"] = {
+            **message_body(message),
+            "tool_calls": [{**call, "index": i} for i, call in enumerate(calls)],
+        }
+    event: dict[str, object] = {
+        "id": reply.id,
+        "object": "chat.completion.chunk",
+        "created": reply.created,
+        "model": reply.model,
+        "choices": [choice],
+        "usage": usage_body([reply.usage]),
+    }
+    num_sampled = len(reply.sampled.ids)
+    num_ids = options.return_token_ids * (num_sampled + reply.prompt.num_tokens)
+    if options.logprobs:
+        choice["logprobs"] = {"content": as_chunked_list(_rows(reply.sampled, token_text, options))}
+    if options.return_token_ids:
+        choice["token_ids"], event["prompt_token_ids"] = reply.sampled.ids, reply.prompt.ids
+    fragments = chain(data_event_pieces(json_pieces(event)), (DONE,))
+    is_long = num_ids > PIECE_VALUES or (options.logprobs and num_sampled > ROWS_AT_ONCE)
+    return joined(fragments) if is_long else b"".join(fragments)
+
+
+def _engines_event(reply: ChatReply, options: ReplyOptions) -> bytes:
+    """The reply that the engine wrote, as an event, with the engine's own usage and nothing that is for training."""
+    assert reply.written is not None, "the engine wrote it"
+    whole = _OBJECT.decode(reply.written.body)
+    (choice,) = _OBJECTS.decode(whole["choices"])
+    message = _OBJECT.decode(choice["message"])
+    texts = ("role", "content", "reasoning_content")
+    delta: dict[str, msgspec.Raw] = {name: message[name] for name in texts if name in message}
+    if reply.parsed.message.tool_calls:
+        calls = _OBJECTS.decode(message["tool_calls"])
+        numbered = [{**call, "index": number} for number, call in enumerate(calls)]
+        delta["tool_calls"] = msgspec.Raw(msgspec.json.encode(numbered))
+    shown = ("finish_reason", *(("logprobs",) if options.logprobs else ()))
+    part: dict[str, object] = {"index": 0, "delta": delta, **{name: choice[name] for name in shown if name in choice}}
+    event: dict[str, object] = {name: whole[name] for name in ("id", "created", "model", "usage") if name in whole}
+    event |= {"object": "chat.completion.chunk", "choices": [part]}
+    if options.return_token_ids:
+        part["token_ids"], event["prompt_token_ids"] = _raw_ids(reply.sampled.ids), _raw_ids(reply.prompt.ids)
+    return msgspec.json.encode(event)
 
 
 def _delta(delta: ReplyDelta) -> MessageDelta:

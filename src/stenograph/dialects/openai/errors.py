@@ -11,12 +11,15 @@ from stenograph.core.errors import (
     ContextLengthExceeded,
     Forbidden,
     GrammarBesideCall,
+    HistoryMismatch,
     InternalError,
+    InvalidJson,
     LimitExceeded,
     MethodNotAllowed,
     ModelMismatch,
     NobodyError,
     RequestTimeout,
+    Rollback,
     RouteNotFound,
     SessionBusy,
     SessionNotFound,
@@ -24,9 +27,11 @@ from stenograph.core.errors import (
     TruncatedGeneration,
     Unauthorized,
     UpstreamError,
+    UpstreamInvalid,
     UpstreamRefused,
 )
-from stenograph.dialects.base import Refusal
+from stenograph.core.history_kinds import Compat
+from stenograph.dialects.base import Refusal, Refuse
 
 _TYPES: dict[type[StenographError], str] = {
     CallerError: "invalid_request_error",
@@ -119,6 +124,42 @@ def refusal(error: StenographError, spelling: Spelling | None = None) -> Refusal
         return Refusal(status=error.engine_status, content=error.body, headers=headers)
     headers = [("content-type", "application/json"), *error_headers(error)]
     return Refusal(status=error.status, content=error_body(error, spelling), headers=headers)
+
+
+def refusal_in_miles(error: StenographError) -> Refusal:
+    """An error as the miles session server's clients know it; an engine's refusal as the engine wrote it."""
+    written = refusal(error)
+    if isinstance(error, UpstreamRefused):
+        return written
+    return Refusal(status=written.status, content=miles_body(error), headers=written.headers)
+
+
+def refusal_of(compat: Compat | None) -> Refuse:
+    """The writer of errors of requests that no dialect has read, under the contract of a server."""
+    return refusal_in_miles if compat is Compat.MILES else refusal
+
+
+def miles_body(error: StenographError) -> bytes:
+    """`{"error": text}`."""
+    return msgspec.json.encode({"error": _miles_message(error)})
+
+
+def _miles_message(error: StenographError) -> str:
+    """The error's text, which begins as miles' own where its clients look for that."""
+    match error:
+        case SessionNotFound():
+            return f"session not found: session_id={error.session_id}"
+        case InvalidJson():
+            return f"invalid JSON body: {error.message}"
+        case HistoryMismatch(rollback=Rollback() as rollback):
+            return (
+                f"rollback failed: discard_count={rollback.num_turns} exceeds max_assistant_rollback_steps=1"
+                f" (stored has {rollback.num_stored} messages, request has {rollback.num_given} messages)"
+            )
+        case UpstreamInvalid(law="content_is_text"):
+            return f"assistant message content is None: {error.message}"
+        case _:
+            return _message(error, None)
 
 
 def error_headers(error: StenographError) -> list[tuple[str, str]]:

@@ -97,6 +97,8 @@ class WireResponsesRequest(WireSampling, forbid_unknown_fields=True, kw_only=Tru
     prompt_cache_options: Recorded = UNSET
     moderation: Recorded = UNSET
     access_programs: Recorded = UNSET
+    background_options: Recorded = UNSET
+    image: Recorded = UNSET
 
     conversation: Unread = UNSET
     prompt: Unread = UNSET

@@ -78,7 +78,7 @@ def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) 
     parts: list[bytes | memoryview] = [b'{"model":', as_json(model)]
     parts += _chat_parts(request.chat)
     parts += [b',"rid":', as_json(request.request_id)]
-    parts.append(b',"logprobs":true,"return_meta_info":true,"no_stop_trim":false,"stream":false')
+    parts.append(b',"logprobs":true,"return_meta_info":true,"no_stop_trim":false')
     if request.priority is not None:
         parts += priority_parts(request.priority)
     if request.affinity_key is not None:
@@ -208,7 +208,7 @@ _LAWS = [
     *laws(
         (r"meta_info` - at|\.meta_info`$", "has_meta_info"),
         (r"tool_calls", "tool_calls_shape"),
-        (r"`content` - at|\.message\.content`$", "content_is_text"),
+        (r"`content` - at|\.message\.content`$|got `null` - at \S*\.message`$", "content_is_text"),
         (r"`choices`|\$\.choices`$", "one_choice"),
     ),
 ]

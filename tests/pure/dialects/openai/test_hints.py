@@ -22,7 +22,7 @@ NO_NAME_OF_OURS = (
     "mirostat", "mirostat_tau", "mode", "name", "names", "num_ctx", "num_keep", "keep_alive", "format", "raw", "images",
     "prefix", "text", "texts", "input", "inputs", "system", "system_prompt", "instructions", "include", "truncation",
     "background", "max_tool_calls", "grammar", "cache_prompt", "cache_salt", "id_slot", "n_probs", "n_keep",
-    "dry_multiplier", "xtc_probability", "samplers", "return_logprob", "logprob_start_len", "top_logprobs_num",
+    "dry_multiplier", "xtc_probability", "samplers", "logprob_start_len", "top_logprobs_num",
     "return_text_in_logprobs", "sampling_params", "image_data", "extra_key", "bootstrap_host", "data_parallel_rank",
     "kv_transfer_params", "vllm_xargs", "guided_decoding_backend", "guided_whitespace_pattern", "structural_tag",
     "add_bos_token", "request", "weight_version", "return_tokens", "repeat_last_n", "penalty_alpha", "do_sample",
