@@ -12,6 +12,7 @@ import pyarrow.ipc
 import pytest
 from safetensors.numpy import load
 
+from stenograph.client.samples import decoded
 from stenograph.core.settings import Switch
 from stenograph.core.support import supports
 from stenograph.core.types import LogprobsKind
@@ -24,6 +25,7 @@ from stenograph.render.renderer import Renderer
 from stenograph.testing.standins.planned_server import PlannedServer, ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 from stenograph.testing.standins.vllm_server import VLLMServer
+from stenograph.trainers.rows import support_rows
 
 from .conftest import END, Answer, Live, running, user
 
@@ -125,6 +127,15 @@ async def test_samples_and_records_have_the_ids_that_the_engine_could_sample(ren
     meta = json.loads(load(tensors.body)["_samples_meta"].tobytes())
     assert meta["samples"][0]["turns"][0]["support"] == row["support"]
     assert sample["sampling_log_probs"] is not None
+    (decoded_sample,) = decoded(tensors.body)
+    found = decoded_sample.support()
+    assert found is not None
+    assert [kept if kept is None else kept.tolist() for kept in map(found.__getitem__, range(len(found)))] == (
+        sample["sampling_mask"]
+    )
+    spans = support_rows(decoded_sample)
+    assert spans.ids.tolist() == [id_ for row in wanted for id_ in row]
+    assert spans.log_probs.tolist() == sample["sampling_log_probs"]
 
 
 @TOLD

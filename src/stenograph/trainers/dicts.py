@@ -1,23 +1,26 @@
 """Rows that are plain dicts: SkyRL, AReaL, OpenRLHF, NeMo RL, rLLM, and a padded batch for a loop of one's own. Pure.
 
 Arrays are NumPy; `torch.from_numpy` takes them as they are. Sources, read in 2026-08 (AReaL 2026-05): skyrl
-train/generators/base.py `GeneratorOutput`; areal experimental/openai/types.py; openrlhf
+a9564572 train/generators/base.py `GeneratorOutput`, train/trainer.py; areal experimental/openai/types.py; openrlhf
 trainer/ppo_utils/samples_generator.py; nemo_rl environments/nemo_gym.py; rllm/types.py `Step`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.client.batch import RolloutGroup
+from stenograph.client.batch import Rollout, RolloutGroup
 from stenograph.client.samples import DecodedSample
 from stenograph.trainers.rows import (
     NO_VERSION,
     VersionNumber,
+    WrongRows,
     check_tempered,
+    first_routes,
     number_of,
+    replay_as,
     runs,
     version_range,
     versions,
@@ -30,34 +33,102 @@ _SKYRL_STOPS = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 
 
 def skyrl(
-    groups: Sequence[RolloutGroup[T]], *, trajectory_id: Callable[[str, int], object] | None = None
-) -> dict[str, list[object]]:
+    groups: Sequence[RolloutGroup[T]],
+    *,
+    trajectory_id: Callable[[str, int], object] | None = None,
+    filler_id: int = 0,
+) -> dict[str, object]:
     """SkyRL's `GeneratorOutput`, step-wise: one row for each sample, `is_last_step` at each rollout's last.
 
     `trajectory_id(instance_id, repetition_id)` is its class `TrajectoryID`; None leaves pairs. The last row of a
-    rollout has its reward, the others 0.0, which SkyRL copies by the trajectory.
+    rollout has its reward, the others 0.0, which SkyRL copies by the trajectory. A rollout that has no trained token is
+    one row that trains nothing, of its prompt or of `filler_id`, so that it counts in its group. `rollout_metrics` are
+    under SkyRL's names; `rollout_expert_indices` is None where no sample has experts.
     """
-    names = (
-        "prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs",
-        "trajectory_ids", "is_last_step",
-    )  # fmt: skip
-    out: dict[str, list[object]] = {name: [] for name in names}
-    for group in groups:
-        for number, rollout in enumerate(group.rollouts):
-            samples = [sample for sample in rollout.samples or () if sample.num_trained]
-            for index, sample in enumerate(samples):
-                check_tempered(sample)
-                is_last = index == len(samples) - 1
-                out["prompt_token_ids"].append(sample.tokens[: sample.prompt_length].tolist())
-                out["response_ids"].append(sample.tokens[sample.prompt_length :].tolist())
-                out["rewards"].append((number_of(rollout.reward) or 0.0) if is_last else 0.0)
-                out["loss_masks"].append(sample.loss_mask.tolist())
-                out["stop_reasons"].append(_SKYRL_STOPS[sample.status])
-                out["rollout_logprobs"].append(sample.log_probs.tolist())
-                name = (group.name, number)
-                out["trajectory_ids"].append(name if trajectory_id is None else trajectory_id(*name))
-                out["is_last_step"].append(is_last)
-    return out
+    rows = [
+        row
+        for group in groups
+        for number, rollout in enumerate(group.rollouts)
+        for row in _skyrl_rows(rollout, _trajectory(group.name, number, trajectory_id), filler_id)
+    ]
+    out = {name: [row[name] for row in rows] for name in _SKYRL_COLUMNS}
+    return {**out, "rollout_expert_indices": _experts(out), "rollout_metrics": _skyrl_metrics(out)}
+
+
+_SKYRL_COLUMNS = (
+    "prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs", "trajectory_ids",
+    "trajectory_generation_times", "rollout_expert_indices", "is_last_step",
+)  # fmt: skip
+
+
+def _trajectory(group: str, number: int, make: Callable[[str, int], object] | None) -> object:
+    return (group, number) if make is None else make(group, number)
+
+
+def _skyrl_rows(rollout: Rollout[T], trajectory: object, filler_id: int) -> list[dict[str, object]]:
+    """The rows of a rollout, at least one; the last has its reward."""
+    samples = [sample for sample in rollout.samples or () if sample.num_trained]
+    rows = [_skyrl_row(sample) for sample in samples] or [_untrained(rollout, filler_id)]
+    shared = {"trajectory_ids": trajectory, "trajectory_generation_times": rollout.seconds}
+    return [
+        *({**row, **shared, "rewards": 0.0, "is_last_step": False} for row in rows[:-1]),
+        {**rows[-1], **shared, "rewards": number_of(rollout.reward) or 0.0, "is_last_step": True},
+    ]
+
+
+def _skyrl_row(sample: DecodedSample) -> dict[str, object]:
+    check_tempered(sample)
+    return {
+        "prompt_token_ids": sample.tokens[: sample.prompt_length].tolist(),
+        "response_ids": sample.tokens[sample.prompt_length :].tolist(),
+        "loss_masks": sample.loss_mask.tolist(),
+        "stop_reasons": _SKYRL_STOPS[sample.status],
+        "rollout_logprobs": sample.log_probs.tolist(),
+        "rollout_expert_indices": replay_as(np.int32, sample.routed_experts),
+    }
+
+
+def _untrained(rollout: Rollout[T], filler_id: int) -> dict[str, object]:
+    """The row of a rollout that has no trained token; its response is one token, because SkyRL takes none without."""
+    prompts = (sample.tokens[: sample.prompt_length].tolist() for sample in rollout.samples or ())
+    return {
+        "prompt_token_ids": next(prompts, [filler_id]),
+        "response_ids": [filler_id],
+        "loss_masks": [0],
+        "stop_reasons": "abort",
+        "rollout_logprobs": [0.0],
+        "rollout_expert_indices": None,
+    }
+
+
+def _experts(out: Mapping[str, Sequence[object]]) -> list[object] | None:
+    """The experts of every row; those that train nothing have one route. Raises WrongRows if others lack them."""
+    column, masks = out["rollout_expert_indices"], cast("Sequence[Sequence[int]]", out["loss_masks"])
+    found = next((row for row in column if row is not None), None)
+    if found is None:
+        return None
+    if any(row is None and any(mask) for row, mask in zip(column, masks, strict=True)):
+        raise WrongRows("some samples have routed experts and others have none: SkyRL replays all or nothing")
+    _, layers, top_k = cast("NDArray[np.int32]", found).shape
+    return [first_routes(layers, top_k) if row is None else row for row in column]
+
+
+def _skyrl_metrics(out: Mapping[str, Sequence[object]]) -> dict[str, float]:
+    """The figures that SkyRL's own generators give with a batch. Source: its train/generators/utils.py."""
+    if not out["response_ids"]:
+        return {}
+    lengths = np.array([len(cast("Sequence[int]", row)) for row in out["response_ids"]])
+    trained = np.array([sum(cast("Sequence[int]", row)) for row in out["loss_masks"]])
+    rewards = np.array(out["rewards"], float)
+    by_name = {"num_tokens": lengths, "assistant_tokens": trained}
+    figures = {
+        f"generate/{how}_{name}": float(getattr(np, numpy_name)(values))
+        for name, values in by_name.items()
+        for how, numpy_name in (("min", "min"), ("max", "max"), ("avg", "mean"), ("std", "std"))
+    }
+    for name, chosen in (("non_zero", rewards > 0), ("zero", rewards == 0)):
+        figures[f"generate/avg_tokens_{name}_rewards"] = float(lengths[chosen].mean()) if chosen.any() else 0.0
+    return figures
 
 
 def areal(

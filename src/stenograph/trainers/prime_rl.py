@@ -1,6 +1,7 @@
 """Rows for prime-rl (2026-08): `TrainingSample`, a msgspec struct that its orchestrator hands to the trainer. Pure.
 
-Its trainer shifts all arrays by itself. Source: src/prime_rl/transports/rollouts/types.py.
+Its trainer shifts all arrays by itself. Sources: src/prime_rl/transports/rollouts/types.py; trainer/batch.py
+`prepare_sample`, which refuses RL tokens without advantages.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from stenograph.trainers.rows import WrongRows, built, replay_as, whole, with_ze
 
 Made = TypeVar("Made")
 
-WRITTEN_AGAINST = "prime-rl of 2026-08"
+WRITTEN_AGAINST = "prime-rl 559b4477 of 2026-08-21"
 
 
 def training_samples(
@@ -22,13 +23,23 @@ def training_samples(
     *,
     env_name: str,
     advantage: float | None,
+    ce_weight: float = 0.0,
+    ref_kl_weight: float = 0.0,
     routed_experts: Callable[..., object] | None = None,
 ) -> list[Made]:
     """`TrainingSample`s, one for each sample that trains a token; `make` is prime-rl's class.
 
-    All arrays are over T. `advantage` stands where the mask is set, else 0.0; None leaves the advantages to its
-    orchestrator. Samples with routed experts need `routed_experts`, its class `RoutedExperts`.
+    All arrays are over T. `advantage` stands where the mask is set, else 0.0. `ce_weight` and `ref_kl_weight` are the
+    weights of the other parts of its loss on trained tokens; 0.0 leaves a part out. With `advantage` None no token
+    takes part in the policy gradient (`rl_weights` 0.0), and one of the other weights must be set; reference
+    log-probabilities are its orchestrator's to fill. Samples with routed experts need `routed_experts`, its class
+    `RoutedExperts`.
     """
+    if advantage is None and not (ce_weight or ref_kl_weight):
+        raise WrongRows(
+            "prime-rl refuses tokens of the policy gradient without advantages: give each rollout's advantage"
+            " (rows.advantages), or, to train by another part of its loss alone, ce_weight or ref_kl_weight"
+        )
     made: list[Made] = []
     for sample in samples:
         if not sample.num_trained:
@@ -41,11 +52,14 @@ def training_samples(
             "temperatures": rows.temperatures.tolist(),
             "env_name": env_name,
         }
-        if advantage is not None:
+        if advantage is None:
+            fields["rl_weights"] = [0.0] * len(rows.tokens)
+        else:
             fields["advantages"] = np.where(rows.mask, advantage, 0.0).tolist()
-        experts = with_zero_row(sample.routed_experts)
-        if experts is not None and experts.dtype != np.uint8:
-            experts = replay_as(np.int32, experts)  # PyTorch computes little with wider unsigned types
+        for name, weight in (("ce_weights", ce_weight), ("ref_kl_weights", ref_kl_weight)):
+            if weight:
+                fields[name] = np.where(rows.mask, weight, 0.0).tolist()
+        experts = replay_as(np.int16, with_zero_row(sample.routed_experts))  # one type: it packs samples together
         if experts is not None:
             if routed_experts is None:
                 raise WrongRows("a sample has routed experts: pass routed_experts=RoutedExperts, prime-rl's class")

@@ -7,13 +7,13 @@ A decoded sample is own and over its last R tokens; `whole` and `shifted` are al
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stenograph.client.batch import Rollout, RolloutGroup
-from stenograph.client.samples import DecodedSample, ReplayRows, Reward
+from stenograph.client.batch import Rollout, RolloutBatch, RolloutGroup
+from stenograph.client.samples import DecodedSample, DecodedSupport, ReplayRows, Reward
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -107,13 +107,80 @@ def with_zero_row(replay: ReplayRows | None) -> ReplayRows | None:
 
 
 def replay_as(dtype: type[Whole], replay: ReplayRows | None) -> NDArray[Whole] | None:
-    """A replay array in the type that a trainer takes. Raises WrongRows where that does not hold its values."""
+    """A writable copy of a replay array in the type that a trainer takes. Raises WrongRows where an id does not fit."""
     if replay is None:
         return None
     limits = np.iinfo(dtype)
     if replay.size and not limits.min <= replay.min() <= replay.max() <= limits.max:
-        raise WrongRows(f"a routed expert is {replay.max()}, and this trainer's {limits.dtype} ends at {limits.max}")
+        raise WrongRows(f"a replayed id is {replay.max()}, and this trainer's {limits.dtype} ends at {limits.max}")
     return replay.astype(dtype)
+
+
+def first_routes(layers: int, top_k: int) -> NDArray[np.int32]:
+    """Routes of one token that trains nothing: in each layer the first ids, which a router could have chosen."""
+    return np.tile(np.arange(top_k, dtype=np.int32), (1, layers, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedSupport:
+    """The ids that could be sampled beside each of the last R tokens: those of token i are `ids[offsets[i] :
+    offsets[i + 1]]`, both int32; none for a token that is not trained. `log_probs` [R] are normalized over them."""
+
+    ids: NDArray[np.int32]
+    offsets: NDArray[np.int32]
+    log_probs: NDArray[np.float64]
+
+
+def support_rows(sample: DecodedSample) -> TrainedSupport:
+    """The support of every trained token, for a trainer that normalizes over it.
+
+    Raises WrongRows where truncation cut a turn's distribution and its support is not known, or where the
+    log-probabilities under the distribution that was sampled from are not.
+    """
+    if sample.sampling_log_probs is None and sample.num_trained:
+        raise WrongRows(
+            "this trainer normalizes over the ids that could be sampled, and a sample has no log-probabilities of that"
+            " distribution (sampling_log_probs): see docs/engines.md, Log-probabilities"
+        )
+    support, start = sample.support(), sample.prompt_length
+    spans: list[NDArray[np.integer[Any]]] = [_NONE] * sample.response_length
+    for turn in sample.turns:
+        first, last = cast("int", turn["start"]) - start, cast("int", turn["end"]) - start
+        for place in np.flatnonzero(sample.loss_mask[first:last]) + first:
+            known = None if support is None or "support" not in turn else support[int(place)]
+            spans[place] = _unlisted(turn, sample, int(place), support) if known is None else known
+    counts = np.fromiter(map(len, spans), np.int64, len(spans))
+    return TrainedSupport(
+        ids=np.concatenate([_NONE, *spans]).astype(np.int32),
+        offsets=np.concatenate([[0], counts.cumsum()]).astype(np.int32),
+        log_probs=np.zeros(0) if sample.sampling_log_probs is None else sample.sampling_log_probs,
+    )
+
+
+_NONE = np.zeros(0, np.int32)
+_CUTS = ("top_p", "top_k", "min_p", "grammar", "min_tokens")
+"""Fields of a turn's row that say that ids were ruled out."""
+
+
+def _unlisted(
+    turn: Mapping[str, object], sample: DecodedSample, place: int, support: DecodedSupport | None
+) -> NDArray[np.integer[Any]]:
+    """The support of a trained token whose row lists none: the token alone if it was greedy, else every id."""
+    if turn["temperature"] == 0:
+        return sample.tokens[sample.prompt_length + place :][:1]
+    cuts = [name for name in _CUTS if name in turn]
+    if "support" not in turn and cuts:
+        raise WrongRows(
+            f"the turn {turn['node_id']} was sampled with {', '.join(cuts)}, and which ids could be sampled is not"
+            " known, over which this trainer normalizes: open sessions with support=True, on an engine that reports"
+            " them (docs/engines.md, Supports), or sample without truncation"
+        )
+    if support is None:
+        raise WrongRows(
+            f"the turn {turn['node_id']} was sampled from every id, and the sample does not say how many these are:"
+            " this trainer is for samples of truncated turns; sample without truncation, and tell it so"
+        )
+    return np.arange(support.vocab_size)
 
 
 def number_of(reward: Reward | None) -> float | None:
@@ -142,6 +209,15 @@ def advantages(groups: Iterable[RolloutGroup[T]], *, scaled: bool = True) -> Ite
             centred = centred / spread
         for (rollout, _), advantage in zip(rewarded, centred, strict=True):
             yield rollout, float(advantage)
+
+
+def only_rollout(batch: RolloutBatch[T]) -> Rollout[T]:
+    """The rollout of a batch of one task, however it ended. Raises WrongRows if there are several, or none."""
+    groups = (*batch.groups, *batch.others)
+    rollouts = [rollout for group in groups for rollout in (*group.rollouts, *group.others)]
+    if len(rollouts) != 1:
+        raise WrongRows(f"a batch of one task has one rollout, got {len(rollouts)}: make rows of each")
+    return rollouts[0]
 
 
 def built(make: Callable[..., Made], fields: Mapping[str, object], *, written_against: str) -> Made:

@@ -26,7 +26,8 @@ def rollout_rows(batch: RolloutBatch[T], *, num_prompts: int, filler_id: int) ->
 
     Run the prompts as the tasks of a batch with `group_size` 1. `env_mask` is 1 on trained tokens. A rollout of several
     samples gives the one with most trained tokens, and `num_left_out` counts the others'; one without any gives a row
-    of two `filler_id` that trains nothing, because TRL takes no empty completion. `rollout_reward` is None for it.
+    of two `filler_id` that trains nothing, because TRL takes no empty completion, and its reward counts all the same.
+    `rollout_reward` is None for a rollout that has none, or was lost.
     """
     rows: dict[str, list[object]] = {
         name: []
@@ -54,7 +55,7 @@ def _add(rows: dict[str, list[object]], rollout: Rollout[T] | None, filler_id: i
     rows["completion_ids"].append(completion)
     rows["logprobs"].append(nats)
     rows["env_mask"].append(mask)
-    rows[REWARD_KEY].append(None if rollout is None or kept is None else number_of(rollout.reward))
+    rows[REWARD_KEY].append(None if rollout is None else number_of(rollout.reward))
     rows["num_left_out"].append(sum(sample.num_trained for sample in samples if sample is not kept))
     rows["rollout_end"].append(None if rollout is None else rollout.end)
 

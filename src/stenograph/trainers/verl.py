@@ -4,7 +4,7 @@ Source: verl/experimental/agent_loop/agent_loop.py, `AgentLoopOutput` and `_post
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,28 +27,39 @@ WRITTEN_AGAINST = "verl 0.9.1"
 
 
 def agent_loop_outputs(
-    samples: Sequence[DecodedSample],
+    samples: Sequence[DecodedSample] | None,
     make: Callable[..., Made],
     metrics: object,
     *,
     reward: Reward | None = None,
     version: VersionNumber | None = None,
+    filler_id: int = 0,
 ) -> list[Made]:
     """`AgentLoopOutput`s, one for each sample of a rollout; `make` is verl's class, `metrics` an `AgentLoopMetrics`.
 
     The last one has the score, which verl's trainer copies to all of a rollout. The versions that sampled are
-    `extra_fields.min_global_steps` and `.max_global_steps`. A sample without a response is left out.
+    `extra_fields.min_global_steps` and `.max_global_steps`. A sample without a response is left out; a rollout that
+    has no other is one output of two `filler_id` that trains nothing, so that its score counts in its group.
     """
-    kept = [sample for sample in samples if len(sample.log_probs)]
-    return [
-        built(
-            make,
-            {**agent_loop_fields(sample, version=version), "metrics": metrics}
-            | ({"reward_score": number_of(reward), **_reward_fields(sample, reward, version)} if is_last else {}),
-            written_against=WRITTEN_AGAINST,
-        )
-        for sample, is_last in zip(kept, [False] * (len(kept) - 1) + [True], strict=False)
-    ]
+    rows = [agent_loop_fields(sample, version=version) for sample in samples or () if len(sample.log_probs)]
+    rows = rows or [_filler(filler_id)]
+    rows[-1]["reward_score"] = number_of(reward)
+    if isinstance(reward, Mapping):
+        extra = cast("Mapping[str, object]", rows[-1]["extra_fields"])
+        rows[-1]["extra_fields"] = {**extra, "reward_extra_info": dict(reward)}
+    return [built(make, {**row, "metrics": metrics}, written_against=WRITTEN_AGAINST) for row in rows]
+
+
+def _filler(filler_id: int) -> dict[str, object]:
+    return {
+        "prompt_ids": [filler_id],
+        "response_ids": [filler_id],
+        "response_mask": [0],
+        "response_logprobs": [0.0],
+        "routed_experts": None,
+        "num_turns": 0,
+        "extra_fields": {"min_global_steps": None, "max_global_steps": None},
+    }
 
 
 def agent_loop_fields(sample: DecodedSample, *, version: VersionNumber | None = None) -> dict[str, object]:
@@ -114,9 +125,3 @@ def padded_batch(
 def _versions(sample: DecodedSample, version: VersionNumber | None) -> dict[str, object]:
     oldest, newest = version_range(sample, version)
     return {"min_global_steps": oldest, "max_global_steps": newest}
-
-
-def _reward_fields(sample: DecodedSample, reward: Reward | None, version: VersionNumber | None) -> dict[str, object]:
-    if not isinstance(reward, Mapping):
-        return {}
-    return {"extra_fields": {**_versions(sample, version), "reward_extra_info": dict(reward)}}

@@ -4,8 +4,10 @@ The oracle is a plain model that every token before decides. Each check repeats 
 which logits it takes for a token. The classes have the trainers' own fields; `scripts/test-trainers` has the real ones.
 """
 
+import base64
 import dataclasses
 import enum
+import itertools
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from stenograph.client import DecodedSample
 from stenograph.client.batch import RolloutBatch
+from stenograph.core.support import SupportColumns, SupportWriter
 from stenograph.core.types import FinishReason
 from stenograph.trainers import dicts, miles, prime_rl, rows, tinker, trl, verl
 from stenograph.trainers.rows import WrongRows, WrongTrainer
@@ -72,8 +75,141 @@ class MilesSample:
     weight_versions: list[str] = dataclasses.field(default_factory=list)
     rollout_log_probs: list[float] | None = None
     rollout_routed_experts: Any = None
+    rollout_indexer_topk: Any = None
+    remove_sample: bool = False
+    rollout_id: int | None = None
     status: Any = Status.PENDING
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @dataclasses.dataclass
+    class PrefixCacheInfo:
+        """Its counts of a rollout's prompts."""
+
+        cached_tokens: int = 0
+        total_prompt_tokens: int = 0
+
+    prefix_cache_info: PrefixCacheInfo = dataclasses.field(default_factory=PrefixCacheInfo)
+
+
+@dataclasses.dataclass
+class SlimeSample(MilesSample):
+    """The fields that slime's `Sample` has beside."""
+
+    rollout_top_p_token_ids: list[int] | None = None
+    rollout_top_p_token_offsets: list[int] | None = None
+
+
+def test_the_input_sample_is_neither_changed_nor_shared() -> None:
+    grown = Grown()
+    first = grown.turn(None, [1, 2], [3])
+    for opener in (5, 6):
+        grown.turn(grown.turn(first, [opener], [6]), [8], [9])
+    samples = grown.samples()
+    asked = MilesSample(prompt="p", metadata={"list": [1]}, tokens=[9])
+    made = miles.rollout_samples(samples, asked, rollout_id=7)
+    made += miles.rollout_samples((), asked) + miles.rollout_samples(None, asked)
+    for one in made:
+        one.metadata["list"].append(2)
+        one.metadata.get("leaf", {}).clear()
+        one.prefix_cache_info.cached_tokens += 1
+    assert asked == MilesSample(prompt="p", metadata={"list": [1]}, tokens=[9])
+    assert [one.metadata["list"] for one in made] == [[1, 2]] * 4
+    assert all(sample.metadata["leaf"] for sample in samples)
+
+
+@pytest.mark.parametrize("kind", [MilesSample, SlimeSample])
+def test_a_rollout_without_samples_is_one_aborted_sample_that_trains_nothing(kind: Any) -> None:
+    asked = kind(group_index=1, index=2, prompt="p", reward=None)
+    (one,) = miles.rollout_samples(
+        (), asked, rollout_id=2, reward=-1.0, experts_shape=(2, 3), indexer_shape=(1, 2), filler_id=5
+    )
+    assert (one.status.value, one.remove_sample, one.rollout_id, one.reward) == ("aborted", True, 2, -1.0)
+    assert (one.tokens, one.response_length, one.loss_mask, one.rollout_log_probs) == ([5, 5], 1, [0], [0.0])
+    assert one.rollout_routed_experts.tolist() == [[[0, 1, 2], [0, 1, 2]]]  # slime refuses zeros alone
+    assert one.rollout_indexer_topk.tolist() == [[[0, 1]]]
+    if kind is SlimeSample:
+        assert (one.rollout_top_p_token_ids, one.rollout_top_p_token_offsets) == ([], [0, 0])
+    assert miles.rollout_samples((), asked)[0].reward is None  # infrastructure is never a reward of 0
+
+
+def test_replay_data_and_counts_reach_miles_in_its_types() -> None:
+    grown = Grown()
+    grown.turn(None, [1, 2], [3, 4])
+    (sample,) = grown.samples()
+    sample = dataclasses.replace(
+        sample,
+        routed_experts=np.arange(12, dtype=np.uint16).reshape(3, 2, 2),
+        indexer_topk=np.arange(12, dtype=np.int32).reshape(3, 4),
+        num_prompt_tokens=20,
+        num_cached_tokens=8,
+    )
+    (one,) = miles.rollout_samples([sample], MilesSample(), indexer_shape=(2, 2))
+    assert (one.rollout_routed_experts.dtype, one.rollout_routed_experts.shape) == (np.int32, (3, 2, 2))
+    assert one.rollout_routed_experts.flags.writeable
+    assert (one.rollout_indexer_topk.dtype, one.rollout_indexer_topk.shape) == (np.int32, (3, 2, 2))
+    assert one.rollout_indexer_topk[1].tolist() == [[4, 5], [6, 7]]
+    assert dataclasses.astuple(one.prefix_cache_info) == (8, 20)
+    for shape in (None, (3, 2), (0, 4)):
+        with pytest.raises(WrongRows, match=r"4 indexer ids for each token.*indexer_shape"):
+            miles.rollout_samples([sample], MilesSample(), indexer_shape=shape)
+    made = verl.agent_loop_fields(sample)["routed_experts"]
+    assert isinstance(made, np.ndarray)
+    assert (made.dtype, made.shape, made[3].any()) == (np.int16, (4, 2, 2), False)
+    wide = dataclasses.replace(sample, routed_experts=np.full((3, 2, 2), 40_000, np.uint16))
+    with pytest.raises(WrongRows, match=r"a replayed id is 40000.*ends at 32767"):
+        verl.agent_loop_fields(wide)
+
+
+def truncated(*, support: bool, **cut: float) -> DecodedSample:
+    """Two turns: one of three tokens with the supports [3], [3, 4], every id; one that nothing cut."""
+    writer, columns = SupportWriter(8), SupportColumns(8)
+    for id_, kept in ((3, [3]), (4, [3, 4]), (5, None)):
+        columns.extend(writer.write(id_, None if kept is None else np.array(kept)), 1)
+    first: dict[str, Any] = {"node_id": 1, "prompt_start": 0, "start": 2, "end": 5, "temperature": 1.0, **cut}
+    if support:
+        first["support"] = base64.b64encode(columns.whole()).decode()
+    second = {"node_id": 2, "prompt_start": 5, "start": 6, "end": 7, "temperature": 1.0}
+    return DecodedSample(
+        tokens=np.array([1, 2, 3, 4, 5, 6, 7]),
+        loss_mask=np.array([1, 1, 1, 0, 1], np.uint8),
+        log_probs=np.array([-2.0, -2.0, -2.0, 0.0, -2.0]),
+        sampling_log_probs=np.array([0.0, -1.0, -2.0, 0.0, -2.0]),
+        status="completed",
+        turns=(first, second),
+        metadata={},
+    )
+
+
+def test_slime_gets_the_ids_that_could_be_sampled_and_log_probabilities_over_them() -> None:
+    sample = truncated(support=True, top_p=0.9)
+    (one,) = miles.rollout_samples([sample], SlimeSample())
+    ids, offsets = one.rollout_top_p_token_ids, one.rollout_top_p_token_offsets
+    assert ids is not None
+    assert offsets is not None
+    spans = [ids[start:end] for start, end in itertools.pairwise(offsets)]
+    every = list(range(8))
+    assert spans == [[3], [3, 4], every, [], every]  # nothing cut the last; the fourth is a prompt's
+    assert one.rollout_log_probs == [0.0, -1.0, -2.0, 0.0, -2.0]
+    (plain,) = miles.rollout_samples([sample], SlimeSample(), replays_top_p=False)
+    assert (plain.rollout_top_p_token_ids, plain.rollout_log_probs) == (None, sample.log_probs.tolist())
+    (of_miles,) = miles.rollout_samples([sample], MilesSample())  # it normalizes over every id
+    assert of_miles.rollout_log_probs == sample.log_probs.tolist()
+
+
+def test_a_truncated_sample_without_support_is_refused_in_words_where_it_is_needed() -> None:
+    sample = truncated(support=False, top_p=0.9)
+    with pytest.raises(WrongRows, match=r"turn 1 was sampled with top_p.*support=True"):
+        miles.rollout_samples([sample], SlimeSample())
+    with pytest.raises(WrongRows, match=r"turn 1 was sampled with top_k, min_p.*support=True"):
+        miles.rollout_samples([truncated(support=False, top_k=2, min_p=0.1)], SlimeSample(), replays_top_p=True)
+    with pytest.raises(WrongRows, match="turn 1 was sampled from every id"):
+        miles.rollout_samples([truncated(support=False)], SlimeSample(), replays_top_p=True)
+    unknown = dataclasses.replace(truncated(support=True, top_p=0.9), sampling_log_probs=None)
+    with pytest.raises(WrongRows, match="no log-probabilities of that distribution"):
+        miles.rollout_samples([unknown], SlimeSample())
+    assert len(miles.rollout_samples([sample], SlimeSample(), replays_top_p=False)) == 1
+    assert len(miles.rollout_samples([sample], MilesSample())) == 1
+    assert rows.whole(sample).mask.sum() == 4
 
 
 @given(rollouts_samples())
@@ -81,8 +217,8 @@ def test_miles_and_slime(samples: tuple[DecodedSample, ...]) -> None:
     asked = MilesSample(group_index=3, index=25, prompt="What?", label="42", metadata={"own": 1})
     made = miles.rollout_samples(samples, asked, rollout_id=7, reward=0.5)
     assert asked == MilesSample(group_index=3, index=25, prompt="What?", label="42", metadata={"own": 1})
-    assert len(made) == len(samples)
-    for one, sample in zip(made, samples, strict=True):
+    assert len(made) == max(1, len(samples))
+    for one, sample in zip(made, samples, strict=False):
         prompt_length = len(one.tokens) - one.response_length
         padded = [0.0] * prompt_length + list(one.rollout_log_probs or [])  # as it pads, (prompt - 1, 1), and shifts
         mask = [0] * prompt_length + list(one.loss_mask or [])
@@ -112,8 +248,8 @@ class LoopOutput(msgspec.Struct, kw_only=True):
 def test_verl(samples: tuple[DecodedSample, ...]) -> None:
     made = verl.agent_loop_outputs(samples, LoopOutput, "metrics", reward={"reward": 0.5, "tests": 1.0})
     kept = [sample for sample in samples if sample.response_length]
-    assert len(made) == len(kept)
-    for one, sample in zip(made, kept, strict=True):
+    assert len(made) == max(1, len(kept))
+    for one, sample in zip(made, kept, strict=False):
         nothing = [0] * len(one.prompt_ids)
         assert_meets(
             one.prompt_ids + one.response_ids,
@@ -123,8 +259,9 @@ def test_verl(samples: tuple[DecodedSample, ...]) -> None:
         )
         extra = one.extra_fields
         assert (extra["min_global_steps"], extra["max_global_steps"]) == rows.version_range(sample)
-    assert [one.reward_score for one in made] == [None] * (len(made) - 1) + [0.5] * bool(made)
+    assert [one.reward_score for one in made] == [None] * (len(made) - 1) + [0.5]
     if not kept:
+        assert (made[0].prompt_ids, made[0].response_ids, made[0].response_mask) == ([0], [0], [0])
         return
     batch = verl.padded_batch(kept, pad_id=99, rewards=[1.0] * len(kept))
     for index, sample in enumerate(kept):
@@ -179,9 +316,13 @@ def test_prime_rl(samples: tuple[DecodedSample, ...]) -> None:
         assert_meets(sent.token_ids, sent.mask, sent.logprobs, num_trained=sample.num_trained)
         assert len(sent.temperatures) == len(sent.token_ids)
         assert sent.advantages == [-2.0 if is_trained else 0.0 for is_trained in sent.mask]
-    assert all(
-        one.advantages is None for one in prime_rl.training_samples(kept, PrimeSample, env_name="", advantage=None)
-    )
+    made = prime_rl.training_samples(kept, PrimeSample, env_name="e", advantage=None, ce_weight=0.5, ref_kl_weight=2.0)
+    for one in made:
+        assert (one.advantages, set(one.rl_weights or ())) == (None, {0.0})
+        assert one.ce_weights == [0.5 if is_trained else 0.0 for is_trained in one.mask]
+        assert one.ref_kl_weights == [2.0 if is_trained else 0.0 for is_trained in one.mask]
+    with pytest.raises(WrongRows, match=r"without advantages.*ce_weight or ref_kl_weight"):
+        prime_rl.training_samples(kept, PrimeSample, env_name="e", advantage=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,14 +397,18 @@ def test_trl_has_one_row_for_each_prompt_and_none_is_empty(samples: tuple[Decode
             nothing + made["logprobs"][5],
             num_trained=max(sample.num_trained for sample in samples),
         )
-        assert trl.rollout_reward(**made)[4:] == [None, 0.5, None]
+    assert trl.rollout_reward(**made)[4:] == [None, 0.5, None]  # it counts, whatever it trains
 
 
 @given(rollouts_samples())
 def test_dicts(samples: tuple[DecodedSample, ...]) -> None:
     kept = [sample for sample in samples if sample.num_trained]
-    out: dict[str, list[Any]] = dicts.skyrl([group_of(samples, 0.5)])
-    assert {len(column) for column in out.values()} == {len(kept)}
+    out: dict[str, Any] = dicts.skyrl([group_of(samples, 0.5)])
+    metrics, experts = out.pop("rollout_metrics"), out.pop("rollout_expert_indices")
+    assert experts is None
+    assert {len(column) for column in out.values()} == {max(1, len(kept))}
+    assert metrics["generate/max_assistant_tokens"] == max([sample.num_trained for sample in kept], default=0)
+    assert all(type(number) is float for number in metrics.values())
     for index, sample in enumerate(kept):
         nothing = [0] * len(out["prompt_token_ids"][index])
         assert_meets(
@@ -272,8 +417,8 @@ def test_dicts(samples: tuple[DecodedSample, ...]) -> None:
             nothing + out["rollout_logprobs"][index],
             num_trained=sample.num_trained,
         )
-    assert out["rewards"] == [0.0] * (len(kept) - 1) + [0.5] * bool(kept)
-    assert out["is_last_step"] == [False] * (len(kept) - 1) + [True] * bool(kept)
+    assert out["rewards"] == [0.0] * (len(kept) - 1) + [0.5]
+    assert out["is_last_step"] == [False] * (len(kept) - 1) + [True]
     for sample in samples:
         of_areal = dicts.areal(sample, reward=0.5)
         (ids,), (mask,), (nats,) = of_areal["input_ids"], of_areal["loss_mask"], of_areal["logprobs"]
@@ -320,6 +465,21 @@ def test_a_padded_batch_is_aligned_with_the_logits_before_each_token(samples: tu
         assert (batch["advantages"][index] == mask * index).all()
         assert batch["targets"][index][:length].tolist() == sample.tokens[1:].tolist()
         assert batch["input_ids"][index][batch["attention_mask"][index] == 1].tolist() == sample.tokens.tolist()
+
+
+def test_skyrl_gets_experts_for_every_row_or_for_none() -> None:
+    grown = Grown()
+    grown.turn(None, [1, 2], [3, 4])
+    (sample,) = grown.samples()
+    routed = dataclasses.replace(sample, routed_experts=np.arange(12, dtype=np.uint8).reshape(3, 2, 2))
+    whole, without = group_of((routed,), 0.5, 1.0), group_of((), 0.0)
+    out: dict[str, Any] = dicts.skyrl([whole, dataclasses.replace(without, name="h")])
+    assert [one.shape for one in out["rollout_expert_indices"]] == [(3, 2, 2), (3, 2, 2), (1, 2, 2)]
+    assert out["rollout_expert_indices"][0].tolist() == np.arange(12).reshape(3, 2, 2).tolist()
+    assert out["rollout_expert_indices"][2].tolist() == [[[0, 1], [0, 1]]]
+    with pytest.raises(WrongRows, match="all or nothing"):
+        dicts.skyrl([group_of((routed, sample), 0.5)])
+    assert dicts.skyrl([])["rollout_metrics"] == {}
 
 
 def test_a_tree_trains_its_shared_turn_once_in_every_trainer() -> None:
@@ -385,7 +545,7 @@ def test_what_cannot_be_right_is_refused_in_words() -> None:
     )
     assert made.routed_experts is not None
     assert made.routed_experts.shape == [2, 2, 2]  # a row for the last token too
-    assert (made.routed_experts.dtype, len(made.routed_experts.data)) == ("int32", 32)
+    assert (made.routed_experts.dtype, len(made.routed_experts.data)) == ("int16", 16)
     assert dicts.staleness(sample, newest=9, version=lambda text: 7) == 2
 
 
@@ -406,9 +566,9 @@ def test_routed_experts_of_each_type_are_in_the_type_that_the_trainer_takes(dtyp
         [sample], PrimeSample, env_name="e", advantage=1.0, routed_experts=PrimeExperts
     )
     assert prime.routed_experts is not None
-    assert prime.routed_experts.dtype == ("uint8" if dtype is np.uint8 else "int32")
+    assert prime.routed_experts.dtype == "int16"  # one type: it packs samples together, and asserts that theirs are one
     read = np.frombuffer(prime.routed_experts.data, prime.routed_experts.dtype).reshape(2, 2, 2)
     assert np.array_equal(read, output.routed_experts)
     large = dataclasses.replace(sample, routed_experts=np.full((1, 2, 2), 32_768, np.uint16))
-    with pytest.raises(WrongRows, match="a routed expert is 32768, and this trainer's int16 ends at 32767"):
+    with pytest.raises(WrongRows, match="a replayed id is 32768, and this trainer's int16 ends at 32767"):
         verl.agent_loop_outputs([large], LoopOutput, "metrics")
