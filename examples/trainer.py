@@ -64,8 +64,9 @@ async def main() -> None:
             distance = update(policy, optimizer, {name: torch.from_numpy(row) for name, row in made.items()})
             reward = sum(rows.number_of(r.reward) or 0.0 for r in batch.rollouts) / len(batch.rollouts)
             print(f"step {step}: reward {reward:.3f}, recorded and recomputed differ by at most {distance:.1e} nats")
-            policy.save_pretrained(options.weights_dir / "policy")
-            await client.update_weights(str(options.weights_dir / "policy"), version=str(step + 1))
+            folder = (options.weights_dir / "policy").resolve()  # the server may stand in another folder
+            policy.save_pretrained(folder)
+            await client.update_weights(str(folder), version=str(step + 1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """The agent: the official OpenAI SDK, and nothing of ours. It plays the episodes of a task, whose tools really run."""
 
+import hashlib
+import itertools
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,19 +51,40 @@ class SeenSession:
 
 @dataclass(slots=True)
 class ToolAgent:
-    """Plays episodes. `seen` has, if asked for, what became of each session."""
+    """Plays episodes. `seen` has, if asked for, what became of each session.
+
+    `seed`, the episode's place among `episodes`, its member and its turn decide the seed of each request. Which of a
+    group's sessions is which member is left to chance, and of no matter: a member's tokens follow from its seeds.
+    """
 
     chat: AsyncOpenAI
     task: Task
+    seed: str
+    episodes: Sequence[Episode]
     keeps_seen: bool = False
     seen: dict[str, SeenSession] = field(default_factory=dict)
+    members: dict[str, int] = field(default_factory=dict)
+    begun: Counter[int] = field(default_factory=Counter)
+
+    def member_of(self, rollout: Any) -> int:
+        """Which member of its group a rollout was."""
+        return self.members[rollout.session_id]
 
     async def __call__(self, episode: Episode, session: Any) -> float:
+        place = next(index for index, one in enumerate(self.episodes) if one is episode)
+        member, turns = self.begun[place], itertools.count()
+        self.begun[place] += 1
+        self.members[session.id] = member
         chat = self.chat.with_options(base_url=session.base_url, api_key=session.api_key)
 
         async def ask(messages: list[Any]) -> Any:
             reply = await chat.chat.completions.create(
-                model="any", messages=messages, tools=self.task.tools, max_tokens=self.task.max_tokens, temperature=1.0
+                model="any",
+                messages=messages,
+                tools=self.task.tools,
+                max_tokens=self.task.max_tokens,
+                temperature=1.0,
+                seed=seed_of(self.seed, place, member, next(turns)),
             )
             return reply.choices[0].message
 
@@ -76,6 +100,11 @@ class ToolAgent:
         """Ask what became of a session, while it is there."""
         if self.keeps_seen:
             self.seen[session.id] = SeenSession(await session.view(), await session.drift())
+
+
+def seed_of(*parts: object) -> int:
+    """A seed of a request, below 2 ** 31, that all of these decide."""
+    return int.from_bytes(hashlib.sha256(" ".join(map(str, parts)).encode()).digest()[:4], "big") >> 1
 
 
 def function_tool(name: str, description: str, argument: str, type_: str) -> Any:

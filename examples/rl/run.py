@@ -5,8 +5,10 @@ Owns the order of the random draws, so that runs of one seed ask the same questi
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import math
+import os
 import random
 import re
 import subprocess
@@ -38,7 +40,8 @@ FORBIDDEN = ("special_token_count", "special_token_type", "non_assistant_text")
 def served(folder: Path, weights: Path, family: str, threads: int) -> Iterator[tuple[str, int]]:
     """A server of the policy, with its embedded engine: its address, and its process's id."""
     flags = ["--model", str(folder), "--weights-dir", str(weights), "--family", family, "--max-batch", "48"]
-    flags += ["--engine-threads", str(threads)]
+    # However this process ends, the server does: its engine's process ends with it.
+    flags += ["--engine-threads", str(threads), "--exit-with", str(os.getpid())]
     command = [sys.executable, "-m", "stenograph.cli.main", "serve", "--port", "0", "--log-level", "warning", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -82,6 +85,23 @@ class SampledStep:
         return [one.advantage for one in self.samples]
 
 
+def in_order(batch: RolloutBatch[Episode], agent: ToolAgent) -> RolloutBatch[Episode]:
+    """The batch with each group's rollouts in the order of their members, whichever ended first."""
+    groups = (
+        dataclasses.replace(group, rollouts=tuple(sorted(group.rollouts, key=agent.member_of)))
+        for group in batch.groups
+    )
+    return dataclasses.replace(batch, groups=tuple(groups))
+
+
+def tokens_digest(samples: Sequence[TrainedSample]) -> str:
+    """A digest of a step's exact tokens, by which two runs are compared."""
+    found = hashlib.sha256()
+    for one in samples:
+        found.update(one.exact.tokens.tobytes() + one.exact.mask.tobytes())
+    return found.hexdigest()[:16]
+
+
 class Run:
     """One run: a policy, a server, and what each step came to."""
 
@@ -98,12 +118,15 @@ class Run:
         return [self.task.drawn(item, self.chance) for item in items]
 
     async def rollouts(
-        self, episodes: Sequence[Episode], group_size: int, *, keeps_seen: bool = False
+        self, label: str, episodes: Sequence[Episode], group_size: int, *, keeps_seen: bool = False
     ) -> tuple[RolloutBatch[Episode], ToolAgent]:
-        """A group of rollouts for each episode. One whose agent fails has no reward to speak of: 0."""
+        """A group of rollouts for each episode. One whose agent fails has no reward to speak of: 0.
+
+        `label` says which rollouts of the run these are: it and the run's seed decide what is sampled.
+        """
         # One pool of connections; each session has its own address and key.
         async with AsyncOpenAI(base_url=self.url, api_key="none", timeout=600.0, max_retries=2) as chat:
-            agent = ToolAgent(chat, self.task, keeps_seen)
+            agent = ToolAgent(chat, self.task, f"{self.options.seed} {label}", episodes, keeps_seen)
             batch = await self.client.rollouts(
                 agent,
                 episodes,
@@ -117,12 +140,12 @@ class Run:
             print(f"{len(batch.others)} groups are left out, for lost rollouts: {lost[0].error}", file=sys.stderr)
         if not batch.rollouts:
             raise SystemExit("no rollout came to an end; the server's lines above say why")
-        return batch, agent
+        return in_order(batch, agent), agent
 
-    async def held_out(self, num_episodes: int) -> dict[str, float]:
+    async def held_out(self, label: str, num_episodes: int) -> dict[str, float]:
         """Full success over episodes of items that are never trained, with a 95 % interval (Wilson)."""
         items = [HELD_OUT[index % len(HELD_OUT)] for index in range(num_episodes)]
-        batch, _ = await self.rollouts(self.episodes(items), 1)
+        batch, _ = await self.rollouts(label, self.episodes(items), 1)
         rewards = np.array([rollout.reward for rollout in batch.rollouts], float)
         num, share, z = len(rewards), float((rewards == 1.0).mean()), 1.96
         middle, width = share + z * z / (2 * num), z * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
@@ -145,7 +168,7 @@ class Run:
     async def sampled(self, number: int, episodes: Sequence[Episode], group_size: int) -> SampledStep:
         """A step's rollouts, with the fault that was asked for, and what is known before the update."""
         began = time.monotonic()
-        batch, agent = await self.rollouts(episodes, group_size, keeps_seen=True)
+        batch, agent = await self.rollouts(f"step {number}", episodes, group_size, keeps_seen=True)
         rollout_s = time.monotonic() - began
         pairs = [
             (rollout, sample, advantage)
@@ -162,6 +185,7 @@ class Run:
             "items": [episode.item for episode in episodes],
             "reward": float(rewards.mean()),
             "success": float((rewards == 1.0).mean()),
+            "tokens": tokens_digest(samples),
             **self.exactness(number, samples, agent.seen),
             "rollout_s": rollout_s,
         }

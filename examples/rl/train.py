@@ -64,7 +64,7 @@ async def begun(run: Run, renderer: Renderer) -> Any:
     print(file=sys.stderr)
     print("cold start: loss " + ", ".join(losses), flush=True)
     await run.swap(0)
-    before = await run.held_out(options.episodes)
+    before = await run.held_out("before", options.episodes)
     print(f"held out before: {before['success']:.2f} ({before['low']:.2f} to {before['high']:.2f})", flush=True)
     (options.out / "run.json").write_text(json.dumps({**known_by(options), "before": before}, indent=1))
     return before
@@ -89,7 +89,7 @@ async def trained(
             await importlib.import_module("trl_steps").steps_by_trl(run)
         else:
             await steps_by_grpo(run, before)
-        after = await run.held_out(options.episodes)
+        after = await run.held_out("after", options.episodes)
     return summary(options, run.steps, before, after, peak_gib(pid))
 
 
@@ -114,7 +114,7 @@ def parsed() -> argparse.Namespace:
         default="grpo",
         help="trl: TRL's GRPOTrainer. Default: grpo, in policy.py.",
     )
-    add("--seed", type=int, default=0, help="of the questions and the demonstrations; not of the sampling. Default: 0.")
+    add("--seed", type=int, default=0, help="of the questions, the demonstrations and the sampling. Default: 0.")
     add("--steps", type=int, default=40, help="Default: 40.")
     add("--prompts", type=int, default=6, help="items of a step. Default: 6.")
     add("--group-size", type=int, default=6, help="episodes of an item. Default: 6.")

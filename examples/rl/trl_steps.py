@@ -6,6 +6,7 @@ These are compared before the update, by one more forward pass.
 """
 
 import asyncio
+import copy
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -36,7 +37,8 @@ class StepsOfTrl(TrainerCallback):  # type: ignore[misc]
         """One row for each prompt, in order. A prompt is a place in the step; the run draws what is asked."""
         del trainer
         size = self.run.options.group_size
-        episodes = [episode for episode in self.run.asked() for _ in range(size)]
+        # Each a value of its own: its place decides what is sampled.
+        episodes = [copy.copy(episode) for episode in self.run.asked() for _ in range(size)]
         if len(prompts) != len(episodes):
             raise ValueError(f"TRL asks for {len(prompts)} rollouts at a time, where a step has {len(episodes)}")
         sampled = self.run.sampled(len(self.run.steps), episodes, 1)  # TRL makes the groups

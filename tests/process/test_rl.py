@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stenograph.testing.tiny.llama import write_tiny_folder
+from tests.process.test_exit_with import below, ending
 
 if "TEST_TRAINERS" not in os.environ:  # scripts/test-trainers has it
     pytest.importorskip("torch", reason="torch is an extra; scripts/test-trainers runs this")
@@ -78,8 +79,31 @@ def test_a_fault_is_seen(tmp_path: Path, model: Path, drift: str) -> None:
         assert [step["drifted_samples"] for step in steps] == [step["changed_renders"] for step in steps]
 
 
+def test_the_seed_decides_what_is_sampled(tmp_path: Path, model: Path) -> None:
+    """Batches are other ones each time, and so are the last bits of the log-probabilities; the tokens are not."""
+    _, steps = trained(model, tmp_path / "a", "--seed", 3, "--threads", 2)
+    _, again = trained(model, tmp_path / "b", "--seed", 3, "--threads", 2)
+    _, other = trained(model, tmp_path / "c", "--seed", 4)
+    assert [step["tokens"] for step in again] == [step["tokens"] for step in steps]
+    assert {step["tokens"] for step in other}.isdisjoint(step["tokens"] for step in steps)
+    held_out = [json.loads((tmp_path / name / "summary.json").read_text())["after"] for name in "ab"]
+    assert held_out[0] == held_out[1]
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the kernel has no descriptors of processes")
+def test_nothing_outlives_a_trainer_that_is_killed(tmp_path: Path, model: Path) -> None:
+    asked = command(model, tmp_path / "out", "--steps", 40)
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("step   1"))
+        pids = below(process.pid)
+        assert len(pids) >= 2  # the server, and its engine's process
+        with ending(pids):
+            process.kill()
+
+
 def test_a_run_that_was_interrupted_goes_on(tmp_path: Path, model: Path) -> None:
-    """By steps that are done, with the questions that the whole run asks."""
+    """By steps that are done, with the questions and the samples of the whole run."""
     _, whole = trained(model, tmp_path / "whole", "--steps", 3)
     out = tmp_path / "out"
     asked = command(model, out, "--steps", 3, "--checkpoint-every", 2)
@@ -96,6 +120,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: Path, model: Path) -> None
     assert steps[:2] == done[:2]
     check_exact(steps)
     assert [step["items"] for step in steps] == [step["items"] for step in whole]
+    assert [step["tokens"] for step in steps] == [step["tokens"] for step in whole]
     assert not (out / "checkpoint.pt").exists()
 
 

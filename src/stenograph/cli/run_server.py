@@ -141,8 +141,9 @@ class _Log:
 
 
 def _environment(flags: Sequence[str]) -> dict[str, str]:
-    """The server's environment: it logs warnings alone, unless its settings say something else."""
-    environment = dict(os.environ)
+    """The server's environment: it ends with this process, however that ends, and logs warnings alone, unless its
+    settings say something else."""
+    environment = {**os.environ, "STENOGRAPH_EXIT_WITH": str(os.getpid())}
     if "--config" not in flags:
         environment.setdefault("STENOGRAPH_LOG_LEVEL", "warning")
     return environment

@@ -16,6 +16,7 @@ from stenograph.cli.commands import EXIT_INTERRUPTED
 from stenograph.cli.loaded import entry
 from stenograph.cli.logs import logged, logging_to_stderr, progress_of
 from stenograph.cli.settings_table import CommandSettings
+from stenograph.deploy.exit_with import stop_with
 from stenograph.engine.settings import EngineKind
 from stenograph.http.listen import listen
 from stenograph.model.fetch import resolve_model
@@ -29,6 +30,8 @@ def serve(options: dict[str, Any]) -> int:
 
 
 def _serve(settings: CommandSettings) -> int:
+    if settings.exit_with is not None:
+        stop_with(settings.exit_with)
     has_weights, progress = settings.engine is EngineKind.EMBEDDED, progress_of(settings)
     with listen(settings.host, settings.port) as listener:
         path = resolve_model(settings.model, cache_dir=settings.cache_dir, progress=progress, weights=has_weights)

@@ -49,6 +49,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "host",
         "port",
         "workers",
+        "exit_with",
     ),
     "model": (
         "model",

@@ -1,7 +1,6 @@
 """`stenograph serve` as a child process: started with settings, watched, and ended when this process ends, however.
 
-Knows nothing of why somebody wants one. The child is told of this process's end by the kernel (Linux; elsewhere it goes
-on when this process is killed).
+Knows nothing of why somebody wants one.
 """
 
 import contextlib
@@ -24,15 +23,6 @@ LAST_LINES_S = 5.0
 
 _READY = re.compile(r"stenograph ready at http")
 
-_BOUND = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG; it stays over an exec
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
-"""
-"""Run first in the child: the kernel ends it when its parent ends, which may have happened already."""
-
 
 class ServerProcess:
     """A server that was started, and is ready. `on_end` is called on another thread if it ends without `stop`."""
@@ -43,17 +33,16 @@ class ServerProcess:
         self._on_end = on_end
         self._last_line = ""
         serve = ["-m", "stenograph.cli.main", "serve"]
-        bound = ["-c", _BOUND, str(os.getpid())] if sys.platform == "linux" else []
         others = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
         self._process = subprocess.Popen(
-            [sys.executable, *bound, *serve],
+            [sys.executable, *serve],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
-            env={**others, **settings},
+            env={**others, f"{ENV_PREFIX}EXIT_WITH": str(os.getpid()), **settings},
         )
         self._log = threading.Thread(target=self._copy_log, name="server-log", daemon=True)
         self._log.start()

@@ -39,6 +39,12 @@ class HttpSettings:
         whole_number(1, 64),
         "Processes that serve on the one port. Each has sessions of its own, and passes on others' requests.",
     )
+    exit_with: int | None = setting(
+        None,
+        whole_number(1, 2**31 - 1),
+        "Stop, as SIGTERM does, once the process of this number has ended, however it did: a trainer's, or a shell's.",
+        shown="none",
+    )
     max_body_bytes: int = setting(32 * 2**20, whole_number(1024), "Largest request body that is taken.", unit="bytes")
     header_timeout_s: float = setting(
         10.0, seconds(3600), "How long a request's head may take to come; then 408.", unit="seconds"

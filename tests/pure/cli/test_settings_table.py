@@ -36,7 +36,7 @@ def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path):
 
 def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
     texts = {
-        "host": "::1", "port": "0", "workers": "2", "model": "m.gguf", "family": "chatml",
+        "host": "::1", "port": "0", "workers": "2", "exit_with": "1", "model": "m.gguf", "family": "chatml",
         "chat_template_kwargs": '{"thinks": [false, 1.5]}', "allow_special_in_text": "on", "engine": "sglang",
         "engine_url": "http://127.0.0.1:1", "engine_api_key": "e-1", "engine_keys": "keys.toml",
         "connect_timeout": "0.5", "max_reply_bytes": "4096",
