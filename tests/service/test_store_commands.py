@@ -131,6 +131,11 @@ async def test_a_backup_is_a_folder_that_is_whole_and_that_a_server_goes_on_with
         again = await live.call("POST", "/backup", {"path": str(tmp_path / "backup")})
         assert (again.status, again.json()["error"]["param"]) == (400, "/path")
         assert (await live.call("POST", "/backup", {})).status == 400
+        for path in ("a\0b", "\0", str(tmp_path / "x\0"), "x" * 5000, str(tmp_path / "backup" / "00.sqlite3" / "x")):
+            refused = await live.call("POST", "/backup", {"path": path})
+            assert (refused.status, refused.json()["error"]["param"]) == (400, "/path"), path[:20]
+        assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o700
+        assert [file.stat().st_mode & 0o777 for file in (tmp_path / "backup").iterdir()] == [0o600]
     assert main(["check", str(tmp_path / "backup")]) == 0
     assert capsys.readouterr().out == "3 sessions, 12 rows: whole\n"
     async with kept(api_key=("secret",)) as live:

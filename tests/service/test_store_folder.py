@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, closing
@@ -14,7 +15,7 @@ import pytest
 from stenograph.core.errors import StartupError
 from stenograph.core.types import SessionId
 from stenograph.store.database import MIGRATIONS, Database, FileConnection
-from stenograph.store.folder import DataFolder
+from stenograph.store.folder import DataFolder, file_of, make_private
 from stenograph.store.settings import Durability
 from stenograph.store.sqlite import SqliteStore
 from stenograph.testing.suite.store_laws import appended, session_id
@@ -50,6 +51,57 @@ def test_a_folder_on_fuse_is_taken_with_a_warning(
     with caplog.at_level(logging.WARNING):
         DataFolder(tmp_path / "data", address="", mounts=mounted(tmp_path, kind)).close()
     assert (f"lies on {kind}" in caplog.text) == warned
+
+
+def rights_in(path: Path) -> dict[str, int]:
+    """The rights of a folder and of all that is in it, by their paths."""
+    return {file.name: file.stat().st_mode & 0o777 for file in (path, *path.rglob("*"))}
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o777], ids="umask {0:03o}".format)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+async def test_what_is_kept_and_what_is_copied_is_its_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    path, copy = tmp_path / "data", tmp_path / "copy"
+    with closing(DataFolder(path, address="")) as folder:
+        for number in (0, 1):
+            async with aclosing(await SqliteStore.open(folder, number=number)) as store:
+                await store.create(session_id(1), b"opening", at=1.0, ttl_s=None)
+                make_private(copy)
+                await store.backup(file_of(copy, number))
+                names = {"lock", "reserve", "00.sqlite3", f"{number:02x}.sqlite3-wal"}
+                assert names <= rights_in(path).keys()
+                assert set(rights_in(path).values()) == {0o700, 0o600}
+                assert {mode for name, mode in rights_in(path).items() if name != "data"} == {0o600}
+    assert rights_in(copy) == {"copy": 0o700, "00.sqlite3": 0o600, "01.sqlite3": 0o600}
+
+
+async def test_files_that_others_could_read_are_closed_and_the_folder_is_left_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "data"
+    with closing(DataFolder(path, address="")) as folder:
+        store = await SqliteStore.open(folder)
+        await store.create(session_id(1), b"opening", at=1.0, ttl_s=None)
+        shutil.copytree(path, tmp_path / "left")  # as a kill leaves it
+        await store.aclose()
+    left = tmp_path / "left"
+    left.chmod(0o755)
+    for file in left.iterdir():
+        file.chmod(0o644)
+    assert {"00.sqlite3", "00.sqlite3-wal", "lock", "reserve"} <= rights_in(left).keys()
+    with caplog.at_level(logging.INFO), closing(DataFolder(left, address="")) as folder:
+        async with aclosing(await SqliteStore.open(folder)) as store:
+            assert await store.load(session_id(1)) is not None
+            rights = rights_in(left)
+    assert rights.pop("left") == 0o755
+    assert set(rights.values()) == {0o600}
+    assert "may be entered by other users" in caplog.text
 
 
 async def test_the_room_of_deleted_sessions_is_used_again(folder: DataFolder) -> None:

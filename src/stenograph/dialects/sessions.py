@@ -286,7 +286,10 @@ def decode_abort(body: bytes) -> AbortRequest:
 
 def decode_backup(body: bytes) -> BackupRequest:
     """Read the body of `POST /backup`. Raises InvalidJson or InvalidRequest."""
-    return decode_json(body, _BACKUP)
+    wire = decode_json(body, _BACKUP)
+    if "\0" in wire.path:
+        raise InvalidRequest("path must not contain NUL: no file system has such a name.", param="/path")
+    return wire
 
 
 def decode_nothing(body: bytes) -> None:

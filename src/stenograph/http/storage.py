@@ -27,7 +27,7 @@ from stenograph.session.ownership import SharedOwnership
 from stenograph.session.shelf import Shelf
 from stenograph.store.base import SessionStore
 from stenograph.store.files import open_files
-from stenograph.store.folder import NUM_FILES, DataFolder, file_of
+from stenograph.store.folder import NUM_FILES, DataFolder, file_of, make_private
 from stenograph.store.postgres.owner_name import OwnerName
 from stenograph.store.postgres.schema import prepare
 from stenograph.store.postgres.server import PostgresRows
@@ -175,7 +175,7 @@ def backup_route(settings: Settings, shelf: Shelf | None, place: WorkerPlace | N
 
 def _make_empty(folder: Path, others: Container[int]) -> None:
     """Make a folder, or take one that is empty, but for the files of these numbers. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     theirs = {file_of(folder, number) for number in range(NUM_FILES) if number in others}
     if any(path not in theirs for path in folder.iterdir()):
         raise FileExistsError(17, "the folder is not empty")

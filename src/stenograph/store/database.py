@@ -16,6 +16,7 @@ from stenograph.core.errors import SessionDamaged, StartupError, StorageUnavaila
 from stenograph.core.types import SessionId
 from stenograph.store.base import FULL_RETRY_S, SessionColumns, StoredRow, StoredSession, StoredSummary
 from stenograph.store.codec.rows import DIGEST_BYTES, HEAD_BYTES, RowDamaged, Totals
+from stenograph.store.folder import keep_private
 from stenograph.store.groups import NewRow, NewSession
 from stenograph.store.settings import Durability
 
@@ -99,12 +100,19 @@ _BACKUP_PAGES = 1024
 """Pages that a backup copies before others may go on: 4 MiB."""
 
 
+_BESIDE = ("-wal", "-shm")
+"""Ends of the names of the files that SQLite keeps beside its own, and makes with that one's rights."""
+
+
 class FileConnection:
     """A connection to a file, by the standard library."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._file, self._log = str(path), f"{path}-wal"
         self._inodes: tuple[int, int] | None = None
+        if not read_only:
+            for suffix in ("", *(name for name in _BESIDE if Path(f"{path}{name}").exists())):
+                keep_private(Path(f"{path}{suffix}"))
         way = _way_to_read(path) if read_only else "mode=rwc"
         uri = f"{path.absolute().as_uri()}?{way}"
         self._sqlite = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
@@ -130,6 +138,7 @@ class FileConnection:
         return found == self._inodes
 
     def backup(self, path: Path, meanwhile: Callable[[], None]) -> None:
+        keep_private(path)
         target = sqlite3.connect(path)
         try:
             self._sqlite.backup(target, pages=_BACKUP_PAGES, progress=lambda status, left, total: meanwhile())

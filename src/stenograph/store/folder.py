@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,10 @@ RESERVE_NAME = "reserve"
 RESERVE_BYTES = 4 * 2**20
 """Room that is given up when the disk is full and a session is deleted: SQLite writes before it frees."""
 
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
+"""The rights of what is made: sessions are of one user, and so are prompts, replies and rewards in them."""
+_OTHERS = 0o077
+
 _MOUNTS = Path("/proc/self/mountinfo")
 
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "9p", "afs", "ncpfs"})
@@ -36,7 +41,8 @@ class DataFolder:
         try:
             _make(path)
             _check_filesystem(path, mounts)
-            lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            keep_private(path / LOCK_NAME)
+            lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         except OSError as error:
             raise StartupError(f"--data-dir: cannot use the folder {str(path)!r}: {error.strerror}") from error
         try:
@@ -63,10 +69,11 @@ class DataFolder:
     def reserve(self) -> None:
         """Keep room for a full disk, if there is room for that."""
         path = self.path / RESERVE_NAME
+        keep_private(path)
         if path.exists() and path.stat().st_size == RESERVE_BYTES:
             return
         with suppress(OSError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
             try:
                 os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
             finally:
@@ -84,10 +91,10 @@ class DataFolder:
 
 
 def _make(path: Path) -> None:
-    """Make a folder, and those above it, so that a loss of power does not take it: a name is kept once the folder that
-    it stands in is synced. Source: fsync(2)."""
+    """Make a folder that its user alone may enter, and those above it, so that a loss of power does not take it: a name
+    is kept once the folder that it stands in is synced. Source: fsync(2)."""
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    make_private(path)
     for folder in reversed(new):
         with suppress(PermissionError):  # one that may be written, and not read
             above = os.open(folder.parent, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
@@ -95,6 +102,34 @@ def _make(path: Path) -> None:
                 os.fsync(above)
             finally:
                 os.close(above)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its user alone may enter; one that is there stays as it is. Raises OSError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(PRIVATE_FOLDER)
+        folder.chmod(PRIVATE_FOLDER)  # whatever the umask
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        if folder.stat().st_mode & _OTHERS:
+            log.info("%s may be entered by other users; the files that are made there are not theirs to read", folder)
+
+
+def keep_private(file: Path) -> None:
+    """Make a file that its user alone may read and write, whatever the umask, or make one so that is there.
+
+    Raises nothing: whoever opens the file next learns what is wrong with it.
+    """
+    with suppress(OSError):
+        try:
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
+        except FileExistsError:
+            mode = file.stat().st_mode
+            if not stat.S_ISREG(mode) or not mode & _OTHERS:
+                return
+        file.chmod(PRIVATE)
 
 
 def file_of(folder: Path, number: int = 0) -> Path:
@@ -113,6 +148,8 @@ def looked_at(folder: Path) -> Generator[list[Path]]:
     except FileNotFoundError:
         yield files  # a backup: nobody has ever served it
         return
+    except PermissionError as error:
+        raise StartupError(f"the folder {str(folder)!r} is another user's: {error.strerror}") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

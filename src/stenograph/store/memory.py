@@ -12,6 +12,7 @@ from stenograph.core.errors import StorageUnavailable
 from stenograph.core.types import SessionId
 from stenograph.store.base import Done, StoredRow, StoredSession, StoredSummary, StoreStats, Tail
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, Totals, row_body, row_digest
+from stenograph.store.folder import keep_private
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,6 +111,7 @@ class MemoryStore:
 
     async def backup(self, path: Path) -> int:
         content = msgspec.msgpack.encode({id_: [row.body for row in held.rows] for id_, held in self._sessions.items()})
+        keep_private(path)
         return await asyncio.to_thread(path.write_bytes, content)
 
     async def aclose(self) -> None:
