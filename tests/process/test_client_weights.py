@@ -27,10 +27,10 @@ async def versions(client: Client) -> list[str]:
 @pytest.mark.timeout(120)
 def test_the_client_swaps_weights_into_a_running_engine(tmp_path: Path) -> None:
     model, other = write_tiny_folder(tmp_path / "model"), write_tiny_folder(tmp_path / "weights" / "new", seed=1)
-    keys = ["--api-key", "for-agents", "--admin-key", "for-weights"]
+    keys = ["--api-key", "for-trainers", "--admin-key", "for-weights"]
 
     async def trainer(url: str) -> None:
-        async with Client(url, api_key="for-agents", admin_key="for-weights") as client:
+        async with Client(url, api_key="for-trainers", admin_key="for-weights") as client:
             assert await versions(client) == ["0"]
             await client.update_weights(str(other), version="7")
             assert await versions(client) == ["7"]
@@ -42,16 +42,16 @@ def test_the_client_swaps_weights_into_a_running_engine(tmp_path: Path) -> None:
                 await client.update_weights(str(other.parent / "nowhere"))
             with pytest.raises(WrongKey, match="weights-dir"):
                 await client.update_weights(str(model))
-        async with Client(url, api_key="for-agents") as client:
+        async with Client(url, api_key="for-trainers") as client:
             with pytest.raises(WrongKey):
                 await client.update_weights(str(other))
 
     with running("--model", str(model), "--weights-dir", str(other.parent), *keys) as (url, _):
         asyncio.run(trainer(url))
-        with SyncClient(url, api_key="for-agents", admin_key="for-weights") as client:
+        with SyncClient(url, api_key="for-trainers", admin_key="for-weights") as client:
             client.pause("abort")
             client.update_weights(str(other), version="9")
             client.name_weights("10")
             client.resume()
             with client.session() as session:
-                assert session.api_key == "for-agents"
+                assert session.api_key.startswith(f"stg-{session.id}-")

@@ -135,6 +135,56 @@ def test_each_client_finds_the_session_in_its_environment(server: str) -> None:
     assert "no turn was made; the command sent the session no request" in done.stderr
 
 
+def test_no_setting_and_no_credential_of_a_server_reaches_the_command(tmp_path: Path) -> None:
+    """Neither of one that runs, nor of one that is started here."""
+    model = write_tiny_folder(tmp_path / "model")
+    hidden = {
+        "STENOGRAPH_API_KEY": "the-trainers",
+        "STENOGRAPH_ADMIN_KEY": "the-admins",
+        "STENOGRAPH_LOG_LEVEL": "error",
+        "OTEL_EXPORTER_OTLP_HEADERS": "x=the-tracers",
+        "PGPASSWORD": "the-stores",
+        "HF_TOKEN": "the-hubs",
+    }
+    kept = {"MY_AGENT": "1", "OTEL_SERVICE_NAME": "agent", "NOT_STENOGRAPH_AT_ALL": "1"}
+    keys = ("--api-key", hidden["STENOGRAPH_API_KEY"], "--admin-key", hidden["STENOGRAPH_ADMIN_KEY"])
+    with running("--model", str(model), *keys) as (url, _):
+        for server in (("--url", url), ("--model", str(model))):
+            done = run(*server, *python(SHOW), environ={**hidden, **kept})
+            assert done.returncode == 0, done.stderr
+            found = json.loads(done.stdout)
+            assert not {name for name in found if name.startswith("STENOGRAPH")} | (found.keys() & hidden.keys())
+            for secret in (value for value in hidden.values() if "the-" in value):
+                assert secret not in done.stdout
+            assert kept.items() <= found.items()
+            assert found["OPENAI_API_KEY"].startswith("stg-")
+            assert found["OPENAI_API_KEY"] == found["ANTHROPIC_API_KEY"] == found["GEMINI_API_KEY"]
+
+
+def test_the_key_of_a_command_makes_turns_and_sets_no_reward(tmp_path: Path) -> None:
+    agent = """
+import json, os, urllib.error, urllib.request
+
+def status(method, path, body):
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    session = os.environ["ANTHROPIC_BASE_URL"]
+    url = (session if path.startswith("+") else session.rpartition("/sessions/")[0]) + path.lstrip("+")
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, body, headers, method=method)).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+print(json.dumps([
+    status("POST", "+/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}'),
+    status("PUT", "+/outcome", b'{"reward": 1}'), status("GET", "+", None), status("DELETE", "+", None),
+    status("POST", "/sessions", b"{}"), status("GET", "/sessions", None), status("POST", "/flush_cache", b"{}"),
+]))
+"""
+    flags = ("--model", str(write_tiny_folder(tmp_path / "model")), "--api-key", "the-trainers")
+    done = run(*flags, *python(agent))
+    assert json.loads(done.stdout) == [200, *[403] * 6], done.stderr
+
+
 def test_the_exit_code_is_the_command_s(server: str, tmp_path: Path) -> None:
     assert run("--url", server, "--", "sh", "-c", "exit 7").returncode == 7
     assert run("--url", server, "--", "sh", "-c", "kill -KILL $$").returncode == 128 + 9

@@ -149,6 +149,7 @@ async def test_unmodified_sdks_work_with_a_session_s_address_and_key(serve: Serv
                     async with stranger.session():
                         pass
         async with Client(live.url, api_key=key) as client, client.session() as session:
+            assert session.api_key != key, "an agent gets no trainer's key"
             for text in ("one", "two", "three"):
                 live.says(text)
             async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as chat:
@@ -167,8 +168,13 @@ async def test_unmodified_sdks_work_with_a_session_s_address_and_key(serve: Serv
         assert [sample.num_trained for sample in made] == [4, 4, 5]
 
 
-async def test_a_key_that_is_a_session_s_id_names_it_at_the_server_s_own_address(live: Live) -> None:
-    async with Client(live.url) as client, client.session() as session:
+@pytest.mark.parametrize("key", [None, "secret"])
+async def test_a_session_s_key_names_it_at_the_server_s_own_address(serve: Serve, key: str | None) -> None:
+    async with (
+        serve(**({} if key is None else {"api_key": (key,)})) as live,
+        Client(live.url, api_key=key) as client,
+        client.session() as session,
+    ):
         live.says("one")
         async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key=session.api_key) as chat:
             await chat.chat.completions.create(model="any", messages=[{"role": "user", "content": "a"}])

@@ -193,6 +193,63 @@ async def test_an_upgrade_is_not_made_and_the_request_is_answered(live: Live) ->
         assert b'"status":"ok"' in answer
 
 
+OFFERS = [
+    b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n",
+    b"Upgrade: websocket\r\nConnection: keep-alive, UPGRADE\r\n",
+    b"proxy-connection: upgrade\r\nupgrade: h2c\r\n",
+]
+FRAMED = {
+    "length": (b"content-length: 16\r\n", b'{"tokens":[1,2]}'),
+    "chunks": (b"transfer-encoding: chunked\r\n", b'6\r\n{"toke\r\na;x=y\r\nns":[1,2]}\r\n0\r\nt: v\r\n\r\n'),
+}
+
+
+@pytest.mark.parametrize("framing", FRAMED)
+@pytest.mark.parametrize("offer", OFFERS)
+async def test_an_offer_to_upgrade_is_declined_and_the_request_is_served_with_its_body(
+    live: Live, offer: bytes, framing: str
+) -> None:
+    header, body = FRAMED[framing]
+    head = b"POST /detokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" + offer + header
+    plain = (await live.call("POST", "/detokenize", {"tokens": [1, 2]})).body
+    for pieces in ([head + b"\r\n" + body], [head, b"\r\n", body[:7], body[7:]], [head + b"\r\n" + body[:1], body[1:]]):
+        async with connected(live) as (reader, writer):
+            for _ in range(2):  # the connection stays, and what follows is HTTP
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+                assert await reader.readexactly(len(plain)) == plain
+
+
+@pytest.mark.parametrize("framing", FRAMED)
+async def test_a_body_that_was_offered_over_another_protocol_is_held_to_the_same_limits(
+    serve: Serve, framing: str
+) -> None:
+    header, body = FRAMED[framing]
+    async with serve(max_body_bytes=8) as live, connected(live) as (reader, writer):
+        writer.write(b"POST /detokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
+        writer.write(OFFERS[0] + header + b"\r\n" + body)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("framing", FRAMED)
+async def test_a_request_behind_an_offer_is_one_that_is_pipelined(live: Live, framing: str) -> None:
+    header, body = FRAMED[framing]
+    async with connected(live) as (reader, writer):
+        writer.write(b"POST /detokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
+        writer.write(OFFERS[0] + header + b"\r\n" + body + b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b'"status":"ok"' not in await reader.read()
+
+
+async def test_connect_is_refused_with_a_body_or_without(live: Live) -> None:
+    for head in (b"CONNECT a:1 HTTP/1.1\r\n", b"CONNECT / HTTP/1.1\r\n", b"CONNECT / HTTP/1.1\r\n" + OFFERS[0]):
+        for length in (b"", b"content-length: 2\r\n"):
+            async with connected(live) as (reader, writer):
+                writer.write(head + b"host: localhost\r\n" + length + b"\r\nab")
+                assert int((await reader.read()).split()[1]) in (400, 404, 405)
+
+
 REQUESTS = [
     b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
     b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" + b"a: b\r\n" * 99 + b"\r\n",

@@ -17,6 +17,7 @@ from stenograph.testing.standins.scripted_engine import ScriptedEngine
 
 from .conftest import Answer, Live, assistant, user
 from .test_delivery import BODY, ask, lose_reply
+from .test_half_requests import FRAMED, OFFERS, connected
 from .workers_kit import Workers, places, serving, two_workers
 
 pytestmark = pytest.mark.timeout(60)
@@ -320,6 +321,19 @@ async def test_keys_are_asked_for_once_and_by_the_worker_that_serves(start: Star
             "POST", "/v1/chat/completions", {"messages": [user("hi")]}, x_api_key="secret"
         )
         assert answer.status == 200
+
+
+@pytest.mark.parametrize("framing", FRAMED)
+async def test_an_offer_to_upgrade_goes_to_the_right_worker_with_its_body(framing: str, workers: Workers) -> None:
+    session = await workers.open_at(1)
+    header, body = FRAMED[framing]
+    for live in workers.lives:
+        async with connected(live) as (reader, writer):
+            for _ in range(2 if framing == "length" else 1):  # a chunked one that is passed on is a connection's last
+                writer.write(f"POST /sessions/{session}/detokenize HTTP/1.1\r\nhost: localhost\r\n".encode())
+                writer.write(b"content-type: application/json\r\n" + OFFERS[0] + header + b"\r\n" + body)
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+                await reader.readuntil(b"}")
 
 
 async def test_limits_hold_for_all_workers_together(start: Start) -> None:

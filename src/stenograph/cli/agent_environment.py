@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stenograph.cli.session_calls import OpenSession
+from stenograph.core.settings import ENV_PREFIX
 
 _OTHER_LOGINS = (
     "ANTHROPIC_AUTH_TOKEN",
@@ -21,18 +22,23 @@ _OTHER_LOGINS = (
     "OPENAI_PROJECT_ID",
 )
 """Variables that win over those below, and would send a client elsewhere, or a person's credentials here."""
+_SERVER_PREFIXES = (ENV_PREFIX, "OTEL_EXPORTER_")
+_SERVER_CREDENTIALS = (
+    *("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"),
+    *("PGPASSFILE", "PGPASSWORD", "PGSERVICEFILE"),
+)
+"""Variables by which a server has credentials: its settings and those of its traces, the model hub, the store."""
 _CODEX, _GEMINI = "codex", "gemini"
 
 
-def agent_environment(
-    environ: Mapping[str, str], session: OpenSession, folder: Path, *, model: str, api_key: str | None
-) -> dict[str, str]:
+def agent_environment(environ: Mapping[str, str], session: OpenSession, folder: Path, *, model: str) -> dict[str, str]:
     """The environment of an agent on a session: `environ`, with what names another server replaced or left out.
 
-    Without a key of the server, the key is the session's id, which names the session too. `folder` has the settings.
+    The agent's key is good for this session alone, and nothing of the server's own settings and credentials is there:
+    whatever the agent may run must not speak for the trainer. `folder` has the settings.
     """
-    key = api_key or session.id
-    made = {name: value for name, value in environ.items() if name not in _OTHER_LOGINS}
+    key = session.agent_key
+    made = {name: value for name, value in environ.items() if _is_agents(name)}
     made |= {
         "OPENAI_BASE_URL": session.base_url,
         "OPENAI_API_KEY": key,
@@ -48,6 +54,11 @@ def agent_environment(
         for name in ("NO_PROXY", "no_proxy"):
             made[name] = ",".join([*filter(None, [environ.get(name)]), "127.0.0.1", "localhost"])
     return made
+
+
+def _is_agents(name: str) -> bool:
+    """Whether a variable is an agent's to see."""
+    return name not in (*_OTHER_LOGINS, *_SERVER_CREDENTIALS) and not name.startswith(_SERVER_PREFIXES)
 
 
 def write_agent_settings(folder: Path, session: OpenSession, *, model: str) -> None:

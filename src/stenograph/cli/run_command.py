@@ -126,7 +126,7 @@ def run_command(options: RunOptions) -> int:
         except CallFailed as error:
             raise StartupError(f"no session at {url}: {error}") from error
         write_agent_settings(folder, session, model=model)
-        environment = agent_environment(os.environ, session, folder, model=model, api_key=options.api_key)
+        environment = agent_environment(os.environ, session, folder, model=model)
         say(f"session {session.id}; watch it at {rollout.console}")
         rollout.is_begun = True
         with contextlib.nullcontext() if server is None else server.quiet():

@@ -31,11 +31,13 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """A session's id and addresses: `base_url` ends with `/v1`, `root_url` does not."""
+    """A session's id and addresses: `base_url` ends with `/v1`, `root_url` does not. `agent_key` is its agent's: the
+    session's token, on a server without keys its id."""
 
     id: str
     base_url: str
     root_url: str
+    agent_key: str
 
 
 class ServerCalls:
@@ -65,7 +67,10 @@ class ServerCalls:
         """A new session with options as `POST /sessions` takes them. Raises CallFailed."""
         opened = self._json("POST", "/sessions", options)
         return OpenSession(
-            id=str(opened["session_id"]), base_url=str(opened["base_url"]), root_url=str(opened["root_url"])
+            id=str(opened["session_id"]),
+            base_url=str(opened["base_url"]),
+            root_url=str(opened["root_url"]),
+            agent_key=str(opened.get("token", opened["session_id"])),
         )
 
     def delete(self, session_id: str) -> None:

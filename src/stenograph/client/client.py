@@ -42,7 +42,7 @@ class Client:
     """One server, or several as one: a session is opened on the one with the fewest of this client's, and stays there.
 
     Use it as `async with Client("http://…") as client`. `api_key` is the server's key, if it has one, `admin_key` the
-    one for its weights, which no agent is given. Calls are retried for `retry_s` seconds; one try takes at most
+    one for its weights; no agent is given either. Calls are retried for `retry_s` seconds; one try takes at most
     `call_timeout_s`.
     """
 
@@ -59,7 +59,6 @@ class Client:
                 raise ValueError(f"{url!r} is no address: give http://HOST:PORT")
         if not urls:
             raise ValueError("no address of a server was given: Client('http://127.0.0.1:8080')")
-        self._api_key = api_key
         self._admin = {} if admin_key is None else {"authorization": f"Bearer {admin_key}"}
         self._retry_s = retry_s
         self._calls = HttpCalls(api_key=api_key, call_timeout_s=call_timeout_s, retry_s=retry_s)
@@ -194,10 +193,8 @@ class Client:
         session_id = opened.get("session_id")
         if not isinstance(session_id, str):
             raise BadPayload(f"{address.url} opens a session without an id: is it a Stenograph server?")
-        root = f"{address.url}/sessions/{session_id}"
-        return RolloutSession(
-            self._calls, id=session_id, base_url=f"{root}/v1", root_url=root, api_key=self._api_key or session_id
-        )
+        root, token = f"{address.url}/sessions/{session_id}", opened.get("token", session_id)
+        return RolloutSession(self._calls, id=session_id, base_url=f"{root}/v1", root_url=root, api_key=str(token))
 
     async def _deleted(self, opened: tuple[ServerAddress, RolloutSession]) -> None:
         """Delete a session. A server that does not answer any more has none, or drops it when its ttl has passed."""

@@ -62,8 +62,9 @@ def checked_reward(reward: object) -> Reward | None:
 class RolloutSession:
     """An open session. `base_url` is for OpenAI's clients, `root_url` for Anthropic's and Google's, with `api_key`.
 
-    `api_key` is the server's key where the client was given one, else the session's id: by either an SDK's requests
-    belong to this session, also those of a tool that knows the server's address and the key alone.
+    `api_key` is the agent's: the session's token, on a server without keys the session's id. By it an SDK's requests
+    belong to this session, also those of a tool that knows the server's address and the key alone. A token is good for
+    the session's turns, token counts and list of models, and for nothing else.
     """
 
     def __init__(self, calls: HttpCalls, *, id: str, base_url: str, root_url: str, api_key: str) -> None:  # noqa: A002

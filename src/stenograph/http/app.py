@@ -153,7 +153,7 @@ def make_app(
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
     nodes = other_nodes(settings, manager, metrics, store, worker.place if worker else None)
     openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
-    sessions = _session_routes(settings, services, openings, manager=manager, metrics=metrics, moe_shape=moe_shape)
+    sessions = _session_routes(settings, services, openings, doorman, metrics=metrics, moe_shape=moe_shape)
     parts = OwnParts(sessions=sessions)
     sync = _weight_sync(engine, services, manager, metrics, worker)
     engines = EngineRoutes(engine=engine, sync=sync, max_body_bytes=settings.max_body_bytes)
@@ -356,17 +356,18 @@ def _session_routes(
     settings: Settings,
     services: TurnServices,
     openings: KeyedOpenings,
+    doorman: Doorman,
     *,
-    manager: SessionManager,
     metrics: Metrics,
     moe_shape: tuple[int, int] | None,
 ) -> SessionRoutes:
     """The sessions' own routes. Raises StartupError for a matcher or a file of sampling that cannot be loaded, or a
     history that is against the contract to keep to."""
     return SessionRoutes(
-        manager=manager,
+        manager=doorman.manager,
         engine=services.engine,
         openings=openings,
+        tokens=doorman.tokens,
         metrics=metrics,
         renderer=services.renderer,
         pool=services.pool,

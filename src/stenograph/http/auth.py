@@ -1,53 +1,149 @@
-"""Authenticates a request and finds its session. Reads headers and the query; decides nothing about turns."""
+"""Keys, the tokens of sessions, and the one reader of the session that a request names.
 
+An API key is a trainer's. A session's token is an agent's: it is made of the session's id by a key, so that every
+process with that key knows it, and nobody stores it. Reads headers and the query; decides nothing about turns.
+"""
+
+import hashlib
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import parse_qsl
 
 from starlette.types import Scope
 
 from stenograph.core.errors import Forbidden, SessionNotFound, Unauthorized
-from stenograph.http.wire import headers_of
+from stenograph.http.wire import header_value
 from stenograph.session.manager import SessionManager
 from stenograph.session.session import Session
 
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 """Headers whose value is a key, beside a bearer: Anthropic's clients send the one, Google's the other."""
-SESSION_ID = re.compile(rb"[0-9a-f]{32}")
 KEY_QUERY = "key"
 """The query's name for a key. Google's clients may send it there."""
+SESSION_ID = re.compile("[0-9a-f]{32}")
+_TOKEN = re.compile("stg-([0-9a-f]{32})-([0-9a-f]{32})")
+_IN_PATH = re.compile("(?:/console/api)?/sessions/([^/]+)")
+_KEY_HEADERS = tuple(name.encode() for name in KEY_HEADERS)
+
+
+# --- what a request says
+
+
+def session_named(scope: Scope, *, by_id: bool) -> str | None:
+    """The session that a request names: in its path, in `X-Session-Id`, or by the first credential that is a token, or
+    (`by_id`: on a server without keys) an id. None if there is none. Whoever routes requests asks here."""
+    named = _in_address(scope)
+    if named is not None or not scope["path"].startswith("/v1"):
+        return named
+    for credential in credentials_of(scope):
+        text = credential.decode("latin-1")
+        if by_id and SESSION_ID.fullmatch(text):
+            return text
+        if found := _TOKEN.fullmatch(text):
+            return found[1]
+    return None
+
+
+def _in_address(scope: Scope) -> str | None:
+    """The session of the path or the header, whether or not it looks like an id."""
+    path: str = scope["path"]
+    if path.startswith("/v1"):
+        return header_value(scope, b"x-session-id")
+    found = _IN_PATH.match(path)
+    return None if found is None else found[1]
+
+
+def credentials_of(scope: Scope) -> list[bytes]:
+    """Every key that a request carries: SDKs fill in one header, and people set another beside it.
+
+    A bearer, `x-api-key`, `x-goog-api-key`, and `key` in the query. `Basic` and other schemes are a proxy's.
+    """
+    given: list[bytes] = []
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            if scheme.lower() == b"bearer" and token.strip():
+                given.append(token.strip())
+        elif name in _KEY_HEADERS and value:
+            given.append(value)
+    if scope["query_string"]:
+        query = scope["query_string"].decode("latin-1")
+        given += [value.encode() for name, value in parse_qsl(query) if name == KEY_QUERY]
+    return given
+
+
+# --- who may do what
+
+
+class SessionTokens:
+    """The tokens of sessions: `stg-`, the session's id, and an HMAC of it by a secret made of an API key.
+
+    The secret is slow to make (scrypt), so that trying keys against a token costs as much for each. The first key makes
+    tokens; those of the others are good as long as their key is one of the server's.
+    """
+
+    def __init__(self, api_keys: Sequence[str]) -> None:
+        self._secrets = [_secret_of(key) for key in api_keys]
+
+    def __repr__(self) -> str:
+        return f"<SessionTokens of {len(self._secrets)} keys>"
+
+    def made_for(self, session_id: str) -> str | None:
+        """The session's token; None on a server without keys."""
+        return f"stg-{session_id}-{_mac(self._secrets[0], session_id)}" if self._secrets else None
+
+    def session_of(self, credential: bytes) -> str | None:
+        """The session whose token this is; None if it is no token, or of no key of this server."""
+        found = _TOKEN.fullmatch(credential.decode("latin-1"))
+        if found is None:
+            return None
+        is_good = sum(hmac.compare_digest(found[2], _mac(secret, found[1])) for secret in self._secrets)
+        return found[1] if is_good else None
+
+
+@lru_cache(maxsize=64)
+def _secret_of(api_key: str) -> bytes:
+    """About 50 ms and 16 MiB. The salt is the same everywhere: so must the secret be."""
+    return hashlib.scrypt(api_key.encode(), salt=b"stenograph session token", n=2**14, r=8, p=1, dklen=32)
+
+
+def _mac(secret: bytes, session_id: str) -> str:
+    """128 bits in hex."""
+    return hmac.digest(secret, session_id.encode(), "sha256")[:16].hex()
 
 
 class Doorman:
-    """Checks keys, where the server has any, and finds the session that a request names."""
+    """Checks keys and tokens, where the server has keys, and finds the session that a request names."""
 
     def __init__(self, *, api_keys: Sequence[str], manager: SessionManager, admin_keys: Sequence[str] = ()) -> None:
         """An administrator's key is also one for everything else."""
         self._admin_keys = [key.encode() for key in admin_keys]
         self._keys = [key.encode() for key in api_keys] + (self._admin_keys if api_keys else [])
+        self.tokens = SessionTokens(api_keys)
         self.manager = manager
 
     def check_key(self, scope: Scope) -> None:
-        """Raise Unauthorized if the server has keys and the request carries none of them."""
+        """Raise Unauthorized if the server has keys and the request carries none of them, and Forbidden if it carries
+        a session's token."""
         if not self._keys:
             return
-        given = _credentials(scope)
-        if not given:
-            raise Unauthorized(
-                "This server requires a key: send it as 'Authorization: Bearer …', as 'x-api-key', as"
-                " 'x-goog-api-key', or as 'key' in the query."
-            )
-        if not _are_among(given, self._keys):
-            raise Unauthorized("The key is not one of this server's keys.")
+        given = credentials_of(scope)
+        if _are_among(given, self._keys):
+            return
+        self._check_given(given)
+        raise Forbidden(
+            "A session's token is good for its turns, token counts and list of models alone: this route takes one of"
+            " --api-key."
+        )
 
     def check_admin(self, scope: Scope) -> None:
         """Raise Unauthorized or Forbidden unless the request may change the policy, the engines or files.
 
         On a server without any key everybody may. With keys it takes one of `--admin-key`: who may chat may not.
         """
-        given = _credentials(scope)
+        given = credentials_of(scope)
         if self._admin_keys and _are_among(given, self._admin_keys):
             return
         if self._keys:
@@ -62,53 +158,52 @@ class Doorman:
             else "A server with --api-key does this only for a key of --admin-key, and has none."
         )
 
-    async def session_of(self, path_session_id: str | None, scope: Scope, *, wakes: bool = True) -> Session | None:
-        """The session of the path, else of `X-Session-Id`, else (on a server without keys) of a credential. Raises
-        Unauthorized as `check_key`.
+    def check_agent(self, scope: Scope) -> str | None:
+        """The session that a request names, if any.
 
-        None means that the request names no session and is served statelessly. It is the live one, read from the store
-        if need be; where the request `wakes` none, that is only to be read. Raises SessionNotFound for a path or header
-        that names none, and as `SessionManager.wake`; a credential that is no session is just a key.
+        Raises Unauthorized if the server has keys and the request carries neither a key nor a session's token, and
+        Forbidden for the token of another session than the one that is named.
         """
-        if self._keys:
-            self.check_key(scope)
-        find = self.manager.wake if wakes else self.manager.look
-        if path_session_id is not None:
+        named = session_named(scope, by_id=not self._keys)
+        if not self._keys:
+            return named
+        given = credentials_of(scope)
+        if not _are_among(given, self._keys) and named not in self._check_given(given):
+            raise Forbidden("This token is of another session than the one that the request names.")
+        return named
+
+    async def session_of(self, scope: Scope, *, wakes: bool = True) -> Session | None:
+        """The session that a request names, live, read from the store if need be; where the request `wakes` none, it is
+        only to be read.
+
+        None means that the request names no session and is served statelessly. Raises as `check_agent`; SessionNotFound
+        for a path, header or token that names none, and as `SessionManager.wake`. On a server without keys a credential
+        that is no session is just a key.
+        """
+        named = self.check_agent(scope)
+        if named is None:
+            return None
+        try:
+            return self.manager.get(named)
+        except SessionNotFound:
             try:
-                return self.manager.get(path_session_id)
+                return await (self.manager.wake(named) if wakes else self.manager.look(named))
             except SessionNotFound:
-                return await find(path_session_id)
-        found = headers_of(scope)
-        if (named := found.get(b"x-session-id")) is not None:
-            return await find(named.decode("latin-1"))
-        for credential in () if self._keys else _credentials(scope):
-            if self.manager.has(credential.decode("latin-1")):
-                return self.manager.get(credential.decode("latin-1"))
-        return None if self._keys or self.manager.shelf is None else await _asleep(scope, find)
+                if self._keys or _in_address(scope) is not None:
+                    raise
+                return None
 
-
-async def _asleep(scope: Scope, find: Callable[[str], Awaitable[Session]]) -> Session | None:
-    """The session of the store that a credential is the id of; None if none is."""
-    for credential in _credentials(scope):
-        if SESSION_ID.fullmatch(credential) is not None:
-            with suppress(SessionNotFound):
-                return await find(credential.decode())
-    return None
-
-
-def _credentials(scope: Scope) -> list[bytes]:
-    """Every key that a request carries: SDKs fill in one header, and people set another beside it."""
-    given: list[bytes] = []
-    names = [name.encode() for name in KEY_HEADERS]
-    for name, value in scope["headers"]:
-        scheme, _, token = value.partition(b" ")
-        if name == b"authorization" and scheme.lower() == b"bearer" and token.strip():
-            given.append(token.strip())
-        elif name in names and value:
-            given.append(value)
-    query = scope["query_string"].decode("latin-1")
-    given += [value.encode() for name, value in parse_qsl(query) if name == KEY_QUERY]
-    return given
+    def _check_given(self, given: Sequence[bytes]) -> list[str]:
+        """The sessions of the tokens among these, which are no keys. Raises Unauthorized if there are none."""
+        sessions = [session for one in given if (session := self.tokens.session_of(one)) is not None]
+        if not given:
+            raise Unauthorized(
+                "This server requires a key: send it as 'Authorization: Bearer …', as 'x-api-key', as"
+                " 'x-goog-api-key', or as 'key' in the query."
+            )
+        if not sessions:
+            raise Unauthorized("The key is none of this server's keys, and no token of one of its sessions.")
+        return sessions
 
 
 def _are_among(given: Sequence[bytes], keys: Sequence[bytes]) -> bool:

@@ -14,6 +14,7 @@ Refusals have the usual shape (docs/errors.md). A client that reads its reply sl
 import asyncio
 import enum
 import functools
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, cast
@@ -36,7 +37,7 @@ from stenograph.http.served_request import (
     ServedRequest,
 )
 from stenograph.http.settings import Settings
-from stenograph.http.wire import HEADERS_BY_NAME, count_error
+from stenograph.http.wire import HEADERS_BY_NAME, count_error, has_body
 
 LEAST_BODY_BYTES_PER_S = 1024
 """The least rate of a body, over each `body_timeout_s`; a slower one is refused."""
@@ -55,6 +56,9 @@ Bytes = bytes | memoryview
 """Bytes that came; what follows a head is not copied."""
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
+
+_OFFER = re.compile(rb"(?<=\n)((?:proxy-)?connection:)([^\r\n]*)", re.IGNORECASE)
+"""The header by which a client offers another protocol. llhttp takes both names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +128,8 @@ class ClientConnection(DeliveryConnection):
             config.load()
         self.loop = _loop or asyncio.get_running_loop()
         self._app: ASGIApp = cast("Any", config).loaded_app  # uvicorn has types of its own for ASGI
-        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
-        # An answer may be sent before a request is whole, and the parser is to take the rest of it.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser: httptools.HttpRequestParser | None
+        self._renew_parser()
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._deadlines = deadlines
@@ -150,6 +153,12 @@ class ClientConnection(DeliveryConnection):
 
     def __repr__(self) -> str:
         return f"<ClientConnection {self.client} {self._phase.name}>"
+
+    def _renew_parser(self) -> None:
+        """Take a parser that awaits a head."""
+        self._parser = httptools.HttpRequestParser(self)
+        # An answer may be sent before a request is whole, and the parser is to take the rest of it.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -235,11 +244,22 @@ class ClientConnection(DeliveryConnection):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             # To another protocol, which we do not speak: the request is answered, and nothing after it is HTTP.
-            self._phase = RequestPhase.LAST_ANSWER
-            assert self.request is not None, "its head is whole"
-            self.request.keeps_connection = False
+            if self._phase is _HEAD:
+                self._decline_offer(bytes(data))
+            elif self._phase is not RequestPhase.ELSEWHERE:
+                self._phase = RequestPhase.LAST_ANSWER
+                assert self.request is not None, "its head is whole"
+                self.request.keeps_connection = False
         except httptools.HttpParserError as error:
             self._refuse(InvalidRequest(f"The request is not HTTP/1.1: {error}."))
+
+    def _decline_offer(self, head: bytes) -> None:
+        """Read the head of a request with a body again, without its offer to upgrade, which a server may ignore: of
+        what follows such an offer the parser gives no body. Source: RFC 9110, section 7.8. `CONNECT` stays refused."""
+        declined = _OFFER.sub(lambda found: found[1] + found[2].lower().replace(b"upgrade", b"x"), head)
+        if declined != head:
+            self._renew_parser()
+            self._feed(declined)
 
     def on_message_begin(self) -> None:
         if self._phase is _HEAD:
@@ -258,37 +278,44 @@ class ClientConnection(DeliveryConnection):
     def on_headers_complete(self) -> None:
         if self._phase is not _HEAD:
             return
-        parser, self._phase = self._parser, _BODY
+        parser, headers = self._parser, dict(self._headers)
         assert parser is not None, "its callback"
-        headers = dict(self._headers)
+        if parser.should_upgrade() and has_body(headers):
+            return  # it is read again
+        self._phase = _BODY
         length = headers.get(b"content-length")
         self._num_left, self._num_framing = None if length is None else int(length), 0
         self._is_unread = b"expect" in headers and headers[b"expect"].lower() == b"100-continue"
-        version = parser.get_http_version()
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
-        scope: Scope = {
-            "type": "http",
-            "asgi": _ASGI,
-            "http_version": version,
-            "method": parser.get_method().decode("ascii"),
-            "scheme": "http",
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": url.path,
-            "query_string": url.query or b"",
-            "root_path": "",
-            "headers": self._headers,
-            HEADERS_BY_NAME: headers,
-            "server": self.server,
-            "client": self.client,
-            "extensions": self.extensions,
-        }
+        self._begin(
+            {
+                "type": "http",
+                "asgi": _ASGI,
+                "http_version": parser.get_http_version(),
+                "method": parser.get_method().decode("ascii"),
+                "scheme": "http",
+                "path": unquote(path) if "%" in path else path,
+                "raw_path": url.path,
+                "query_string": url.query or b"",
+                "root_path": "",
+                "headers": self._headers,
+                HEADERS_BY_NAME: headers,
+                "server": self.server,
+                "client": self.client,
+                "extensions": self.extensions,
+            },
+            keeps_connection=parser.should_keep_alive(),
+        )
+
+    def _begin(self, scope: Scope, *, keeps_connection: bool) -> None:
+        """Begin to serve a request."""
         self.request = request = ServedRequest(
             scope=scope,
             transport=self.transport,
             flow=self.flow,
             default_headers=self.server_state.default_headers,
-            keeps_connection=version != "1.0" and parser.should_keep_alive(),
+            keeps_connection=scope["http_version"] != "1.0" and keeps_connection,
             awaits_continue=self._is_unread,
             on_answered=self._answered,
         )

@@ -129,7 +129,7 @@ class ControlRoutes:
 
     def app(self) -> Starlette:
         """The Starlette application."""
-        keyed, sessions, proxy = self._with_key, self.sessions, self._proxy()
+        keyed, agents, sessions, proxy = self._with_key, self._for_agents, self.sessions, self._proxy()
         bulk = BulkRoutes(sessions=sessions, parts=self.parts)
         app = Starlette(
             routes=[
@@ -138,7 +138,7 @@ class ControlRoutes:
                 Route("/ready", self._ready, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/openapi.json", self._openapi, methods=["GET"]),
-                Route("/v1/models", keyed(self._models), methods=["GET"]),
+                Route("/v1/models", agents(self._models), methods=["GET"]),
                 Route("/tokenize", keyed(self._tokenize), methods=["POST"]),
                 Route("/detokenize", keyed(self._detokenize), methods=["POST"]),
                 *self._admin_routes(),
@@ -150,8 +150,8 @@ class ControlRoutes:
                 Route("/sessions", keyed(bulk.delete), methods=["DELETE"]),
                 Route("/samples", keyed(bulk.samples), methods=["POST"]),
                 Route("/waste", keyed(WasteRoute(sessions=sessions).get), methods=["GET"]),
-                Route("/sessions/{id}", keyed(sessions.greet), methods=["HEAD"]),
-                Route("/sessions/{id}/api/hello", keyed(sessions.greet), methods=["HEAD"]),
+                Route("/sessions/{id}", agents(sessions.greet), methods=["HEAD"]),
+                Route("/sessions/{id}/api/hello", agents(sessions.greet), methods=["HEAD"]),
                 Route("/sessions/{id}", keyed(sessions.get), methods=["GET"]),
                 Route("/sessions/{id}", keyed(bulk.delete_one), methods=["DELETE"]),
                 Route("/sessions/{id}/samples", keyed(sessions.samples), methods=["POST"]),
@@ -161,10 +161,10 @@ class ControlRoutes:
                 Route("/sessions/{id}/outcome", keyed(sessions.put_outcome), methods=["PUT"]),
                 Route("/sessions/{id}/outcome", keyed(sessions.get_outcome), methods=["GET"]),
                 Route("/sessions/{id}/abort", keyed(sessions.abort), methods=["POST"]),
-                Route("/sessions/{id}/v1/responses/{response}", keyed(self.responses.get), methods=["GET"]),
-                Route("/v1/responses/{response}", keyed(self.responses.get), methods=["GET"]),
-                Route("/sessions/{id}/{path:path}", keyed(proxy.of_session), methods=PROXY_METHODS),
-                Route("/v1/{path:path}", keyed(proxy.of_server), methods=PROXY_METHODS),
+                Route("/sessions/{id}/v1/responses/{response}", agents(self.responses.get), methods=["GET"]),
+                Route("/v1/responses/{response}", agents(self.responses.get), methods=["GET"]),
+                Route("/sessions/{id}/{path:path}", proxy.of_session, methods=PROXY_METHODS),
+                Route("/v1/{path:path}", proxy.of_server, methods=PROXY_METHODS),
             ],
             exception_handlers={
                 StenographError: self._answer_error,
@@ -257,7 +257,7 @@ class ControlRoutes:
 
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:
-            await self.doorman.session_of(None, request.scope, wakes=False)  # 404 for a header that names none
+            await self.doorman.session_of(request.scope, wakes=False)  # 404 for a header that names none
         model: Model = {
             "id": self.model,
             "object": "model",
@@ -292,6 +292,15 @@ class ControlRoutes:
             return decode(body)
         async with self.body_slots.decoding():
             return await self.sessions.pool.run(lambda: decode(body), num_bytes=len(body))
+
+    def _for_agents(self, endpoint: Endpoint) -> Endpoint:
+        """An endpoint that a session's token is good for, beside the keys."""
+
+        async def checked(request: Request) -> Response:
+            self.doorman.check_agent(request.scope)
+            return await endpoint(request)
+
+        return checked
 
     def _with_key(self, endpoint: Endpoint) -> Endpoint:
         async def checked(request: Request) -> Response:

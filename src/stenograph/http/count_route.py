@@ -42,7 +42,7 @@ class CountRoute:
         note, spelling = NO_NOTE, None
         await self.body_slots.small()
         try:
-            session = await self.doorman.session_of(path.session_id, scope)
+            session = await self.doorman.session_of(scope)
             name = client_name(headers_of(scope))
             if session is not None:
                 note = session.ledger.note(self.clock, path=path.route, dialect=self.dialect.name, client=name)

@@ -5,7 +5,6 @@ passed on once: a node that gets one for a session that it does not have refuses
 """
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,9 +16,9 @@ from yarl import URL
 
 from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
 from stenograph.dialects.base import Refusal
-from stenograph.http.auth import KEY_HEADERS, keys_in_query
+from stenograph.http.auth import KEY_HEADERS, SESSION_ID, keys_in_query, session_named
 from stenograph.http.metrics import Metrics
-from stenograph.http.wire import ClientGone, count_error, delivery_of, header_value, headers_of, send_refusal
+from stenograph.http.wire import ClientGone, count_error, delivery_of, header_value, send_refusal
 from stenograph.http.workers.peer_connection import is_passed_on as is_worker_passed_on
 from stenograph.http.workers.peers import PeerStream, away
 from stenograph.session.ownership import SharedOwnership
@@ -31,9 +30,8 @@ PASSED_ON = b"x-stenograph-passed-on"
 
 CONNECT_TIMEOUT_S = 1.0
 
-_IN_PATH = re.compile(r"/sessions/([0-9a-f]{32})(?:/.*)?")
-_ID = re.compile(r"[0-9a-f]{32}")
-_IN_QUERY = re.compile(rb"(?:^|&)key=([0-9a-f]{32})(?:&|$)")
+_CONSOLE = "/console/"
+"""Paths of the console, which shows what the database has of a session, whoever has it."""
 
 _FRAMING = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"host", b"expect", b"upgrade", b"te"}
@@ -84,8 +82,8 @@ class Nodes:
         if scope["type"] != "http":
             return False
         self.ownership.settle()
-        session_id = self._named(scope)
-        if session_id is None:
+        session_id = session_named(scope, by_id=self._by_credential)
+        if session_id is None or SESSION_ID.fullmatch(session_id) is None or scope["path"].startswith(_CONSOLE):
             return False
         try:
             elsewhere = await self.ownership.elsewhere(session_id)
@@ -116,7 +114,7 @@ class Nodes:
     async def owner_of(self, session_id: str) -> OwnerName | None:
         """The other process that has a session; None if none has. Raises StorageUnavailable, and SessionElsewhere if
         that process was one of this server's, which has ended."""
-        if _ID.fullmatch(session_id) is None or self.ownership.has(session_id):
+        if SESSION_ID.fullmatch(session_id) is None or self.ownership.has(session_id):
             return None
         if (held := await self.ownership.holder(session_id)) is None:
             return None
@@ -169,21 +167,6 @@ class Nodes:
             connector = aiohttp.UnixConnector(path=str(self._sockets[worker]), limit=0)
             self._workers[worker] = aiohttp.ClientSession(connector=connector, auto_decompress=False)
         return self._workers[worker]
-
-    def _named(self, scope: Scope) -> str | None:
-        """The session that a request names, as `Doorman.session_of` finds it."""
-        if (found := _IN_PATH.fullmatch(scope["path"])) is not None:
-            return found[1]
-        if not scope["path"].startswith("/v1"):
-            return None
-        headers = headers_of(scope)
-        given = [headers.get(b"x-session-id", b"")]
-        if self._by_credential and not given[0]:
-            bearer = headers.get(b"authorization", b"").partition(b" ")[2].strip()
-            given += [bearer, headers.get(b"x-api-key", b""), headers.get(b"x-goog-api-key", b"")]
-            given += _IN_QUERY.findall(scope["query_string"])
-        ids = (value.decode("latin-1") for value in given)
-        return next((value for value in ids if _ID.fullmatch(value)), None)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, owner: SessionElsewhere) -> None:
         """Raises SessionElsewhere if the owner could not be reached and nothing was answered, and ClientGone."""

@@ -17,6 +17,7 @@ from stenograph.http.auth import Doorman, query_without_key
 from stenograph.http.wire import ClientGone, delivery_of, header_bytes, read_body
 from stenograph.session.manager import SessionManager
 
+MODELS = "v1/models"
 PROXY_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 OWN_PATHS = {
@@ -62,20 +63,29 @@ class ProxyRoute:
     timeout_s: float
 
     async def of_session(self, request: Request) -> Response:
-        """`/sessions/{id}/{path}`. Raises SessionNotFound, then what `_pass_on` raises."""
-        session = await self.manager.look(request.path_params["id"])
+        """`/sessions/{id}/{path}`. Raises as `_check`, then SessionNotFound, then what `_pass_on` raises."""
         path = request.path_params["path"].rstrip("/")
+        self._check(request, path)
+        session = await self.manager.look(request.path_params["id"])
         if path in OWN_PATHS:
             raise MethodNotAllowed(request.method, request.url.path, allowed=OWN_PATHS[path])
         _check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=session.id)
 
     async def of_server(self, request: Request) -> Response:
-        """`/v1/{path}`, where a header may name the session."""
-        session = await self.doorman.session_of(None, request.scope, wakes=False)
+        """`/v1/{path}`, where a header may name the session. Raises as `of_session`."""
         path = "v1/" + request.path_params["path"].rstrip("/")
+        self._check(request, path)
+        session = await self.doorman.session_of(request.scope, wakes=False)
         _check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=None if session is None else session.id)
+
+    def _check(self, request: Request, path: str) -> None:
+        """Raise Unauthorized and Forbidden: of these routes a session's token is good for the list of models alone."""
+        if path == MODELS and request.method in ("GET", "HEAD"):
+            self.doorman.check_agent(request.scope)
+        else:
+            self.doorman.check_key(request.scope)
 
     async def _pass_on(self, request: Request, path: str, *, affinity_key: str | None) -> Response:
         """Raises Forbidden for a path that is not on the list, RouteNotFound for one that this engine does not have."""

@@ -7,10 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stenograph.core.chat import ChatReply
-from stenograph.core.errors import InvalidRequest, RouteNotFound
+from stenograph.core.errors import RouteNotFound
 from stenograph.dialects.base import Body
 from stenograph.dialects.responses.ids import turn_of_response
 from stenograph.http.auth import Doorman
+from stenograph.http.session_routes import check_query
 from stenograph.http.wire import in_pieces
 from stenograph.offload.loop_share import LoopShare
 from stenograph.session.kept import held_reply
@@ -30,9 +31,8 @@ class HeldResponses:
 
     async def get(self, request: Request) -> Response:
         """`GET /sessions/{id}/v1/responses/{response}`, and the same on the session that a header names."""
-        for name in request.query_params:
-            raise InvalidRequest(f"Unknown query parameter {name[:40]!r}; this route has none.")
-        session = await self.doorman.session_of(request.path_params.get("id"), request.scope, wakes=False)
+        check_query(request)
+        session = await self.doorman.session_of(request.scope, wakes=False)
         if session is None:
             raise RouteNotFound(
                 "Responses are kept in sessions: ask for it at /sessions/{id}/v1/responses/{response}, or name its"

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict, TypeVar
+from typing import NotRequired, TypedDict, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -50,10 +50,11 @@ from stenograph.export.samples import SampleSet
 from stenograph.export.session_samples import SampleWishes, json_samples, session_metadata, session_samples
 from stenograph.export.strand_facts import SessionFacts, session_facts
 from stenograph.export.why import session_findings
+from stenograph.http.auth import KEY_QUERY, SessionTokens
 from stenograph.http.line_drifts import LineDrifts
 from stenograph.http.metrics import Metrics
 from stenograph.http.session_defaults import SessionDefaults
-from stenograph.http.wire import in_pieces, json_in_pieces, json_response, read_json
+from stenograph.http.wire import header_value, in_pieces, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import CpuPool
@@ -89,11 +90,14 @@ _SENT_BYTES = 256 * 1024
 
 
 class OpenedSession(TypedDict):
-    """A new session. `base_url` is for a client of OpenAI's, `root_url` for one that adds `/v1` or `/v1beta` itself."""
+    """A new session. `base_url` is for a client of OpenAI's, `root_url` for one that adds `/v1` or `/v1beta` itself.
+    `token` is what its agent gets in place of a key, where the server has keys: it is good for this session's turns,
+    token counts and list of models alone."""
 
     session_id: Hex32
     base_url: str
     root_url: str
+    token: NotRequired[str]
 
 
 class SessionPage(TypedDict):
@@ -141,6 +145,7 @@ class SessionRoutes:
     manager: SessionManager
     engine: Engine
     openings: KeyedOpenings
+    tokens: SessionTokens
     metrics: Metrics
     renderer: Renderer
     pool: CpuPool
@@ -175,10 +180,12 @@ class SessionRoutes:
             support=self.defaults.support if wire.support is None else self._support(asked=wire.support),
             compat=compat,
         )
-        key = request.headers.get("idempotency-key") or None
+        key = header_value(request.scope, b"idempotency-key") or None
         session_id = await self.openings.open(options, key=key, body=body)
         root = f"{str(request.base_url).rstrip('/')}/sessions/{session_id}"
         opened: OpenedSession = {"session_id": session_id, "base_url": f"{root}/v1", "root_url": root}
+        if (token := self.tokens.made_for(session_id)) is not None:
+            opened["token"] = token
         return json_response(opened)
 
     async def list_sessions(self, request: Request) -> Response:
@@ -482,7 +489,7 @@ def check_known(manager: SessionManager, wanted: SessionFilter) -> None:
 
 
 def check_query(request: Request, *known: str) -> None:
-    """Raise InvalidRequest for a query parameter that means nothing here."""
+    """Raise InvalidRequest for a query parameter that means nothing here. A key may stand in every query."""
     for name in request.query_params:
-        if name not in known:
+        if name not in (*known, KEY_QUERY):
             raise InvalidRequest(f"Unknown query parameter {name[:40]!r}; known are {', '.join(known) or 'none'}.")

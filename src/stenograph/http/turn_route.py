@@ -124,7 +124,7 @@ class TurnRoute:
     async def _admit(
         self, scope: Scope, receive: Receive, stages: StageTimes, path: RequestPath, reading: "_Reading"
     ) -> Watch:
-        session = await self.doorman.session_of(path.session_id, scope)
+        session = await self.doorman.session_of(scope)
         headers = headers_of(scope)
         name = client_name(headers)
         if session is not None:

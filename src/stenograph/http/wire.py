@@ -133,7 +133,7 @@ def _check_type(headers: dict[bytes, bytes]) -> None:
     other client may leave it out.
     """
     given = headers.get(b"content-type")
-    if not _has_body(headers):
+    if not has_body(headers):
         return
     if given is None and b"origin" not in headers:
         return
@@ -146,7 +146,8 @@ def _check_type(headers: dict[bytes, bytes]) -> None:
         )
 
 
-def _has_body(headers: dict[bytes, bytes]) -> bool:
+def has_body(headers: dict[bytes, bytes]) -> bool:
+    """Whether a request's head announces a body."""
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 

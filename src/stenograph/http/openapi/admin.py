@@ -3,17 +3,21 @@
 Where one fails its answer has the status 400 of a bad request, and its own shape, as SGLang's have.
 """
 
+from functools import partial
+
 from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.dialects.engine_commands import AddEngine
 from stenograph.dialects.sessions import BackupRequest, Nothing
 from stenograph.dialects.weight_commands import PauseRequest, UpdateWeightsFromDisk, UpdateWeightVersion
 from stenograph.http.engine_routes import EngineLeft, EngineList, EngineRow
-from stenograph.http.openapi.operation import operation
+from stenograph.http.openapi.operation import Needs, operation
 from stenograph.http.storage import BackedUp
 from stenograph.http.weight_routes import CacheFlushed, GenerationState, ModelInfo, VersionUpdated, WeightsUpdated
 
+administered = partial(operation, needs=Needs.ADMIN)
+
 ADMIN = (
-    operation(
+    administered(
         "POST /update_weights_from_disk",
         "updateWeights",
         "Load new weights into every engine",
@@ -22,7 +26,7 @@ ADMIN = (
         errors=(Forbidden,),
         error_body=WeightsUpdated,
     ),
-    operation(
+    administered(
         "POST /pause_generation",
         "pauseGeneration",
         "Let new turns wait, and end or freeze those that run",
@@ -31,7 +35,7 @@ ADMIN = (
         errors=(Forbidden,),
         error_body=GenerationState,
     ),
-    operation(
+    administered(
         "POST /continue_generation",
         "continueGeneration",
         "End a pause",
@@ -40,7 +44,7 @@ ADMIN = (
         errors=(Forbidden,),
         error_body=GenerationState,
     ),
-    operation(
+    administered(
         "POST /flush_cache",
         "flushCache",
         "Empty the engines' prefix caches",
@@ -49,7 +53,7 @@ ADMIN = (
         errors=(Forbidden,),
         error_body=CacheFlushed,
     ),
-    operation(
+    administered(
         "POST /update_weight_version",
         "nameWeights",
         "Name the weights that were sent to the engines by other ways",
@@ -58,8 +62,8 @@ ADMIN = (
         errors=(Forbidden,),
         error_body=VersionUpdated,
     ),
-    operation("GET /engines", "listEngines", "List the engines", EngineList, errors=(Forbidden,)),
-    operation(
+    administered("GET /engines", "listEngines", "List the engines", EngineList, errors=(Forbidden,)),
+    administered(
         "POST /engines",
         "addEngine",
         "Add an engine to the fleet",
@@ -67,7 +71,7 @@ ADMIN = (
         body=AddEngine,
         errors=(Forbidden, RouteNotFound),
     ),
-    operation(
+    administered(
         "DELETE /engines/{name}",
         "removeEngine",
         "Take an engine from the fleet, when its turns have ended",
@@ -84,7 +88,7 @@ ADMIN = (
         errors=(Forbidden, InvalidRequest, RouteNotFound),
     ),
     operation("GET /model_info", "getModelInfo", "Get the model and the name of its weights", ModelInfo),
-    operation(
+    administered(
         "POST /backup",
         "backUp",
         "Copy the store into a folder",

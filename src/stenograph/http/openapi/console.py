@@ -7,11 +7,8 @@ from stenograph.console.tokens import MAX_PAGE_TOKENS
 from stenograph.console.views import MAX_TURNS, ConsoleSession, DriftCounts, TurnPage
 from stenograph.core.errors import InvalidRequest, RouteNotFound
 from stenograph.http.console_routes import BYTES_TYPE, EVENTS_TYPE, MOST_COMPARED_TOKENS
-from stenograph.http.openapi.operation import STORED, in_json, one_answer, operation, parameter
+from stenograph.http.openapi.operation import STORED, Needs, in_json, one_answer, operation, parameter
 from stenograph.http.openapi.schemas import Schema
-
-PAGE_PATHS = ("/console", "/console/{file}")
-"""Paths that ask for no key."""
 
 _TEXT: Schema = {"type": "string"}
 _NUMBER: Schema = {"type": "number"}
@@ -28,6 +25,7 @@ CONSOLE = (
         "getConsole",
         "Get the console, a page for a browser",
         answers=one_answer("The page.", {"text/html": {"schema": _TEXT}}),
+        needs=Needs.NOTHING,
     ),
     operation(
         "GET /console/{file}",
@@ -36,6 +34,7 @@ CONSOLE = (
         parameters=({**parameter("path", "file", "The file's path.", _TEXT), "required": True},),
         answers=one_answer("The file.", {"*/*": {}}),
         errors=(RouteNotFound,),
+        needs=Needs.NOTHING,
     ),
     operation(
         "GET /console/api/now",

@@ -27,8 +27,7 @@ from stenograph.core.errors import (
 )
 from stenograph.dialects.openai.errors import ErrorBody, error_type
 from stenograph.http.auth import KEY_HEADERS, KEY_QUERY
-from stenograph.http.openapi.console import PAGE_PATHS
-from stenograph.http.openapi.operation import ANY, ID, JSON, Operation, in_json
+from stenograph.http.openapi.operation import ANY, ID, JSON, Needs, Operation, in_json
 from stenograph.http.openapi.routes import operations
 from stenograph.http.openapi.schemas import Described, Schema, components, public, ref
 from stenograph.http.settings import Settings
@@ -51,7 +50,6 @@ _ANYWHERE = (Forbidden, RequestTimeout, UriTooLong, HeadersTooLarge, UnexpectedF
 """Errors of every operation."""
 _READING_JSON = (InvalidJson, InvalidRequest, BodyTooLarge, UnsupportedMediaType)
 
-_WITHOUT_KEY = ("/", "/health", "/ready", "/metrics", "/openapi.json", *PAGE_PATHS)
 _PATH_ID: Schema = {"name": "id", "in": "path", "required": True, "description": "The session.", "schema": ID}
 
 _ABOUT = """Sessions record the tokens that an agent's model sampled, behind the APIs of OpenAI (Chat Completions,
@@ -60,7 +58,11 @@ Completions, Responses), Anthropic (Messages) and Gemini.
 `HEAD` works wherever `GET` does. The wrong method for a route is 405 `method_not_allowed`, with `allow`. An unknown
 route is 404 `route_not_found`, or 403 `forbidden` below `/sessions/{id}/` and `/v1/`. A body whose `content-type` is
 not JSON is 415, and a compressed body is 400. Integers are written without a fraction. Bytes that are not an HTTP
-request are 400 `invalid_request`."""
+request are 400 `invalid_request`.
+
+Where the server has keys, an operation's security names the least credential that it takes: `session-token` is the
+`token` of the session that the request names, `api-key` a key of `--api-key`, `admin-key` one of `--admin-key`. Each is
+good for what the ones before it are good for."""
 
 
 def described_by(settings: Settings, services: TurnServices) -> Described:
@@ -110,9 +112,9 @@ def _entry(operation: Operation, schemas: dict[str, Schema], *, has_keys: bool) 
     """An operation as OpenAPI writes it."""
     entry: Schema = {"operationId": operation.id, "summary": operation.summary}
     errors: set[type[StenographError]] = {*operation.errors, *_ANYWHERE}
-    if has_keys and operation.path not in _WITHOUT_KEY:
+    if has_keys and operation.needs is not Needs.NOTHING:
         errors.add(Unauthorized)
-        entry["security"] = [{name: []} for name in ("bearer", *KEY_HEADERS, KEY_QUERY)]
+        entry["security"] = [{name: [operation.needs]} for name in ("bearer", *KEY_HEADERS, KEY_QUERY)]
     parameters = list(operation.parameters)
     if "{id}" in operation.path:
         errors.add(SessionNotFound)

@@ -1,5 +1,6 @@
 """One method of one path in /openapi.json, and what such entries are made of. Pure."""
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,15 @@ STORED: Errors = (SessionDamaged, StorageUnavailable, SessionElsewhere)
 JSON = "application/json"
 ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
 ANY: dict[str, Schema] = {"*/*": {}}
+
+
+class Needs(enum.StrEnum):
+    """The least credential that an operation takes on a server with keys, as the document names it."""
+
+    NOTHING = "nothing"
+    TOKEN = "session-token"
+    KEY = "api-key"
+    ADMIN = "admin-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +48,7 @@ class Operation:
     errors: Errors = ()
     parameters: tuple[Schema, ...] = ()
     error_body: type = ErrorBody
+    needs: Needs = Needs.KEY
 
     @property
     def name(self) -> str:

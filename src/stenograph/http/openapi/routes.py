@@ -6,6 +6,7 @@ Owns the documentation of a route. schemas.py owns the shape of a body, and docu
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 from stenograph.core.errors import (
@@ -47,6 +48,7 @@ from stenograph.http.openapi.operation import (
     JSON,
     SESSION_HEADER,
     STORED,
+    Needs,
     Operation,
     in_json,
     one_answer,
@@ -55,7 +57,7 @@ from stenograph.http.openapi.operation import (
 )
 from stenograph.http.openapi.schemas import Described, Schema
 from stenograph.http.openapi.turns import TURN_PATHS, turn_operations
-from stenograph.http.proxy_route import OWN_PATHS, PROXY_METHODS
+from stenograph.http.proxy_route import MODELS, OWN_PATHS, PROXY_METHODS
 from stenograph.http.session_routes import (
     MAX_PAGE,
     Aborted,
@@ -74,14 +76,16 @@ def operations(described: Described) -> Iterator[Operation]:
     yield from _SESSIONS
     yield from ADMIN
     yield from CONSOLE
-    yield from turn_operations(described)
+    yield from (replace(turn, needs=Needs.TOKEN) for turn in turn_operations(described))
     yield from _forwarded(described) if described.forwards else _answered_locally(described)
 
 
 _TEXT: Schema = {"type": "string"}
 
+open_to_all = partial(operation, needs=Needs.NOTHING)
+
 _PROBES = (
-    operation(
+    open_to_all(
         "GET /",
         "getFrontPage",
         "Get links to the server's pages",
@@ -90,21 +94,21 @@ _PROBES = (
             {**in_json(FrontPage), "text/html": {"schema": _TEXT}},
         ),
     ),
-    operation("GET /health", "getHealth", "Check whether the server is alive", Health),
-    operation(
+    open_to_all("GET /health", "getHealth", "Check whether the server is alive", Health),
+    open_to_all(
         "GET /ready",
         "getReadiness",
         "Check whether an engine is usable",
         Readiness,
         answers={"503": {"description": "No engine is usable.", "content": in_json(Readiness)}},
     ),
-    operation(
+    open_to_all(
         "GET /metrics",
         "getMetrics",
         "Get the metrics",
         answers=one_answer("The metrics in Prometheus' text format.", {"text/plain": {"schema": _TEXT}}),
     ),
-    operation(
+    open_to_all(
         "GET /openapi.json",
         "getOpenApi",
         "Get this document",
@@ -113,7 +117,14 @@ _PROBES = (
 )
 
 _TOKENS = (
-    operation("GET /v1/models", "listModels", "List the one model", ModelList, errors=(SessionNotFound, *STORED)),
+    operation(
+        "GET /v1/models",
+        "listModels",
+        "List the one model",
+        ModelList,
+        errors=(SessionNotFound, *STORED),
+        needs=Needs.TOKEN,
+    ),
     operation("POST /tokenize", "tokenize", "Tokenize a text", Tokens, body=Tokenize, errors=(TokenizationFailed,)),
     operation(
         "POST /detokenize", "detokenize", "Detokenize tokens", Text, body=Detokenize, errors=(TokenizationFailed,)
@@ -290,6 +301,7 @@ def _forwarded(described: Described) -> Iterator[Operation]:
                 parameters=(SESSION_HEADER,) if prefix == "/" else (),
                 answers={"default": {"description": "The engine's own answer.", "content": ANY}},
                 errors=(InvalidRequest, SessionNotFound, BodyTooLarge, UpstreamUnreachable, *STORED),
+                needs=Needs.TOKEN if (method, entry) == ("GET", MODELS) else Needs.KEY,
             )
 
 

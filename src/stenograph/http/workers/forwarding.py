@@ -12,11 +12,13 @@ from functools import partial
 from typing import Any, cast
 
 import httptools
+from starlette.types import Scope
 
 from stenograph.core.errors import StenographError, UnexpectedFailure, WorkerUnavailable
 from stenograph.dialects.base import Refusal
+from stenograph.http.auth import SESSION_ID, session_named
 from stenograph.http.connection import Bytes, ClientConnection, RequestPhase
-from stenograph.http.workers.named import Named, body_bytes_of, named_by
+from stenograph.http.wire import header_value, headers_of
 from stenograph.http.workers.owners import Finding, Found, Owner, Owners
 from stenograph.http.workers.peer_connection import DELIVERED, GREETING, client_line
 
@@ -26,6 +28,14 @@ PATIENCE_S = 5.0
 """Longest time that a request waits for a worker that is being started again."""
 
 RETRY_S = 1.0
+
+_OF_SERVER = frozenset(
+    (
+        *("/update_weights_from_disk", "/update_weight_version", "/pause_generation", "/continue_generation"),
+        *("/flush_cache", "/model_info", "/engines"),
+    )
+)
+"""Paths of what one process does for all."""
 
 
 class Forwarded:
@@ -60,6 +70,8 @@ class ForwardingConnection(ClientConnection):
         self._forwarded = forwarded
         self._patience_s = patience_s
         self._finding: asyncio.Task[None] | None = None
+        self._found: tuple[Owner | Finding, Scope] | None = None
+        """Whoever serves the request whose head was read."""
         self._is_ours = False
         """The request was found to be this process's."""
         self._early: list[Bytes] = []
@@ -81,28 +93,43 @@ class ForwardingConnection(ClientConnection):
 
     def _feed(self, data: Bytes) -> None:
         """Take a head, or bytes of a body that is read here."""
-        if self._phase is RequestPhase.HEAD and not self._is_ours:
+        is_head = self._phase is RequestPhase.HEAD
+        if is_head and not self._is_ours:
             self._has_taken()
-            head = bytes(data)
-            named = named_by(head, by_credential=self._by_credential)
-            found = None if named is None else self._found(named)
-            if named is not None and found is not None:
-                if isinstance(found, Owner):
-                    self._begin_elsewhere(found, head, named)
-                else:
-                    self._begin_found(found, head, named)
-                return
         super()._feed(data)
+        found, self._found = self._found, None
+        if found is None:
+            return
+        self._renew_parser()  # the old one awaits a body that it does not get
+        server, scope = found
+        if isinstance(server, Owner):
+            self._begin_elsewhere(server, bytes(data), scope)
+        else:
+            self._begin_found(server, bytes(data), scope)
 
-    def _found(self, named: Named) -> Found:
+    def _begin(self, scope: Scope, *, keeps_connection: bool) -> None:
+        server = None if self._is_ours else self._server_of(scope)
+        if server is None:
+            super()._begin(scope, keeps_connection=keeps_connection)
+        else:
+            self._found, self._phase = (server, scope), RequestPhase.ELSEWHERE
+
+    def _server_of(self, scope: Scope) -> Found:
         """Whoever serves a request, if that is not this process."""
-        if named.session_id is not None:
-            return self._owners.owner_of(named.session_id)
-        if named.key is not None:
-            return self._owners.opener_of(named.key)
-        return self._owners.first() if named.is_of_server else None
+        method, path = scope["method"], scope["path"]
+        if path in _OF_SERVER or path.startswith("/engines/"):
+            return self._owners.first()
+        session_id = session_named(scope, by_id=self._by_credential)
+        if path == "/samples":  # asked by another server, for the part of one session
+            session_id = header_value(scope, b"x-session-id")
+        if session_id is not None:
+            return self._owners.owner_of(session_id) if SESSION_ID.fullmatch(session_id) else None
+        if method == "POST" and path.strip("/") == "sessions":
+            key = headers_of(scope).get(b"idempotency-key")
+            return self._owners.opener_of(key) if key else None
+        return None
 
-    def _begin_found(self, finding: Finding, head: bytes, named: Named) -> None:
+    def _begin_found(self, finding: Finding, head: bytes, scope: Scope) -> None:
         """Begin a request once it is known who serves it. Until then nothing is read."""
 
         async def begin() -> None:
@@ -112,18 +139,17 @@ class ForwardingConnection(ClientConnection):
             except StenographError as error:
                 failure = error
             except Exception:
-                path = named.path.decode("latin-1")
-                log.exception("no owner was found for %s %s", named.method.decode("ascii"), path)
+                log.exception("no owner was found for %s %s", scope["method"], scope["path"])
                 failure = UnexpectedFailure("The server failed on this request.")
             self._finding, early = None, b"".join(self._early)
             self._phase = RequestPhase.HEAD
             self.flow.resume_reading()
             if failure is not None:
-                self._refuse_with = partial(self._refuse_at, named.path.decode("latin-1"))
+                self._refuse_with = partial(self._refuse_at, scope["path"])
                 self._refuse(failure)
                 return
             if owner is not None:
-                self._begin_elsewhere(owner, head, named)
+                self._begin_elsewhere(owner, head, scope)
                 self.data_received(early)
                 return
             self._is_ours = True
@@ -132,23 +158,24 @@ class ForwardingConnection(ClientConnection):
             if self._shuts_down:
                 super(ForwardingConnection, self).shutdown()
 
-        self._phase = RequestPhase.ELSEWHERE
         self._early = []
         self.flow.pause_reading()
         self._finding = self.begin_task(begin(), name="find-owner")
 
-    def _begin_elsewhere(self, owner: Owner, head: bytes, named: Named) -> None:
+    def _begin_elsewhere(self, owner: Owner, head: bytes, scope: Scope) -> None:
         self._phase = RequestPhase.ELSEWHERE
-        self._num_to_pass = body_bytes_of(head)
+        headers = headers_of(scope)
+        is_chunked = b"transfer-encoding" in headers
+        self._num_to_pass = None if is_chunked else int(headers.get(b"content-length", b"0"))
         self._is_answered = False
-        self._path = named.path.decode("latin-1")
+        self._path = scope["path"]
         way = self._ways.get(owner)
         if way is None:
             way = self._ways[owner] = _Way(self, owner)
             way.open(client_line(self.client, self.server), self._patience_s)
         self._way = way
         self._forwarded.num_passed_on += 1
-        way.begin(head, is_head=named.method == b"HEAD")
+        way.begin(head, is_head=scope["method"] == "HEAD")
 
     def _pass_on(self, data: Bytes) -> Bytes:
         if self._finding is not None:

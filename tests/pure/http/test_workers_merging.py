@@ -1,0 +1,44 @@
+"""Which worker has a session, and how the answers of all workers become one."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenograph.http.workers.merging import engines, exposition, readiness, sums
+from stenograph.http.workers.owners import FileOwners
+
+
+@given(st.integers(1, 64), st.integers(0, 255))
+def test_each_file_has_one_owner_and_each_worker_knows_itself(num: int, file: int) -> None:
+    sockets = [Path(f"/{number}") for number in range(num)]
+    seen = [FileOwners(sockets, own=own).owner_of(f"{file:02x}" + "0" * 30) for own in range(num)]
+    assert seen[file % num] is None
+    assert {owner.socket for owner in seen if owner is not None} <= {sockets[file % num]}
+    assert sum(owner is None for owner in seen) == 1
+    keyed = [FileOwners(sockets, own=own).opener_of(bytes([file])) for own in range(num)]
+    assert sum(owner is None for owner in keyed) == 1
+
+
+def test_answers_of_all_become_one() -> None:
+    assert sums([b'{"aborted":2,"what":"x","ok":true}', b'{"aborted":3,"what":"y","ok":true}']) == (
+        b'{"aborted":5,"what":"x","ok":true}'
+    )
+    engine = b'{"engine":"e","name":"n","state":"%b","detail":"%b","num_running":1}'
+    up, down = engine % (b"ready", b""), engine % (b"down", b"gone")
+    is_ready, body = readiness([b'{"ready":true,"paused":false,"engines":[%b]}' % one for one in (up, up)], num_away=0)
+    assert (is_ready, body) == (True, b'{"ready":true,"paused":false,"engines":[%b]}' % up.replace(b":1}", b":2}"))
+    one = b'{"ready":true,"paused":false,"engines":[%b]}' % up
+    other = b'{"ready":false,"paused":true,"engines":[%b]}' % down
+    is_ready, body = readiness([one, other], num_away=0)
+    assert (is_ready, b'"state":"down","detail":"gone"' in body, b'"paused":true' in body) == (False, True, True)
+    assert not readiness([b'{"ready":true,"paused":false,"engines":[]}'], num_away=1)[0]
+    assert engines([b'{"engines":[%b]}' % one for one in (up, down)]) == b'{"engines":[%b]}' % down.replace(
+        b":1}", b":2}"
+    )
+    text = b'# HELP a b\n# TYPE a counter\na{x="1"} 2.0\na{x="2"} 1e+06\n# HELP g h\n# TYPE g gauge\ng 3.0\n'
+    assert exposition({0: text, 2: text}) == (
+        b'# HELP a b\n# TYPE a counter\na{worker="0",x="1"} 2.0\na{worker="0",x="2"} 1e+06\n'
+        b'a{worker="2",x="1"} 2.0\na{worker="2",x="2"} 1e+06\n'
+        b'# HELP g h\n# TYPE g gauge\ng{worker="0"} 3.0\ng{worker="2"} 3.0\n'
+    )
