@@ -140,7 +140,13 @@ async def test_an_engine_that_joins_late_gets_the_weights_first(renderer: Render
         assert {state for _, state in await rig.states()} == {"ready"}
 
 
-@pytest.mark.parametrize("url", ["", "nonsense", "ftp://x", "http://a,http://b", "http://h/?q=1"])
+NO_ADDRESSES = [
+    *("", "nonsense", "ftp://x", "http://a,http://b", "http://h/?q=1", "http://a:99999", "http://a:0", "http://a:x"),
+    *("http://:80", "http://[::1", "http://[x]", "http://a:-1/", "http://a\0b"),
+]
+
+
+@pytest.mark.parametrize("url", NO_ADDRESSES)
 async def test_what_is_no_address_is_refused(renderer: Renderer, url: str) -> None:
     async with rigged(renderer, 1) as rig:
         answer = await rig.call("POST", "/engines", {"url": url})
@@ -151,9 +157,29 @@ async def test_what_is_no_address_is_refused(renderer: Renderer, url: str) -> No
 async def test_the_last_engine_and_an_unknown_one_cannot_leave(renderer: Renderer) -> None:
     async with rigged(renderer) as rig:
         answer = await rig.remove(0)
-        assert answer.status == 400
+        assert (answer.status, answer.json()["error"]["code"]) == (409, "last_engine")
         assert "add another one first" in answer.json()["error"]["message"]
+        assert (await rig.call("DELETE", f"/engines/{rig.servers[0].url}?force=true")).status == 409
         assert (await rig.remove(1)).status == 404
+
+
+async def test_the_last_usable_engine_leaves_only_if_it_is_forced(renderer: Renderer, unused_tcp_port: int) -> None:
+    async with rigged(renderer, 2) as rig:
+        away, here = f"http://127.0.0.1:{unused_tcp_port}", f"/engines/{rig.servers[0].url}"
+        assert (await rig.call("POST", "/engines", {"url": away})).status == 200
+        assert dict(await rig.states())[rig.servers[0].url] == "ready" != dict(await rig.states())[away]
+        for query in ("", "?force=false"):
+            answer = await rig.call("DELETE", here + query)
+            assert (answer.status, answer.json()["error"]["code"]) == (409, "last_engine")
+            assert "?force=true" in answer.json()["error"]["message"]
+        for query in ("?force=yes", "?forced=true"):
+            assert (await rig.call("DELETE", here + query)).status == 400
+        assert (await rig.call("DELETE", f"/engines/{away}")).status == 200, "one that is not usable leaves"
+        assert (await rig.call("POST", "/engines", {"url": away})).status == 200
+        assert (await rig.add(1)).status == 200
+        assert (await rig.remove(1)).status == 200, "another one is usable"
+        assert (await rig.call("DELETE", f"{here}?force=true")).status == 200
+        assert [name for name, _ in await rig.states()] == [away]
 
 
 async def test_engines_are_an_administrators(renderer: Renderer) -> None:

@@ -5,8 +5,8 @@
     │   ├── InvalidJson, InvalidRequest, GrammarBesideCall, HistoryMismatch (NothingToAnswer),
     │   │   PreviousResponseNotFound, UnrenderableMessage, ContextLengthExceeded    400
     │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, RouteNotFound 404, MethodNotAllowed 405
-    │   ├── TruncatedGeneration 409, ModelMismatch 409, BodyTooLarge 413, UriTooLong 414, UnsupportedMediaType 415,
-    │   │   SamplesInconsistent 422, IdempotencyMismatch 422, UpgradeRequired 426,
+    │   ├── TruncatedGeneration 409, ModelMismatch 409, LastEngine 409, BodyTooLarge 413, UriTooLong 414,
+    │   │   UnsupportedMediaType 415, SamplesInconsistent 422, IdempotencyMismatch 422, UpgradeRequired 426,
     │   │   HeadersTooLarge 431
     ├── UpstreamError         the engine is at fault: UpstreamInvalid 502, UpstreamUnreachable 502, UpstreamTimeout 504,
     │                         UpstreamRefused (the engine's own status and body)
@@ -182,7 +182,7 @@ class Unauthorized(CallerError):
 
 
 class Forbidden(CallerError):
-    """The route is not on the proxy's allow-list or is an administrator's, or another site's web page asks."""
+    """The route takes another key or is not on the proxy's allow-list, or another site's web page asks."""
 
     code, status = "forbidden", 403
 
@@ -229,6 +229,12 @@ class ModelMismatch(CallerError):
             f"Session {session_id} was made with the tokenizer and chat template of {made_with!r}, and this server has"
             f" those of {served!r}: its turns and samples can be read, but no turn can follow. Open a new session."
         )
+
+
+class LastEngine(CallerError):
+    """No usable engine would be left."""
+
+    code, status = "last_engine", 409
 
 
 class BodyTooLarge(CallerError):

@@ -5,6 +5,7 @@
 import enum
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from stenograph.core.settings import choice, folder, matching, seconds, setting, text, texts, whole_number
 
@@ -37,10 +38,18 @@ class ReplayKind(enum.StrEnum):
     ALL = "all"
 
 
+def _address(url: str) -> str:
+    """An address without slashes at its end. Raises ValueError for one without a host, or whose port is none."""
+    parts = urlsplit(url)
+    if not parts.hostname or parts.port == 0:
+        raise ValueError(f"{url!r} has no host, or no port that can be connected to")
+    return url.rstrip("/")
+
+
 URLS = texts(
     r"https?://[^\s/?#@,]+(/[^\s?#,]*)?",
-    "http or https addresses, without a query",
-    normalize=lambda url: url.rstrip("/"),
+    "http or https addresses, without a query, with a port from 1 to 65535",
+    normalize=_address,
 )
 
 

@@ -8,12 +8,13 @@ from typing import Literal, TypedDict, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.errors import InvalidRequest, RouteNotFound, StartupError, StenographError
+from stenograph.core.errors import InvalidRequest, LastEngine, RouteNotFound, StartupError, StenographError
 from stenograph.core.json_types import Count
 from stenograph.dialects.engine_commands import decode_engine
 from stenograph.engine.base import Engine, EngineState, EngineStatus
 from stenograph.engine.fleet.fleet import Fleet, FleetMember
 from stenograph.engine.settings import URLS
+from stenograph.http.session_routes import check_query
 from stenograph.http.wire import json_response, read_json
 from stenograph.session.weights import WeightSync
 
@@ -63,7 +64,10 @@ class EngineRoutes:
             (url,) = cast("tuple[str, ...]", URLS.read(wire.url))
         except ValueError as error:
             raise InvalidRequest(f"url must be one of {URLS.expected}.", param="/url") from error
-        member = fleet.make(url)
+        try:
+            member = fleet.make(url)
+        except ValueError as error:
+            raise InvalidRequest(f"url {url[:200]!r} is no address: {error}.", param="/url") from error
         try:
             await self._join(fleet, member)
         except StartupError as error:
@@ -78,12 +82,26 @@ class EngineRoutes:
         return json_response(_row(status))
 
     async def remove(self, request: Request) -> Response:
-        """`DELETE /engines/{name}`, answered when the turns that it runs have ended."""
+        """`DELETE /engines/{name}?force=true|false`, answered when the turns that it runs have ended.
+
+        Raises LastEngine for the only one, and unless forced for the only one that is usable.
+        """
+        check_query(request, "force")
         name, fleet = str(request.path_params["name"]), self._fleet()
+        forced = request.query_params.get("force", "false")
+        if forced not in ("true", "false"):
+            raise InvalidRequest(f"force must be true or false, got {forced[:20]!r}.", param="/force")
+        statuses = fleet.statuses()
+        usable = [status.name for status in statuses if status.health.state is EngineState.READY]
+        if forced == "false" and len(statuses) > 1 and usable == [name]:
+            raise LastEngine(
+                f"{name} is the only engine that is usable now: without it no turn can be sampled. Wait until another"
+                " one is ready, add one, or remove it all the same with ?force=true."
+            )
         try:
             found = fleet.dismiss(name)
         except StartupError as error:
-            raise InvalidRequest(f"The engine cannot leave: {error}.") from error
+            raise LastEngine(f"The engine cannot leave: {error}.") from error
         if not found:
             raise RouteNotFound(f"There is no engine {name[:200]!r}; GET /engines lists them.")
         await asyncio.gather(fleet.leave(name), self.sync.change_engines())

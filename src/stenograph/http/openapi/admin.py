@@ -5,12 +5,12 @@ Where one fails its answer has the status 400 of a bad request, and its own shap
 
 from functools import partial
 
-from stenograph.core.errors import Forbidden, InvalidRequest, RouteNotFound, StorageUnavailable
+from stenograph.core.errors import Forbidden, InvalidRequest, LastEngine, RouteNotFound, StorageUnavailable
 from stenograph.dialects.engine_commands import AddEngine
 from stenograph.dialects.sessions import BackupRequest, Nothing
 from stenograph.dialects.weight_commands import PauseRequest, UpdateWeightsFromDisk, UpdateWeightVersion
 from stenograph.http.engine_routes import EngineLeft, EngineList, EngineRow
-from stenograph.http.openapi.operation import Needs, operation
+from stenograph.http.openapi.operation import Needs, operation, parameter
 from stenograph.http.storage import BackedUp
 from stenograph.http.weight_routes import CacheFlushed, GenerationState, ModelInfo, VersionUpdated, WeightsUpdated
 
@@ -84,8 +84,9 @@ ADMIN = (
                 "description": "The engine's name, its address as a rule.",
                 "schema": {"type": "string"},
             },
+            parameter("query", "force", "`true` takes the only usable engine too.", {"enum": ["true", "false"]}),
         ),
-        errors=(Forbidden, InvalidRequest, RouteNotFound),
+        errors=(Forbidden, InvalidRequest, LastEngine, RouteNotFound),
     ),
     operation("GET /model_info", "getModelInfo", "Get the model and the name of its weights", ModelInfo),
     administered(
