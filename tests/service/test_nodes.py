@@ -98,6 +98,25 @@ async def test_any_node_takes_a_request_and_the_owner_serves_it(node: MakeNode) 
         assert "stenograph_lease_held 1.0" in metrics
 
 
+async def test_a_token_is_good_at_every_node_of_its_session_and_for_no_other(node: MakeNode) -> None:
+    keys = {"api_key": ("trainer",)}
+    async with node(**keys) as owner, node(**keys) as other:
+        opened = [(await owner.live.call("POST", "/sessions", {}, x_api_key="trainer")).json() for _ in range(2)]
+        (mine, sibling), body = opened, {"messages": [user("hello")]}
+        at, bearer = f"/sessions/{mine['session_id']}", f"Bearer {mine['token']}"
+        for path in ("/v1/chat/completions", f"{at}/v1/chat/completions"):
+            owner.live.says("one")
+            answer = await other.live.call("POST", path, body, authorization=bearer)
+            assert answer.status == 200, answer.body
+        owner.live.says("one")
+        assert (await other.live.call("POST", f"/v1/chat/completions?k%65y={mine['token']}", body)).status == 200
+        for method, path in (("POST", f"/sessions/{sibling['session_id']}/v1/chat/completions"), ("GET", at)):
+            refused = await other.live.call(method, path, body, authorization=bearer)
+            assert (refused.status, refused.json()["error"]["code"]) == (403, "forbidden")
+        ledger = await other.live.call("GET", f"{at}/ledger", x_api_key="trainer")
+        assert ledger.json()["num_requests"] == 3
+
+
 async def test_who_hangs_up_at_one_node_ends_the_turn_at_the_owner(node: MakeNode) -> None:
     async with node() as owner, node() as other:
         session = await owner.live.open()
