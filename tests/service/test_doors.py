@@ -66,6 +66,7 @@ LEAST: dict[str, str] = {
     "POST /sessions/{id}/abort": KEY,
     "GET /console/api/now": KEY,
     "GET /console/api/group": KEY,
+    "GET /console/api/groups": KEY,
     "GET /console/api/vocabulary/{hash}": KEY,
     "GET /console/api/sessions/{id}": KEY,
     "GET /console/api/sessions/{id}/turns": KEY,
