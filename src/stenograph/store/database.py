@@ -100,10 +100,6 @@ _BACKUP_PAGES = 1024
 """Pages that a backup copies before others may go on: 4 MiB."""
 
 
-_BESIDE = ("-wal", "-shm")
-"""Ends of the names of the files that SQLite keeps beside its own, and makes with that one's rights."""
-
-
 class FileConnection:
     """A connection to a file, by the standard library."""
 
@@ -111,8 +107,8 @@ class FileConnection:
         self._file, self._log = str(path), f"{path}-wal"
         self._inodes: tuple[int, int] | None = None
         if not read_only:
-            for suffix in ("", *(name for name in _BESIDE if Path(f"{path}{name}").exists())):
-                keep_private(Path(f"{path}{suffix}"))
+            for file in (path, *path.parent.glob(f"{path.name}-*")):  # SQLite makes its log with the file's rights
+                keep_private(file)
         way = _way_to_read(path) if read_only else "mode=rwc"
         uri = f"{path.absolute().as_uri()}?{way}"
         self._sqlite = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
