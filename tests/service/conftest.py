@@ -14,7 +14,8 @@ import pytest
 
 from stenograph.core.chat import TurnRequest
 from stenograph.core.clock import Clock, SystemClock
-from stenograph.core.types import Finish, FinishReason, StageTimes
+from stenograph.core.stages import StageTimes
+from stenograph.core.types import Finish, FinishReason
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.engine.base import Engine
 from stenograph.http.app import all_counters, all_dialects, make_app, make_renderer

@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stenograph.core.errors import Limit
 from stenograph.core.outcome import TokenFate
+from stenograph.core.stages import Stage
 from stenograph.core.telemetry import SessionEnd, SessionReport, Telemetry, TurnEnd, TurnReport
-from stenograph.core.types import Stage
 from stenograph.engine.base import EngineCounts, EngineHealth, EngineState, EngineStatus, Outcome
 from stenograph.http.metric_table import BODY_BYTES, DRIFT_CLASSES, METRICS, MetricType
 from stenograph.http.metrics import Metrics

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import TypedDict
 
 from stenograph.core.json_types import Count, Hex32
-from stenograph.core.types import Stage, StageTimes
+from stenograph.core.stages import Stage, StageTimes
 from stenograph.session.watch import RequestTask
 
 MAX_RUNNING = 200

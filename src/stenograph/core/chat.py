@@ -17,7 +17,15 @@ from msgspec import Struct
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.messages import Message, Tool
 from stenograph.core.rewrites import AppliedRewrite
-from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Stage, Usage
+from stenograph.core.stages import Stage
+from stenograph.core.types import (
+    Chunk,
+    EngineReply,
+    Prompt,
+    SampledTurn,
+    SamplingParams,
+    Usage,
+)
 
 
 class Asked(enum.StrEnum):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 if TYPE_CHECKING:  # a log is opened before numpy is loaded
-    from stenograph.core.types import Stage
+    from stenograph.core.stages import Stage
 
 LogValue = str | int | float | None
 

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from stenograph.core.outcome import RolloutVerdict, TokenFate
 from stenograph.core.rewrites import AppliedRewrite
+from stenograph.core.stages import Stage
 from stenograph.core.strand_kinds import StrandKind
-from stenograph.core.types import Stage
 
 
 class TurnEnd(enum.StrEnum):

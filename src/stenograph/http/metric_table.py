@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from stenograph.core.errors import Limit, StenographError
 from stenograph.core.outcome import NO_VERDICT, RolloutVerdict, TokenFate
+from stenograph.core.stages import Stage
 from stenograph.core.strand_kinds import StrandKind
 from stenograph.core.telemetry import GrammarStep, SessionEnd, TurnEnd
-from stenograph.core.types import Stage
 from stenograph.engine.base import Outcome
 
 BODY_BYTES = "body_bytes"

@@ -19,8 +19,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from stenograph.core.outcome import NO_VERDICT
+from stenograph.core.stages import Stage
 from stenograph.core.telemetry import GrammarStep, SessionReport, TurnEnd, TurnReport
-from stenograph.core.types import Stage
 from stenograph.core.waste import WasteCounts
 from stenograph.engine.base import EngineState, EngineStatus, Outcome
 from stenograph.http.metric_table import (

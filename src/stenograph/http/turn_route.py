@@ -17,7 +17,7 @@ from stenograph.core.chat import Remaining, Spelling, StreamPiece
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StenographError
 from stenograph.core.history_kinds import Compat
-from stenograph.core.types import Stage, StageTimes
+from stenograph.core.stages import Stage, StageTimes
 from stenograph.dialects.base import Decoded, Dialect, Incoming, StreamWriter
 from stenograph.dialects.openai.errors import refusal_in_miles
 from stenograph.dialects.openai.spelling import CHAT, COMPLETIONS

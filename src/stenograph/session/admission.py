@@ -17,7 +17,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, InvalidRequest, Limit, LimitExceeded
 from stenograph.core.history_kinds import HistoryKind
-from stenograph.core.types import StageTimes
+from stenograph.core.stages import StageTimes
 from stenograph.session.kept import StoredReply
 from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.request import RequestTrace

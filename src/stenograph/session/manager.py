@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
 from stenograph.core.history_kinds import Compat
+from stenograph.core.stages import Stage, StageTimes
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
-from stenograph.core.types import RequestId, SessionId, Stage, StageTimes
+from stenograph.core.types import RequestId, SessionId
 from stenograph.session.admission import Caller, Capacity, Limits, Place
 from stenograph.session.durable import Keeper
 from stenograph.session.journal import log_discarded, log_turn_end

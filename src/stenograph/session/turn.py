@@ -24,6 +24,7 @@ from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, Limit,
 from stenograph.core.logprobs import GREEDY_BELOW, is_held_by_engine, is_truncated, reported_kind
 from stenograph.core.messages import Message, Role
 from stenograph.core.rewrites import AppliedRewrite
+from stenograph.core.stages import Stage, StageTimes
 from stenograph.core.trace_context import TraceContext
 from stenograph.core.types import (
     Chunk,
@@ -37,8 +38,6 @@ from stenograph.core.types import (
     RequestId,
     SampledTurn,
     SamplingParams,
-    Stage,
-    StageTimes,
     Usage,
     token_ids,
 )

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from stenograph.core.chat import Remaining, ReplyOptions, Spelling, StreamPiece
 from stenograph.core.errors import StenographError, UnexpectedFailure
-from stenograph.core.types import RequestId, SamplingParams, Stage, token_ids
+from stenograph.core.stages import Stage
+from stenograph.core.types import RequestId, SamplingParams, token_ids
 from stenograph.session.reply_buffer import BufferReader
 from stenograph.session.request import RequestRun, TurnOutcome
 from stenograph.session.retries import RequestIdentity

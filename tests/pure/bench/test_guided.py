@@ -38,7 +38,8 @@ from stenograph.bench.kit.datasets import read_sharegpt
 from stenograph.bench.kit.figures import LABELS, ratios_between
 from stenograph.bench.kit.requests import GeneratedReply
 from stenograph.core.messages import Role
-from stenograph.core.types import FinishReason, GrammarKind, Stage
+from stenograph.core.stages import Stage
+from stenograph.core.types import FinishReason, GrammarKind
 from stenograph.http.app import make_renderer
 from stenograph.model.files import load_model_files
 from stenograph.render.renderer import Renderer

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stenograph.cli.logs import MAX_WAITING, JsonFormatter, LogWriter, TextFormatter
 from stenograph.core.log_line import MAX_TEXT_CHARS, LogLine
-from stenograph.core.types import Stage
+from stenograph.core.stages import Stage
 
 LINE = LogLine(
     event="turn_end",

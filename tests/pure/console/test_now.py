@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.console.now import WINDOW_S, Counts, Readings, quantiles_of, stage_of
-from stenograph.core.types import Stage, StageTimes
+from stenograph.core.stages import Stage, StageTimes
 
 BOUNDS = (0.001, 0.01, 0.1, 1.0)
 

@@ -23,6 +23,7 @@ from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import SamplingRules
+from stenograph.core.stages import StageTimes
 from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import (
     EngineTimes,
@@ -38,7 +39,6 @@ from stenograph.core.types import (
     SampledTurn,
     SamplingParams,
     SessionId,
-    StageTimes,
     TopLogprob,
     WeightSpan,
     token_ids,

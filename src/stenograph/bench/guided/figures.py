@@ -19,7 +19,8 @@ from stenograph.bench.kit.figures import Figures, values_of
 from stenograph.bench.kit.quantiles import latency_figures, milliseconds
 from stenograph.bench.kit.report import figure_rows, number, ratios_of, spread_cell, table, told_apart
 from stenograph.bench.kit.requests import GeneratedReply, as_columns, request_figures, without_gaps
-from stenograph.core.types import FinishReason, Stage
+from stenograph.core.stages import Stage
+from stenograph.core.types import FinishReason
 
 GUIDED, FREE = "guided", "free"
 OVER_FREE = {

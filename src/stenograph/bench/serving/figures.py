@@ -14,7 +14,7 @@ from stenograph.bench.kit.artifact import Artifact, ScenarioResult
 from stenograph.bench.kit.figures import Figures, spread, values_of
 from stenograph.bench.kit.report import figure_rows, name_in, number, spread_cell, table, told_apart
 from stenograph.bench.kit.requests import Columns, request_figures, without_gaps
-from stenograph.core.types import Stage
+from stenograph.core.stages import Stage
 
 READ = (Stage.RECEIVE, Stage.ADMIT, Stage.DECODE)
 

@@ -12,9 +12,10 @@ from itertools import count
 from msgspec import Struct
 
 from stenograph.core.chat import ChatRequest, TurnRequest
+from stenograph.core.stages import Stage
 from stenograph.core.telemetry import TurnEnd, TurnReport
 from stenograph.core.trace_context import TraceContext
-from stenograph.core.types import RequestId, Stage
+from stenograph.core.types import RequestId
 from stenograph.session.turn import TurnRun
 
 # Source: OpenTelemetry semantic conventions 1.37, docs/gen-ai/gen-ai-spans.md.

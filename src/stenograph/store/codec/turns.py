@@ -11,6 +11,7 @@ from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, T
 from stenograph.core.day import Day
 from stenograph.core.messages import Message, Role, Tool, ToolCall
 from stenograph.core.rewrites import AppliedRewrite
+from stenograph.core.stages import StageTimes
 from stenograph.core.types import (
     EngineTimes,
     Finish,
@@ -20,7 +21,6 @@ from stenograph.core.types import (
     Replay,
     RequestId,
     SampledTurn,
-    StageTimes,
     TopLogprob,
     WeightSpan,
 )
