@@ -552,7 +552,7 @@ async def test_each_prompt_counts_as_a_turn_wherever_there_is_a_limit(serve: Ser
             live.says("x")
         assert (await complete(live, session, ["a", "b", "c"])).status == 200
         answer = await complete(live, session, ["d", "e"])
-        assert (answer.status, answer.json()["error"]["code"]) == (429, "limit_exceeded")
+        assert (answer.status, answer.json()["error"]["code"]) == (400, "limit_exceeded")
         assert answer.headers["x-should-retry"] == "false"
         assert len(live.engine.requests) == 4
 
@@ -612,7 +612,7 @@ async def test_several_prompts_share_what_the_session_leaves(live: Live) -> None
     assert answer.headers[SESSION_REMAINING] == str(30 - 17 - 4)
     assert answer.headers[REMAINING] == str(4096 - 12)
     answer = await complete(live, session, [[7] * 4, [8] * 4])
-    assert (answer.status, answer.json()["error"]["code"]) == (429, "limit_exceeded")
+    assert (answer.status, answer.json()["error"]["code"]) == (400, "limit_exceeded")
     assert len(live.engine.requests) == 2
 
 

@@ -40,6 +40,8 @@ async def test_a_session_opens_lists_and_closes(live: Live) -> None:
         ({"ttl_s": 0}, "/ttl_s"),
         ({"matcher": "fuzzy"}, "/matcher"),
         ({"max_turns": 0}, "/max_turns"),
+        ({"max_requests": 2**31}, "/max_requests"),
+        ({"over_limit": "retry"}, "/over_limit"),
         ({"metadata": []}, "/metadata"),
     ],
 )
@@ -118,10 +120,10 @@ async def test_the_limits_of_the_server_and_of_a_session_hold(serve: Serve) -> N
         live.engine.step(3)
         assert (await first).status == 200
         spent = await live.chat(session, user("a"), assistant("x"), user("b"))
-        assert (spent.status, spent.json()["error"]["code"]) == (429, "limit_exceeded")
+        assert (spent.status, spent.json()["error"]["code"]) == (400, "limit_exceeded")
         live.says("y")
         assert (await live.chat(other, user("a"))).status == 200
-        assert (await live.chat(other, user("a"), assistant("y"), user("b"))).status == 429
+        assert (await live.chat(other, user("a"), assistant("y"), user("b"))).status == 400
 
 
 async def test_a_drain_lets_running_turns_end_and_refuses_new_ones(serve: Serve) -> None:

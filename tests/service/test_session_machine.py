@@ -23,8 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import ChatRequest
 from stenograph.core.errors import (
+    BudgetSpent,
     Draining,
     EngineUnavailable,
     Limit,
@@ -250,15 +252,6 @@ class Place:
             return [branch]
         return [branch, Branch(fork_of=branch, goes_on=len(self.turns_in(branch)) > 1)]
 
-    def num_main_turns(self, sent: Sent) -> int:
-        """Turns of the main work, if this request is of it; no other's turns are limited."""
-        nums: dict[Branch, int] = {}
-        for branch in self.branches:
-            nums[branch.work] = nums.get(branch.work, 0) + len(self.turns_in(branch))
-        main = max(nums, key=lambda one: nums[one], default=None)
-        branch = self.branch_of(sent)
-        return nums[branch.work] if branch in self.branches and branch.work is main else 0
-
 
 class Refused(Exception):
     """What the model says that a turn is refused with, before or after it started."""
@@ -267,6 +260,11 @@ class Refused(Exception):
         super().__init__(code)
         self.code = code
         self.limit = limit
+
+    def stops(self, place: Place) -> bool:
+        """Whether the session answers it with an empty reply."""
+        is_budget = self.limit not in (None, Limit.IN_FLIGHT)
+        return is_budget and place.real.options.budgets.over_limit is OverLimit.STOP
 
 
 def parent_of(place: Place, sent: Sent) -> Turn | None:
@@ -380,16 +378,20 @@ class SessionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.live) < MAX_SESSIONS)
     @rule(
-        max_turns=st.sampled_from([None, None, None, 4]),
-        max_total_tokens=st.sampled_from([None, None, None, 100]),
+        budgets=st.builds(
+            Budgets,
+            max_turns=st.sampled_from([None, None, None, 4, 1]),
+            max_requests=st.sampled_from([None, None, None, 6, 2]),
+            max_total_tokens=st.sampled_from([None, None, None, 100]),
+            over_limit=st.sampled_from([None, *OverLimit]),
+        ),
         max_nodes=st.sampled_from([100, 100, 3]),
         ttl_s=st.sampled_from([None, None, TTL_S]),
     )
-    def open(self, max_turns: int | None, max_total_tokens: int | None, max_nodes: int, ttl_s: float | None) -> None:
+    def open(self, budgets: Budgets, max_nodes: int, ttl_s: float | None) -> None:
         options = SessionOptions(
             history=self.kind,
-            max_turns=max_turns,
-            max_total_tokens=max_total_tokens,
+            budgets=budgets,
             max_nodes=max_nodes,
             ttl_s=ttl_s,
         )
@@ -631,11 +633,16 @@ class SessionMachine(RuleBasedStateMachine):
         granted = None if joins or replies or refused else self.granted(place, sent)
         if granted is not None and 1 <= granted < len(sent.script.ids):
             return  # an engine ends with the tokens that it is granted; a script would go on
+        if refused is not None and place is not None and refused.stops(place):
+            watch = self.start(place, sent, identity)
+            place.last_began[sent.body] = self.tick()
+            self.is_stopped(place, watch, self.begin(self.reader(watch)), refused)
+            return
         if refused is not None:
             with pytest.raises(StenographError) as caught:
                 self.start(place, sent, identity)
             assert caught.value.code == refused.code
-            assert not isinstance(caught.value, LimitExceeded) or caught.value.limit is refused.limit
+            assert not isinstance(caught.value, LimitExceeded | BudgetSpent) or caught.value.limit is refused.limit
             assert caught.value.should_retry is (refused.limit is Limit.IN_FLIGHT)
             self.passes()
             return
@@ -658,6 +665,19 @@ class SessionMachine(RuleBasedStateMachine):
             self.has_started(place, sent, watch, task, strike, num)
         if joins or replies:
             assert len(self.engine.requests) == num_requests
+
+    def is_stopped(self, place: Place, watch: Watch, task: "asyncio.Task[TurnOutcome]", refused: Refused) -> None:
+        """A turn for which its session has no budget ended with an empty reply, of which nothing is kept."""
+        num_strands = len(place.real.strands.kept)
+        self.passes()
+        outcome = task.result()
+        assert outcome.spent is not None
+        assert (outcome.spent.limit, outcome.committed) == (refused.limit, False)
+        assert (len(outcome.reply.sampled.ids), outcome.reply.sampled.finish.reason) == (0, FinishReason.STOP)
+        assert len(place.real.strands.kept) == num_strands
+        watch.leave()
+        self.take_report(TurnEnd.UNRECORDED, None, num=0)
+        place.last_chat = self.clock.monotonic()
 
     def start(self, place: Place | None, sent: Sent, identity: RequestIdentity) -> Watch:
         real = None if place is None else place.real
@@ -708,23 +728,24 @@ class SessionMachine(RuleBasedStateMachine):
             raise Refused("limit_exceeded", Limit.IN_FLIGHT)
         if place is None:
             return
-        options, num = place.real.options, len(place.turns) + len(place.flights)
         is_strands = place.kind is HistoryKind.STRANDS
-        if options.max_turns is not None and not is_strands and num >= options.max_turns:
-            raise Refused("limit_exceeded", Limit.SESSION_TURNS)
-        if place.kind is HistoryKind.TREE and options.max_nodes is not None and num >= options.max_nodes:
-            raise Refused("limit_exceeded", Limit.NODES)
-        num_tokens = sum(turn.num_own for turn in place.turns)
-        if options.max_total_tokens is not None and num_tokens >= options.max_total_tokens:
-            raise Refused("limit_exceeded", Limit.SESSION_TOKENS)
-        if is_strands and options.max_turns is not None and place.num_main_turns(sent) >= options.max_turns:
-            raise Refused("limit_exceeded", Limit.SESSION_TURNS)
         if is_strands and any(place.branch_of(sent) in flight.held for flight in place.flights):
             raise Refused("session_busy")
+        options, num = place.real.options, len(place.turns) + len(place.flights)
+        budgets = options.budgets
+        if budgets.max_requests is not None and num + place.num_replaced >= budgets.max_requests:
+            raise Refused("limit_exceeded", Limit.SESSION_REQUESTS)
+        if place.kind is HistoryKind.TREE and options.max_nodes is not None and num >= options.max_nodes:
+            raise Refused("limit_exceeded", Limit.NODES)
+        if budgets.max_turns is not None and num >= budgets.max_turns:  # none shows tools, and no rule holds for one
+            raise Refused("limit_exceeded", Limit.SESSION_TURNS)
+        num_tokens = sum(turn.num_own for turn in place.turns)
+        if budgets.max_total_tokens is not None and num_tokens >= budgets.max_total_tokens:
+            raise Refused("limit_exceeded", Limit.SESSION_TOKENS)
 
     def granted(self, place: Place | None, sent: Sent) -> int | None:
         """How many tokens its session has left for the reply; None if it has no limit, or the turn no place."""
-        limit = None if place is None else place.real.options.max_total_tokens
+        limit = None if place is None else place.real.options.budgets.max_total_tokens
         if place is None or limit is None or any(message.role is Role.TOOL for message in sent.messages):
             return None
         try:
@@ -755,7 +776,7 @@ class SessionMachine(RuleBasedStateMachine):
         )
         if place is not None:
             place.last_began[sent.body] = flight.began_at
-        refused: str | None = None
+        refused: Refused | None = None
         try:
             flight.parent = None if place is None else parent_of(place, sent)
             if any(message.role is Role.TOOL for message in sent.messages):
@@ -764,12 +785,15 @@ class SessionMachine(RuleBasedStateMachine):
             if granted is not None and granted < 1:
                 raise Refused("limit_exceeded", Limit.SESSION_TOKENS)
         except Refused as error:
-            refused = error.code
+            refused = error
+        if refused is not None and place is not None and refused.stops(place):
+            self.is_stopped(place, watch, task, refused)
+            return
         if refused is not None:
             self.passes()
-            assert _error_code(task) == refused
+            assert _error_code(task) == refused.code
             watch.leave()
-            self.take_report(TurnEnd.FAILED, refused)
+            self.take_report(TurnEnd.FAILED, refused.code)
             if place is not None:
                 place.last_chat = self.clock.monotonic()
             return

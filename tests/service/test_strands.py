@@ -225,7 +225,7 @@ async def test_the_token_limit_is_of_all_strands(live: Live) -> None:
             break
         used += answer.json()["usage"]["total_tokens"]
         assert int(answer.headers["x-stenograph-session-remaining-tokens"]) == 300 - used
-    assert (answer.status, answer.json()["error"]["code"]) == (429, "limit_exceeded")
+    assert (answer.status, answer.json()["error"]["code"]) == (400, "limit_exceeded")
     rows = (await told(live, session))["metadata"]["strands"]
     assert len(rows) > 1
     assert sum(row["num_tokens"] for row in rows) == used <= 300

@@ -33,7 +33,9 @@ class SessionFields(TypedDict, total=False):
     metadata: Mapping[str, object]
     ttl_s: float
     max_turns: int
+    max_requests: int
     max_total_tokens: int
+    over_limit: Literal["error", "stop"]
     chat_template_kwargs: Mapping[str, object]
     sampling: Mapping[str, Mapping[str, object]]
     canonical: str

@@ -3,7 +3,7 @@
     StenographError
     ├── CallerError           the request is at fault; the same request fails again
     │   ├── InvalidJson, InvalidRequest, GrammarBesideCall, HistoryMismatch (NothingToAnswer),
-    │   │   PreviousResponseNotFound, UnrenderableMessage, ContextLengthExceeded    400
+    │   │   PreviousResponseNotFound, UnrenderableMessage, ContextLengthExceeded, BudgetSpent    400
     │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, RouteNotFound 404, MethodNotAllowed 405
     │   ├── TruncatedGeneration 409, ModelMismatch 409, LastEngine 409, BodyTooLarge 413, UriTooLong 414,
     │   │   UnsupportedMediaType 415, SamplesInconsistent 422, IdempotencyMismatch 422, UpgradeRequired 426,
@@ -173,6 +173,28 @@ class ContextLengthExceeded(CallerError):
             max_context_tokens=self.max_context_tokens,
             prompt=prompt,
         )
+
+
+class Limit(enum.StrEnum):
+    """Limits of the server and of a session. Each has its metric (docs/metrics.md)."""
+
+    SESSIONS = "sessions"
+    IN_FLIGHT = "in_flight"
+    SESSION_TURNS = "session_turns"
+    SESSION_REQUESTS = "session_requests"
+    SESSION_TOKENS = "session_tokens"
+    NODES = "nodes"
+    HELD_TOKENS = "held_tokens"
+
+
+class BudgetSpent(CallerError):
+    """The session has used up what it may have in all. The status is one that no client tries again."""
+
+    code, status = "limit_exceeded", 400
+
+    def __init__(self, limit: Limit, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class Unauthorized(CallerError):
@@ -400,27 +422,14 @@ class SessionBusy(NobodyError):
         )
 
 
-class Limit(enum.StrEnum):
-    """Limits of the server. Each has its metric (docs/metrics.md)."""
-
-    SESSIONS = "sessions"
-    IN_FLIGHT = "in_flight"
-    SESSION_TURNS = "session_turns"
-    SESSION_TOKENS = "session_tokens"
-    NODES = "nodes"
-    HELD_TOKENS = "held_tokens"
-
-
 class LimitExceeded(NobodyError):
-    """A limit of the server or of the session is reached."""
+    """A limit of the server is reached: other clients' turns and sessions end."""
 
     code, status = "limit_exceeded", 429
 
     def __init__(self, limit: Limit, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.limit = limit
-        # Other clients' turns and sessions end; what this session has used up, it has.
-        self.should_retry = limit in (Limit.SESSIONS, Limit.IN_FLIGHT, Limit.HELD_TOKENS)
 
 
 class Draining(NobodyError):

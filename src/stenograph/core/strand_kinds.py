@@ -21,6 +21,9 @@ class StrandKind(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+WORK_KINDS = (StrandKind.MAIN, StrandKind.UNKNOWN)
+"""The strands whose turns `max_turns` counts."""
+
 TRAINED_KINDS = (StrandKind.MAIN, StrandKind.AGENT, StrandKind.COMPACTION, StrandKind.UNKNOWN)
 """The strands that become samples unless a request asks for others."""
 

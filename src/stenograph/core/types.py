@@ -422,10 +422,7 @@ class Prompt(Struct, frozen=True, kw_only=True, gc=False):
         return Prompt(new_ids=ids[num_kept:], num_kept=num_kept, of_kept=lambda: ids[:num_kept])
 
     def __post_init__(self) -> None:
-        num_tokens = self.num_kept + len(self.new_ids)
-        if not num_tokens:
-            raise ValueError("a prompt has at least one token")
-        force_setattr(self, "num_tokens", num_tokens)
+        force_setattr(self, "num_tokens", self.num_kept + len(self.new_ids))
         if self.num_kept < 0 or (self.num_kept and self.of_kept is None):
             raise ValueError(f"{self.num_kept} ids are kept, and nobody has them")
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from stenograph.core.budgets import Budgets
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
@@ -31,8 +32,8 @@ MAX_LISTED = 10_000
 """Most ids of sessions in one request."""
 
 
-class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of a new session. `null` means absent.
+class CreateSession(Budgets, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of a new session, its budgets among them. `null` means absent.
 
     `compat` `miles` is `history` `linear` and `after_length` `refuse`; another value of either beside it is refused.
     """
@@ -43,8 +44,6 @@ class CreateSession(msgspec.Struct, forbid_unknown_fields=True):
     after_length: Annotated[str, Meta(extra_json_schema={"enum": [kind.value for kind in AfterLength]})] | None = None
     metadata: dict[str, object] | None = None
     ttl_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86400)] | None = None
-    max_turns: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
-    max_total_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     sampling: WireSamplingRules | None = None
     canonical: str | None = None
@@ -168,6 +167,8 @@ def decode_create(body: bytes) -> tuple[CreateSession, SamplingRules | None]:
         wire = decode_json(body, _CREATE, known=CreateSession.__struct_fields__) if body.strip() else CreateSession()
     except InvalidRequest as error:
         name_known(error, at="/sampling")
+        if error.param == "/over_limit":
+            error.remark_on("over_limit is 'error' or 'stop'.")
         raise
     if wire.history is not None and wire.history not in tuple(HistoryKind):
         raise InvalidRequest(

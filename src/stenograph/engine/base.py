@@ -104,6 +104,10 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, gc=False):
     priority: int | None = None
     trace: TraceContext | None = None
 
+    def __post_init__(self) -> None:
+        if not self.prompt.num_tokens:
+            raise ValueError("a prompt has at least one token")
+
 
 class ForwardedAnswer(Protocol):
     """An engine server's answer to a request that was passed on. `headers` are end-to-end ones."""

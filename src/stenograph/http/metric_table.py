@@ -188,7 +188,7 @@ ERRORS = _counter(
 )
 LIMITS = _counter(
     "stenograph_limits_total",
-    "Requests refused by a limit, by limit.",
+    "Requests refused by a limit or answered with nothing, by limit.",
     label="limit",
     values=[*Limit, BODY_BYTES],
 )

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NotRequired, TypedDict, TypeVar
 
+from msgspec import convert
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from stenograph.core.budgets import Budgets
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.json_pieces import as_list
@@ -170,8 +172,7 @@ class SessionRoutes:
             after_length=after_length if wire.after_length is None else AfterLength(wire.after_length),
             metadata=wire.metadata or {},
             ttl_s=self.defaults.ttl_s if wire.ttl_s is None else wire.ttl_s,
-            max_turns=wire.max_turns,
-            max_total_tokens=wire.max_total_tokens,
+            budgets=convert(wire, Budgets, from_attributes=True),
             max_nodes=self.defaults.max_nodes,
             template_kwargs=wire.chat_template_kwargs or {},
             sampling=self.defaults.sampling if sampling is None else sampling.over(self.defaults.sampling),

@@ -40,6 +40,7 @@ from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Caller, Place
 from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.manager import SessionManager
+from stenograph.session.request import TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.watch import TurnAbandoned, Watch
 
@@ -186,7 +187,7 @@ class TurnRoute:
         except StenographError as error:
             await self._send_turn_error(send, error, note, watch)
             return
-        note.answered(outcome)
+        self._answered(note, outcome)
         body = self.dialect.whole(outcome.reply_id, watch.options, outcome.replies, spelling=watch.spelling)
         headers = _headers(watch, outcome.replies[0].stages_s, outcome.remaining)
         for header in body.headers:
@@ -202,7 +203,7 @@ class TurnRoute:
             if pieces is None:
                 # It ended before anything was said: its error, if it has one, can still be a status.
                 try:
-                    note.answered(await watch.result())
+                    self._answered(note, await watch.result())
                 except TurnAbandoned:
                     return
                 except StenographError as error:
@@ -255,7 +256,7 @@ class TurnRoute:
             count_error(self.metrics, error)
             await send({"type": "http.response.body", "body": writer.failed(error)})
             return
-        note.answered(outcome)
+        self._answered(note, outcome)
         end = writer.end(outcome.replies)
         last = end if isinstance(end, bytes) else await self._joined(end)
         if await client.finish(send({"type": "http.response.body", "body": last})):
@@ -276,6 +277,12 @@ class TurnRoute:
         """Send the error of a turn, which names it, as the log does."""
         reading = _Reading(note, spelling=watch.spelling, as_miles=watch.options.as_miles)
         await self._send_error(send, error, reading, request_id=str(watch.request_id))
+
+    def _answered(self, note: LedgerNote, outcome: TurnOutcome) -> None:
+        """Note a reply, and the limit that it is empty for. Only the first time counts."""
+        if note.is_open and outcome.spent is not None:
+            self.metrics.limit_hit(outcome.spent.limit)
+        note.answered(outcome)
 
     async def _send_error(
         self, send: Send, error: StenographError, reading: "_Reading", *, request_id: str | None = None

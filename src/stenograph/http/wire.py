@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stenograph.core.errors import (
     BodyTooLarge,
+    BudgetSpent,
     InvalidRequest,
     LimitExceeded,
     StenographError,
@@ -237,7 +238,7 @@ def json_in_pieces(share: LoopShare, value: object) -> Response:
 def count_error(metrics: Metrics, error: StenographError) -> None:
     """Count an error that goes to a client, and the limit that caused it."""
     metrics.error_sent(error.code)
-    if isinstance(error, LimitExceeded):
+    if isinstance(error, LimitExceeded | BudgetSpent):
         metrics.limit_hit(error.limit)
     elif isinstance(error, BodyTooLarge):
         metrics.limit_hit("body_bytes")

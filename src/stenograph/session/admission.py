@@ -153,7 +153,7 @@ class Place:
 
     def fit(self, request: TurnRequest) -> None:
         """Make it as large as its request: a turn for each prompt. Raises Draining if no turn may begin any more,
-        InvalidRequest for a prompt that its session cannot have, LimitExceeded if not all turns can run."""
+        InvalidRequest for a prompt that its session cannot have, LimitExceeded if the server cannot run all turns."""
         session = self.session
         if self._capacity.is_draining:
             raise _draining()
@@ -185,8 +185,6 @@ class Place:
                 blame=Blame(RequestPart.PROMPT),
             )
         capacity.check(num - self.num_turns)
-        if session is not None:
-            session.check_limits(num)
         capacity.num_in_flight += num - self.num_turns
         self.num_turns = num
 

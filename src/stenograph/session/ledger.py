@@ -270,6 +270,7 @@ class LedgerNote(Struct, eq=False, kw_only=True):
                 self.number,
                 ended_s=self.clock.wall(),
                 status=200,
+                error=None if outcome.spent is None else outcome.spent.code,
                 strand=outcome.strand,
                 turn=outcome.node,
                 num_prompt_tokens=num_prompt,

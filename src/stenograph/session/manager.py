@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
+from stenograph.core.budgets import NO_BUDGETS
 from stenograph.core.chat import ChatRequest, TurnRequest
 from stenograph.core.errors import Draining, SessionNotFound, StorageUnavailable
 from stenograph.core.history_kinds import Compat
@@ -21,6 +22,7 @@ from stenograph.core.stages import Stage, StageTimes
 from stenograph.core.telemetry import SessionEnd, Telemetry, TurnEnd, TurnReport
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.admission import Caller, Capacity, Limits, Place
+from stenograph.session.budgets import spent_budget
 from stenograph.session.durable import Keeper
 from stenograph.session.journal import log_discarded, log_turn_end
 from stenograph.session.kept import StoredReply
@@ -118,8 +120,6 @@ class SessionManager(Sessions):
             self._evict(0, 1 + num_held - most)
         capacity.check(1)
         stages.mark(Stage.ADMIT, self._clock.monotonic())
-        if session is not None:
-            session.check_limits()
         return Place(capacity, session, identity, stages)
 
     def begin(self, place: Place, decoded: tuple[TurnRequest, bytes], caller: Caller = NOBODY) -> Watch:
@@ -127,8 +127,9 @@ class SessionManager(Sessions):
         record; `caller` is whoever asks.
 
         Raises as `admit` if anything changed since, InvalidRequest and LimitExceeded for prompts that it cannot have,
-        and SessionBusy of a strand; nothing but the place is held then. The seats and the place are given back when
-        the task ends, however it ends. A request that repeats one that came while it was decoded watches that one.
+        SessionBusy of a strand, and BudgetSpent of a session that says so; nothing but the place is held then. The
+        seats and the place are given back when the task ends, however it ends. A request that repeats one that came
+        while it was decoded watches that one.
         """
         session, stages = place.session, place.stages
         if place.repeats is not None:
@@ -138,7 +139,6 @@ class SessionManager(Sessions):
                 assert not isinstance(repeated, StoredReply), "none comes while a request is decoded"
                 return repeated
             session.check_open()
-            session.check_limits()
         request, request_json = decoded
         place.fit(request)
         stages.mark(Stage.DECODE, self._clock.monotonic())
@@ -146,6 +146,8 @@ class SessionManager(Sessions):
         try:
             sent = self.as_sent(request, session, seats.agent_id)
             run = self._request_run(place, seats, caller, sent, request_json)
+            if session is not None and session.is_limited and (spent := spent_budget(session, run)) is not None:
+                run.refuse(spent)
         except BaseException:
             seats.give_back()
             raise
@@ -260,7 +262,6 @@ class SessionManager(Sessions):
             session.strands,
             agent_id=rules.agent_id(caller.headers) if caller.headers else "",
             label=label,
-            check=None if session.options.max_turns is None else session.check_strand,
         )
 
     def as_sent(self, request: TurnRequest, session: Session | None, agent_id: str = "") -> TurnRequest:
@@ -361,7 +362,7 @@ class SessionManager(Sessions):
             turns=turns,
             seats=seats,
             may_commit=session is not None,
-            token_limit=None if session is None else session.options.max_total_tokens,
+            budgets=NO_BUDGETS if session is None else session.options.budgets,
             services=services,
             keep=None if self.shelf is None else self._keep(place, seats, caller),
         )

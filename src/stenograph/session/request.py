@@ -19,8 +19,17 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import ChatReply, ChatRequest, Remaining, TurnRequest
-from stenograph.core.errors import NothingToAnswer, Paused, StenographError, UpstreamInvalid, UpstreamTimeout
+from stenograph.core.errors import (
+    BudgetSpent,
+    Limit,
+    NothingToAnswer,
+    Paused,
+    StenographError,
+    UpstreamInvalid,
+    UpstreamTimeout,
+)
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.sampling_rules import blame_session
 from stenograph.core.telemetry import TurnEnd, TurnReport
@@ -40,7 +49,8 @@ class TurnOutcome(Struct, frozen=True, kw_only=True, gc=False):
 
     `reply_id` is by which the client knows the replies.
     `strand` and `node` number the place of the first turn that is kept, None if none is; `rewrites` are its changes.
-    `is_echo`: the request was the strand's last reply once more, and nothing was generated for it.
+    `is_echo`: the request was the strand's last reply once more, and nothing was generated for it. Nor was it where the
+    session had `spent` a budget.
     """
 
     reply_id: str
@@ -51,6 +61,7 @@ class TurnOutcome(Struct, frozen=True, kw_only=True, gc=False):
     node: int | None = None
     rewrites: tuple[AppliedRewrite, ...] = ()
     is_echo: bool = False
+    spent: BudgetSpent | None = None
 
     @property
     def reply(self) -> ChatReply:
@@ -62,9 +73,9 @@ class RequestRun:
     """One request's turns. Made by the manager, run once, watched through the turns' buffers.
 
     `reply_id` is by which the client knows the reply, None if it is that of the one turn. `may_commit`: there is a
-    session, and it is not being deleted. `token_limit` is how many tokens that may have, None for no limit. `keep`
-    makes the turns durable; None: there is no store. `remaining` is what is left before anything is sampled; it is
-    known when the first piece is there.
+    session, and it is not being deleted. `budgets` are what that may have in all. `keep` makes the turns durable; None:
+    there is no store. `remaining` is what is left before anything is sampled; it is known when the first piece is
+    there.
     """
 
     def __init__(
@@ -75,7 +86,7 @@ class RequestRun:
         turns: Sequence[TurnRun],
         seats: Seats,
         may_commit: bool,
-        token_limit: int | None,
+        budgets: Budgets,
         services: TurnServices,
         keep: "Keep | None" = None,
     ) -> None:
@@ -88,7 +99,11 @@ class RequestRun:
         self.remaining = Remaining()
         self.seats = seats
         self.may_commit = may_commit
-        self._token_limit = token_limit
+        self.is_work = True
+        """Whether its turns are of the session's work, which `max_turns` counts."""
+        self._budgets = budgets
+        self._spent: BudgetSpent | None = None
+        self._has_ended = False
         self._services = services
         self._deadline: asyncio.Timeout | None = None
         self._abort_error: StenographError | None = None
@@ -106,6 +121,18 @@ class RequestRun:
     def is_timed_out(self) -> bool:
         """Whether its deadline has passed, and it is only waited for to end."""
         return self._deadline is not None and self._deadline.expired()
+
+    @property
+    def may_yet_commit(self) -> bool:
+        """Whether its turns are counted nowhere yet, and may be kept."""
+        return self.may_commit and self._spent is None and not self._has_ended
+
+    def refuse(self, spent: BudgetSpent) -> None:
+        """Sample nothing when it is run: its client gets an empty reply. Raises the error where that is the answer."""
+        if self._budgets.over_limit is not OverLimit.STOP:
+            raise spent
+        self.seats.give_back()
+        self._spent = spent
 
     def abort(self, unanswered: StenographError | None = None) -> Coroutine[None, None, int]:
         """End the turns with what they have sampled; one that has not reached the engine ends with nothing.
@@ -128,6 +155,8 @@ class RequestRun:
         """All turns. Raises StenographError; anything else is a bug of ours. Commits last, or not at all."""
         weights = self._services.weights
         try:
+            if self._spent is not None:
+                return self._stopped(self._spent)
             async with asyncio.timeout(self._services.timeout_s or NO_DEADLINE_S) as self._deadline:
                 if self._abort_requested:  # before the first step
                     self._begin_grace()
@@ -150,15 +179,7 @@ class RequestRun:
                 raise  # not ours: a bug of whoever let it out
             raise self._timeout_error() from error
         except StenographError as error:
-            if isinstance(error, NothingToAnswer) and (reply := self.turns[0].echo(error.node_id)) is not None:
-                number, left = self.turns[0].opening.strand.number, self.remaining
-                return TurnOutcome(
-                    reply_id=reply.id, replies=(reply,), committed=False, remaining=left, strand=number, is_echo=True
-                )
-            blame_session(error, self.request.imposed)
-            if isinstance(self.request, ChatRequest):
-                error.blame = self.request.blame_of_client(error.blame)
-            raise
+            return self._unsampled(error)
         finally:
             self._deadline = None
             weights.runs.discard(self)
@@ -195,9 +216,10 @@ class RequestRun:
         longest = 0
         for turn in self.turns:
             longest = max(longest, turn.prompt.num_tokens)
-        if self._token_limit is not None:
+        limit_tokens = self._budgets.max_total_tokens
+        if limit_tokens is not None:
             num_before = self.seats.num_tokens_before([(turn.opening.strand, turn.attachment) for turn in self.turns])
-            session = self._token_limit - num_before - sum(turn.num_new_tokens for turn in self.turns)
+            session = limit_tokens - num_before - sum(turn.num_new_tokens for turn in self.turns)
         context = None if limit is None else limit - longest
         self.remaining = Remaining(context_tokens=context, session_tokens=session)
         for turn in self.turns:
@@ -216,9 +238,30 @@ class RequestRun:
             return self._commit()
         return await keep(self, self._commit)
 
+    def _unsampled(self, error: StenographError) -> TurnOutcome:
+        """The outcome of a request that is answered without the engine; else raises the error as its client sees it."""
+        if isinstance(error, BudgetSpent) and self._budgets.over_limit is OverLimit.STOP:
+            return self._stopped(error)
+        if isinstance(error, NothingToAnswer) and (reply := self.turns[0].echo(error.node_id)) is not None:
+            number, left = self.turns[0].opening.strand.number, self.remaining
+            return TurnOutcome(
+                reply_id=reply.id, replies=(reply,), committed=False, remaining=left, strand=number, is_echo=True
+            )
+        blame_session(error, self.request.imposed)
+        if isinstance(self.request, ChatRequest):
+            error.blame = self.request.blame_of_client(error.blame)
+        raise error
+
+    def _stopped(self, spent: BudgetSpent) -> TurnOutcome:
+        """The outcome of a request that its session has no budget for: an empty reply to each prompt."""
+        self.remaining = Remaining(session_tokens=0 if spent.limit is Limit.SESSION_TOKENS else None)
+        replies = tuple(turn.empty_reply() for turn in self.turns)
+        id_ = self.joint_reply_id or replies[0].id
+        return TurnOutcome(reply_id=id_, replies=replies, committed=False, remaining=self.remaining, spent=spent)
+
     def _commit(self) -> TurnOutcome:
         """Keep the turns, unless their session is being deleted. Synchronous: nothing can come between."""
-        committed = self.may_commit
+        committed, self._has_ended = self.may_commit, True
         replies: list[ChatReply] = []
         num_sampled = longest = 0
         for turn in self.turns:

@@ -6,11 +6,11 @@ from functools import partial
 
 from msgspec import Struct
 
-from stenograph.core.errors import Limit, LimitExceeded, ModelMismatch, SessionNotFound, StorageUnavailable
+from stenograph.core.budgets import NO_BUDGETS, Budgets
+from stenograph.core.errors import ModelMismatch, SessionNotFound, StorageUnavailable
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome, TokenFate
 from stenograph.core.sampling_rules import SamplingRules
-from stenograph.core.strand_kinds import Label, StrandKind
 from stenograph.core.types import RequestId, SessionId
 from stenograph.session.kept import KeptReply, StoredReply
 from stenograph.session.ledger import RequestLedger
@@ -28,11 +28,9 @@ from stenograph.trajectory.turn import Node, TurnStatus
 class SessionOptions:
     """Options that a session is created with. None is no limit.
 
-    `max_turns` counts the turns of the main strand; on a linear session and a tree all turns, those on their way
-    there included. `max_total_tokens` counts the tokens of all turns, each once. `ttl_s`: seconds without a chat after
-    which the session is dropped. Its requests are under the rules of `sampling` and of `canonical`. `group` names the
-    rollouts that a trainer compares with each other. `support`: its engine is asked which ids could be sampled.
-    `compat` is another server's contract that it keeps to.
+    `ttl_s`: seconds without a chat after which the session is dropped. Its requests are under the rules of `sampling`
+    and of `canonical`. `group` names the rollouts that a trainer compares with each other. `support`: its engine is
+    asked which ids could be sampled. `compat` is another server's contract that it keeps to.
     """
 
     history: HistoryKind = HistoryKind.STRANDS
@@ -41,8 +39,7 @@ class SessionOptions:
     after_length: AfterLength = AfterLength.CLOSE
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     ttl_s: float | None = None
-    max_turns: int | None = None
-    max_total_tokens: int | None = None
+    budgets: Budgets = NO_BUDGETS
     max_nodes: int | None = None
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     sampling: SamplingRules | None = None
@@ -79,6 +76,8 @@ class Session:
         self.id = session_id
         self.options = options
         self.created_at = created_at
+        self.is_limited = options.budgets != NO_BUDGETS or options.history is HistoryKind.TREE
+        """Whether a request may find one of its budgets spent."""
         pins = options.canonical.pins
         self.strands = Strands(session_id, options.history, options.matcher, options.after_length, pins, options.compat)
         self.ledger = RequestLedger()
@@ -147,45 +146,6 @@ class Session:
         """Whether it has been without a chat for longer than it may. One that is being deleted ends by that."""
         ttl_s = self.options.ttl_s
         return ttl_s is not None and not self.is_busy and not self.is_closing and now - self._last_chat >= ttl_s
-
-    def check_limits(self, num_new: int = 1) -> None:
-        """Raise LimitExceeded if those that are kept, or may yet be, leave no place for more turns."""
-        options, strands = self.options, self.strands
-        if options.history is not HistoryKind.STRANDS:
-            # One whose task is done is a node by now, or never will be, though its lease ends a moment later.
-            running = (turn for turn in self._running.values() if not turn.task.done())
-            num_turns = strands.num_turns + sum(len(turn.run.turns) for turn in running)
-            self._check_turns(num_turns, num_new)
-            is_tree = options.history is HistoryKind.TREE
-            if options.max_nodes is not None and is_tree and num_turns + num_new > options.max_nodes:
-                raise LimitExceeded(
-                    Limit.NODES, f"this session's tree has {num_turns} of its {options.max_nodes} nodes (--max-nodes)"
-                )
-        if options.max_total_tokens is not None:
-            used = strands.num_tokens
-            if used >= options.max_total_tokens:
-                raise LimitExceeded(
-                    Limit.SESSION_TOKENS,
-                    f"this session has used {used} of its {options.max_total_tokens} tokens (max_total_tokens)",
-                )
-
-    def check_strand(self, strand: Strand, label: Label) -> None:
-        """Raise LimitExceeded if the main work has its turns, and a turn of this strand is of it: side requests and
-        sub-agents count for nothing."""
-        is_main = label.kind in (None, StrandKind.MAIN)
-        if self.options.max_turns is None or self.options.history is not HistoryKind.STRANDS or not is_main:
-            return
-        kept, kinds = self.strands.kept, self.strands.kinds()
-        if strand.number is None or kinds[strand.number] is StrandKind.MAIN:
-            is_new_work = strand.number is None and StrandKind.MAIN in kinds
-            pairs = zip(kept, kinds, strict=True)
-            num_turns = sum(len(one.history.nodes) for one, kind in pairs if kind is StrandKind.MAIN)
-            self._check_turns(0 if is_new_work else num_turns, 1)
-
-    def _check_turns(self, num_turns: int, num_new: int) -> None:
-        limit = self.options.max_turns
-        if limit is not None and num_turns + num_new > limit:
-            raise LimitExceeded(Limit.SESSION_TURNS, f"this session has {num_turns} of its {limit} turns (max_turns)")
 
     def refuse_new(self) -> None:
         """Begin to be deleted: every turn is refused from now on. Those that run keep their seats until they end, and

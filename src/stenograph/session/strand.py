@@ -7,7 +7,7 @@ says of itself, but for the agent id that is a part of its opening.
 
 import itertools
 from array import array
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 
 from msgspec import Struct, field
@@ -224,9 +224,9 @@ class Strands:
         strips = isinstance(self._matcher, HarnessMatcher)
         return request if opening_key(request.messages, context, agent_id, strips=strips) in self._by_key else pinned
 
-    def kinds(self) -> Sequence[StrandKind]:
-        """The kind of each strand that is kept, as it is now."""
-        return kinds_of([_sight(strand) for strand in self._kept])
+    def kinds(self, *, beside_tools: bool = False) -> Sequence[StrandKind]:
+        """The kind of each strand that is kept, as it is now, or once there is one with tools besides."""
+        return kinds_of([_sight(strand) for strand in self._kept], beside_tools=beside_tools)
 
     def before(self, strand: Strand, messages: Sequence[Message]) -> "list[tuple[Strand, list[Node]]]":
         """The strands that a new one may go on with the work of, the latest first, with their turns as they are now."""
@@ -327,14 +327,12 @@ class Seats(Struct, eq=False):
     """The places of one request's turns in the strands of its session, each a lease of its strand. Give them back.
 
     `strands` None: the request has no session, and each turn a strand that nobody else sees. `agent_id` is the client's
-    own id of the agent that asks, `label` what rules say of the request. `check` raises for a strand that takes no more
-    turns.
+    own id of the agent that asks, `label` what rules say of the request.
     """
 
     strands: Strands | None
     agent_id: str = ""
     label: Label = UNLABELLED
-    check: Callable[[Strand, Label], None] | None = None
     taken: list[Strand] = []
     """The strands in which it has a place, also when that has been given back."""
     num_leases: int = 0
@@ -352,11 +350,11 @@ class Seats(Struct, eq=False):
         """Take a chat's place. Raises SessionBusy."""
         if self.strands is None:
             return _alone()
-        return self._take(self.strands.of_chat(request, context, self.agent_id), self.check)
+        return self._take(self.strands.of_chat(request, context, self.agent_id))
 
     def of_ids(self, ids: "array[int]") -> Strand:
         """Take the place of a prompt given as ids. Raises SessionBusy."""
-        return _alone() if self.strands is None else self._take(self.strands.of_ids(ids, self.taken), self.check)
+        return _alone() if self.strands is None else self._take(self.strands.of_ids(ids, self.taken))
 
     def num_tokens_before(self, places: Sequence[tuple[Strand, Attachment]]) -> int:
         """Tokens of the session that will stay if turns are committed at these places."""
@@ -385,7 +383,7 @@ class Seats(Struct, eq=False):
     def fork(self, strand: Strand) -> Strand:
         """Take a place in a strand beside this one, in which it has one."""
         assert self.strands is not None, "only a session has strands"
-        return self._take(self.strands.fork(strand), None)
+        return self._take(self.strands.fork(strand))
 
     def give_back(self) -> None:
         """Release every lease. Harmless when repeated."""
@@ -395,10 +393,8 @@ class Seats(Struct, eq=False):
             if strand.number is None and self.strands is not None:
                 self.strands.released(strand)
 
-    def _take(self, strand: Strand, check: Callable[[Strand, Label], None] | None) -> Strand:
-        """Take a lease of a strand. Raises SessionBusy, and what `check` does."""
-        if check is not None:
-            check(strand, self.label)
+    def _take(self, strand: Strand) -> Strand:
+        """Take a lease of a strand. Raises SessionBusy."""
         strand.check_free()
         strand.num_running += 1
         self.num_leases += 1

@@ -21,10 +21,11 @@ class StrandSight:
     continues: int | None = None
 
 
-def kinds_of(strands: Sequence[StrandSight]) -> tuple[StrandKind, ...]:
-    """The kind of each strand of a session, in the order of their numbers."""
+def kinds_of(strands: Sequence[StrandSight], *, beside_tools: bool = False) -> tuple[StrandKind, ...]:
+    """The kind of each strand of a session, in the order of their numbers. `beside_tools`: there is one with tools
+    besides."""
     works = _works(strands)
-    has_tools = any(strand.shows_tools for strand in strands)
+    has_tools = beside_tools or any(strand.shows_tools for strand in strands)
     kinds: list[StrandKind | None] = [strand.kind for strand in strands]
     open_turns: dict[int, int] = {}
     for number, strand in enumerate(strands):

@@ -11,18 +11,15 @@ a turn ends, the engine has been asked to stop by then: leaving the chunk iterat
 """
 
 import math
-from array import array
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 
 from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest, whole_delta
-from stenograph.core.errors import ContextLengthExceeded, InvalidRequest, Limit, LimitExceeded
+from stenograph.core.errors import BudgetSpent, ContextLengthExceeded, InvalidRequest, Limit
 from stenograph.core.logprobs import GREEDY_BELOW, is_held_by_engine, is_truncated, reported_kind
-from stenograph.core.messages import Message, Role
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import Stage, StageTimes
 from stenograph.core.trace_context import TraceContext
@@ -39,7 +36,6 @@ from stenograph.core.types import (
     SampledTurn,
     SamplingParams,
     Usage,
-    token_ids,
 )
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.validate import TurnCollector
@@ -51,8 +47,9 @@ from stenograph.session.reply_buffer import READ_AT_ONCE, ReplyBuffer, TurnMeter
 from stenograph.session.services import TurnServices
 from stenograph.session.settings import OverBudget
 from stenograph.session.strand import Seats
+from stenograph.session.unsampled import empty_reply
 from stenograph.trajectory.history import Attachment
-from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, line_ids
+from stenograph.trajectory.turn import STATUS_OF, CommittedTurn, Node
 
 
 class TurnRun:
@@ -253,27 +250,13 @@ class TurnRun:
         request, last = self._request, self.opening.strand.history.latest
         if last is None or last.id != node_id or not isinstance(request, ChatRequest) or not request.takes_echo:
             return None
-        empty = SampledTurn(
-            ids=token_ids(),
-            logprobs=array("d"),
-            sampling_logprobs=None,
-            top_logprobs=None,
-            finish=Finish(reason=FinishReason.STOP),
-            weights=(),
-            num_cached_tokens=last.num_tokens,
-            times=None,
-        )
-        return ChatReply(
-            id=self.reply_id,
-            created=int(self._services.clock.wall()),
-            model=self.capabilities.model,
-            prompt=Prompt(new_ids=token_ids(), num_kept=last.num_tokens, of_kept=partial(line_ids, last)),
-            params=request.params,
-            parsed=ParsedReply(message=Message(role=Role.ASSISTANT)),
-            sampled=empty,
-            usage=Usage(num_prompt=last.num_tokens, num_completion=0, num_cached=last.num_tokens),
-            stages_s=self.stages.durations_s(),
-        )
+        return self.empty_reply(last)
+
+    def empty_reply(self, last: Node | None = None) -> ChatReply:
+        """A reply for which nothing was sampled, after the line that ends with `last`; None: after nothing."""
+        services, params, stages_s = self._services, self._request.params, self.stages.durations_s()
+        created, model = services.clock.wall(), services.engine.capabilities.model
+        return empty_reply(self.reply_id, created=created, model=model, params=params, stages_s=stages_s, last=last)
 
     async def _read(self, parser: Parser, chunk: Chunk) -> None:
         """Feed the watchers with what a chunk says: at once, or a long one in parts between which the loop goes on."""
@@ -369,7 +352,7 @@ def max_tokens(
 
     Without a `max_tokens`, it is what context and session both leave. A `max_tokens` above what the context leaves is
     refused or clamped, as the server is set; one above what the session leaves is always clamped, since its limit is
-    not the caller's. Raises ContextLengthExceeded, or LimitExceeded if the session leaves nothing.
+    not the caller's. Raises ContextLengthExceeded, or BudgetSpent if the session leaves nothing.
     """
     wanted, room = request.params.max_tokens, remaining.context_tokens
     if room is not None and (room < 1 or (over_budget is OverBudget.REFUSE and (wanted or 1) > room)):
@@ -380,9 +363,9 @@ def max_tokens(
             prompt=part,
         )
     if remaining.session_tokens is not None and remaining.session_tokens < 1:
-        raise LimitExceeded(
+        raise BudgetSpent(
             Limit.SESSION_TOKENS,
-            f"a prompt of {prompt.num_tokens} tokens leaves nothing of what this session may have (max_total_tokens)",
+            f"A prompt of {prompt.num_tokens} tokens leaves nothing of what this session may have (max_total_tokens).",
         )
     most = wanted
     for limit in (room, remaining.session_tokens):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Struct
 
+from stenograph.core.budgets import NO_BUDGETS, Budgets
 from stenograph.core.chat import Remaining
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.sampling_rules import SamplingRules
@@ -64,8 +65,7 @@ class SessionOpened:
     after_length: AfterLength = AfterLength.CLOSE
     metadata: Mapping[str, object] = field(default_factory=dict[str, object])
     ttl_s: float | None = None
-    max_turns: int | None = None
-    max_total_tokens: int | None = None
+    budgets: Budgets = NO_BUDGETS
     max_nodes: int | None = None
     template_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
     sampling: SamplingRules | None = None

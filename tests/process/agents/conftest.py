@@ -136,6 +136,9 @@ def talking(roomy_renderer: Renderer) -> Talking:
             found = [text for mark, text in (side or {}).items() if mark in prompt]
             reply = Reply(text=found[0]) if found else left.pop(0) if left or rest is None else Reply(text=rest)
             ids = tuple(tokenizer.encode(reply.text + (reply.stop or "")))
+            most = request.params.max_tokens
+            if most is not None and len(ids) >= most:
+                return Script(ids=ids[:most], finish=Finish(reason=FinishReason.LENGTH))
             if reply.breaks:
                 return Script(ids=ids, error=UpstreamUnreachable("The engine's connection broke."))
             if reply.stop is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import Reply, Talk, Talking, call
-from .installed import Program, ledger, strands
+from .installed import Program, Ran, ledger, strands
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
 
@@ -64,13 +64,18 @@ FREEFORM = {
 """A model in the form of Codex's catalog."""
 
 
-async def run(home: Path, base_url: str, *arguments: str, top: str = "", provider: str = "") -> str:
-    """One run of the program with these settings, to its end; what it prints."""
+async def attempt(home: Path, base_url: str, *arguments: str, top: str = "", provider: str = "") -> Ran:
+    """One run of the program with these settings, to its end."""
     folder = home / "codex"
     folder.mkdir(exist_ok=True)
     (folder / "config.toml").write_text(SETTINGS.format(base_url=base_url, top=top, provider=provider))
     environment = {"CODEX_HOME": str(folder), "STENO_KEY": "none"}
-    ran = await CODEX.run(home, "exec", "--skip-git-repo-check", *arguments, environment=environment)
+    return await CODEX.run(home, "exec", "--skip-git-repo-check", *arguments, environment=environment)
+
+
+async def run(home: Path, base_url: str, *arguments: str, top: str = "", provider: str = "") -> str:
+    """A run that succeeds; what it prints."""
+    ran = await attempt(home, base_url, *arguments, top=top, provider=provider)
     assert ran.code == 0, ran.said
     return ran.said
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import Talking, call
-from .installed import Program, ledger
+from .installed import Program, Ran, ledger
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
 
@@ -29,20 +29,30 @@ ROUTER = {"Task Routing AI": '{"complexity_reasoning": "easy", "complexity_score
 @pytest.fixture
 def home(home: Path) -> Path:
     """A home with Gemini CLI's settings in it."""
-    settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}, "general": {"enableAutoUpdate": False}}
-    (home / ".gemini").mkdir()
-    (home / ".gemini" / "settings.json").write_text(json.dumps(settings))
+    settle(home)
     return home
 
 
-async def run(home: Path, root_url: str, *arguments: str) -> tuple[int | None, str]:
-    """One run of the program, to its end; its exit code and what it prints."""
+def settle(home: Path) -> None:
+    """Write its settings into a home."""
+    settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}, "general": {"enableAutoUpdate": False}}
+    (home / ".gemini").mkdir()
+    (home / ".gemini" / "settings.json").write_text(json.dumps(settings))
+
+
+async def attempt(home: Path, root_url: str, *arguments: str) -> Ran:
+    """One run of the program, to its end."""
     environment = {
         "GEMINI_API_KEY": "none",
         "GOOGLE_GEMINI_BASE_URL": root_url,
         "GEMINI_CLI_TRUST_WORKSPACE": "true",
     }
-    ran = await GEMINI.run(home, *arguments, environment=environment)
+    return await GEMINI.run(home, *arguments, environment=environment)
+
+
+async def run(home: Path, root_url: str, *arguments: str) -> tuple[int | None, str]:
+    """The same: its exit code and what it prints."""
+    ran = await attempt(home, root_url, *arguments)
     return ran.code, ran.said
 
 

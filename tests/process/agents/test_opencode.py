@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import Talk, Talking, call
-from .installed import Program
+from .installed import Program, Ran
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
 
@@ -25,8 +25,8 @@ CHAT, MESSAGES, RESPONSES = "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "@
 TITLE = {"You are a title generator": "A folder's files"}
 
 
-async def run(home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -> str:
-    """One run of the program, to its end; what it prints. `sdk` is the package by which it speaks."""
+async def attempt(home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -> Ran:
+    """One run of the program, to its end. `sdk` is the package by which it speaks."""
     provider = {
         "npm": sdk,
         "options": {"baseURL": base_url, "apiKey": "none"},
@@ -35,7 +35,12 @@ async def run(home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -> st
     config = {"permission": "allow", "share": "disabled", "autoupdate": False, "provider": {"steno": provider}}
     (home / "work" / "opencode.json").write_text(json.dumps(config))
     environment = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
-    ran = await OPENCODE.run(home, "run", "-m", "steno/tiny", *arguments, environment=environment)
+    return await OPENCODE.run(home, "run", "-m", "steno/tiny", *arguments, environment=environment)
+
+
+async def run(home: Path, base_url: str, *arguments: str, sdk: str = CHAT) -> str:
+    """A run that succeeds; what it prints."""
+    ran = await attempt(home, base_url, *arguments, sdk=sdk)
     assert ran.code == 0, ran.said
     return ran.said
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from stenograph.core.budgets import Budgets, OverLimit
 from stenograph.core.chat import Asked, ParsedReply, ParseFault, ParseProblem, Remaining, ToolChoice, ToolMode
 from stenograph.core.day import Day
 from stenograph.core.errors import SessionDamaged
@@ -78,6 +79,7 @@ from stenograph.trajectory.turn import CommittedTurn, Node, PromptContext, TurnS
 texts = st.text(st.characters(codec=None), max_size=20)
 """Lone surrogates among them, which JSON can write."""
 counts = st.integers(0, 2**31 - 1)
+limits = st.integers(1, 2**31 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | finite | st.text(max_size=5),
@@ -254,8 +256,13 @@ openings = st.builds(
     after_length=st.sampled_from(AfterLength),
     metadata=json_objects,
     ttl_s=maybe(finite),
-    max_turns=maybe(counts),
-    max_total_tokens=maybe(counts),
+    budgets=st.builds(
+        Budgets,
+        max_turns=maybe(limits),
+        max_requests=maybe(limits),
+        max_total_tokens=maybe(limits),
+        over_limit=maybe(st.sampled_from(OverLimit)),
+    ),
     max_nodes=maybe(counts),
     template_kwargs=json_objects,
     group=maybe(texts),
@@ -397,7 +404,10 @@ def test_rows_that_were_written_before_their_last_fields_are_read(
     assert bits(back) == bits(structs.replace(commit, turns=tuple(without)))
     row = msgspec.msgpack.decode(encode_opened(opened))
     old = decode_opened(memoryview(msgspec.msgpack.encode(row[:15])))
-    assert bits(old) == bits(dataclasses.replace(opened, support=False, compat=None))
+    assert bits(old) == bits(dataclasses.replace(opened, support=False, compat=None, budgets=Budgets()))
+    row[8][:2] = [7, 9]  # as limits, where the budgets stand now
+    old = decode_opened(memoryview(msgspec.msgpack.encode(row[:16])))
+    assert old.budgets == Budgets(max_turns=7, max_total_tokens=9)
 
 
 outcomes = st.builds(
@@ -416,12 +426,12 @@ def test_an_outcome_comes_back_bit_for_bit(outcome: SessionOutcome) -> None:
 def test_no_field_of_a_stored_value_is_forgotten_by_the_codec() -> None:
     """The strategies above name each: a field that is added has to be written, and comes here."""
     known = {
-        CommittedTurn: 20, SampledTurn: 14, SessionOpened: 18, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
+        CommittedTurn: 20, SampledTurn: 14, SessionOpened: 17, SessionCommit: 5, PlacedTurn: 4, RequestMark: 7,
         LedgerRow: 16, SamplingParams: 18, Message: 6, Tool: 3, ToolCall: 3, Replay: 3, PromptContext: 4,
         ParsedReply: 3, AppliedRewrite: 5, SamplingRules: 2,
         DropRule: 3, PinRule: 4, Canonical: 2, StrandOpened: 4, Remaining: 2, Label: 3, StageTimes: 2,
         SessionOutcome: 3, ToolChoice: 2, ParseFault: 4, EngineTimes: 4, Finish: 2, WeightSpan: 3, TopLogprob: 2,
-        ModelMark: 2, Grammar: 2, Day: 1,
+        ModelMark: 2, Grammar: 2, Day: 1, Budgets: 4,
     }  # fmt: skip
     assert {kind: len(fields_of(kind)) for kind in known} == known
 

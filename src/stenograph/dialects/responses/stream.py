@@ -11,6 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from stenograph.core.chat import ChatReply, ReplyOptions, StreamPiece
 from stenograph.core.errors import (
+    BudgetSpent,
     CallerError,
     ContextLengthExceeded,
     LimitExceeded,
@@ -285,6 +286,8 @@ def failure_code(error: StenographError) -> str:
     final to them, `server_error` is tried again."""
     if isinstance(error, ContextLengthExceeded):
         return "context_length_exceeded"
+    if isinstance(error, BudgetSpent):
+        return "insufficient_quota"
     if isinstance(error, LimitExceeded):
         return "rate_limit_exceeded"
     return "invalid_prompt" if isinstance(error, CallerError) else "server_error"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from stenograph.core.errors import (
+    BudgetSpent,
     ContextLengthExceeded,
     Draining,
     EngineUnavailable,
@@ -71,6 +72,7 @@ _TURN: Errors = (
     SessionBusy,
     TruncatedGeneration,
     IdempotencyMismatch,
+    BudgetSpent,
     LimitExceeded,
     SessionInvariant,
     TokenizationFailed,

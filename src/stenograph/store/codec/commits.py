@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from stenograph.core.budgets import Budgets
 from stenograph.core.chat import Remaining
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
@@ -65,6 +66,7 @@ class _WrittenOpening(msgspec.Struct, array_like=True, frozen=True, gc=False):
     request: _WrittenRequest | None
     support: bool = False  # older rows end before these
     compat: str | None = None
+    budgets: dict[str, int | str] | None = None  # older rows have two of them as limits
 
 
 class _WrittenOutcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -121,7 +123,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
             after_length=opened.after_length,
             metadata=msgspec.json.encode(opened.metadata),
             ttl_s=opened.ttl_s,
-            limits=(opened.max_turns, opened.max_total_tokens, opened.max_nodes),
+            limits=(None, None, opened.max_nodes),
             template_kwargs=msgspec.json.encode(opened.template_kwargs),
             sampling=None if sampling is None else (values_written(sampling.default), values_written(sampling.force)),
             drops=[
@@ -136,6 +138,7 @@ def encode_opened(opened: SessionOpened) -> bytes:
             request=None if opened.request is None else _request_written(opened.request),
             support=opened.support,
             compat=opened.compat,
+            budgets=msgspec.to_builtins(opened.budgets),
         )
     )
 
@@ -154,8 +157,7 @@ def decode_opened(payload: memoryview) -> SessionOpened:
             after_length=AfterLength(written.after_length),
             metadata=object_read(written.metadata),
             ttl_s=written.ttl_s,
-            max_turns=written.limits[0],
-            max_total_tokens=written.limits[1],
+            budgets=_budgets_read(written),
             max_nodes=written.limits[2],
             template_kwargs=object_read(written.template_kwargs),
             sampling=None
@@ -202,6 +204,12 @@ def decode_outcome(payload: memoryview) -> SessionOutcome:
         )
     except (ValueError, TypeError) as error:
         raise RowDamaged(f"its content cannot be read: {error}") from error
+
+
+def _budgets_read(written: _WrittenOpening) -> Budgets:
+    if written.budgets is None:
+        return Budgets(max_turns=written.limits[0], max_total_tokens=written.limits[1])
+    return msgspec.convert(written.budgets, Budgets)
 
 
 def _pattern_written(pattern: re.Pattern[str] | None) -> _WrittenPattern | None:

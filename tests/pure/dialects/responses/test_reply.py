@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from stenograph.core.chat import ChatReply, ParsedReply, ReplyDelta, ReplyOptions, StreamPiece, ToolCallDelta
 from stenograph.core.errors import (
+    BudgetSpent,
     ContextLengthExceeded,
     InvalidRequest,
     Limit,
@@ -350,8 +351,14 @@ def test_a_failure_is_an_event_with_what_was_done_by_then(error: StenographError
     assert [item["type"] for item in last["output"]] == ["reasoning"]
 
 
-def test_a_prompt_that_is_too_long_has_the_code_that_ends_a_clients_tries() -> None:
-    """The SDK's type does not have this code, which is the one that Codex takes as final."""
-    error = ContextLengthExceeded(num_prompt_tokens=9, max_tokens=1, max_context_tokens=8)
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ContextLengthExceeded(num_prompt_tokens=9, max_tokens=1, max_context_tokens=8), "context_length_exceeded"),
+        (BudgetSpent(Limit.SESSION_TURNS, "Spent."), "insufficient_quota"),
+    ],
+)
+def test_what_no_try_changes_has_the_code_that_ends_a_clients_tries(error: StenographError, code: str) -> None:
+    """The SDK's type does not have these codes, which are those that Codex takes as final."""
     text = writer(ReplyOptions()).failed(error).decode()
-    assert '"code":"context_length_exceeded"' in text
+    assert f'"code":"{code}"' in text
