@@ -6,13 +6,13 @@ from functools import partial
 
 from stenograph.core.chat import ChatReply, ParsedReply
 from stenograph.core.messages import Message, Role
+from stenograph.core.stages import Stage
 from stenograph.core.types import (
     Finish,
     FinishReason,
     Prompt,
     SampledTurn,
     SamplingParams,
-    Stage,
     Usage,
     token_ids,
 )
