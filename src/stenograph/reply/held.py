@@ -23,6 +23,12 @@ from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
 
 _START = "start:"
 
+_CAN_FORCE = (
+    "Leave tool_choice to the model ('auto'), or serve with --engine vllm, --engine sglang, or --engine embedded and"
+    " --grammar-backend llguidance."
+)
+"""The advice to whoever forces a call where it cannot be forced: the engines that can."""
+
 _SCHEMA = msgspec.json.Decoder(dict[str, object])
 _CHOICES = msgspec.json.Decoder(list[str])
 _IN_SLASHES = re.compile(r"\\.|/", re.DOTALL)
@@ -63,7 +69,8 @@ def held_grammar(
     if grammar.kind not in holder.kinds:
         if grammar is forced:
             raise InvalidRequest(
-                f"The engine {holder.engine} cannot be made to call a tool: it has no {grammar.kind} grammars.",
+                f"The engine {holder.engine} cannot be made to call a tool: it has no {grammar.kind} grammars."
+                f" {_CAN_FORCE}",
                 blame=Blame(RequestPart.TOOL_CHOICE),
             )
         raise InvalidRequest(

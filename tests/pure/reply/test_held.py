@@ -13,6 +13,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.errors import GrammarBesideCall, InvalidRequest
 from stenograph.core.types import Grammar, GrammarKind, PromptEnd
 from stenograph.embedded.grammar.llguidance import LlguidanceBackend
+from stenograph.engine.settings import EngineKind
 from stenograph.families.gpt_oss.grammar import before_answer
 from stenograph.families.gpt_oss.reply import CHANNEL, MESSAGE, START
 from stenograph.families.gpt_oss.reply import END as CLOSE
@@ -168,6 +169,8 @@ def test_an_engine_that_cannot_force_a_call_is_said_to() -> None:
     with pytest.raises(InvalidRequest, match="The engine e cannot be made to call a tool") as caught:
         held_grammar(None, FORCED, None, without)
     assert caught.value.blame == Blame(RequestPart.TOOL_CHOICE)
+    named = {kind for kind in EngineKind if f"--engine {kind.value} " in caught.value.message.replace(",", " ")}
+    assert named == {EngineKind.VLLM, EngineKind.SGLANG, EngineKind.EMBEDDED}
 
 
 def test_a_grammar_and_a_forced_call_are_not_both_held() -> None:
