@@ -10,14 +10,7 @@ from msgspec.structs import force_setattr
 from stenograph.core.chat import ParsedReply
 from stenograph.core.messages import Message, Role
 from stenograph.core.stages import StageTimes
-from stenograph.core.types import (
-    Finish,
-    FinishReason,
-    RequestId,
-    SampledTurn,
-    WeightSpan,
-    token_ids,
-)
+from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn, WeightSpan, token_ids
 from stenograph.session.session import Session
 from stenograph.testing.standins.scripted_engine import Script
 from stenograph.trajectory.turn import CommittedTurn, PromptContext, TurnStatus

@@ -29,12 +29,7 @@ from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.stages import StageTimes
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, TurnEnd, TurnReport
-from stenograph.core.types import (
-    Finish,
-    FinishReason,
-    SamplingParams,
-    token_ids,
-)
+from stenograph.core.types import Finish, FinishReason, SamplingParams, token_ids
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits

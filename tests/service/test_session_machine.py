@@ -39,12 +39,7 @@ from stenograph.core.messages import Message, Role
 from stenograph.core.outcome import TokenFate
 from stenograph.core.stages import StageTimes
 from stenograph.core.telemetry import NoTelemetry, SessionEnd, SessionReport, TurnEnd, TurnReport
-from stenograph.core.types import (
-    Finish,
-    FinishReason,
-    RequestId,
-    SamplingParams,
-)
+from stenograph.core.types import Finish, FinishReason, RequestId, SamplingParams
 from stenograph.offload.pool import CpuPool
 from stenograph.render.renderer import Renderer
 from stenograph.session.admission import Limits

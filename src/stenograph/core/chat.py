@@ -18,14 +18,7 @@ from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.messages import Message, Tool
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import Stage
-from stenograph.core.types import (
-    Chunk,
-    EngineReply,
-    Prompt,
-    SampledTurn,
-    SamplingParams,
-    Usage,
-)
+from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Usage
 
 
 class Asked(enum.StrEnum):

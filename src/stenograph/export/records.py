@@ -22,12 +22,7 @@ from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
 from stenograph.core.messages import Message, Role
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.stages import AFTER_WRITING
-from stenograph.core.types import (
-    FinishReason,
-    LogprobsKind,
-    SampledTurn,
-    SessionId,
-)
+from stenograph.core.types import FinishReason, LogprobsKind, SampledTurn, SessionId
 from stenograph.dialects.openai.chat_reply import (
     RepliedMessage,
     RepliedToolCall,

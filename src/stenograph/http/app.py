@@ -435,9 +435,8 @@ async def serve_on(
     async with opened_store(settings, folder, place, address=address, on_failed=lambda _: failed.set()) as store:
         worker = None if place is None else Worker(place, settings)
         try:
-            ended_by = await _serve_model(
-                listener, settings, await loaded(), store, failed, worker, clock=clock, announce=announce
-            )
+            args = (listener, settings, await loaded(), store, failed, worker)
+            ended_by = await _serve_model(*args, clock=clock, announce=announce)
         finally:
             if worker is not None:
                 await worker.aclose()

@@ -20,12 +20,7 @@ from stenograph.core.chat import (
     whole_delta,
 )
 from stenograph.core.stages import Stage
-from stenograph.core.types import (
-    Prompt,
-    RequestId,
-    SamplingParams,
-    Usage,
-)
+from stenograph.core.types import Prompt, RequestId, SamplingParams, Usage
 from stenograph.engine.base import Capabilities
 from stenograph.session.reply_buffer import parts_of
 from stenograph.session.request import TurnOutcome

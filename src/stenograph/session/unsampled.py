@@ -7,15 +7,7 @@ from functools import partial
 from stenograph.core.chat import ChatReply, ParsedReply
 from stenograph.core.messages import Message, Role
 from stenograph.core.stages import Stage
-from stenograph.core.types import (
-    Finish,
-    FinishReason,
-    Prompt,
-    SampledTurn,
-    SamplingParams,
-    Usage,
-    token_ids,
-)
+from stenograph.core.types import Finish, FinishReason, Prompt, SampledTurn, SamplingParams, Usage, token_ids
 from stenograph.trajectory.turn import Node, line_ids
 
 

@@ -18,13 +18,7 @@ from stenograph.core.day import STRFTIME_NOW, Day
 from stenograph.core.messages import Message, Tool
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import StageTimes
-from stenograph.core.types import (
-    FinishReason,
-    RequestId,
-    SampledTurn,
-    SamplingParams,
-    token_ids,
-)
+from stenograph.core.types import FinishReason, RequestId, SampledTurn, SamplingParams, token_ids
 
 
 class TurnStatus(enum.StrEnum):

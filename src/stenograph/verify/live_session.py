@@ -21,13 +21,7 @@ from stenograph.core.errors import (
 )
 from stenograph.core.messages import Message, Role
 from stenograph.core.stages import StageTimes
-from stenograph.core.types import (
-    Chunk,
-    FinishReason,
-    RequestId,
-    all_finite,
-    token_ids,
-)
+from stenograph.core.types import Chunk, FinishReason, RequestId, all_finite, token_ids
 from stenograph.dialects.openai.chat import decode_chat
 from stenograph.dialects.settings import UnknownFields
 from stenograph.engine.base import Capabilities, Engine, EngineHealth, GenerateRequest

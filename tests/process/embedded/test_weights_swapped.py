@@ -14,15 +14,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from stenograph.core.errors import EngineUnavailable
-from stenograph.core.types import (
-    Chunk,
-    Grammar,
-    GrammarKind,
-    Prompt,
-    RequestId,
-    SamplingParams,
-    token_ids,
-)
+from stenograph.core.types import Chunk, Grammar, GrammarKind, Prompt, RequestId, SamplingParams, token_ids
 from stenograph.core.weights import (
     ContinueGeneration,
     FlushCache,

@@ -15,13 +15,7 @@ from typing import Any
 from stenograph.bench.kit.figures import Figures
 from stenograph.bench.kit.quantiles import latency_figures, milliseconds
 from stenograph.core.stages import Stage
-from stenograph.core.types import (
-    Chunk,
-    EngineTimes,
-    Finish,
-    FinishReason,
-    token_ids,
-)
+from stenograph.core.types import Chunk, EngineTimes, Finish, FinishReason, token_ids
 from stenograph.engine.base import Engine, GenerateRequest
 
 Columns = dict[str, list[Any]]

@@ -62,8 +62,7 @@ def run_benchmarks(
 
 def cached_model(model: str, *, weights: bool = True) -> Path:
     """A model's place, fetched first if it has to be, of a hub's with its `weights`. Raises StartupError."""
-    cache = os.environ.get("STENOGRAPH_CACHE")
-    folder = Path(cache) if cache else default_cache_dir(os.environ)
+    folder = Path(os.environ.get("STENOGRAPH_CACHE") or default_cache_dir(os.environ))
     return resolve_model(model, cache_dir=folder, progress=StreamProgress(sys.stderr), weights=weights)
 
 
@@ -75,8 +74,7 @@ def begin_artifact(bench: str, options: argparse.Namespace) -> Artifact:
         if isinstance(value, str | int | float | Path | None)
     }
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    head = {"bench": bench, "begun": begun, "arguments": arguments, **provenance()}
-    return msgspec.convert(head, Artifact)
+    return msgspec.convert({"bench": bench, "begun": begun, "arguments": arguments, **provenance()}, Artifact)
 
 
 def in_turn(items: Sequence[Item], number: int) -> Sequence[Item]:
