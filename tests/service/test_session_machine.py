@@ -728,7 +728,7 @@ class SessionMachine(RuleBasedStateMachine):
             raise Refused("session_busy")
         options, num = place.real.options, len(place.turns) + len(place.flights)
         budgets = options.budgets
-        if budgets.max_requests is not None and num + place.num_replaced >= budgets.max_requests:
+        if budgets.max_requests is not None and num + len(place.replaced) >= budgets.max_requests:
             raise Refused("limit_exceeded", Limit.SESSION_REQUESTS)
         if place.kind is HistoryKind.TREE and options.max_nodes is not None and num >= options.max_nodes:
             raise Refused("limit_exceeded", Limit.NODES)
