@@ -354,6 +354,52 @@ async def away(load: Load, postgres: PostgresServer) -> None:
     sys.stdout.write(f"\ndatabase away {AWAY_S:g} s: all sessions go on {time.monotonic() - moment:.1f} s later\n")
 
 
+async def asked(url: str, query: str) -> list[Any]:
+    connection = await connect(url, name="test", timeout_s=5)
+    try:
+        return list(await connection.fetch(query))
+    finally:
+        connection.terminate()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_server_that_gets_no_more_connections_says_so_and_ends(tmp_path: Path, workers: int) -> None:
+    """Its role may have so many connections as it has leases, and those for all else break."""
+    assert FOUND is not None
+    model = write_tiny_folder(tmp_path / "tiny")
+    async with AsyncExitStack() as stack:
+        postgres = stack.enter_context(postgres_server(FOUND))
+        engine = await stack.enter_async_context(SGLangServer(answers=unique_replies(), stop_id=END, remembers=False))
+        await asked(postgres.url(), f"CREATE ROLE few LOGIN CONNECTION LIMIT {5 * workers}")
+        await asked(postgres.url(), "ALTER SCHEMA public OWNER TO few")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        store = postgres.url().replace("//stenograph@", "//few@")
+        flags = ("--model", str(model), "--family", "smollm2", "--engine", "sglang-generate")
+        server = Server(port, (*flags, "--engine-url", engine.url, "--store", store, "--lease", "1"), workers)
+        await server.start()
+        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)))
+        try:
+            async with client.post(f"{server.url}/sessions") as response:
+                session = (await response.json())["session_id"]
+            await asked(postgres.url(), f"ALTER ROLE few CONNECTION LIMIT {workers}")
+            broken = "FROM pg_stat_activity WHERE usename = 'few' AND application_name <> 'stenograph lease'"
+            await asked(postgres.url(), f"SELECT pg_terminate_backend(pid) {broken}")
+            body = {"messages": [{"role": "user", "content": "a"}]}
+            async with client.post(f"{server.url}/sessions/{session}/v1/chat/completions", json=body) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (503, "storage_unavailable")
+            while True:
+                async with client.get(f"{server.url}/ready") as response:
+                    if response.status == 503:
+                        break
+        finally:
+            server.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(30):
+                code = await server.process.wait()
+        assert code == 0
+
+
 async def test_nodes_killed_stopped_and_without_their_database_lose_no_turn(tmp_path: Path) -> None:
     assert FOUND is not None
     with postgres_server(FOUND) as postgres:

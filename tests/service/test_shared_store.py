@@ -5,11 +5,16 @@ Each test runs with the tables in memory, and with a real PostgreSQL where there
 
 import asyncio
 import importlib.util
+import os
+import shutil
+import socket
+import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +27,12 @@ from stenograph.core.types import SessionId
 from stenograph.store.codec.rows import COMMIT, HEAD_BYTES, OPENED, OUTCOME, Totals, row_body, row_digest
 from stenograph.store.groups import NewRow, NewSession
 from stenograph.store.postgres.connection import Lane, connect
-from stenograph.store.postgres.schema import SCHEMA, check_schema, prepare
-from stenograph.store.postgres.server import PostgresRows
+from stenograph.store.postgres.schema import SCHEMA, check_connections, check_schema, prepare
+from stenograph.store.postgres.server import NUM_CONNECTIONS, PostgresRows
 from stenograph.store.postgres.shared_rows import Claimed, EndMove, SharedRows
 from stenograph.store.postgres.store import OwnedTail, PostgresStore
 from stenograph.testing.standins.clock import ManualClock
-from stenograph.testing.standins.postgres_server import PostgresServer, postgres_server, programs
+from stenograph.testing.standins.postgres_server import USER, PostgresServer, postgres_server, programs
 from stenograph.testing.standins.shared_rows import MemoryRows, SharedTables
 from stenograph.testing.suite.store_laws import ONE_TURN, appended, check_store, payloads, session_id
 
@@ -92,7 +97,7 @@ async def test_a_session_is_its_owners_until_the_owner_leaves(rows: MakeRows) ->
     id_ = session_id(1)
     async with node(rows(), at="http://b") as other:
         async with node(rows(), at="http://a") as owner:
-            tail = await owner.create(id_, b"opening", at=1.0, ttl_s=1.0)
+            tail = await owner.create(id_, b"opening", at=1.0, ttl_s=1e-9)
             await appended(owner, tail, b"one")
             with pytest.raises(SessionElsewhere) as refused:
                 await other.take(id_)
@@ -216,6 +221,144 @@ async def test_a_session_that_is_there_already_is_only_its_owners_and_only_while
         assert await asking.create(new, owner) is None
 
 
+# --- a database without room ----------------------------------------------------------------------------------------
+
+ROLE_BACKENDS = "SELECT pid FROM pg_stat_activity WHERE usename = $1"
+
+
+async def limited_role(url: str, limit: int) -> tuple[str, str]:
+    """A role with this CONNECTION LIMIT that owns the database, and the database's address for it."""
+    role = f"role_{uuid.uuid4().hex}"
+    await asked(url, f"CREATE ROLE {role} LOGIN CONNECTION LIMIT {limit}")
+    await asked(url, f"ALTER SCHEMA public OWNER TO {role}")
+    return role, url.replace(f"//{USER}@", f"//{role}@")
+
+
+async def test_a_node_whose_lease_is_all_it_can_ask_for_lets_it_go_and_comes_back(postgres: PostgresServer) -> None:
+    url = await new_database(postgres)
+    role, own_url = await limited_role(url, limit=-1)
+    await prepare(own_url, timeout_s=TIMEOUT_S)
+    rows = PostgresRows(own_url, timeout_s=TIMEOUT_S)
+    async with aclosing(await PostgresStore.open(rows, SystemClock(), url="http://a", lease_s=1.0)) as owner:
+        lost = asyncio.Event()
+        owner.on_lost = lost.set
+        tail = await owner.create(session_id(1), b"opening", at=1.0, ttl_s=None)
+        await asked(url, f"ALTER ROLE {role} CONNECTION LIMIT 1")
+        others = f"{ROLE_BACKENDS} AND application_name <> 'stenograph lease'"
+        await asked(url, f"SELECT pg_terminate_backend(pid) FROM ({others}) AS found", role)
+        with pytest.raises(StorageUnavailable):
+            await appended(owner, tail, b"row")
+        await lost.wait()
+        assert owner.failure is not None
+        with pytest.raises(StorageUnavailable):
+            await owner.load(session_id(1))
+        with pytest.raises(StorageUnavailable):
+            await owner.create(session_id(2), b"opening", at=1.0, ttl_s=None)
+        await asked(url, f"ALTER ROLE {role} CONNECTION LIMIT -1")
+        while owner.failure is not None:
+            await owner.owner.joined.wait()
+            await asyncio.sleep(0)
+        stored = await owner.take(session_id(1))
+        assert payloads(stored) == [b"opening"]
+
+
+async def test_a_statement_that_never_ends_costs_the_lease_not_the_node(postgres: PostgresServer) -> None:
+    """The tables are locked: every connection is there, and none of them answers."""
+    url = await new_database(postgres)
+    await prepare(url, timeout_s=TIMEOUT_S)
+    store = await PostgresStore.open(PostgresRows(url, timeout_s=0.3), SystemClock(), url="http://a", lease_s=0.4)
+    blocker = await connect(url, name="test", timeout_s=TIMEOUT_S)
+    try:
+        async with aclosing(store):
+            tail = await store.create(session_id(1), b"opening", at=1.0, ttl_s=None)
+            await blocker.execute("BEGIN; LOCK TABLE stenograph_rows, stenograph_sessions")
+            with pytest.raises(StorageUnavailable):
+                await appended(store, tail, b"row")
+            with pytest.raises(StorageUnavailable):
+                await store.load(session_id(1))
+            assert store.owner.num_lost > 0
+    finally:
+        blocker.terminate()
+
+
+@pytest.mark.parametrize("limit", [0, 1, 4])
+async def test_a_start_says_how_many_connections_are_missing(postgres: PostgresServer, limit: int) -> None:
+    _, url = await limited_role(await new_database(postgres), limit)
+    said = f"needs {NUM_CONNECTIONS} .* and got {limit}: too many connections for role" if limit else "cannot connect"
+    with pytest.raises(StartupError, match=said):
+        await check_connections(url, num=NUM_CONNECTIONS, timeout_s=TIMEOUT_S)
+
+
+async def test_a_server_starts_and_works_with_the_connections_that_are_documented(postgres: PostgresServer) -> None:
+    url = await new_database(postgres)
+    role, own_url = await limited_role(url, NUM_CONNECTIONS)
+    for _ in range(2):
+        await check_connections(own_url, num=NUM_CONNECTIONS, timeout_s=TIMEOUT_S)
+        await prepare(own_url, timeout_s=TIMEOUT_S)
+    rows = PostgresRows(own_url, timeout_s=TIMEOUT_S)
+    async with aclosing(await PostgresStore.open(rows, SystemClock(), url="http://a", lease_s=30.0)) as owner:
+        tails = [await owner.create(session_id(n), b"opening", at=1.0, ttl_s=None) for n in range(9)]
+        await asyncio.gather(*(appended(owner, tail, b"row") for tail in tails))
+        assert len(await asyncio.gather(*(owner.take(session_id(n)) for n in range(9)))) == 9
+        assert len(await asked(url, ROLE_BACKENDS, role)) == NUM_CONNECTIONS
+
+
+async def test_a_lane_that_cannot_connect_does_not_stand_before_one_that_can(postgres: PostgresServer) -> None:
+    url = await new_database(postgres)
+    role, own_url = await limited_role(url, limit=-1)
+    await prepare(own_url, timeout_s=TIMEOUT_S)
+    rows = PostgresRows(own_url, timeout_s=TIMEOUT_S)
+    async with aclosing(rows):
+        await rows.join("http://a", lease_s=30.0, instead_of=None)
+        await asked(url, f"ALTER ROLE {role} CONNECTION LIMIT 3")  # the lease, the rows, one for all else
+        answers = await asyncio.gather(*(rows.owners() for _ in range(3)), return_exceptions=True)
+        assert [list(one) for one in answers if not isinstance(one, BaseException)], "one of them can"
+        for _ in range(6):
+            assert list(await rows.owners()) == ["http://a"]
+
+
+@pytest.fixture(params=["session", "transaction", "statement"])
+def pooler(request: pytest.FixtureRequest, postgres: PostgresServer, tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """A real pgbouncer before the database in this mode, and its port."""
+    program = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
+    if program is None:
+        pytest.skip("no pgbouncer is installed: scripts/test-cluster installs it")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    (tmp_path / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host=127.0.0.1 port={postgres.port} user={USER}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nauth_type = any\npool_mode = {request.param}\nunix_socket_dir =\n"
+    )
+    user = ["-u", "nobody"] if os.getuid() == 0 else []
+    with subprocess.Popen(
+        [program, *user, str(tmp_path / "pgbouncer.ini")], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert any("process up" in line for line in process.stderr), "pgbouncer has ended"
+            yield request.param, port
+        finally:
+            process.kill()
+
+
+async def test_a_pooler_that_does_not_keep_sessions_is_refused_in_words(
+    postgres: PostgresServer, pooler: tuple[str, int]
+) -> None:
+    mode, port = pooler
+    url = (await new_database(postgres)).replace(f":{postgres.port}/", f":{port}/")
+    if mode != "session":
+        for _ in range(3):  # once there are prepared statements of an earlier try, too
+            with pytest.raises(StartupError, match="pool_mode = session, or PostgreSQL's own address"):
+                await check_connections(url, num=NUM_CONNECTIONS, timeout_s=TIMEOUT_S)
+        return
+    await check_connections(url, num=NUM_CONNECTIONS, timeout_s=TIMEOUT_S)
+    await prepare(url, timeout_s=TIMEOUT_S)
+    rows = PostgresRows(url, timeout_s=TIMEOUT_S)
+    async with aclosing(await PostgresStore.open(rows, SystemClock(), url="http://a", lease_s=30.0)) as owner:
+        await appended(owner, await owner.create(session_id(1), b"opening", at=1.0, ttl_s=None), b"row")
+
+
 # --- the tables in memory are those of PostgreSQL --------------------------------------------------------------------
 
 SHORT, LONG = 0.0, 3600.0
@@ -281,7 +424,7 @@ class Played:
     async def _create(self, id_: SessionId, one: int, owner: int) -> bool:
         body = row_body(OPENED, Totals(), id_.encode())
         digest = row_digest(b"", id_, 0, body)
-        new = NewSession(number=0, session_id=id_, ttl_s=1.0, at=1.0, body=body, digest=digest, key=self.salt)
+        new = NewSession(number=0, session_id=id_, ttl_s=1e-9, at=1.0, body=body, digest=digest, key=self.salt)
         number = await self.rows.create(new, owner)
         if number is not None and self.numbers.get(one) != number:
             self.numbers[one], self.last[one] = number, (1, 0)
@@ -305,7 +448,6 @@ class Played:
                     epoch=epoch,
                     before=before,
                     seq=before + 1,
-                    at=2.0,
                     digest=digest,
                     totals=totals,
                     head=body[:HEAD_BYTES],
@@ -323,11 +465,11 @@ class Played:
         stored, found = await self.rows.read(id_), await self.rows.find(self.salt)
         page = [one for one in await self.rows.page(limit=1000, after=None) if one.session_id.startswith(self.salt)]
         after = await self.rows.page(limit=1000, after=page[0].session_id) if page else []
-        expired = await self.rows.expired(now=10.0, limit=1000, owner=owner)
+        expired = await self.rows.expired(limit=1000, owner=owner)
         return (
-            None if stored is None else (stored.at, list(stored.rows)),
+            None if stored is None else list(stored.rows),
             None if found is None else (found.session_id, found.at, list(found.rows)),
-            [(one.session_id, one.at, one.last_head, one.last_seq, one.opened, one.outcome) for one in page],
+            [(one.session_id, one.last_head, one.last_seq, one.opened, one.outcome) for one in page],
             [one.session_id for one in after if one.session_id.startswith(self.salt)],
             [one for one in expired if one.startswith(self.salt)],
         )

@@ -29,8 +29,8 @@ from stenograph.store.base import SessionStore
 from stenograph.store.files import open_files
 from stenograph.store.folder import NUM_FILES, DataFolder, file_of, make_private
 from stenograph.store.postgres.owner_name import OwnerName
-from stenograph.store.postgres.schema import prepare
-from stenograph.store.postgres.server import PostgresRows
+from stenograph.store.postgres.schema import check_connections, prepare
+from stenograph.store.postgres.server import NUM_CONNECTIONS, PostgresRows
 from stenograph.store.postgres.store import PostgresStore
 from stenograph.trajectory.commits import ModelMark
 
@@ -99,9 +99,14 @@ async def _shared_store(
 
 
 async def prepare_database(settings: Settings) -> None:
-    """Make the tables in the database of `--store`, if there is one, or bring them up to date. Raises StartupError."""
+    """Try the connections to the database of `--store`, if there is one, and make its tables or bring them up to date.
+
+    Raises StartupError.
+    """
     if settings.store is not None:
-        await prepare(settings.store, timeout_s=_timeout_s(settings))
+        timeout_s, num_processes = _timeout_s(settings), settings.workers
+        await check_connections(settings.store, num=NUM_CONNECTIONS * num_processes, timeout_s=timeout_s)
+        await prepare(settings.store, timeout_s=timeout_s)
 
 
 def _timeout_s(settings: Settings) -> float:

@@ -231,7 +231,7 @@ def restored_turns(
         stored.session_id,
         _options(opened, matcher_of),
         created_at=opened.created_at,
-        now=now - max(0.0, wall - stored.at),
+        now=now - (max(0.0, wall - stored.at) if stored.idle_s is None else stored.idle_s),
     )
     session.opened_by = opened.request
     if model is not None and opened.model.digest != model.digest:

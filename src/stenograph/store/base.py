@@ -71,13 +71,15 @@ class StoredRow:
 class StoredSession:
     """A session's rows, in order, the opening first. Not checked: `checked_payloads` does that.
 
-    `at` is when the last was written, in seconds of the epoch.
+    `at` is when the last was written, in seconds of the epoch; `idle_s` is the time since then by the same clock, None
+    if that is this machine's.
     """
 
     session_id: SessionId
     number: int
     at: float
     rows: Sequence[StoredRow]
+    idle_s: float | None = None
 
     def tail(self) -> Tail:
         """Where the next row goes. Raises RowDamaged if the last row has no head."""
@@ -87,8 +89,8 @@ class StoredSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSummary:
-    """A session in a list: its opening, its outcome if it has one, and the head of its last row. `at`: seconds of the
-    epoch of that row."""
+    """A session in a list: its opening, its outcome if it has one, and the head of its last row. `at`: as
+    `StoredSession` has it."""
 
     session_id: SessionId
     number: int
@@ -173,7 +175,8 @@ class SessionStore(Protocol):
         ...
 
     async def expired(self, *, now: float, limit: int) -> Sequence[SessionId]:
-        """Up to `limit` sessions whose last row is older than they may be idle. Raises StorageUnavailable."""
+        """Up to `limit` sessions whose last row is older than they may be idle. Raises StorageUnavailable. `now` is of
+        this machine's clock, in seconds of the epoch; a shared store goes by its own."""
         ...
 
     async def backup(self, path: Path) -> int:

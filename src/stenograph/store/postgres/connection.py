@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+CLOSE_S = 1.0
+"""Longest wait for a connection that is told to close."""
+
 _READ_ONLY = "25006"
 _FULL = "53100"
 _RACED = ("40001", "40P01")
@@ -59,6 +62,20 @@ class Lane:
     def __repr__(self) -> str:
         return f"<Lane {self._name}>"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None and not self._connection.is_closed()
+
+    async def open(self) -> None:
+        """Have a connection. Raises as `fetch`."""
+
+        async def nothing(connection: PgConnection) -> None:
+            pass
+
+        if not self.is_open:
+            await self._run(nothing)
+
     async def fetch(self, query: str, *args: object) -> Sequence[Any]:
         """Run one statement; its rows. Raises DatabaseAway or StorageUnavailable."""
 
@@ -78,9 +95,7 @@ class Lane:
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(Exception):
-                async with asyncio.timeout(self._timeout_s):
-                    await connection.close()
+            await closed(connection)
 
     async def _run(self, work: Callable[[PgConnection], Awaitable[T]]) -> T:
         """Do `work` with the connection. One that failed, or whose answer nobody waits for, is not used again."""
@@ -124,6 +139,14 @@ class Lane:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
+
+
+async def closed(connection: PgConnection) -> None:
+    """Close a connection, so that the database has room for another; not waiting for long."""
+    with suppress(Exception):
+        async with asyncio.timeout(CLOSE_S):
+            await connection.close()
+    connection.terminate()
 
 
 async def connect(url: str, *, name: str, timeout_s: float) -> PgConnection:

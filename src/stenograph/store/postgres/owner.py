@@ -106,9 +106,15 @@ class SharedOwner:
                 delay_s = FIRST_RETRY_S
             except (DatabaseAway, StorageUnavailable) as error:
                 self.num_away += 1
-                log.debug("the lease could not be asked for: %s", error)
+                is_first = delay_s == FIRST_RETRY_S
+                log.log(logging.WARNING if is_first else logging.DEBUG, "the lease could not be asked for: %s", error)
                 period_s, delay_s = delay_s, min(2 * delay_s, MAX_RETRY_S, self._lease_s / 3)
             await pause(self._clock, max(0.0, sent_at + period_s - self._clock.monotonic()))
+
+    def give_up(self, lease: OwnerLease, why: str) -> None:
+        """Let go of a lease with which nothing can be done, if it runs."""
+        if self.held() is lease:
+            self._lose(why)
 
     async def leave(self) -> None:
         """End the lease: others may have the sessions at once."""

@@ -1,10 +1,12 @@
-"""The schema of a shared database: its tables, and how an older one is brought up to date.
+"""A shared database at the start of a server: its connections, its tables, and how older ones are brought up to date.
 
 The tables lie in the first schema of the connection's `search_path`.
 """
 
+import asyncio
+
 from stenograph.core.errors import StartupError
-from stenograph.store.postgres.connection import PgConnection, connect
+from stenograph.store.postgres.connection import PgConnection, closed, connect
 
 SCHEMA = 1
 """The schema that this server writes, in `stenograph_schema`."""
@@ -31,6 +33,58 @@ _MIGRATIONS = (
 _HAS_TABLES = "SELECT to_regclass('stenograph_schema') IS NOT NULL"
 
 
+_POOLED = (
+    "--store: what stands before the database (pgbouncer?) gives a connection's statements to any backend"
+    " (pool_mode = transaction or statement). Prepared statements and settings of the session get lost there. Use"
+    " pool_mode = session, or PostgreSQL's own address"
+)
+_LOST_STATEMENT = ("42P05", "26000")
+"""A prepared statement of another connection's is there, or one's own is not."""
+
+
+async def check_connections(url: str, *, num: int, timeout_s: float) -> None:
+    """Hold so many connections at once, as the server's processes will. Raises StartupError."""
+    held: list[PgConnection] = []
+    try:
+        while len(held) < num:
+            held.append(await connect(url, name="start", timeout_s=timeout_s))
+            if len(held) == 2:
+                await _check_own_backends(*held, timeout_s=timeout_s)
+    except StartupError:
+        raise
+    except Exception as error:
+        if getattr(error, "sqlstate", None) in _LOST_STATEMENT:
+            raise StartupError(_POOLED) from error
+        raise StartupError(_too_few(len(held), num, error) if held else _unreachable(error)) from error
+    finally:
+        await asyncio.gather(*map(closed, held))
+
+
+async def _check_own_backends(one: PgConnection, other: PgConnection, *, timeout_s: float) -> None:
+    """Raise StartupError unless a connection keeps its backend while another is in a transaction."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            own = await _backend(one)
+            await other.execute("BEGIN")
+            theirs, again = await _backend(other), await _backend(one)
+    except Exception as error:  # a transaction is refused, or the only backend is taken
+        raise StartupError(f"{_POOLED}. It said: {str(error) or type(error).__name__}") from error
+    if theirs == own or again != own:
+        raise StartupError(_POOLED)
+
+
+async def _backend(connection: PgConnection) -> int:
+    return int((await connection.fetch("SELECT pg_backend_pid()"))[0][0])
+
+
+def _too_few(num_held: int, num: int, error: Exception) -> str:
+    return (
+        f"--store: this server needs {num} connections to the database at once, and got {num_held}:"
+        f" {str(error) or type(error).__name__}. Raise the CONNECTION LIMIT of the role or the database, or"
+        " max_connections, or use fewer --workers"
+    )
+
+
 async def prepare(url: str, *, timeout_s: float, migrations: tuple[str, ...] = _MIGRATIONS) -> None:
     """Make the tables, or bring them up to date, whole or not at all. Raises StartupError."""
     connection = await _connected(url, timeout_s)
@@ -52,7 +106,7 @@ async def prepare(url: str, *, timeout_s: float, migrations: tuple[str, ...] = _
     except Exception as error:
         raise StartupError(f"--store: the tables cannot be made in the database: {error}") from error
     finally:
-        connection.terminate()
+        await closed(connection)
 
 
 async def check_schema(url: str, *, timeout_s: float) -> None:
@@ -61,7 +115,7 @@ async def check_schema(url: str, *, timeout_s: float) -> None:
     try:
         version = await _version(connection)
     finally:
-        connection.terminate()
+        await closed(connection)
     if version is None:
         raise StartupError("there are no sessions in this database: it has no table stenograph_schema")
     if version != SCHEMA:
@@ -74,8 +128,11 @@ async def _connected(url: str, timeout_s: float) -> PgConnection:
     except StartupError:
         raise
     except Exception as error:
-        problem = str(error) or type(error).__name__
-        raise StartupError(f"--store: cannot connect to the database: {problem}") from error
+        raise StartupError(_unreachable(error)) from error
+
+
+def _unreachable(error: Exception) -> str:
+    return f"--store: cannot connect to the database: {str(error) or type(error).__name__}"
 
 
 async def _version(connection: PgConnection) -> int | None:

@@ -5,7 +5,8 @@ lease holds when the row is changed, not only when the statement began.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from stenograph.core.types import SessionId
@@ -18,8 +19,14 @@ from stenograph.store.postgres.shared_rows import Claimed, Deletion, EndMove, He
 NUM_READERS = 3
 """Connections for everything but rows and leases."""
 
+NUM_CONNECTIONS = NUM_READERS + 2
+"""Connections of a process."""
+
 CLAIMS = 4
 """Attempts at a session while others end leases or take sessions at the same moment."""
+
+_NOW = "extract(epoch FROM clock_timestamp())::float8"
+"""The database's clock: no node's is compared with it."""
 
 _JOIN = """
 WITH gone AS (DELETE FROM stenograph_owners WHERE number = $3)
@@ -35,7 +42,7 @@ _OWNERS = "SELECT url FROM stenograph_owners WHERE until > clock_timestamp()"
 
 _LEAVE = "DELETE FROM stenograph_owners WHERE number = $1"
 
-_CREATE = """
+_CREATE = f"""
 WITH made AS (
     INSERT INTO stenograph_sessions (id, ttl_s, at, body, digest, key)
     SELECT $1::text, $2::float8, $3::float8, $4::bytea, $5::bytea, $6::text
@@ -43,23 +50,23 @@ WITH made AS (
     ON CONFLICT (id) DO NOTHING RETURNING number),
 ended AS (
     INSERT INTO stenograph_ends (session, owner, epoch, seq, at, head, outcome)
-    SELECT number, $7::bigint, 1, 0, $3::float8, $8::bytea, 0 FROM made)
+    SELECT number, $7::bigint, 1, 0, {_NOW}, $8::bytea, 0 FROM made)
 SELECT number FROM made UNION ALL
 SELECT s.number FROM stenograph_sessions s JOIN stenograph_ends e ON e.session = s.number
 WHERE s.id = $1 AND s.digest = $5 AND e.owner = $7 AND e.seq = 0
 """
 
-_APPEND = """
+_APPEND = f"""
 WITH moved AS (
-    UPDATE stenograph_ends e SET seq = m.seq, at = m.at, head = m.head, outcome = m.outcome
-    FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::float8[], $6::bytea[], $7::bigint[])
-        AS m (session, epoch, before, seq, at, head, outcome)
+    UPDATE stenograph_ends e SET seq = m.seq, at = {_NOW}, head = m.head, outcome = m.outcome
+    FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[])
+        AS m (session, epoch, before, seq, head, outcome)
     WHERE e.session = m.session AND e.epoch = m.epoch AND e.seq = m.before
     RETURNING e.session),
 kept AS (
     INSERT INTO stenograph_rows (session, seq, at, body, digest)
     SELECT r.session, r.seq, r.at, r.body, r.digest
-    FROM unnest($8::bigint[], $9::bigint[], $10::float8[], $11::bytea[], $12::bytea[])
+    FROM unnest($7::bigint[], $8::bigint[], $9::float8[], $10::bytea[], $11::bytea[])
         AS r (session, seq, at, body, digest)
     JOIN moved ON moved.session = r.session)
 SELECT session FROM moved
@@ -96,11 +103,11 @@ JOIN stenograph_owners o ON o.number = e.owner
 WHERE s.id = $1 AND o.number <> $2 AND o.until > clock_timestamp()
 """
 
-_READ = """
-SELECT 0::bigint AS seq, s.body, s.digest, s.number, e.at
+_READ = f"""
+SELECT 0::bigint AS seq, s.body, s.digest, s.number, e.at, {_NOW} - e.at
 FROM stenograph_sessions s JOIN stenograph_ends e ON e.session = s.number WHERE s.id = $1
 UNION ALL
-SELECT r.seq, r.body, r.digest, r.session, r.at
+SELECT r.seq, r.body, r.digest, r.session, r.at, 0
 FROM stenograph_sessions s JOIN stenograph_rows r ON r.session = s.number WHERE s.id = $1
 ORDER BY seq
 """
@@ -129,12 +136,12 @@ WHERE s.number > coalesce((SELECT number FROM stenograph_sessions WHERE id = $2)
 ORDER BY s.number LIMIT $1
 """
 
-_EXPIRED = """
+_EXPIRED = f"""
 SELECT s.id FROM stenograph_sessions s JOIN stenograph_ends e ON e.session = s.number
-WHERE s.ttl_s IS NOT NULL AND e.at + s.ttl_s <= $1
-    AND (e.owner = $3 OR NOT EXISTS (
+WHERE s.ttl_s IS NOT NULL AND e.at + s.ttl_s <= {_NOW}
+    AND (e.owner = $2 OR NOT EXISTS (
         SELECT FROM stenograph_owners o WHERE o.number = e.owner AND o.until > clock_timestamp()))
-ORDER BY s.number LIMIT $2
+ORDER BY s.number LIMIT $1
 """
 
 
@@ -145,9 +152,8 @@ class PostgresRows:
         self._writer = Lane(url, name="rows", timeout_s=timeout_s)
         self._leaser = Lane(url, name="lease", timeout_s=timeout_s / 3)
         self._readers = [Lane(url, name="sessions", timeout_s=timeout_s) for _ in range(NUM_READERS)]
-        self._free: asyncio.LifoQueue[Lane] = asyncio.LifoQueue()
-        for lane in self._readers:
-            self._free.put_nowait(lane)
+        self._idle = list(self._readers)
+        self._num_idle = asyncio.Semaphore(NUM_READERS)
 
     def __repr__(self) -> str:
         return f"<PostgresRows over {self.num_connects} connections>"
@@ -158,9 +164,11 @@ class PostgresRows:
         return sum(lane.num_connects for lane in (self._writer, self._leaser, *self._readers))
 
     async def join(self, name: str, *, lease_s: float, instead_of: int | None) -> int:
+        await self._open()
         return int((await self._leaser.fetch(_JOIN, name, lease_s, instead_of))[0][0])
 
     async def renew(self, owner: int, *, lease_s: float) -> bool:
+        await self._open()
         return bool(await self._leaser.fetch(_RENEW, owner, lease_s))
 
     async def leave(self, owner: int) -> None:
@@ -182,7 +190,6 @@ class PostgresRows:
             [move.epoch for move in moves],
             [move.before for move in moves],
             [move.seq for move in moves],
-            [move.at for move in moves],
             [move.head for move in moves],
             [move.totals.outcome_seq for move in moves],
             [row.session for row in rows],
@@ -220,7 +227,8 @@ class PostgresRows:
         if not found:
             return None
         rows = [StoredRow(seq=row[0], body=row[1], digest=row[2]) for row in found]
-        return StoredSession(session_id=session_id, number=found[0][3], at=found[0][4], rows=rows)
+        number, at, idle_s = found[0][3:]
+        return StoredSession(session_id=session_id, number=number, at=at, idle_s=max(0.0, idle_s), rows=rows)
 
     async def find(self, key: str) -> StoredSession | None:
         found = await self._fetch(_FIND, key)
@@ -237,30 +245,39 @@ class PostgresRows:
         number, is_owned = found[0]
         if not is_owned:
             return Deletion.NOT_OWNED
-        lane = await self._free.get()
-        try:
+        async with self._reader() as lane:
             # The end first: once it is gone no row can be added, and the statement after it sees all that were.
             await lane.execute(_DELETE.format(number=int(number), owner=int(owner)))
-        finally:
-            self._free.put_nowait(lane)
         return Deletion.NOT_OWNED if await self._fetch(_NUMBER, session_id, owner) else Deletion.DELETED
 
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         return [_summary(row) for row in await self._fetch(_PAGE, limit, after)]
 
-    async def expired(self, *, now: float, limit: int, owner: int) -> Sequence[SessionId]:
-        return [SessionId(row[0]) for row in await self._fetch(_EXPIRED, now, limit, owner)]
+    async def expired(self, *, limit: int, owner: int) -> Sequence[SessionId]:
+        return [SessionId(row[0]) for row in await self._fetch(_EXPIRED, limit, owner)]
 
     async def aclose(self) -> None:
-        for lane in (self._writer, self._leaser, *self._readers):
-            await lane.aclose()
+        await asyncio.gather(*(lane.aclose() for lane in (self._writer, self._leaser, *self._readers)))
+
+    async def _open(self) -> None:
+        """Have a connection for rows and one for all else: a lease without them would keep sessions from everybody."""
+        await self._writer.open()
+        if not any(lane.is_open for lane in self._readers):
+            await self._readers[0].open()
 
     async def _fetch(self, query: str, *args: object) -> Sequence[Any]:
-        lane = await self._free.get()
-        try:
+        async with self._reader() as lane:
             return await lane.fetch(query, *args)
-        finally:
-            self._free.put_nowait(lane)
+
+    @asynccontextmanager
+    async def _reader(self) -> AsyncGenerator[Lane]:
+        """A lane that nobody else uses meanwhile; one without a connection only if no other is idle."""
+        async with self._num_idle:
+            lane = self._idle.pop()
+            try:
+                yield lane
+            finally:
+                self._idle.insert(len(self._idle) if lane.is_open else 0, lane)
 
 
 def _summary(row: Any) -> StoredSummary:

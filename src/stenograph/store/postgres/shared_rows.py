@@ -29,7 +29,6 @@ class EndMove:
     epoch: int
     before: int
     seq: int
-    at: float
     digest: bytes
     totals: Totals
     head: bytes
@@ -116,8 +115,8 @@ class SharedRows(Protocol):
         """As `SessionStore.page`."""
         ...
 
-    async def expired(self, *, now: float, limit: int, owner: int) -> Sequence[SessionId]:
-        """As `SessionStore.expired`, of this owner's sessions and those that no lease runs on."""
+    async def expired(self, *, limit: int, owner: int) -> Sequence[SessionId]:
+        """As `SessionStore.expired`, by the database's clock: of this owner and of owners without a lease."""
         ...
 
     async def aclose(self) -> None:

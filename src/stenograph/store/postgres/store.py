@@ -3,8 +3,8 @@
 Owns the writer's task, and what it is asked for meanwhile; both run on the loop, because the work is the database's. A
 group of rows is one statement, which names each session's epoch and end. Where the database does not answer, the same
 statement is asked again: what it did before it does not do twice, and says that it is there. That goes on until the
-lease is over. Then nobody knows whether the rows are there: who waits for them is told so, the sessions leave memory,
-and whoever takes them next reads what is there.
+lease is over, or is given up because of it. Then nobody knows whether the rows are there: who waits for them is told
+so, the sessions leave memory, and whoever takes them next reads what is there.
 """
 
 import asyncio
@@ -37,6 +37,9 @@ MAX_GROUP_BYTES = 8 * 2**20
 
 RETRY_S = 0.05
 """Time between two attempts at what the database did not answer."""
+
+ANSWER_LEASES = 3
+"""Times of a lease in which an answer must come, though the lease is renewed: the tables may be locked."""
 
 UNKNOWN = (
     "The database of --store did not answer before this node's lease ended: the turn may have been kept or not. Send"
@@ -151,6 +154,7 @@ class PostgresStore:
             session_id=stored.session_id,
             number=stored.number,
             at=stored.at,
+            idle_s=stored.idle_s,
             rows=stored.rows,
             epoch=claimed.epoch,
             lease=lease,
@@ -209,7 +213,7 @@ class PostgresStore:
 
     async def expired(self, *, now: float, limit: int) -> Sequence[SessionId]:
         lease = self.owner.needed()
-        return await self._ask(lambda: self._rows.expired(now=now, limit=limit, owner=lease.owner), lease)
+        return await self._ask(lambda: self._rows.expired(limit=limit, owner=lease.owner), lease)
 
     async def backup(self, path: Path) -> int:
         raise OSError(f"sessions are in PostgreSQL, not in {path.name}: back the database up, for instance by pg_dump")
@@ -242,13 +246,16 @@ class PostgresStore:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     async def _ask(self, question: Callable[[], Coroutine[Any, Any, T]], lease: OwnerLease | None = None) -> T:
-        """Ask until there is an answer, or the lease is over. A cancelled wait takes nothing back."""
+        """Ask until there is an answer, or no time for it. A cancelled wait takes nothing back."""
         if self._is_closed:
             raise StorageUnavailable("The store is closed: the server is shutting down.", is_full=False)
         lease = lease or self.owner.needed()
         task = self._own(self._answered(question, lease))
         await asyncio.wait({task})
-        return task.result()
+        try:
+            return task.result()
+        except DatabaseAway:
+            raise StorageUnavailable(AWAY, is_full=False, retry_after_s=self.owner.retry_s) from None
 
     def _own(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = self._loop.create_task(work, name="ask-the-database")
@@ -262,13 +269,15 @@ class PostgresStore:
             task.exception()  # whoever waited has it, or has left
 
     async def _answered(self, question: Callable[[], Awaitable[T]], lease: OwnerLease) -> T:
+        """Ask until there is an answer. Raises DatabaseAway when the lease is over, or was not enough for one."""
+        until = self._clock.monotonic() + ANSWER_LEASES * lease.lease_s
         while True:
             try:
                 return await question()
             except DatabaseAway:
                 await pause(self._clock, RETRY_S)
-                if self.owner.held() is not lease:
-                    raise StorageUnavailable(AWAY, is_full=False, retry_after_s=self.owner.retry_s) from None
+                if self.owner.held() is not lease or self._clock.monotonic() >= until:
+                    raise
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -307,8 +316,12 @@ class PostgresStore:
         group = RowGroup.of(mine)
         try:
             kept = await self._answered(lambda: self._rows.append(_moves(group), group.rows), lease)
+        except DatabaseAway:
+            self._note(is_full=False)
+            self.owner.give_up(lease, "rows could not be written")  # which tells whoever waits for them
+            return
         except StorageUnavailable as error:
-            self._note(error)
+            self._note(is_full=error.is_full)
             if self.owner.held() is lease:  # else they have been told
                 self._tell(mine, error)
             return
@@ -360,9 +373,9 @@ class PostgresStore:
             except Exception:
                 log.exception("what followed a write has failed")
 
-    def _note(self, error: StorageUnavailable) -> None:
+    def _note(self, *, is_full: bool) -> None:
         stats = self._stats
-        if error.is_full:
+        if is_full:
             self._stats = replace(stats, num_full=stats.num_full + 1)
         else:
             self._stats = replace(stats, num_failed=stats.num_failed + 1)
@@ -398,7 +411,6 @@ def _move(end: RowEnd) -> EndMove:
         epoch=tail.epoch,
         before=tail.seq,
         seq=end.seq,
-        at=end.at,
         digest=end.digest,
         totals=end.totals,
         head=head,

@@ -86,7 +86,7 @@ class SharedTables:
         if held is None and owner in self._owners:
             self._num_sessions += 1
             held = _SharedSession(
-                number=self._num_sessions, new=new, owner=owner, at=new.at, head=new.body[:HEAD_BYTES]
+                number=self._num_sessions, new=new, owner=owner, at=self._now(), head=new.body[:HEAD_BYTES]
             )
             self._sessions[new.session_id] = held
         if held is None or held.new.digest != new.digest or held.owner != owner or held.seq:
@@ -100,7 +100,7 @@ class SharedTables:
             held = by_number.get(move.session)
             if held is None or held.epoch != move.epoch or held.seq != move.before:
                 continue
-            held.seq, held.at, held.head, held.outcome = move.seq, move.at, move.head, move.totals.outcome_seq
+            held.seq, held.at, held.head, held.outcome = move.seq, self._now(), move.head, move.totals.outcome_seq
             for row in rows:
                 if row.session == move.session:
                     held.rows[row.seq] = StoredRow(seq=row.seq, body=row.body, digest=row.digest)
@@ -147,7 +147,8 @@ class SharedTables:
         if held is None:
             return None
         rows = [_opening(held), *(held.rows[seq] for seq in sorted(held.rows))]
-        return StoredSession(session_id=session_id, number=held.number, at=held.at, rows=rows)
+        idle_s = self._now() - held.at
+        return StoredSession(session_id=session_id, number=held.number, at=held.at, idle_s=idle_s, rows=rows)
 
     def find(self, key: str) -> StoredSession | None:
         found = [held for held in self._sessions.values() if held.new.key == key]
@@ -183,7 +184,7 @@ class SharedTables:
             for held in later[:limit]
         ]
 
-    def expired(self, now: float, limit: int, owner: int) -> list[SessionId]:
+    def expired(self, limit: int, owner: int) -> list[SessionId]:
         def is_free(held: _SharedSession) -> bool:
             other = self._owners.get(held.owner)
             return held.owner == owner or other is None or other.until <= self._now()
@@ -191,7 +192,7 @@ class SharedTables:
         return [
             id_
             for id_, held in self._sessions.items()
-            if held.new.ttl_s is not None and held.at + held.new.ttl_s <= now and is_free(held)
+            if held.new.ttl_s is not None and held.at + held.new.ttl_s <= self._now() and is_free(held)
         ][:limit]
 
 
@@ -255,8 +256,8 @@ class MemoryRows:
     async def page(self, *, limit: int, after: SessionId | None) -> Sequence[StoredSummary]:
         return await self._way(lambda: self._tables.page(limit, after))
 
-    async def expired(self, *, now: float, limit: int, owner: int) -> Sequence[SessionId]:
-        return await self._way(lambda: self._tables.expired(now, limit, owner))
+    async def expired(self, *, limit: int, owner: int) -> Sequence[SessionId]:
+        return await self._way(lambda: self._tables.expired(limit, owner))
 
     async def aclose(self) -> None:
         """Nothing is open."""
