@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from stenograph.core.errors import StartupError
+from stenograph.core.errors import StartupError, UpstreamUnreachable
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason
 from stenograph.testing.standins.clock import ManualClock
+from stenograph.testing.standins.scripted_engine import Script
 from stenograph.trajectory.matching import load_matcher
 
 from .conftest import Answer, Live, assistant, user
@@ -58,6 +59,43 @@ async def test_a_prompt_that_the_session_has_no_tokens_for_is_refused_before_the
     answer = await live.chat(await live.open(max_total_tokens=5), user("hi"))
     await assert_refused(live, answer, "session_tokens", retry="false")
     assert live.engine.requests == []
+
+
+async def test_a_session_with_all_its_strands_goes_on_with_them_and_opens_none(serve: Serve) -> None:
+    async with serve(max_strands=2) as live:
+        session = await live.open()
+        live.says("a")
+        live.says("b", paused=True)
+        assert (await live.chat(session, user("hi"))).status == 200
+        running = asyncio.ensure_future(live.chat(session, user("side")))
+        await live.engine.begun(2)
+        answer = await live.chat(session, user("other"))
+        await assert_refused(live, answer, "strands", retry="false")
+        assert "this session has 2 of its 2 strands (--max-strands)" in answer.json()["error"]["message"]
+        live.engine.step(10)
+        assert (await running).status == 200
+        fork = await live.chat(session, user("hi"), assistant("another reply"), user("more"))
+        assert (fork.status, fork.json()["error"]["code"]) == (429, "limit_exceeded"), "a fork is a strand"
+        live.says("c")
+        assert (await live.chat(session, user("hi"), assistant("a"), user("more"))).status == 200
+        ids = json.dumps({"prompt": [5, 6, 7]}).encode()
+        assert (await live.call("POST", f"/sessions/{session}/v1/completions", ids)).status == 429
+        assert len(live.engine.requests) == 3
+        for kind in ("linear", "tree"):
+            other = await live.open(history=kind)
+            for text in ("x", "y", "z"):  # the limit is that of strands
+                live.says(text)
+                assert (await live.chat(other, user(text))).status == 200
+
+
+async def test_a_refused_or_failed_request_leaves_its_strand_to_others(serve: Serve) -> None:
+    async with serve(max_strands=1) as live:
+        session = await live.open()
+        for _ in range(3):
+            live.engine.plan(Script(ids=(5,), error=UpstreamUnreachable("the engine has ended")))
+            assert (await live.chat(session, user("hi"))).status == 502
+        live.says("a")
+        assert (await live.chat(session, user("another"))).status == 200
 
 
 async def test_a_full_tree_refuses_before_the_engine_is_asked_and_running_turns_count(serve: Serve) -> None:

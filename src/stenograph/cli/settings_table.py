@@ -110,6 +110,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_in_flight",
         "max_held_tokens",
         "max_nodes",
+        "max_strands",
         "session_ttl",
         "max_body_bytes",
         "header_timeout",

@@ -184,6 +184,7 @@ class Limit(enum.StrEnum):
     SESSION_REQUESTS = "session_requests"
     SESSION_TOKENS = "session_tokens"
     NODES = "nodes"
+    STRANDS = "strands"
     HELD_TOKENS = "held_tokens"
 
 

@@ -309,6 +309,7 @@ def _make_manager(
         max_sessions=settings.max_sessions,
         max_in_flight=settings.max_in_flight,
         max_held_tokens=settings.max_held_tokens,
+        max_strands=settings.max_strands,
     )
     shelf = None
     if store is not None:

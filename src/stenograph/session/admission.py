@@ -32,6 +32,7 @@ class Limits:
     max_sessions: int
     max_in_flight: int
     max_held_tokens: int = 10**9
+    max_strands: int = 1000
 
 
 class Caller(Struct, frozen=True, kw_only=True, gc=False):

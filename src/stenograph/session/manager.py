@@ -262,6 +262,7 @@ class SessionManager(Sessions):
             session.strands,
             agent_id=rules.agent_id(caller.headers) if caller.headers else "",
             label=label,
+            max_strands=self._capacity.limits.max_strands,
         )
 
     def as_sent(self, request: TurnRequest, session: Session | None, agent_id: str = "") -> TurnRequest:

@@ -89,6 +89,7 @@ class SessionSettings:
         10**9, whole_number(1), "Tokens that all sessions together may hold before turns are refused.", unit="tokens"
     )
     max_nodes: int = setting(4096, whole_number(1), "Turns that a tree history may hold.", unit="turns")
+    max_strands: int = setting(1000, whole_number(1), "Strands that a session with strands may have.", unit="strands")
     session_ttl_s: float | None = setting(
         None,
         seconds(10 * 365 * 86400),

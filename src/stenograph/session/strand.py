@@ -13,7 +13,7 @@ from contextlib import suppress
 from msgspec import Struct, field
 
 from stenograph.core.chat import Asked, ChatRequest, KnownMessages, PastLine
-from stenograph.core.errors import CallerError, SessionBusy
+from stenograph.core.errors import BudgetSpent, CallerError, Limit, SessionBusy
 from stenograph.core.history_kinds import AfterLength, Compat, HistoryKind
 from stenograph.core.messages import Message, Role
 from stenograph.core.strand_kinds import TRAINED_KINDS, UNLABELLED, Label, StrandKind
@@ -102,6 +102,8 @@ class Strands:
         self._latest: list[Strand] = []
         self._has_compaction = False
         self._kept: list[Strand] = []
+        self._opening: set[Strand] = set()
+        """Those without a turn in which a request has a place."""
         self.num_turns = 0
         self.num_tokens = 0
         self.discarded = Discarded()
@@ -311,8 +313,22 @@ class Strands:
             raise ValueError(f"there is no strand {number}")
         return self._kept[number]
 
+    def take(self, strand: Strand, most: int) -> None:
+        """Take a place in a strand that may be new. Raises BudgetSpent if there are `most` without it."""
+        if self.only is None and strand.number is None:
+            num = len(self._kept) + sum(one.number is None for one in self._opening)
+            if num >= most:
+                self.released(strand)
+                raise BudgetSpent(
+                    Limit.STRANDS,
+                    f"this session has {num} of its {most} strands (--max-strands), and this request would open another"
+                    " one: its messages go on with none of them",
+                )
+            self._opening.add(strand)
+
     def released(self, strand: Strand) -> None:
-        """Forget a strand without a turn that nobody works on any more."""
+        """A place was given back. Forget a strand without a turn that nobody works on any more."""
+        self._opening.discard(strand)
         if strand.key is None or strand.number is not None or strand.num_running:
             return
         if self._by_key.get(strand.key) is strand:
@@ -327,12 +343,13 @@ class Seats(Struct, eq=False):
     """The places of one request's turns in the strands of its session, each a lease of its strand. Give them back.
 
     `strands` None: the request has no session, and each turn a strand that nobody else sees. `agent_id` is the client's
-    own id of the agent that asks, `label` what rules say of the request.
+    own id of the agent that asks, `label` what rules say of the request, `max_strands` the most that a session may have.
     """
 
     strands: Strands | None
     agent_id: str = ""
     label: Label = UNLABELLED
+    max_strands: int = 1000
     taken: list[Strand] = []
     """The strands in which it has a place, also when that has been given back."""
     num_leases: int = 0
@@ -390,12 +407,14 @@ class Seats(Struct, eq=False):
         held, self.num_leases = self.taken[: self.num_leases], 0
         for strand in held:
             strand.num_running -= 1
-            if strand.number is None and self.strands is not None:
+            if self.strands is not None:
                 self.strands.released(strand)
 
     def _take(self, strand: Strand) -> Strand:
-        """Take a lease of a strand. Raises SessionBusy."""
+        """Take a lease of a strand. Raises SessionBusy, and BudgetSpent for one strand too many."""
         strand.check_free()
+        if self.strands is not None:
+            self.strands.take(strand, self.max_strands)
         strand.num_running += 1
         self.num_leases += 1
         self.taken.append(strand)
