@@ -26,7 +26,7 @@ import uvloop
 
 from stenograph.render.renderer import Renderer
 
-from .worst_requests import BODY_BYTES, TABLE, Worst, large_renderer, send_all
+from .worst_requests import BODY_BYTES, READ, TABLE, Worst, large_renderer, send_all
 
 pytestmark = [pytest.mark.timed, pytest.mark.timeout(180)]
 
@@ -89,7 +89,7 @@ def large() -> Renderer:
     return large_renderer()
 
 
-@pytest.mark.parametrize("worst", TABLE, ids=lambda worst: worst.name.replace(" ", "_"))
+@pytest.mark.parametrize("worst", [*TABLE, *READ], ids=lambda worst: worst.name.replace(" ", "_"))
 def test_no_request_holds_the_loop(worst: Worst, large: Renderer) -> None:
     """What holds the loop does so each time. It is the loop that `serve` runs on."""
     gc.collect()

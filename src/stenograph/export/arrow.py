@@ -104,6 +104,11 @@ def import_pyarrow() -> Any:
     return module
 
 
+def load_pyarrow() -> None:
+    """Import the library. It takes long the first time: work for a worker. Raises ArrowMissing."""
+    import_pyarrow()
+
+
 class BulkArrow:
     """One IPC stream of the samples of many sessions: the columns of `to_arrow`, and before them `session_id`,
     `empty_reason` and `error` (JSON). A session without a sample has one row, with all else null. The last record batch

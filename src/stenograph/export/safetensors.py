@@ -9,7 +9,7 @@ The library would hold the GIL for the whole payload, so that is written here; b
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -24,6 +24,10 @@ META = "_samples_meta"
 
 _PIECE_VALUES = 32 * 1024
 """Numbers that are copied at once, in a tenth of a millisecond."""
+
+_STEP_SAMPLES = 64
+_STEP_TENSORS = 256
+"""Samples, and entries of the header, that are made at once."""
 
 FORMAT_NAMES = {"<i8": "I64", "<f8": "F64", "<u4": "U32", "<i4": "I32", "<u2": "U16", "|u1": "U8"}
 """The types in the order in which the library writes tensors; those of one type it writes in the order of names."""
@@ -55,7 +59,11 @@ def to_safetensors(
     type that they have.
     In pieces of about a tenth of a millisecond; an empty one is a step of work of which nothing can be sent yet.
     """
-    tensors = [tensor for index, sample in enumerate(samples) for tensor in sample_tensors(sample, index)]
+    tensors: list[Tensor] = []
+    for index, sample in enumerate(samples):
+        tensors += sample_tensors(sample, index)
+        if index % _STEP_SAMPLES == 0:
+            yield b""
     metas = (sample_meta(sample) for sample in samples)
     meta: list[bytes] = []
     described = {"samples": metas, "session_metadata": session_metadata, "empty_reason": empty_reason}
@@ -63,25 +71,44 @@ def to_safetensors(
         meta.append(piece)
         yield b""
     tensors.append(Tensor(name=META, dtype="|u1", shape=(sum(map(len, meta)),), pieces=iter(meta)))
-    tensors.sort(key=lambda tensor: (list(FORMAT_NAMES).index(tensor.dtype), tensor.name))
-    yield from joined(chain([header(tensors)], *(tensor.pieces for tensor in tensors)))
+    order = {dtype: place for place, dtype in enumerate(FORMAT_NAMES)}
+    tensors.sort(key=lambda tensor: (order[tensor.dtype], tensor.name))
+    entries: list[bytes] = []
+    for entry in _entries(tensors):
+        entries.append(entry)
+        yield b""
+    pieces = chain.from_iterable(tensor.pieces for tensor in tensors)
+    yield from joined(chain(_headed(entries), pieces))
 
 
 def header(tensors: Sequence[Tensor]) -> bytes:
     """The header of a payload with these tensors, in this order: the length of its JSON, and the JSON, filled up with
     blanks to whole eights."""
-    ends = list(accumulate(tensor.num_bytes for tensor in tensors))
-    entries = {
-        tensor.name: {
-            "dtype": FORMAT_NAMES[tensor.dtype],
-            "shape": tensor.shape,
-            "data_offsets": (end - tensor.num_bytes, end),
-        }
-        for tensor, end in zip(tensors, ends, strict=True)
-    }
-    text = msgspec.json.encode(entries)
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return b"".join(_headed(list(_entries(tensors))))
+
+
+def _headed(entries: Sequence[bytes]) -> Iterator[bytes]:
+    num_bytes = sum(map(len, entries))
+    yield (num_bytes + -num_bytes % 8).to_bytes(8, "little")
+    yield from entries
+    yield b" " * (-num_bytes % 8)
+
+
+def _entries(tensors: Sequence[Tensor]) -> Iterator[bytes]:
+    """The JSON object that says of each tensor what it is and where, in pieces."""
+    end = 0
+    for start in range(0, len(tensors), _STEP_TENSORS):
+        entries: dict[str, object] = {}
+        for tensor in tensors[start : start + _STEP_TENSORS]:
+            begin, end = end, end + tensor.num_bytes
+            offsets = (begin, end)
+            entries[tensor.name] = {
+                "dtype": FORMAT_NAMES[tensor.dtype],
+                "shape": tensor.shape,
+                "data_offsets": offsets,
+            }
+        yield (b"," if start else b"{") + msgspec.json.encode(entries)[1:-1]
+    yield b"}" if tensors else b"{}"
 
 
 def sample_tensors(sample: Sample, index: int) -> Iterator[Tensor]:

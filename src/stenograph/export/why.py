@@ -196,10 +196,12 @@ def _of_session(evidence: Evidence) -> Iterator[SampleFinding]:
 
 def _of_requests(evidence: Evidence) -> Iterator[SampleFinding]:
     """The requests that made no turn."""
-    refused = Counter((row["error"] or "", row["status"] or 0) for row in evidence.requests if row["error"] is not None)
-    for (error, status), num in refused.items():
-        rows = [row for row in evidence.requests if row["error"] == error and (row["status"] or 0) == status]
-        told = f"{_num(num, 'request')} ended with {error}{f' (status {status})' if status else ''}"
+    refused: dict[tuple[str, int], list[LedgerEntry]] = {}
+    for row in evidence.requests:
+        if row["error"] is not None:
+            refused.setdefault((row["error"], row["status"] or 0), []).append(row)
+    for (error, status), rows in refused.items():
+        told = f"{_num(len(rows), 'request')} ended with {error}{f' (status {status})' if status else ''}"
         told += f", the first as request {rows[0]['number']}. What was sampled for them is in no sample."
         yield _finding(FindingKind.REFUSED, Gravity.LOST, told, rows=rows, see=("/ledger",))
     left = [row for row in evidence.requests if row["ended"] is not None and row["status"] is None]

@@ -23,6 +23,7 @@ from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Pieces, Sessio
 from stenograph.http.nodes import PASSED_ON
 from stenograph.http.session_routes import SessionRoutes, check_known, filter_of
 from stenograph.http.wire import ClientLink, ClosedStream, count_error, delivery_of, header_value, json_response
+from stenograph.offload.pool import INLINE_BELOW_BYTES
 from stenograph.session.selection import SessionFilter, SessionState, id_of, selected
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class BulkRoutes:
         wire = await self.sessions.decoded(request, decode_bulk_samples)
         if wire.format == "arrow":
             try:
-                bulk_arrow()
+                await self.sessions.pool.run(bulk_arrow, num_bytes=INLINE_BELOW_BYTES)
             except ArrowMissing as error:
                 raise InvalidRequest(str(error), param="/format") from error
         media_type = MEDIA_TYPE if wire.format == "arrow" else FRAMES_TYPE

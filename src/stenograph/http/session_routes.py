@@ -33,7 +33,7 @@ from stenograph.dialects.sessions import (
     decode_samples,
 )
 from stenograph.engine.base import Engine
-from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, to_arrow
+from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, load_pyarrow, to_arrow
 from stenograph.export.ledger_rows import LedgerPage, ledger_rows
 from stenograph.export.lines import leaves
 from stenograph.export.records import (
@@ -59,7 +59,7 @@ from stenograph.http.session_defaults import SessionDefaults
 from stenograph.http.wire import header_value, in_pieces, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
 from stenograph.offload.loop_share import LoopShare
-from stenograph.offload.pool import CpuPool
+from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
 from stenograph.render.drift import DriftFacts, DriftReport, num_by_class
 from stenograph.render.drift import to_json as drift_json
 from stenograph.render.renderer import Renderer
@@ -86,6 +86,9 @@ MAX_SESSION_BODY_BYTES = 2**20
 
 _BYTES_PER_TOKEN = 8
 """About what a token's id and logprob cost to write out; only decides what is small enough for the loop."""
+
+_BYTES_PER_ROW = 64
+"""The same of a turn's facts, and of a row of the ledger."""
 
 _SENT_BYTES = 256 * 1024
 """Bytes that are sent at once, of an answer that is complete."""
@@ -225,7 +228,7 @@ class SessionRoutes:
 
         report = None if latest is None else await self.drifts.of(session.id, latest)
         work = partial(session_metadata, session.options, facts, latest, report, discarded, self.renderer)
-        num_bytes = 0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN
+        num_bytes = (0 if latest is None else latest.num_tokens * _BYTES_PER_TOKEN) + _bytes_of(facts)
         metadata = await self.pool.run(work, num_bytes=num_bytes)
         if latest is not None and report is not None:
             self._count_drift(session, {latest.id: report})
@@ -300,11 +303,13 @@ class SessionRoutes:
     async def why(self, request: Request) -> Response:
         """`GET /sessions/{id}/why`: what a person would look at first, in plain sentences."""
         session = await self._look(request)
-        facts, discarded, ledger = session_facts(session), session.strands.discarded, session.ledger
+        ledger = session.ledger
+        rows = [row async for chunk in self.share.pieces(ledger.chunks()) for row in chunk]
+        facts, discarded = session_facts(session), session.strands.discarded  # after the rows, whose strands it has
         by_leaf = {leaf.id: report for leaf, report in await self.drift_of(session, leaves(facts.nodes))}
-        rows, num_requests = ledger.rows(ledger.num_rows, 0), ledger.num_requests
-        work = partial(session_findings, session.id, facts, discarded, by_leaf, rows, num_requests)
-        return json_response(await self.pool.run(work, num_bytes=_BYTES_PER_TOKEN * len(facts.nodes)))
+        work = partial(session_findings, session.id, facts, discarded, by_leaf, rows, ledger.num_requests)
+        num_bytes = _bytes_of(facts) + _BYTES_PER_ROW * len(rows)
+        return json_in_pieces(self.share, await self.pool.run(work, num_bytes=num_bytes))
 
     async def samples(self, request: Request) -> Response:
         """`POST /sessions/{id}/samples`."""
@@ -320,6 +325,7 @@ class SessionRoutes:
             )
         if wire.format == "arrow":
             try:
+                await self.pool.run(load_pyarrow, num_bytes=INLINE_BELOW_BYTES)
                 messages = to_arrow(made.samples, session_metadata=metadata, empty_reason=made.empty_reason)
             except ArrowMissing as error:
                 raise InvalidRequest(str(error), param="/format") from error
@@ -442,6 +448,10 @@ def _drifted_line(leaf: Node, report: DriftReport) -> DriftedLine:
         "unrenderable": report.unrenderable,
         "mismatches": drift_json(report),
     }
+
+
+def _bytes_of(facts: SessionFacts) -> int:
+    return _BYTES_PER_ROW * sum(len(strand.nodes) for strand in facts.strands)
 
 
 def _strand(facts: SessionFacts, number: str) -> Node | None:

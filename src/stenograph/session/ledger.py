@@ -8,7 +8,7 @@ texts are kept once. The first 10,000 requests have rows, later ones are counted
 import math
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import cast
 
@@ -22,6 +22,9 @@ from stenograph.trajectory.commits import LedgerRow
 
 ECHO = Label(kind=StrandKind.ECHO, rule="echo")
 """The label of a request that was its strand's last reply once more."""
+
+ROWS_AT_ONCE = 512
+"""Rows that are made at once where all are wanted."""
 
 MAX_ROWS = 10_000
 """Number of requests that have a row. A number fits in 16 bits."""
@@ -164,6 +167,13 @@ class RequestLedger:
         own, clients, labels = list(self._own_texts), list(self._client_texts), list(self._labels)
         kept = (number for number in range(begin + 1, self.num_rows + 1) if number not in self._lost)
         return [self._row(number, own, clients, labels) for number in islice(kept, max(limit, 0))]
+
+    def chunks(self) -> Iterator[list[LedgerRow]]:
+        """All rows in order, so many at once as are made in some milliseconds."""
+        after = 0
+        while rows := self.rows(ROWS_AT_ONCE, after):
+            yield rows
+            after = rows[-1].number
 
     def restore(self, row: LedgerRow) -> None:
         """Note a request of before this process began. Those before it that are not noted are lost, and have no row."""

@@ -260,3 +260,15 @@ def test_doubled_headers_are_both_there() -> None:
     reader.feed(b"HTTP/1.1 200 OK\r\nServer: a\r\nserver: b\r\nDate: c\r\ndate: d\r\nContent-Length: 0\r\n\r\n")
     assert list(reader.headers)[:4] == [("server", "a"), ("server", "b"), ("date", "c"), ("date", "d")]
     assert reader.keeps_connection
+
+
+def test_pieces_that_come_at_once_are_few_whatever_the_chunks() -> None:
+    """An engine may send each byte as a chunk: whoever takes them would go through each."""
+    reader = ResponseReader()
+    reader.feed(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    text = bytes(range(32, 127)) * 50
+    reader.feed(b"".join(b"1\r\n%c\r\n" % byte for byte in text))
+    assert (reader.num_fed, reader.num_pending) == (len(text), len(text))
+    assert reader.take() == [text]
+    reader.feed(b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
+    assert (reader.take(), reader.num_fed, reader.is_whole) == ([b"ab", b"c"], 2, True)

@@ -14,6 +14,7 @@ from stenograph.session.ledger import (
     MAX_ROWS,
     MAX_TEXT_CHARS,
     OTHER_TEXT,
+    ROWS_AT_ONCE,
     LedgerRow,
     RequestLedger,
 )
@@ -129,6 +130,27 @@ def test_rows_come_in_pages(limit: int, after: int, numbers: list[int]) -> None:
     for _ in range(3):
         begin(ledger)
     assert [row.number for row in ledger.rows(limit, after)] == numbers
+
+
+@pytest.mark.parametrize("lost", [0, 700, 1_500])
+def test_all_rows_come_some_at_a_time(lost: int) -> None:
+    ledger = RequestLedger()
+    for number in (*range(1, 900 + 1), *range(901 + lost, 3_000 + 1)):
+        row = LedgerRow(
+            number=number,
+            received_s=0.0,
+            path="/a",
+            dialect="chat",
+            client="b",
+            label=UNLABELLED,
+            overlaps=(),
+            ended_s=1.0,
+        )
+        ledger.restore(row)
+    chunks = list(ledger.chunks())
+    assert max(map(len, chunks)) == ROWS_AT_ONCE
+    assert [row for chunk in chunks for row in chunk] == ledger.rows(MAX_ROWS)
+    assert len(ledger.rows(MAX_ROWS)) == 3_000 - lost
 
 
 def test_clients_cannot_fill_it_with_texts() -> None:

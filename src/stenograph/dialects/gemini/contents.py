@@ -27,10 +27,9 @@ from stenograph.dialects.gemini.fields import (
 )
 from stenograph.dialects.json_bodies import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, MAX_PARTS, nearest, shown
 from stenograph.dialects.openai.sampling_fields import NEUTRAL
-from stenograph.dialects.template_kwargs import check_depth
+from stenograph.dialects.template_kwargs import check_json_depth
 
 _ROLES = {"user": Role.USER, "function": Role.USER, "model": Role.ASSISTANT}
-_OBJECT = msgspec.json.Decoder(dict[str, object])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 RESULT_COPY = "result-copy"
@@ -293,8 +292,11 @@ def _object_text(raw: msgspec.Raw | msgspec.UnsetType, at: str) -> str:
     """The text of a JSON object without its spaces. Raises InvalidRequest for another value."""
     if isinstance(raw, msgspec.UnsetType) or bytes(raw) == b"null":
         return "{}"
+    if bytes(memoryview(raw)[:1]) != b"{":
+        begin = bytes(memoryview(raw)[:40]).decode("utf-8", "replace")
+        raise InvalidRequest(f"Expected a JSON object, got {shown(begin)}.", param=at)
+    check_json_depth(raw, at=at)
     try:
-        check_depth(_OBJECT.decode(raw), at=at)
         return msgspec.json.format(bytes(raw), indent=-1).decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"Expected a JSON object: {error}.", param=at) from error

@@ -15,6 +15,7 @@ from msgspec import Meta, Raw
 
 from stenograph.core.chat import CompletionRequest
 from stenograph.core.errors import InvalidJson, InvalidRequest
+from stenograph.core.json_shape import num_elements
 from stenograph.core.types import token_ids
 from stenograph.dialects.json_bodies import decode_part
 from stenograph.dialects.openai.completions_fields import COMPLETION_FIELDS, WireCompletionRequest
@@ -36,6 +37,9 @@ _TEXTS = msgspec.json.Decoder(list[str])
 _LISTS = msgspec.json.Decoder(list[Raw])
 _IDS = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, lt=2**31)]])
 _LIST_OF = re.compile(rb"\[[ \t\r\n]*(.)", re.DOTALL)
+
+MAX_PROMPTS = 32 * 1024
+"""Prompts of one request, whatever `--max-in-flight` allows."""
 
 PIECE_BYTES = 64 * 1024
 """Ids are decoded so much at a time, in half a millisecond each: a decoder holds the GIL."""
@@ -59,7 +63,13 @@ def completion_steps(
     yield None
     _check_unsupported(wire)
     prompts: list[str | array[int]] = []
-    texts, is_list = _split(bytes(wire.prompt))
+    whole = bytes(wire.prompt)
+    if len(whole) > PIECE_BYTES and (first := _LIST_OF.match(whole)) is not None and first[1] in b'"[':
+        for num in num_elements(whole):
+            if num > MAX_PROMPTS:
+                raise InvalidRequest(f"At most {MAX_PROMPTS} prompts, got {num} or more.", param="/prompt")
+            yield None
+    texts, is_list = _split(whole)
     for text, at in texts:
         if isinstance(text, str):
             prompts.append(text)

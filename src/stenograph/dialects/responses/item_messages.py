@@ -14,7 +14,7 @@ from msgspec import Raw
 from stenograph.core.chat import PastTurns
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Message, Role, ToolCall
-from stenograph.dialects.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, decode_part, nearest, shown
+from stenograph.dialects.json_bodies import MAX_ARGUMENTS_CHARS, MAX_PARTS, MAX_REST_BYTES, decode_part, nearest, shown
 from stenograph.dialects.responses.ids import ItemId, item_id, turn_of_sealed
 from stenograph.dialects.responses.items import (
     REASONING_TYPES,
@@ -96,6 +96,7 @@ class ItemMessages:
         """The turns that ids of items name."""
         self._past = past
         self._num_referred_chars = 0
+        self._num_found_bytes = 0
         self._open: _OpenReply | None = None
         self._is_leading = all(message.role in _LEADING for message in before)
 
@@ -182,6 +183,12 @@ class ItemMessages:
             self._open.reasonings.append(text)
 
     def _take_found(self, item: SearchOutputItem, at: str) -> None:
+        self._num_found_bytes += sum(len(memoryview(tool)) for tool in item.tools)
+        if self._num_found_bytes > MAX_REST_BYTES:
+            raise InvalidRequest(
+                f"The tools that searches have found have {self._num_found_bytes} bytes; at most {MAX_REST_BYTES}.",
+                param=f"{at}/tools",
+            )
         self.found.update({one.tool.name: one for one in found_tools(item.tools, f"{at}/tools")})
         text = (b"[" + b",".join(item.tools) + b"]").decode()
         place = MessagePlace(at, f"{at}/type", f"{at}/tools")

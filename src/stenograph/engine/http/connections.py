@@ -22,6 +22,10 @@ from stenograph.engine.http.response import NotHttp, ReplyCut, ResponseReader
 
 READ_BUFFER_BYTES = 2**18
 """The most that one read takes."""
+FIRST_READ_BYTES = 2**15
+MANY_CHUNKS = 1024
+"""After a read with more chunks of a body than this, the loop serves others before the next one, which is short. So is
+the first of a reply: Python is called for each chunk, and there may be one for each byte."""
 MOST_UNTAKEN_BYTES = 2**16
 """Most untaken bytes of a body before reading pauses."""
 JOINED_BYTES = 2**16
@@ -234,10 +238,13 @@ class Connection(asyncio.BufferedProtocol):
         self._looked = select.poll()
         self._reader = ResponseReader()
         self._waiter: asyncio.Future[None] | None = None
+        self._read_bytes = FIRST_READ_BYTES
         self._num_wanted = 0
         """Bytes of the body for which somebody waits; nobody is woken before they are there, or the reply is whole."""
         self._is_idle = True
         self._is_paused = False
+        self._resting: asyncio.Handle | None = None
+        """Reading goes on after this, because much was read in this event-loop iteration."""
         self._fault: UpstreamUnreachable | None = None
         """The reason why no more comes."""
         self.idle_since = 0.0
@@ -263,6 +270,7 @@ class Connection(asyncio.BufferedProtocol):
             transport.writelines((head, body))
         reader = self._reader
         reader.begin(is_head=is_head)
+        self._read_bytes = FIRST_READ_BYTES
         self._num_wanted = 0
         try:
             while not reader.has_head:
@@ -333,7 +341,10 @@ class Connection(asyncio.BufferedProtocol):
             self._waiter = None
 
     def _read_on(self) -> None:
-        if self._transport is not None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+        if self._transport is not None and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
 
@@ -356,7 +367,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
-        return self._buffer
+        return self._buffer[: self._read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         reader = self._reader
@@ -370,11 +381,18 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
             self._wake()
             return
+        is_many = reader.num_fed > MANY_CHUNKS
+        self._read_bytes = FIRST_READ_BYTES if is_many else READ_BUFFER_BYTES
         is_enough = reader.num_pending >= self._num_wanted
         if is_enough and reader.num_pending > MOST_UNTAKEN_BYTES and not self._is_paused and not reader.is_whole:
             assert self._transport is not None, "bytes come only while the connection is there"
             self._is_paused = True
             self._transport.pause_reading()
+        elif is_many and not self._is_paused and not reader.is_whole:
+            assert self._transport is not None, "bytes come only while the connection is there"
+            self._is_paused = True
+            self._transport.pause_reading()
+            self._resting = self._loop.call_soon(self._read_on)
         if reader.is_whole or (reader.has_head and is_enough):
             self._wake()
 
@@ -390,6 +408,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._fault is None:
             self._fault = self._broken(exc or "the connection was closed")
         self._transport = None
+        if self._resting is not None:
+            self._resting.cancel()
         self._reader.close()
         self._wake()
         self._on_lost(self)

@@ -13,6 +13,10 @@ MAX_HEAD_BYTES = 4 * MAX_LINE_BYTES
 """A reply's head, or what stands between two pieces of a chunked body."""
 
 
+MANY_PIECES = 64
+"""More pieces than this that come at once become one: an engine may send each byte as a chunk."""
+
+
 class NotHttp(Exception):
     """The bytes that came are no reply; the text says why."""
 
@@ -39,6 +43,7 @@ class ResponseReader:
         "is_whole",
         "keeps_connection",
         "num_expected",
+        "num_fed",
         "num_pending",
         "status",
     )
@@ -72,6 +77,8 @@ class ResponseReader:
         """Whether another request may follow the reply: it is whole, and nothing came after it."""
         self.num_pending = 0
         """Bytes of the body that nobody has taken yet."""
+        self.num_fed = 0
+        """Pieces of the body in the bytes that came last."""
         self.num_expected: int | None = None
         self.status = 0
         self.headers: Pairs = ()
@@ -99,12 +106,16 @@ class ResponseReader:
             return
         self.has_begun = True
         self._num_unframed += len(data)
+        num_before = len(self._pieces)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._more_came()
             if not self.is_whole:
                 raise NotHttp(str(error.__context__ or error)) from error
+        self.num_fed = len(self._pieces) - num_before
+        if self.num_fed > MANY_PIECES:
+            self._pieces[num_before:] = [b"".join(self._pieces[num_before:])]
         if self._num_unframed > MAX_HEAD_BYTES and not self.is_whole:
             if not self.has_head:
                 raise NotHttp(f"its head has more than {MAX_HEAD_BYTES} bytes")
