@@ -572,7 +572,7 @@ READ = [
         reads=READS,
     ),
 ]
-"""Sessions whose reads are measured, not counted: they are many, and each is counted by its own tests."""
+"""Sessions whose reads are measured by test_held_loop.py alone: to make them takes many requests."""
 
 
 def large_renderer() -> Renderer:

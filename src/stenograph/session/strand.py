@@ -343,7 +343,8 @@ class Seats(Struct, eq=False):
     """The places of one request's turns in the strands of its session, each a lease of its strand. Give them back.
 
     `strands` None: the request has no session, and each turn a strand that nobody else sees. `agent_id` is the client's
-    own id of the agent that asks, `label` what rules say of the request, `max_strands` the most that a session may have.
+    own id of the agent that asks, `label` what rules say of the request, `max_strands` the most that the session may
+    have.
     """
 
     strands: Strands | None
