@@ -23,7 +23,7 @@ from stenograph.core.types import SessionId
 from stenograph.export.line_drift import line_drift
 from stenograph.export.lines import leaves
 from stenograph.http.app import renderer_of
-from stenograph.http.session_routes import drift_reports
+from stenograph.http.line_drifts import drift_reports
 from stenograph.http.settings import Settings
 from stenograph.http.storage import model_mark
 from stenograph.model.fetch import resolve_model

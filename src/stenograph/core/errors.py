@@ -5,9 +5,8 @@
     │   ├── InvalidJson, InvalidRequest, GrammarBesideCall, HistoryMismatch (NothingToAnswer),
     │   │   PreviousResponseNotFound, UnrenderableMessage, ContextLengthExceeded, BudgetSpent    400
     │   ├── Unauthorized 401, Forbidden 403, SessionNotFound 404, RouteNotFound 404, MethodNotAllowed 405
-    │   ├── TruncatedGeneration 409, ModelMismatch 409, LastEngine 409, BodyTooLarge 413, UriTooLong 414,
-    │   │   UnsupportedMediaType 415, SamplesInconsistent 422, IdempotencyMismatch 422, UpgradeRequired 426,
-    │   │   HeadersTooLarge 431
+    │   ├── TruncatedGeneration, ModelMismatch, LastEngine 409, BodyTooLarge 413, UriTooLong 414, UnsupportedMediaType
+    │   │   415, SamplesInconsistent, IdempotencyMismatch 422, UpgradeRequired 426, HeadersTooLarge 431
     ├── UpstreamError         the engine is at fault: UpstreamInvalid 502, UpstreamUnreachable 502, UpstreamTimeout 504,
     │                         UpstreamRefused (the engine's own status and body)
     ├── InternalError         we are at fault: SessionInvariant, SessionDamaged, TokenizationFailed,

@@ -404,8 +404,7 @@ async def serve(
 ) -> signal.Signals | None:
     """Run the server until SIGTERM or SIGINT, and return which it was; raises StorageLost if its store has failed.
 
-    `announce` gets one line when it is ready, `progress` long work before. Raises StartupError for whatever stops the
-    start.
+    `announce` gets one line when it is ready, `progress` long work before. Raises StartupError if it does not start.
     """
     clock = SystemClock()
     check_files(settings)

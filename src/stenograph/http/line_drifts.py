@@ -4,13 +4,17 @@ Its routes, the samples and the console ask for the same lines; a report is kept
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TypedDict
 
+from stenograph.core.json_pieces import as_list
+from stenograph.core.json_types import Count, Hex32
 from stenograph.export.line_drift import line_drift
 from stenograph.offload.kept_values import KeptValues
 from stenograph.offload.pool import CpuPool
-from stenograph.render.drift import DriftReport
+from stenograph.render.drift import DriftFacts, DriftReport, num_by_class
+from stenograph.render.drift import to_json as drift_json
 from stenograph.render.renderer import Renderer
 from stenograph.trajectory.turn import Node
 
@@ -20,6 +24,24 @@ LINES_AT_ONCE = 16
 """Lines that are looked at in one event-loop iteration: a short one takes 0.2 ms."""
 _BYTES_PER_TOKEN = 8
 """About what a token's comparison costs; only decides what is small enough for the loop."""
+
+
+class DriftedLine(TypedDict):
+    """The drift of one line. `unrenderable` says why nothing was compared; `mismatches` is null then."""
+
+    leaf: Count
+    path_node_ids: Sequence[Count]
+    num_tokens: Count
+    counts: Mapping[str, Count]
+    unrenderable: str | None
+    mismatches: Sequence[DriftFacts] | None
+
+
+class DriftReports(TypedDict):
+    """The drift of each line."""
+
+    session_id: Hex32
+    lines: Sequence[DriftedLine]
 
 
 def _weight(report: DriftReport) -> int:
@@ -63,3 +85,19 @@ class LineDrifts:
             if len(found) % LINES_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return found
+
+
+def drift_reports(session_id: str, reports: Sequence[tuple[Node, DriftReport]]) -> DriftReports:
+    """The drift of each line, as it is told. To be written once."""
+    return {"session_id": session_id, "lines": as_list(_drifted_line(leaf, report) for leaf, report in reports)}
+
+
+def _drifted_line(leaf: Node, report: DriftReport) -> DriftedLine:
+    return {
+        "leaf": leaf.id,
+        "path_node_ids": [node.id for node in leaf.line()],
+        "num_tokens": leaf.num_tokens,
+        "counts": {str(kind): num for kind, num in num_by_class(report).items()},
+        "unrenderable": report.unrenderable,
+        "mismatches": drift_json(report),
+    }

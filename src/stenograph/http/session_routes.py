@@ -53,15 +53,14 @@ from stenograph.export.session_samples import SampleWishes, json_samples, sessio
 from stenograph.export.strand_facts import SessionFacts, session_facts
 from stenograph.export.why import session_findings
 from stenograph.http.auth import KEY_QUERY, SessionTokens
-from stenograph.http.line_drifts import LineDrifts
+from stenograph.http.line_drifts import LineDrifts, drift_reports
 from stenograph.http.metrics import Metrics
 from stenograph.http.session_defaults import SessionDefaults
 from stenograph.http.wire import header_value, in_pieces, json_in_pieces, json_response, read_json
 from stenograph.offload.body_slots import LARGE_BODY_BYTES
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES, CpuPool
-from stenograph.render.drift import DriftFacts, DriftReport, num_by_class
-from stenograph.render.drift import to_json as drift_json
+from stenograph.render.drift import DriftReport, num_by_class
 from stenograph.render.renderer import Renderer
 from stenograph.session.keyed_openings import KeyedOpenings
 from stenograph.session.manager import SessionManager
@@ -123,24 +122,6 @@ class Aborted(TypedDict):
     """The number of running turns that were asked to end."""
 
     aborted: Count
-
-
-class DriftedLine(TypedDict):
-    """The drift of one line. `unrenderable` says why nothing was compared; `mismatches` is null then."""
-
-    leaf: Count
-    path_node_ids: Sequence[Count]
-    num_tokens: Count
-    counts: Mapping[str, Count]
-    unrenderable: str | None
-    mismatches: Sequence[DriftFacts] | None
-
-
-class DriftReports(TypedDict):
-    """The drift of each line."""
-
-    session_id: Hex32
-    lines: Sequence[DriftedLine]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,22 +413,6 @@ class SessionRoutes:
         if len(body) < LARGE_BODY_BYTES:
             return decode(body)
         return await self.pool.run(lambda: decode(body), num_bytes=len(body))
-
-
-def drift_reports(session_id: str, reports: Sequence[tuple[Node, DriftReport]]) -> DriftReports:
-    """The drift of each line, as it is told. To be written once."""
-    return {"session_id": session_id, "lines": as_list(_drifted_line(leaf, report) for leaf, report in reports)}
-
-
-def _drifted_line(leaf: Node, report: DriftReport) -> DriftedLine:
-    return {
-        "leaf": leaf.id,
-        "path_node_ids": [node.id for node in leaf.line()],
-        "num_tokens": leaf.num_tokens,
-        "counts": {str(kind): num for kind, num in num_by_class(report).items()},
-        "unrenderable": report.unrenderable,
-        "mismatches": drift_json(report),
-    }
 
 
 def _bytes_of(facts: SessionFacts) -> int:

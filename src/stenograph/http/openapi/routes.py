@@ -40,6 +40,7 @@ from stenograph.export.why import SessionFindings
 from stenograph.http.bulk_routes import FRAMES_TYPE, Deleted
 from stenograph.http.control_routes import Health, ModelList, Readiness, Text, Tokens
 from stenograph.http.front_page import FrontPage
+from stenograph.http.line_drifts import DriftReports
 from stenograph.http.openapi.admin import ADMIN
 from stenograph.http.openapi.console import CONSOLE
 from stenograph.http.openapi.operation import (
@@ -61,7 +62,6 @@ from stenograph.http.proxy_route import MODELS, OWN_PATHS, PROXY_METHODS
 from stenograph.http.session_routes import (
     MAX_PAGE,
     Aborted,
-    DriftReports,
     OpenedSession,
     OutcomeView,
     SessionPage,
