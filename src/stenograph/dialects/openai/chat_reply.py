@@ -309,11 +309,8 @@ def one_event(reply: ChatReply, options: ReplyOptions, token_text: TokenText) ->
         "stop_reason": reply.sampled.finish.matched,
     }
     if message.tool_calls:
-        calls = message_body(message)["tool_calls"]
-        choice["delta"] = {
-            **message_body(message),
-            "tool_calls": [{**call, "index": i} for i, call in enumerate(calls)],
-        }
+        body = message_body(message)
+        choice["delta"] = {**body, "tool_calls": [{**c, "index": i} for i, c in enumerate(body.get("tool_calls", ()))]}
     event: dict[str, object] = {
         "id": reply.id,
         "object": "chat.completion.chunk",

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import SafetensorError
+from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType] - its PathLike has no argument
 
 from stenograph.core.errors import StartupError
+from stenograph.embedded.forward.safetensors_folder import SafetensorsFolder
 from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights, load_weights
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.progress import Progress
@@ -66,12 +67,14 @@ def _check(file: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
     file.chmod(0o644)  # safetensors makes it its owner's alone
     with file.open("rb+") as written:
         os.fsync(written.fileno())
-    with safe_open(file, framework="numpy") as read:
-        if set(read.keys()) != set(tensors):
-            raise OSError(f"{file.name} has other tensors than were written")
-        for name, tensor in tensors.items():
-            if not np.array_equal(read.get_tensor(name), tensor):
-                raise OSError(f"{file.name}: tensor {name} is not what was written")
+    read = SafetensorsFolder(file.parent)
+    if read.names != frozenset(tensors):
+        raise OSError(f"{file.name} has other tensors than were written")
+    for name, tensor in tensors.items():
+        found = np.empty(read.shape(name), np.float32)
+        read.read(name, found)
+        if not np.array_equal(found, tensor):
+            raise OSError(f"{file.name}: tensor {name} is not what was written")
 
 
 def _tokenizer_config(files: ModelFiles) -> dict[str, object]:
