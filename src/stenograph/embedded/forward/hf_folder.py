@@ -16,7 +16,7 @@ from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariable
 
 from stenograph.core.errors import StartupError
 from stenograph.embedded.forward.safetensors_folder import SafetensorsFolder
-from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights, load_weights
+from stenograph.embedded.forward.weights import LlamaConfig, LlamaWeights, load_weights, rope_frequencies
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.progress import Progress
 
@@ -36,6 +36,11 @@ def write_folder(gguf: Path, folder: Path, *, progress: Progress) -> None:
         progress(what, 0, _STEPS)
         files = load_model_files(gguf)
         config, weights = load_weights(gguf)
+        if not np.array_equal(weights.inv_freq, rope_frequencies(config)):
+            raise StartupError(
+                f"--folder: {str(gguf)!r} has rope factors of its own (rope_freqs.weight), as Llama 3.1 and later do,"
+                " and no config.json written here could say them: download the model's own folder instead"
+            )
         tensors = _tensors(config, weights)
         progress(what, 1, _STEPS)
         save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})

@@ -180,7 +180,7 @@ def _load_gguf(path: Path, memory: WeightMemory) -> tuple[LlamaConfig, LlamaWeig
         tied_embeddings="output.weight" not in source.names,
         max_context=_int(source.fields, "llama.context_length"),
     )
-    inv_freq = _inv_freq(config)
+    inv_freq = rope_frequencies(config)
     if "rope_freqs.weight" in source.names:
         _check(source, "rope_freqs.weight", (config.head_dim // 2,))
         inv_freq = inv_freq / _read(source, "rope_freqs.weight", np.empty(config.head_dim // 2, np.float32))
@@ -217,7 +217,9 @@ def _load_folder(folder: Path, memory: WeightMemory) -> tuple[LlamaConfig, Llama
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
         max_context=_int(raw, "max_position_embeddings"),
     )
-    return config, _assemble(config, SafetensorsFolder(folder), _HF_NAMES, _inv_freq(config), memory, permuted=False)
+    return config, _assemble(
+        config, SafetensorsFolder(folder), _HF_NAMES, rope_frequencies(config), memory, permuted=False
+    )
 
 
 def _rope_section(raw: Mapping[str, object]) -> dict[str, object]:
@@ -245,8 +247,8 @@ def _rope_scaling(section: Mapping[str, object]) -> Llama3Rope | None:
 # -- both
 
 
-def _inv_freq(config: LlamaConfig) -> NDArray[np.float64]:
-    """Rope frequencies [D / 2], float64, with llama3's stretching applied."""
+def rope_frequencies(config: LlamaConfig) -> NDArray[np.float64]:
+    """Rope frequencies [D / 2], float64, as a config says them: with llama3's stretching applied."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     inv_freq = np.asarray(config.rope_theta**-exponents, dtype=np.float64)
     if (scaling := config.rope_scaling) is None:

@@ -82,11 +82,12 @@ def write_tiny_gguf(
     *,
     matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     context: int = CONTEXT,
+    rope_factors: NDArray[np.float32] | None = None,
 ) -> Path:
     """The same model as one GGUF file; q and k permuted, as converters do.
 
     Matrices whose rows are whole blocks of the type `matrices` have it, all else is F32. `context` is how many tokens
-    it says that it takes.
+    it says that it takes, `rope_factors` [head dimension / 2] what its rope frequencies are divided by.
     """
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
@@ -108,6 +109,8 @@ def write_tiny_gguf(
         is_whole = data.ndim == 2 and not data.shape[1] % gguf.GGML_QUANT_SIZES[matrices][0]
         kind = matrices if is_whole else gguf.GGMLQuantizationType.F32
         writer.add_tensor(_gguf_name(name), gguf.quants.quantize(data, kind), raw_dtype=kind)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
