@@ -51,7 +51,7 @@ def report_lines(calls: ServerCalls, session_id: str) -> Iterator[str]:
         replaced, lost = _count(discarded["turns"], "turn"), discarded["sampled_tokens"]
         yield f"  replaced by later ones: {replaced}, {lost:,} sampled tokens"
     if strands:
-        yield f"  {_drift(calls.drift(session_id))}"
+        yield f"  {drift_line(calls.drift(session_id))}"
 
 
 def _strand_line(strand: Mapping[str, object]) -> str:
@@ -64,7 +64,7 @@ def _strand_line(strand: Mapping[str, object]) -> str:
     )
 
 
-def _drift(report: Mapping[str, object]) -> str:
+def drift_line(report: Mapping[str, object]) -> str:
     """The differences between the lines' ids and those that the template would write, by class, and what they mean."""
     lines = cast("list[dict[str, object]]", report["lines"])
     counts: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def _drift(report: Mapping[str, object]) -> str:
     found += [f"{_count(num_blind, 'line')} that cannot be compared"] if num_blind else []
     if not found:
         return "drift: none"
-    is_harmless = set(counts) <= {_HARMLESS} and not num_blind
+    is_harmless = not num_blind and {kind for kind, number in counts.items() if number} == {_HARMLESS}
     meaning = (
         "the model spelled a reply in other tokens than the template would; harmless, its own tokens are kept"
         if is_harmless
