@@ -229,3 +229,16 @@ def test_a_session_whose_samples_are_written_is_gone(server: str, tmp_path: Path
     done = run("--url", server, "--samples", str(tmp_path / "x.safetensors"), *python(TURNS))
     assert done.returncode == 0, done.stderr
     assert not is_there(server, session_of(done.stderr))
+
+
+def test_samples_are_written_where_nobody_reads_what_is_said(tiny: Path, tmp_path: Path) -> None:
+    """As after `2>&1 | head`: stderr is a pipe whose reader has gone, from the first line on."""
+    file, page = tmp_path / "x.json", tmp_path / "x.html"
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = command("run", "--model", str(tiny), "--samples", str(file), "--html", str(page), *python(TURNS))
+    code = subprocess.run(line, stderr=writer, check=False, env={**os.environ, "CODE": "5"}).returncode
+    os.close(writer)
+    assert len(json.loads(file.read_text())["samples"]) == 1
+    assert page.is_file()
+    assert code == 5

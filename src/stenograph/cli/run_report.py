@@ -1,5 +1,6 @@
 """The report of a run, in lines for a person: turns, strands, tokens, refusals, drift, and what is left out."""
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,8 +13,12 @@ _HARMLESS = "assistant_text"
 
 
 def say(line: str) -> None:
-    """A line of ours: stdout is the command's."""
-    print(f"stenograph: {line}", file=sys.stderr, flush=True)
+    """A line of ours: stdout is the command's. Where nobody can read it any more it is lost, and all after it: what is
+    to be done is done all the same, and the exit code is what it would have been."""
+    try:
+        print(f"stenograph: {line}", file=sys.stderr, flush=True)
+    except OSError:  # a closed terminal or pipe, which would fail once more at the end of the process
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it is open to the end
 
 
 def left_out_line(left_out: Mapping[str, object]) -> str:

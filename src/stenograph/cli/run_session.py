@@ -74,14 +74,14 @@ class RunSession:
             say(f"session {self._id} stays in {self._kept_in}: `stenograph export` writes its samples from there")
 
     def finished(self, code: int) -> int:
-        """Report on the session and write what is wanted of it; returns the exit code of the run."""
-        with _told("report on the session"):
-            for line in report_lines(self._calls, self._id):
-                say(safe_line(line))
+        """Write what is wanted of the session, then report on it; returns the exit code of the run."""
         is_written = self._samples is None or self._write_samples(self._samples)
         if self._html is not None:
             is_written &= self._write_page(self._html)
         self._is_owed = not is_written
+        with _told("report on the session"):
+            for line in report_lines(self._calls, self._id):
+                say(safe_line(line))
         with _told("say what is out of the ordinary"):
             for finding in self._calls.why(self._id):
                 say(safe_line(f"  {finding['gravity']}: {finding['told']}"))
@@ -111,9 +111,9 @@ class RunSession:
         return saved.as_asked
 
     def _tell_of(self, saved: SavedSamples) -> None:
+        say(saved.line)
         if saved.left_out:
             say(left_out_line(saved.left_out))
-        say(saved.line)
 
     def _write_page(self, file: Path) -> bool:
         try:
@@ -126,8 +126,11 @@ class RunSession:
 
 @contextlib.contextmanager
 def _told(what: str) -> Generator[None]:
-    """While inside, a call that fails is a line: what follows is not lost for it."""
+    """While inside, a call that fails is a line, and so is an answer in another form, as a server of another version
+    gives it: what follows is not lost for it."""
     try:
         yield
     except CallFailed as error:
         say(f"cannot {what}: {error}")
+    except (KeyError, TypeError) as error:
+        say(f"cannot {what}: the server answers in another form, is it of another version? {error!r}")
