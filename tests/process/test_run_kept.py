@@ -242,3 +242,19 @@ def test_samples_are_written_where_nobody_reads_what_is_said(tiny: Path, tmp_pat
     assert len(json.loads(file.read_text())["samples"]) == 1
     assert page.is_file()
     assert code == 5
+
+
+def test_samples_in_the_folder_for_temporary_files_are_their_owner_s_alone(server: str, tmp_path: Path) -> None:
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    agent = f"import os\nos.rmdir({str(folder)!r})\n{TURNS}"
+    line = command("run", "--url", server, "--samples", str(folder / "x.json"), *python(agent))
+    environ = {**os.environ, "TMPDIR": str(other)}
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environ, umask=0o022)
+    place = other / f"stenograph-{session_of(done.stderr)}.json"
+    assert f"Written elsewhere: samples in {place}" in done.stderr
+    assert place.stat().st_mode & 0o777 == 0o600
+    asked = command("run", "--url", server, "--samples", str(tmp_path / "x.json"), *python(TURNS))
+    subprocess.run(asked, capture_output=True, check=True, umask=0o022)
+    assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o644, "a file that was asked for is as any other"

@@ -1,7 +1,8 @@
 """The samples of a run: where they go, and where else if they cannot go there, so that no rollout is lost.
 
 A file is written whole or not at all. Where the one that was asked for cannot be written, the samples go into the
-folder for temporary files; what the server cannot give in the format that was asked for is asked for in another.
+folder for temporary files, for their owner alone; what the server cannot give in the format that was asked for is asked
+for in another.
 """
 
 import enum
@@ -94,7 +95,7 @@ def save_samples(calls: ServerCalls, session_id: str, file: Path) -> SavedSample
         is_kind = kind == format_of(file)
         for place in ([file] if is_kind else []) + _others(session_id, kind):
             try:
-                replace_file(place, content)
+                replace_file(place, content, is_private=place != file)
             except OSError as error:
                 faults.append(f"cannot write {place}: {error.strerror or error}")
                 continue

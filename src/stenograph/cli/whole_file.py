@@ -48,20 +48,21 @@ def check_writable(file: Path, flag: str) -> None:
         ) from error
 
 
-def replace_file(file: Path, content: bytes) -> None:
-    """Write a file in place of one that may be there. Raises OSError; then the old one is as it was."""
+def replace_file(file: Path, content: bytes, *, is_private: bool = False) -> None:
+    """Write a file in place of one that may be there, for its owner alone where it `is_private`. Raises OSError; then
+    the old one is as it was."""
     part = _part_of(file)
     try:
-        write_file(part, (content,))
+        write_file(part, (content,), mode=0o600 if is_private else 0o666)
         part.replace(file)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
 
 
-def write_file(target: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file, which is on the disk then."""
-    with target.open("wb") as written:
+def write_file(target: Path, pieces: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
+    """Write a file, which is on the disk then. A new one has the rights of `mode`, less those that the umask takes."""
+    with open(target, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as written:
         written.writelines(pieces)
         written.flush()
         os.fsync(written.fileno())
