@@ -25,7 +25,7 @@ from stenograph.client import (
     WrongRequest,
     silent,
 )
-from stenograph.core.errors import EngineUnavailable
+from stenograph.core.errors import EngineUnavailable, UpstreamRefused
 from stenograph.engine.base import GenerateRequest
 from stenograph.testing.standins.scripted_engine import Script, ScriptedEngine
 
@@ -169,6 +169,21 @@ async def test_a_server_that_is_gone_is_no_fault_of_the_agent(live: Live, serve:
         batch = await client.rollouts(agent, [0], progress=silent)
     ((lost,),) = (group.others for group in batch.others)
     assert (lost.end, lost.num_tries) == ("infra_failed", 3)
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+async def test_a_busy_engine_is_no_fault_of_the_agent(live: Live, status: int) -> None:
+    refused = UpstreamRefused(status=status, content_type="application/json", headers=(), body=b"{}")
+    live.engine.plan(Script(ids=(5,), error=refused))
+
+    async def agent(task: int, session: RolloutSession) -> float:
+        answer = await live.call("POST", f"/sessions/{session.id}/v1/chat/completions", {"messages": [user("a")]})
+        raise ValueError(f"the SDK's error of {answer.status}")
+
+    async with Client(live.url) as client:
+        batch = await client.rollouts(agent, [0], infra_retries=0, progress=silent)
+    ((lost,),) = (group.others for group in batch.others)
+    assert lost.end == "infra_failed"
 
 
 async def test_an_agent_that_is_too_late_has_failed(live: Live) -> None:

@@ -649,3 +649,23 @@ async def test_the_ids_that_are_sent_as_text_are_the_lines_also_after_a_retry_an
         assert record["request"]["input_ids"] == by_rid[record["request_id"]]
         line = by_rid[record["request_id"]] + output_ids(record)
         assert by_rid[following["request_id"]][: len(line)] == line
+
+
+async def test_the_three_tokens_that_kimi_k3s_chat_does_not_count_are_known(renderer: Renderer) -> None:
+    def fewer(reply: dict[str, Any]) -> None:
+        reply["choices"][0]["meta_info"]["prompt_tokens"] -= 3
+
+    for parser, status in (("kimi_k3", 200), ("hermes", 502)):
+        async with SGLangServer(encode=lambda text: list(renderer.tokenizer.encode(text)), stop_id=END) as sglang:
+            sglang.server_info = {"tool_call_parser": parser}
+            adapter = SGLangChat(model="tiny", vocab_size=renderer.tokenizer.vocab_size)
+            engine = HttpEngine(HttpEngineOptions(url=sglang.url), adapter)
+            await engine.start()
+            try:
+                async with running(engine, renderer) as (url, _), aiohttp.ClientSession() as client:
+                    sglang.plan(ReplyScript(ids=(*renderer.tokenizer.encode("ok"), END), text="ok", edit=fewer))
+                    body = {"model": "m", "messages": [user("a")]}
+                    async with client.post(f"{url}/v1/chat/completions", json=body) as answer:
+                        assert answer.status == status, await answer.text()
+            finally:
+                await engine.aclose()

@@ -308,6 +308,27 @@ async def test_an_engine_that_comes_back_with_its_old_weights_gets_no_turns(rend
         await rig.until(0, "ready")
 
 
+async def test_an_engine_that_was_first_seen_after_an_update_gets_no_turns_with_the_weights_of_its_start(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    async with rigged(renderer, tmp_path) as rig:
+        server = rig.servers[0]
+        server.weight_version = "5"  # before this server came
+        await server.aclose()
+        await rig.until(0, "down")
+        await server.start()
+        await rig.until(0, "ready")
+        assert (await rig.update("6"))[0] == 200
+        server.weight_version = None  # it has crashed, and has the weights of its start: "default", never seen here
+        await server.aclose()
+        await rig.until(0, "down")
+        await server.start()
+        detail = ""
+        while "has not taken" not in detail:
+            detail = (await rig.call("GET", "/ready")).json()["engines"][0]["detail"]
+        assert "'default'" in detail
+
+
 async def test_an_engine_that_comes_back_with_weights_of_its_trainer_s_gets_turns(
     renderer: Renderer, tmp_path: Path
 ) -> None:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 AGENT_END_S = 5.0
 """Longest wait for a cancelled agent to end. One that goes on is left alone; its session is deleted all the same."""
+_BUSY = (408, 429)
+"""Statuses of a request for which a server or an engine had no time or no place."""
 
 Agent = Callable[[T_contra, RolloutSession], Awaitable[Reward | None]]
 """`await agent(task, session)` gives the rollout's reward, or None if that comes from elsewhere."""
@@ -395,7 +397,7 @@ class RolloutRun(Generic[T]):
         except ClientError:
             return True
         status = requests[-1]["status"] if requests else None
-        return isinstance(status, int) and status >= 500
+        return isinstance(status, int) and (status >= 500 or status in _BUSY)
 
     def _report(self, *, is_over: bool = False) -> None:
         ends = self._ends

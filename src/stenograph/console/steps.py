@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import comb, fsum, sqrt
+from math import comb, fsum, hypot, sqrt
 from typing import TypedDict
 
 import msgspec
@@ -243,7 +243,7 @@ def _figures(groups: Sequence[_Group], newest: int | None) -> RolloutFigures:
         "num_failed": sum(point.has_failed for point in points),
         "num_rewarded": len(rewards),
         "mean_reward": mean,
-        "std_reward": None if mean is None else sqrt(fsum((one - mean) ** 2 for one in rewards) / len(rewards)),
+        "std_reward": None if mean is None else hypot(*(one - mean for one in rewards)) / sqrt(len(rewards)),
         "num_compared": len(compared),
         "num_alike": sum(group.rewards[0] == group.rewards[-1] for group in compared),
         "num_known": len(known),
@@ -268,4 +268,4 @@ def _passes(groups: Sequence[_Group]) -> Mapping[str, float]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return fsum(values) / len(values) if values else None
+    return fsum(value / len(values) for value in values) if values else None

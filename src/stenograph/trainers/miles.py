@@ -78,7 +78,7 @@ def rollout_samples(
             cached_tokens=sample.num_cached_tokens, total_prompt_tokens=sample.num_prompt_tokens
         )
         one.status = kind.Status(sample.status)
-        one.reward = copy.deepcopy(sample.reward) if reward is None else reward
+        one.reward = copy.deepcopy(sample.reward if reward is None else reward)
         one.metadata = {**(one.metadata or {}), **copy.deepcopy(dict(sample.metadata))}
         made.append(_identified(one, names, rollout_id))
     return made
@@ -148,4 +148,4 @@ def _set_fillers(
         setattr(one, TOP_P_IDS, [])
         setattr(one, TOP_P_OFFSETS, [0, 0])
     if reward is not None:
-        one.reward = reward
+        one.reward = copy.deepcopy(reward)

@@ -1,9 +1,11 @@
 """Figures of groups and steps: pass@k against all choices, and sums against plain ones."""
 
+import json
 import statistics
 from itertools import combinations
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,3 +97,9 @@ def test_the_newest_groups_and_steps_come_first_and_all_are_counted() -> None:
 def test_groups_of_one_name_in_two_steps_are_two_groups() -> None:
     found = view(point(step="1", reward=0.0), point(step="2", reward=1.0), point(step=None))
     assert {(one["step"], one["num_rollouts"]) for one in found["groups"]} == {("1", 1), ("2", 1), (None, 1)}
+
+
+@pytest.mark.parametrize("large", [1e200, 1.7e308])
+def test_a_reward_may_be_as_large_as_a_number_can_be(large: float) -> None:
+    told = view(point(reward=large), point(reward=-large), point(reward=large))
+    assert json.loads(msgspec.json.encode(told))["steps"][0]["num_rewarded"] == 3

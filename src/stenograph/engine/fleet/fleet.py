@@ -453,7 +453,7 @@ def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
     """Abilities that all of them share. Raises StartupError for engines that cannot stand in for each other."""
     first_name, first = next(iter(members.items()))
     for name, other in members.items():
-        for what in {one.name for one in fields(Capabilities)} - _MAY_DIFFER:
+        for what in (one.name for one in fields(Capabilities) if one.name not in _MAY_DIFFER):
             ours, theirs = getattr(first, what), getattr(other, what)
             if ours != theirs:
                 raise StartupError(f"engines differ in {what}: {first_name} has {ours!r}, {name} has {theirs!r}")

@@ -34,6 +34,7 @@ FIRST_ABORT_PAUSE_S = 0.1
 LONGEST_ABORT_PAUSE_S = 2.0
 ABORT_DEADLINE_S = 5.0
 PROBE_DEADLINE_S = 5.0
+UNNAMED = "default"  # SGLang's and vLLM's name of the weights that they start with, if nobody named them
 AFFINITY_HEADER = "x-smg-routing-key"
 """By which a router keeps a session on one worker; it comes with all that is asked for a generation."""
 SESSION_HEADER = "x-session-id"
@@ -92,7 +93,7 @@ class HttpEngine(Engine):
         self._health = EngineHealth(state=EngineState.STARTING, detail="not probed yet")
         self._is_discovered = False
         self._version: str | None = None  # of the weights that it took from here, or has to take
-        self._had: set[str] = set()  # names of weights that it has had, by its own word or ours
+        self._had = set[str]()  # names of weights that it has had, by its own word or ours
         self._lacks = ""  # why it gets no turns although it is there: it has other weights
         self._said: set[str] = set()  # of the reasons why it is down, those that the log has
         self._running: dict[RequestId, _RunningExchange] = {}
@@ -207,8 +208,7 @@ class HttpEngine(Engine):
         if version is not None and self.name in lacking:
             self.require_version(version)
             return
-        had_others, self._version, self._lacks = bool(self._lacks), version, ""
-        if had_others:
+        if self._has_to_have(version):
             self._become(EngineState.READY, self._adapter.capabilities.note)
             self._doubt.set()
 
@@ -222,8 +222,7 @@ class HttpEngine(Engine):
         except TimeoutError:
             told = ControlReply(problem=f"it did not answer within {self._options.control_timeout_s:g} s")
         if not told.problem and isinstance(command, UpdateWeights | NameWeights):
-            self._version, self._lacks = command.version, ""
-            self._had.add(command.version)
+            self._has_to_have(command.version)
             self._become(EngineState.READY, self._adapter.capabilities.note)
             self._doubt.set()
         return (ControlAnswer(name=self.name, problem=told.problem, note=told.note, num_paused=told.num_paused),)
@@ -233,9 +232,8 @@ class HttpEngine(Engine):
         num_paused, notes, left = 0, list[str](), deque(calls)
         while left:
             call = left.popleft()
-            told = self._adapter.control_reply(
-                command, call, await self._ask("POST", call.path, call.body, call.headers)
-            )
+            http = await self._ask("POST", call.path, call.body, call.headers)
+            told = self._adapter.control_reply(command, call, http)
             if told.problem:
                 return told
             num_paused += told.num_paused
@@ -434,17 +432,21 @@ class HttpEngine(Engine):
         found = await self._adapter.find_version(self._ask)
         if found is None:
             return
-        is_new = bool(self._had) and found not in self._had
+        is_new = bool(self._had) and found not in (*self._had, UNNAMED)
         self._had.add(found)
-        if self._version is None:
-            return
-        if found == self._version or is_new:
-            self._version, self._lacks = found, ""
-        else:
+        if self._version is not None and found != self._version and not is_new:
             self._lack(self._version, repr(found))
+        elif self._version is not None:
+            self._has_to_have(found)
+
+    def _has_to_have(self, version: str | None) -> bool:
+        """Returns whether it was known to have others."""
+        had_others, self._version, self._lacks = bool(self._lacks), version, ""
+        self._had.update(() if version is None else (version,))
+        return had_others
 
     def _lack(self, version: str, found: str) -> None:
-        self._version = version
+        self._has_to_have(version)
         self._lacks = f"it has not taken the weights {version!r}, and has {found}"
         self._become(EngineState.DOWN, self._lacks)
 

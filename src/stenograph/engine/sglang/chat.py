@@ -65,7 +65,7 @@ class SGLangChat(EngineAdapter):
         return Call(path=CHAT_PATH, body=body), SGLangChatReading(
             request_id=request.request_id,
             vocab_size=self.capabilities.vocab_size,
-            num_prompt=request.prompt.num_tokens,
+            num_prompt=request.prompt.num_tokens - self._native.num_unreported,
             replay=self._replay,
             first_row=request.prompt.first_new_row,
             reply_mode=self._reply_mode,

@@ -17,14 +17,14 @@ from stenograph.engine.http.adapter import (
 )
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
-from stenograph.engine.sglang.control import sglang_calls, sglang_reply, sglang_version
+from stenograph.engine.sglang.control import INFO_PATH, sglang_calls, sglang_reply, sglang_version
 from stenograph.engine.sglang.generate_wire import (
+    ServerFacts,
     SGLangGenerateReading,
     context_exceeded,
     context_of_models,
-    context_of_server,
     encode_generate,
-    keeps_sessions_by,
+    facts_of,
 )
 from stenograph.engine.sglang.request import GRAMMARS, MAX_SUPPORT_TOP_K, encode_abort, encode_close, tells_support
 
@@ -66,6 +66,8 @@ class SGLangGenerate(EngineAdapter):
         )
         self._replay = replay
         self._keeps_sessions = False
+        self.num_unreported = 0
+        """Tokens at the end of a prompt that its chat route does not count."""
 
     def __repr__(self) -> str:
         return f"<SGLangGenerate {self.capabilities.model}>"
@@ -79,9 +81,20 @@ class SGLangGenerate(EngineAdapter):
         return PROBE_PATHS
 
     async def discover(self, ask: Ask) -> None:
-        """Find the context's length. A router may not report it; then the engine refuses what does not fit."""
-        num_context, self._keeps_sessions = await found_limits(ask)
-        self.capabilities = replace(self.capabilities, max_context_tokens=num_context)
+        """Find the context's length, and what else the server says of itself. A router may not report it; then the
+        engine refuses what does not fit."""
+        models, server, model = await ask("GET", MODELS_PATH), ServerFacts(), await ask("GET", INFO_PATH)
+        for path in SERVER_INFO_PATHS:
+            info = await ask("GET", path)
+            if info.status == 200:
+                server = facts_of(info.body)
+                break
+        limit = context_of_models(models.body) if models.status == 200 else None
+        self._keeps_sessions = server.keeps_sessions
+        told = facts_of(model.body) if model.status == 200 else ServerFacts()
+        self.num_unreported = max(server.num_unreported, told.num_unreported)
+        limit = server.max_context_tokens if limit is None else limit
+        self.capabilities = replace(self.capabilities, max_context_tokens=limit)
 
     def call(self, request: GenerateRequest) -> tuple[Call, SGLangGenerateReading]:
         call = Call(
@@ -115,18 +128,3 @@ class SGLangGenerate(EngineAdapter):
 
     async def find_version(self, ask: Ask) -> str | None:
         return await sglang_version(ask)
-
-
-async def found_limits(ask: Ask) -> tuple[int | None, bool]:
-    """The longest request that the server takes, in tokens, None where not reported; and whether it keeps sessions'
-    keys and values until they are closed. Raises UpstreamError."""
-    models = await ask("GET", MODELS_PATH)
-    limit = context_of_models(models.body) if models.status == 200 else None
-    keeps_sessions = False
-    for path in SERVER_INFO_PATHS:
-        info = await ask("GET", path)
-        if info.status == 200:
-            limit = context_of_server(info.body) if limit is None else limit
-            keeps_sessions = keeps_sessions_by(info.body)
-            break
-    return limit, keeps_sessions

@@ -283,13 +283,35 @@ class _SGLangModels(msgspec.Struct):
     data: list[_SGLangCard] = []
 
 
-class _ServerInfo(msgspec.Struct):
+class ServerFacts(msgspec.Struct):
+    """What `/server_info` and `/model_info` say, each a part of it; nothing where a server or a router says nothing."""
+
     context_length: Natural | None = None
     enable_session_radix_cache: object = None
+    tool_call_parser: str | None = None
+    architectures: list[str] | None = None
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """Tokens that a request may have in all: only where the server was started with a context length."""
+        return self.context_length - _TOKENS_KEPT_BACK if self.context_length else None
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """Whether keys and values of a session are kept until it is closed."""
+        return self.enable_session_radix_cache is True
+
+    @property
+    def num_unreported(self) -> int:
+        """Tokens at the end of a prompt that the chat route does not count: Kimi K3's generation prompt."""
+        is_k3 = self.tool_call_parser == "kimi_k3" or "KimiK3" in "".join((self.architectures or [])[:1])
+        return _KIMI_K3_STUB_TOKENS if is_k3 else 0
 
 
 _MODELS = msgspec.json.Decoder(_SGLangModels)
-_SERVER_INFO = msgspec.json.Decoder(_ServerInfo)
+_FACTS = msgspec.json.Decoder(ServerFacts)
+_KIMI_K3_STUB_TOKENS = 3
+"""SGLang's `entrypoints/openai/serving_chat.py`, 0.5.23; read, not run."""
 
 
 def context_of_models(body: bytes) -> int | None:
@@ -301,18 +323,9 @@ def context_of_models(body: bytes) -> int | None:
     return min(told) - _TOKENS_KEPT_BACK if told else None
 
 
-def context_of_server(body: bytes) -> int | None:
-    """The same, from `/server_info`: only where the server was started with a context length."""
+def facts_of(body: bytes) -> ServerFacts:
+    """The facts in an answer; none of a body that is something else."""
     try:
-        told = _SERVER_INFO.decode(body).context_length
+        return _FACTS.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        return None
-    return told - _TOKENS_KEPT_BACK if told else None
-
-
-def keeps_sessions_by(body: bytes) -> bool:
-    """Whether `/server_info` says that keys and values of a session are kept until it is closed."""
-    try:
-        return _SERVER_INFO.decode(body).enable_session_radix_cache is True
-    except (msgspec.DecodeError, RecursionError):
-        return False
+        return ServerFacts()
