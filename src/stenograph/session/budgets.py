@@ -1,8 +1,8 @@
 """Holds a request against what its session may have in all, in the step in which its turns begin. Pure.
 
-Turns that run count as if they were committed; one that fails gives its place back. On a session with strands
-`max_turns` counts the work: the turns of strands whose kind is main or unknown, and of new strands whose request no
-rule gives another kind. So it holds before anybody knows which strand will be the main one.
+Turns that run count as if they were committed, but for their tokens; one that fails gives its place back. On a session
+with strands `max_turns` counts the work: the turns of strands whose kind is main or unknown, and of new strands whose
+request no rule gives another kind. So it holds before anybody knows which strand will be the main one.
 """
 
 from stenograph.core.errors import BudgetSpent, Limit
