@@ -148,15 +148,8 @@ ENDS: dict[str, tuple[bytes, bytes]] = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", STOPS)
-@pytest.mark.parametrize("budget", [{"max_turns": 1}, {"max_requests": 1}, {"max_total_tokens": 20}])
-async def test_a_stop_is_an_empty_reply_that_ends_as_the_protocol_ends_one(
-    live: Live, budget: dict[str, int], name: str, stream: bool
-) -> None:
-    session = await live.open(**budget, over_limit="stop")
-    live.engine.plan(Script(ids=tuple([5] * 19), finish=Finish(reason=FinishReason.LENGTH)))
-    assert (await live.call("POST", f"/sessions/{session}/v1/completions", {"prompt": [5]})).status == 200
+async def assert_stopped(live: Live, session: str, name: str, *, stream: bool, limit: str) -> None:
+    """Ask a session for what it has no budget for: nothing is sampled, and nothing but the ledger tells of it."""
     before = (await live.call("GET", f"/sessions/{session}")).json()
     path, body = STOPS[name]
     if stream and name == "gemini":
@@ -173,9 +166,37 @@ async def test_a_stop_is_an_empty_reply_that_ends_as_the_protocol_ends_one(
     row = (await ledger(live, session))[-1]
     found = (row["status"], row["error"], row["turn"], row["sampled_tokens"], row["prompt_tokens"])
     assert found == (200, "limit_exceeded", None, 0, 0)
-    (limit,) = ({"max_turns": "turns", "max_requests": "requests", "max_total_tokens": "tokens"}[next(iter(budget))],)
     page = (await live.call("GET", "/metrics")).body.decode()
-    assert f'stenograph_limits_total{{limit="session_{limit}"}} 1' in page
+    assert f'stenograph_limits_total{{limit="{limit}"}} 1' in page
+    assert live.manager.num_in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize("budget", [{"max_turns": 1}, {"max_requests": 1}, {"max_total_tokens": 20}])
+async def test_a_stop_is_an_empty_reply_that_ends_as_the_protocol_ends_one(
+    live: Live, budget: dict[str, int], name: str, stream: bool
+) -> None:
+    session = await live.open(**budget, over_limit="stop")
+    live.engine.plan(Script(ids=tuple([5] * 19), finish=Finish(reason=FinishReason.LENGTH)))
+    assert (await live.call("POST", f"/sessions/{session}/v1/completions", {"prompt": [5]})).status == 200
+    limit = {"max_turns": "turns", "max_requests": "requests", "max_total_tokens": "tokens"}[next(iter(budget))]
+    await assert_stopped(live, session, name, stream=stream, limit=f"session_{limit}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", STOPS)
+async def test_one_strand_too_many_is_stopped_too_and_the_others_go_on(serve: Serve, name: str, stream: bool) -> None:
+    async with serve(max_strands=1) as live:
+        session = await live.open(over_limit="stop")
+        live.says("a")
+        assert (await live.chat(session, user("hi"))).status == 200
+        strands = live.manager.get(session).strands
+        before = dict(vars(strands)["_by_key"])
+        await assert_stopped(live, session, name, stream=stream, limit="strands")
+        assert vars(strands)["_by_key"] == before
+        live.says("more")
+        assert (await live.chat(session, user("hi"), assistant("a"), user("more"))).status == 200
 
 
 async def test_a_prompt_for_which_no_tokens_are_left_is_stopped_too(live: Live) -> None:

@@ -55,6 +55,18 @@ async def test_a_session_has_its_tokens_and_no_more(live: Live) -> None:
     assert live.engine.requests[-1].params.max_tokens == 1
 
 
+async def test_turns_side_by_side_may_each_sample_what_the_kept_ones_leave(live: Live) -> None:
+    session = await live.open(max_total_tokens=100)
+    asks = []
+    for text in ("hi", "hi there"):
+        live.says("a", paused=True)
+        asks.append(asyncio.ensure_future(live.chat(session, user(text))))
+        await live.engine.begun(len(asks))
+    live.engine.step(10)
+    assert [(await ask).status for ask in asks] == [200, 200]
+    assert [one.prompt.num_tokens + (one.params.max_tokens or 0) for one in live.engine.requests] == [100, 100]
+
+
 async def test_a_prompt_that_the_session_has_no_tokens_for_is_refused_before_the_engine_is_asked(live: Live) -> None:
     answer = await live.chat(await live.open(max_total_tokens=5), user("hi"))
     await assert_refused(live, answer, "session_tokens", retry="false")
@@ -71,7 +83,10 @@ async def test_a_session_with_all_its_strands_goes_on_with_them_and_opens_none(s
         await live.engine.begun(2)
         answer = await live.chat(session, user("other"))
         await assert_refused(live, answer, "strands", retry="false")
-        assert "this session has 2 of its 2 strands (--max-strands)" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["message"] == (
+            "This session has had 2 of its 2 strands (--max-strands), and this request would open another one: its"
+            " messages go on with none of them. Raise --max-strands, or open another session."
+        )
         live.engine.step(10)
         assert (await running).status == 200
         fork = await live.chat(session, user("hi"), assistant("another reply"), user("more"))
@@ -86,6 +101,21 @@ async def test_a_session_with_all_its_strands_goes_on_with_them_and_opens_none(s
             for text in ("x", "y", "z"):  # the limit is that of strands
                 live.says(text)
                 assert (await live.chat(other, user(text))).status == 200
+
+
+async def test_to_count_a_prompt_beside_the_turn_that_opens_its_strand_makes_no_room(serve: Serve) -> None:
+    async with serve(max_strands=1) as live:
+        session = await live.open()
+        live.says("a", paused=True)
+        running = asyncio.ensure_future(live.chat(session, user("hi")))
+        await live.engine.begun(1)
+        body = {"model": "m", "messages": [user("hi")]}
+        counted = await live.call("POST", f"/sessions/{session}/v1/messages/count_tokens", body)
+        assert counted.status == 200
+        await assert_refused(live, await live.chat(session, user("other")), "strands", retry="false")
+        live.engine.step(10)
+        assert (await running).status == 200
+        assert len((await live.call("GET", f"/sessions/{session}")).json()["metadata"]["strands"]) == 1
 
 
 async def test_a_refused_or_failed_request_leaves_its_strand_to_others(serve: Serve) -> None:

@@ -146,7 +146,10 @@ class SessionManager(Sessions):
         try:
             sent = self.as_sent(request, session, seats.agent_id)
             run = self._request_run(place, seats, caller, sent, request_json)
-            if session is not None and session.is_limited and (spent := spent_budget(session, run)) is not None:
+            spent = seats.spent
+            if spent is None and session is not None and session.is_limited:
+                spent = spent_budget(session, run)
+            if spent is not None:
                 run.refuse(spent)
         except BaseException:
             seats.give_back()

@@ -321,15 +321,17 @@ class Strands:
                 self.released(strand)
                 raise BudgetSpent(
                     Limit.STRANDS,
-                    f"this session has {num} of its {most} strands (--max-strands), and this request would open another"
-                    " one: its messages go on with none of them",
+                    f"This session has had {num} of its {most} strands (--max-strands), and this request would open"
+                    " another one: its messages go on with none of them. Raise --max-strands, or open another session.",
                 )
             self._opening.add(strand)
 
     def released(self, strand: Strand) -> None:
         """A place was given back. Forget a strand without a turn that nobody works on any more."""
+        if strand.num_running:
+            return
         self._opening.discard(strand)
-        if strand.key is None or strand.number is not None or strand.num_running:
+        if strand.key is None or strand.number is not None:
             return
         if self._by_key.get(strand.key) is strand:
             del self._by_key[strand.key]
@@ -355,6 +357,8 @@ class Seats(Struct, eq=False):
     """The strands in which it has a place, also when that has been given back."""
     num_leases: int = 0
     """Places that it holds: the first ones of those, or none."""
+    spent: BudgetSpent | None = None
+    """The reason for which a chat has no place: its session has all its strands. Refuse the request by it."""
 
     def __repr__(self) -> str:
         return f"<Seats {self.num_leases}>"
@@ -365,10 +369,14 @@ class Seats(Struct, eq=False):
         return None if self.strands is None else self.strands.session_id
 
     def of_chat(self, request: ChatRequest, context: PromptContext) -> Strand:
-        """Take a chat's place. Raises SessionBusy."""
+        """Take a chat's place; or, for one strand too many, note that as `spent` and take none. Raises SessionBusy."""
         if self.strands is None:
             return _alone()
-        return self._take(self.strands.of_chat(request, context, self.agent_id))
+        try:
+            return self._take(self.strands.of_chat(request, context, self.agent_id))
+        except BudgetSpent as error:
+            self.spent = error
+            return _alone()
 
     def of_ids(self, ids: "array[int]") -> Strand:
         """Take the place of a prompt given as ids. Raises SessionBusy."""
