@@ -118,6 +118,7 @@ def run_command(options: RunOptions) -> int:
                 html=options.html,
                 keep=options.keep,
                 kept_in=options.store if options.url is None else calls.url,
+                has_ended=lambda: server is not None and server.has_ended,
             )
         )
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stenograph-run-")))

@@ -33,6 +33,7 @@ class Lack(enum.Enum):
     PLACE = enum.auto()
     """The server gave the samples: another try may find a place for them."""
     SAMPLES = enum.auto()
+    """The server did not answer, or gave them in no format: it may give them when it is asked again."""
     SESSION = enum.auto()
 
 
@@ -91,6 +92,8 @@ def save_samples(calls: ServerCalls, session_id: str, file: Path) -> SavedSample
             if error.status == http.HTTPStatus.NOT_FOUND:
                 raise NotSaved([f"cannot get the session's samples: {error}"], Lack.SESSION) from error
             faults.append(f"cannot get the session's {_WHAT.get(kind, f'samples as {kind}')}: {error}")
+            if error.status is None:  # no answer: nothing is wrong with the format
+                break
             continue
         is_kind = kind == format_of(file)
         for place in ([file] if is_kind else []) + _others(session_id, kind):

@@ -96,6 +96,11 @@ class OwnServer:
             _stop(process)
             log.join()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended already, and its memory with it."""
+        return self._process.poll() is not None
+
     @contextlib.contextmanager
     def quiet(self) -> Generator[None]:
         """While inside, the log is kept, and shown afterwards."""

@@ -5,7 +5,7 @@ It is deleted at the end unless it is to be kept, and never before what was aske
 
 import contextlib
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Self
 
@@ -18,14 +18,21 @@ from stenograph.core.errors import StartupError
 
 EXIT_NOT_WRITTEN = 1
 RETRY_S = 5.0
-"""Pause between two tries to write what can be written nowhere."""
+"""Pause between two tries to write what can be written nowhere, or is not given."""
+
+_MEANWHILE = {
+    Lack.PLACE: f"make room, and the samples are written within {RETRY_S:g} s",
+    Lack.SAMPLES: f"it is asked again every {RETRY_S:g} s",
+}
+"""The end that the lack of a thing may find, while a server stays for it."""
 
 
 class RunSession:
     """A session while its command runs, and what becomes of it. `is_begun` is set when the command starts.
 
     `samples` and `html` are the files that are wanted. `kept_in` is the place where the session is once this process
-    has ended, as a person would name it; None: the server ends with the run, and its memory with it.
+    has ended, as a person would name it; None: the server ends with the run, and its memory with it. `has_ended` tells
+    whether that server has.
     """
 
     def __init__(
@@ -37,6 +44,7 @@ class RunSession:
         html: Path | None,
         keep: bool,
         kept_in: str | None,
+        has_ended: Callable[[], bool],
     ) -> None:
         self._calls = calls
         self._id = session_id
@@ -44,6 +52,7 @@ class RunSession:
         self._html = html
         self._keep = keep
         self._kept_in = kept_in
+        self._has_ended = has_ended
         self._is_owed = samples is not None or html is not None
         self._is_gone = False
         self.is_begun = False
@@ -89,21 +98,21 @@ class RunSession:
 
     def _write_samples(self, file: Path) -> bool:
         """Whether the samples are where they were asked for. A session that would end with its server is waited for
-        until there is a place for its samples, or a signal ends the run."""
+        until its samples are given and have a place, or it is gone, or a signal ends the run."""
         saved, is_told = None, False
         while saved is None:
             try:
                 saved = save_samples(self._calls, self._id, file)
             except NotSaved as error:
                 self._is_gone = error.lack is Lack.SESSION
-                if self._kept_in is not None or error.lack is not Lack.PLACE:
+                if self._kept_in is not None or self._is_gone or self._has_ended():
                     say(f"NO SAMPLES: {error}")
                     return False
                 if not is_told:
                     say(f"NO SAMPLES YET: {error}")
                     say(
-                        f"the server at {self._calls.url} has the session in its memory, and stays: make room, and the"
-                        f" samples are written within {RETRY_S:g} s; Ctrl-C gives them up"
+                        f"the server at {self._calls.url} has the session in its memory, and stays:"
+                        f" {_MEANWHILE[error.lack]}; Ctrl-C gives them up"
                     )
                 is_told = True
                 threading.Event().wait(RETRY_S)

@@ -13,6 +13,9 @@ from urllib.parse import urlsplit
 TIMEOUT_S = 60.0
 """Longest time for one call: no turn is made by them."""
 
+CONTENT_TIMEOUT_S = 600.0
+"""Longest time for a call that gets what a session has: samples of a large one take the server minutes."""
+
 STREAM_TIMEOUT_S = 120.0
 """Longest silence in a streamed reply, in which the server gives signs of life."""
 
@@ -108,11 +111,11 @@ class ServerCalls:
 
     def samples(self, session_id: str, kind: str) -> bytes:
         """The session's samples in a format."""
-        return self._call("POST", f"/sessions/{session_id}/samples", {"format": kind})
+        return self._call("POST", f"/sessions/{session_id}/samples", {"format": kind}, CONTENT_TIMEOUT_S)
 
     def content(self, path: str) -> bytes:
         """The content at a path, as it comes."""
-        return self._call("GET", f"/{path}")
+        return self._call("GET", f"/{path}", timeout_s=CONTENT_TIMEOUT_S)
 
     def records(self, session_id: str) -> Sequence[Mapping[str, object]]:
         """The records of the session's main line, each with what its turn added."""
@@ -149,8 +152,8 @@ class ServerCalls:
         except ValueError as error:
             raise CallFailed(f"what answers {method} {path} is no Stenograph server") from error
 
-    def _call(self, method: str, path: str, body: object = None) -> bytes:
-        with self._answer(method, path, body, TIMEOUT_S) as response:
+    def _call(self, method: str, path: str, body: object = None, timeout_s: float = TIMEOUT_S) -> bytes:
+        with self._answer(method, path, body, timeout_s) as response:
             return response.read()
 
     @contextlib.contextmanager
@@ -166,7 +169,8 @@ class ServerCalls:
             text = error.read().decode(errors="replace")
             if error.code == http.HTTPStatus.UNAUTHORIZED:
                 what = "another key than the given one" if self._headers else "a key"
-                raise CallFailed(f"the server requires {what}: set --api-key or STENOGRAPH_API_KEY") from error
+                message = f"the server requires {what}: set --api-key or STENOGRAPH_API_KEY"
+                raise CallFailed(message, status=error.code) from error
             said = _message_of(text)
             message = f"{method} {path.split('?', maxsplit=1)[0]}: {error.code} {said}"
             raise CallFailed(message, status=error.code, said=said) from error
