@@ -332,7 +332,8 @@ def test_a_turn_says_how_it_was_sampled_and_leaves_out_what_was_not_asked_for(ne
     (sample,) = make(session).samples
     assert sample.turns[0] == {
         "node_id": 0, "prompt_start": 0, "start": 2, "end": 6, "temperature": 0.5, **asked,
-        "repetition_over": "line", "logit_bias": [{"id": 7, "bias": 2.0}], "grammar": True, "forced": [[2, 3], [4, 6]], "logprobs_kind": "raw",
+        "repetition_over": "line",
+        "logit_bias": [{"id": 7, "bias": 2.0}], "grammar": True, "forced": [[2, 3], [4, 6]], "logprobs_kind": "raw",
     }  # fmt: skip
     assert sample.turns[1] == {
         "node_id": 1, "prompt_start": 6, "start": 8, "end": 9, "temperature": 1.0, "grammar": True,
