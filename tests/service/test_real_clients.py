@@ -23,7 +23,7 @@ from .conftest import Live, output_ids, user
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:litellm"),
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings"),
-    pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Items? .* on TypedDict class:UserWarning"),
 ]
 
 T = TypeVar("T")

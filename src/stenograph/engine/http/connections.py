@@ -382,7 +382,8 @@ class Connection(asyncio.BufferedProtocol):
             self._wake()
             return
         is_many = reader.num_fed > MANY_CHUNKS
-        self._read_bytes = FIRST_READ_BYTES if is_many else READ_BUFFER_BYTES
+        if is_many or nbytes >= FIRST_READ_BYTES:  # of less is not known yet what chunks it comes in
+            self._read_bytes = FIRST_READ_BYTES if is_many else READ_BUFFER_BYTES
         is_enough = reader.num_pending >= self._num_wanted
         if is_enough and reader.num_pending > MOST_UNTAKEN_BYTES and not self._is_paused and not reader.is_whole:
             assert self._transport is not None, "bytes come only while the connection is there"
