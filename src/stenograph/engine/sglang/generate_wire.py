@@ -284,7 +284,7 @@ class _SGLangModels(msgspec.Struct):
 
 
 class ServerFacts(msgspec.Struct):
-    """What `/server_info` and `/model_info` say, each a part of it; nothing where a server or a router says nothing."""
+    """A server's account of itself: `/server_info` and `/model_info` have a part each; empty where neither is there."""
 
     context_length: Natural | None = None
     enable_session_radix_cache: object = None
