@@ -260,6 +260,7 @@ def served(model: TinyModel, num_servers: int) -> Make:
                 num_long_tokens=40,
                 tolerance_nats=1e-4,
                 max_sequence_tokens=CONTEXT,
+                stops_beside_ignore_eos=False,
                 seen_ids=seen_ids,
                 num_running=num_running,
                 pause=pause,

@@ -323,7 +323,7 @@ async def test_engines_join_and_leave_at_all_workers(renderer: Renderer, tmp_pat
             gone = await rig.lives[through].call("DELETE", f"/engines/{quote(first.url, safe='')}")
             assert gone.status == 404
             last = await rig.lives[through].call("DELETE", f"/engines/{quote(second.url, safe='')}")
-            assert last.status == 400
+            assert last.status == 409
 
 
 async def test_weights_are_an_administrators_whichever_worker_is_asked(renderer: Renderer, tmp_path: Path) -> None:
