@@ -127,7 +127,7 @@ async def test_an_engine_that_never_comes_leaves_a_server_that_ends_by_a_signal(
 async def test_a_bad_file_of_sampling_stops_the_start_before_anything_is_loaded(tmp_path: Path) -> None:
     file = tmp_path / "sampling.json"
     file.write_text('{"force": {"temperature": -1}}')
-    async with serving("--model", str(tmp_path / "none"), "--sampling", str(file)) as served:
+    async with serving("--model", str(tmp_path), "--sampling", str(file)) as served:
         assert await served.end() == 2
     assert served.log[-1] == (
         f"stenograph: --sampling: /force/temperature of the file '{file}': temperature must be in [0, 100], got -1.0."
