@@ -13,31 +13,31 @@ import time
 from stenograph.core.errors import StartupError
 
 POLL_S = 0.5
-"""Between two looks where the kernel has no descriptor of a process: it is not Linux."""
+"""Between two looks where the kernel has no descriptor of a process: it is not Linux, or a sandbox."""
 
 
 def stop_with(pid: int) -> None:
     """Send this process SIGTERM once process `pid` has ended. Raises StartupError if there is none."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError as error:
-        raise StartupError(f"--exit-with names process {pid}, and there is none: it has ended already") from error
-    except PermissionError:
-        pass  # somebody else's
-    threading.Thread(target=_wait_and_stop, args=(pid,), name="exit-with", daemon=True).start()
+    descriptor = _descriptor_of(pid)
+    if descriptor is None and not _is_there(pid):
+        raise StartupError(f"--exit-with names process {pid}, and there is none: it has ended already")
+    threading.Thread(target=_wait_and_stop, args=(pid, descriptor), name="exit-with", daemon=True).start()
 
 
-def _wait_and_stop(pid: int) -> None:
+def _descriptor_of(pid: int) -> int | None:
+    """A descriptor that is readable once the process has ended, and never another's that gets its number."""
     try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        pass  # a moment ago
-    except (AttributeError, OSError):  # another system, or a sandbox
-        while _is_there(pid):
-            time.sleep(POLL_S)
-    else:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _wait_and_stop(pid: int, descriptor: int | None) -> None:
+    if descriptor is not None:
         select.select([descriptor], [], [])
         os.close(descriptor)
+    while descriptor is None and _is_there(pid):
+        time.sleep(POLL_S)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -46,6 +46,6 @@ def _is_there(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # it is another user's
         return True
     return True
