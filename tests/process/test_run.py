@@ -13,7 +13,6 @@ import sys
 import termios
 import tomllib
 import urllib.error
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import pytest
 
 from stenograph.testing.tiny.llama import write_tiny_folder
 
-from .test_serve import command, get, running, stop
+from .test_serve import command, get, running
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -59,18 +58,6 @@ while True:
 """
 """An agent that makes one turn, and ends by a signal alone. It does not `print`: a signal may come within that, and a
 handler must not print then."""
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Path) -> Iterator[str]:
-    with running("--model", str(tiny)) as (url, process):
-        yield url
-        assert stop(process) == 0
 
 
 def run(*arguments: str, environ: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":

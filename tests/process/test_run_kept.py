@@ -8,15 +8,12 @@ import signal
 import subprocess
 import sys
 import urllib.error
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stenograph.testing.tiny.llama import write_tiny_folder
-
 from .test_run import python, run
-from .test_serve import command, get, running, stop
+from .test_serve import command, get
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -31,18 +28,6 @@ sys.exit(int(os.environ.get("CODE", "0")))
 
 SMALL_BYTES = 4096
 """Of a disk, or of a file: the samples of that turn have more."""
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Path) -> Iterator[str]:
-    with running("--model", str(tiny)) as (url, process):
-        yield url
-        assert stop(process) == 0
 
 
 def session_of(log: str) -> str:

@@ -13,11 +13,9 @@ import pytest
 from stenograph.cli import run_session
 from stenograph.cli.run_session import RunSession
 from stenograph.cli.session_calls import CallFailed, ServerCalls
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 from .test_run import python, run
 from .test_run_kept import TURNS
-from .test_serve import running, stop
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -31,18 +29,6 @@ for child in open(f"/proc/{run}/task/{run}/children").read().split():
 
 HANG_UP = 0
 """In place of a status: the connection ends without an answer."""
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Path) -> Iterator[str]:
-    with running("--model", str(tiny)) as (url, process):
-        yield url
-        assert stop(process) == 0
 
 
 @contextmanager

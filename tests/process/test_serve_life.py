@@ -16,7 +16,6 @@ import pytest
 
 from stenograph.testing.standins.planned_server import ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
-from stenograph.testing.tiny.llama import write_tiny_folder
 
 END = 2
 
@@ -74,11 +73,6 @@ async def serving(*flags: str) -> AsyncIterator[Served]:
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("tiny"))
 
 
 def address(line: str) -> str:

@@ -32,11 +32,6 @@ async def verify(*flags: str) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.mark.weights
 @pytest.mark.timeout(180)
 async def test_a_model_that_holds_exits_0_with_a_session_of_the_embedded_engine(smollm2_path: Path) -> None:
