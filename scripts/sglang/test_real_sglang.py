@@ -19,6 +19,7 @@ import numpy as np
 import openai
 import pytest
 
+from scripts.real_engine import ask
 from stenograph.core.support import supports
 from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
 from stenograph.embedded.forward.numpy_forward import NumpyForward
@@ -34,7 +35,7 @@ from stenograph.testing.suite.conformance import check_engine
 from stenograph.testing.suite.engine_lab import EngineUnderTest
 from stenograph.testing.suite.engine_table import serving
 
-from .conftest import CONTEXT, RealSGLang, ask
+from .conftest import CONTEXT, RealSGLang
 
 TOLERANCE_NATS = 2e-3
 """Of float32 on a CPU, where the same tokens are computed in batches of other shapes."""

@@ -5,7 +5,6 @@ import json
 import re
 import sys
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import openai
 
+from scripts.real_engine import ask
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.vllm.adapter import VLLM
 from stenograph.engine.vllm.request import VLLMRoute
@@ -29,14 +29,6 @@ TOLERANCE_NATS = 2e-3
 """Of float32 on a CPU, where the same tokens are computed in batches of other shapes."""
 say = sys.stdout.write
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-
-
-def ask(url: str, path: str, body: Any = None) -> Any:
-    """GET, or POST of a body. What is no JSON comes as text."""
-    data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url + path, data, {"content-type": "application/json"})) as got:
-        text = got.read().decode()
-    return json.loads(text) if text[:1] in ("{", "[") else text
 
 
 def teacher_forced(server: RealVLLM, ids: Sequence[int], num_prompt: int) -> list[float]:

@@ -1,0 +1,69 @@
+"""A real engine's server for the jobs: in a process group of its own, killed and started again at its address."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+START_S = 900.0
+
+
+def ask(url: str, path: str, body: Any = None) -> Any:
+    """GET, or POST of a body. What is no JSON comes as text."""
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url + path, data, {"content-type": "application/json"})) as got:
+        text = got.read().decode()
+    return json.loads(text) if text[:1] in ("{", "[") else text
+
+
+class RealEngine:
+    """A server of `model`, started by `command` with an address; it answers GET `probe` once it can sample."""
+
+    def __init__(
+        self, model: Path, *, command: Sequence[str], environment: dict[str, str], probe: str, log: Path
+    ) -> None:
+        self.model = model
+        self._command = command
+        self._environment = environment
+        self._probe = probe
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start it. Blocks until it answers."""
+        command = [*self._command, "--host", "127.0.0.1", "--port", str(self._port)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=os.environ | self._environment, start_new_session=True
+            )
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            assert self._process.poll() is None, f"it has ended; see {self._log}"
+            assert time.monotonic() < deadline, f"it does not start; see {self._log}"
+            time.sleep(0.5)
+
+    def kill(self) -> None:
+        """End it and its workers without a word."""
+        process, self._process = self._process, None
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + self._probe, timeout=5) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
