@@ -19,16 +19,17 @@ from stenograph.core.history_kinds import HistoryKind
 from stenograph.core.ids_json import encode_ids, pieces_of
 from stenograph.core.json_pieces import PIECE_VALUES, Written, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Hex32, Logprob, TokenIds
-from stenograph.core.messages import Message, Role
+from stenograph.core.messages import Message
 from stenograph.core.outcome import RolloutVerdict, SessionOutcome
 from stenograph.core.stages import AFTER_WRITING
 from stenograph.core.types import FinishReason, LogprobsKind, SampledTurn, SessionId
 from stenograph.dialects.openai.chat_reply import (
+    NumberedMessage,
     RepliedMessage,
-    RepliedToolCall,
     ReplyFinish,
     finish_of,
     message_body,
+    numbered_body,
 )
 from stenograph.export.lines import WireSpan, spans_json
 from stenograph.export.strand_facts import LeftOut, StrandRow
@@ -96,21 +97,6 @@ class RecordedFault(TypedDict):
     end: Count
 
 
-class RecordedCall(RepliedToolCall):
-    """A tool call of a reply, with its number, which SGLang writes."""
-
-    index: Count
-
-
-class RecordedReply(TypedDict):
-    """A reply to a chat."""
-
-    role: Role
-    content: str | None
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[Sequence[RecordedCall]]
-
-
 class RecordedChoice(TypedDict):
     """The recorded reply: a chat's `message`, or a completion's `text`."""
 
@@ -120,7 +106,7 @@ class RecordedChoice(TypedDict):
     finish_reason: ReplyFinish
     stop_reason: int | str | None
     meta_info: RecordedMetaInfo
-    message: NotRequired[RecordedReply]
+    message: NotRequired[NumberedMessage]
     text: NotRequired[str]
 
 
@@ -399,7 +385,7 @@ def _response(node: Node) -> RecordedResponse:
     turn, sampled = node.turn, node.turn.sampled
     num_prompt, num_sampled = node.num_tokens - len(sampled.ids), len(sampled.ids)
     is_chat = turn.asked is Asked.CHAT
-    said = {"message": _reply(turn.reply.message)} if is_chat else {"text": turn.reply.message.content}
+    said = {"message": numbered_body(turn.reply.message)} if is_chat else {"text": turn.reply.message.content}
     choice = {
         "index": 0,
         **said,
@@ -420,14 +406,6 @@ def _response(node: Node) -> RecordedResponse:
             "total_tokens": num_prompt + num_sampled,
         },
     }
-
-
-def _reply(message: Message) -> RecordedReply:
-    body = message_body(message)
-    if "tool_calls" not in body:
-        return cast("RecordedReply", body)
-    calls = [{**call, "index": index} for index, call in enumerate(body["tool_calls"])]
-    return cast("RecordedReply", {**body, "tool_calls": calls})
 
 
 def _fault(fault: ParseFault) -> RecordedFault:

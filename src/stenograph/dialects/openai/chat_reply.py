@@ -55,6 +55,21 @@ class RepliedToolCall(TypedDict):
     function: RepliedFunction
 
 
+class NumberedCall(RepliedToolCall):
+    """A tool call with its place among those of its message, as SGLang writes it and a stream has it."""
+
+    index: Count
+
+
+class NumberedMessage(TypedDict):
+    """A reply with such calls."""
+
+    role: Role
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[Sequence[NumberedCall]]
+
+
 class RepliedMessage(TypedDict):
     """A message as OpenAI writes it."""
 
@@ -304,13 +319,10 @@ def one_event(reply: ChatReply, options: ReplyOptions, token_text: TokenText) ->
     message = reply.parsed.message
     choice: dict[str, object] = {
         "index": 0,
-        "delta": message_body(message),
+        "delta": numbered_body(message),
         "finish_reason": finish_of(reply.sampled.finish.reason, message),
         "stop_reason": reply.sampled.finish.matched,
     }
-    if message.tool_calls:
-        body = message_body(message)
-        choice["delta"] = {**body, "tool_calls": [{**c, "index": i} for i, c in enumerate(body.get("tool_calls", ()))]}
     event: dict[str, object] = {
         "id": reply.id,
         "object": "chat.completion.chunk",
@@ -382,6 +394,17 @@ def message_body(message: Message) -> RepliedMessage:
             for call in message.tool_calls
         ]
     return body
+
+
+def numbered_body(message: Message) -> NumberedMessage:
+    """A reply with its calls numbered."""
+    body = message_body(message)
+    numbered: NumberedMessage = {"role": body["role"], "content": body["content"]}
+    if "reasoning_content" in body:
+        numbered["reasoning_content"] = body["reasoning_content"]
+    if "tool_calls" in body:
+        numbered["tool_calls"] = [{**call, "index": index} for index, call in enumerate(body["tool_calls"])]
+    return numbered
 
 
 def openai_messages(messages: Sequence[Message]) -> bytes:
