@@ -22,7 +22,7 @@ from .book import Acknowledged, Book, Generated, Rollout, shot_of
 END = 2
 MAX_TURNS = 20
 LARGE_BYTES = 1_000_000
-"""Of a payload that an engine sends for replay: in base64 it makes a reply of 1.3 MiB."""
+"""Of the experts of a whole prompt and reply, about; those of a first turn make a reply of 1.3 MiB as base64."""
 LARGE_MARK = "large"
 CLIENTS = ("chat", "chat", "chat", "messages", "messages", "responses", "responses", "tree", "tree", "large")
 BUSY = (409, 429, 503)
@@ -57,8 +57,12 @@ class Load:
         ids = (*unique, *(draw.randrange(3, 250) for _ in range(draw.randrange(0, 30))), END)
         logprobs = tuple(-draw.random() for _ in ids)
         prompt = tuple(asked.json["input_ids"])
-        payload = draw.randbytes(LARGE_BYTES) if self._is_large(prompt) else None
-        digest = None if payload is None else Book.digest(payload)
+        payload = digest = None
+        if self._is_large(prompt):
+            num_rows = len(prompt) + len(ids) - 1
+            row_bytes = LARGE_BYTES // num_rows // 4 * 4
+            payload = draw.randbytes(num_rows * row_bytes)
+            digest = Book.digest(payload[asked.json.get("routed_experts_start_len", 0) * row_bytes :])
         self.book.generated[ids] = Generated(prompt_ids=prompt, logprobs=logprobs, payload_digest=digest)
         self._note()
         return ReplyScript(ids=ids, logprobs=logprobs, matched=END, routed_experts=payload, per_event=8)
