@@ -8,16 +8,13 @@ frames of the product; the stand-in of SGLang beside it is left out.
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
-import stenograph
+from benchmarks.house.watched import Tracer, Way
 from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.render.renderer import Renderer
@@ -26,55 +23,10 @@ from stenograph.testing.standins.sglang_server import SGLangServer
 from .conftest import END, assistant, running, user
 from .test_sglang_chat import Rig
 
-PRODUCT = str(Path(stenograph.__file__).parent) + "/"
-TESTING = PRODUCT + "testing/"
-
 # Lines of the files, changes of file. Goal: 8,000 lines and 110 changes for a chat.
 CHAT = (13_900, 195)
 STREAMED_CHAT = (14_350, 236)
 SAMPLES = (9_800, 240)
-
-
-@dataclass
-class Way:
-    """What one request entered. `num_changes` counts entered frames of another file than the one before, by thread."""
-
-    files: set[str] = field(default_factory=set)
-    num_changes: int = 0
-    latest: dict[int, str] = field(default_factory=dict)
-
-    def entered(self, frame: FrameType) -> None:
-        file = frame.f_code.co_filename
-        if not file.startswith(PRODUCT) or file.startswith(TESTING):
-            return
-        thread = threading.get_ident()
-        self.num_changes += self.latest.get(thread, file) != file
-        self.latest[thread] = file
-        self.files.add(file)
-
-    @property
-    def figures(self) -> tuple[int, int]:
-        """Lines of the files, changes of file."""
-        return sum(len(Path(file).read_text().splitlines()) for file in self.files), self.num_changes
-
-
-class Tracer:
-    """Sees every frame of every thread that starts after it, and counts while it is asked to."""
-
-    def __init__(self) -> None:
-        self.way: Way | None = None
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and self.way is not None:
-            self.way.entered(frame)
-
-    @contextmanager
-    def counting(self) -> Iterator[Way]:
-        self.way = way = Way()
-        try:
-            yield way
-        finally:
-            self.way = None
 
 
 @pytest.fixture
