@@ -89,7 +89,7 @@ async def test_after_new_weights_and_a_retry_each_row_is_of_the_turn_that_sample
         engine = HttpEngine(HttpEngineOptions(url=server.url), ADAPTERS[kind]())
         await engine.start()
         async with running(engine, renderer) as (url, _), aiohttp.ClientSession(url) as client:
-            sample = await trained(client, model, {} if compat is None else {"compat": compat})
+            sample, records = await trained(client, model, {} if compat is None else {"compat": compat})
         await engine.aclose()
     turns = list(zip([0, 2, 3], [7, 8, 9], sample.turns, strict=True))  # request 1 was made again, under new weights
     expected = [
@@ -104,10 +104,12 @@ async def test_after_new_weights_and_a_retry_each_row_is_of_the_turn_that_sample
     asked = [FIRST_ROW[kind](one.json) for one in server.requests if one.method == "POST"]
     lines = [0, *([ends[1] - 1] * 2), ends[2] - 1]
     assert asked[-4:] == ([0] * 4 if kind == "lmdeploy" else lines)
+    kept = [asked[-4], *asked[-2:]]
+    assert [record["request"]["routed_experts_start_len"] for record in records] == kept  # as miles' own merge reads it
 
 
-async def trained(client: aiohttp.ClientSession, model: RoutingModel, options: dict[str, Any]) -> Any:
-    """The sample of three turns, the second of which was asked for twice, with new weights before each request."""
+async def trained(client: aiohttp.ClientSession, model: RoutingModel, options: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The sample and the records of three turns. The second was asked for twice; new weights come before each request."""
     async with client.post("/sessions", json=options) as response:
         path = f"/sessions/{(await response.json())['session_id']}"
     messages: list[dict[str, Any]] = []
@@ -122,4 +124,5 @@ async def trained(client: aiohttp.ClientSession, model: RoutingModel, options: d
             messages.append({"role": "assistant", "content": reply["content"]})
     async with client.post(f"{path}/samples", json={}) as response:
         (sample,) = decoded(await response.read())
-    return sample
+    async with client.get(path) as response:
+        return sample, (await response.json())["records"]

@@ -59,6 +59,7 @@ class RecordedRequest(TypedDict):
     rewrites: NotRequired[Sequence[RecordedRewrite]]
     num_kept_ids: NotRequired[Count]
     num_kept_messages: NotRequired[Count]
+    routed_experts_start_len: NotRequired[Count]
 
 
 class RecordedFinish(TypedDict):
@@ -84,7 +85,6 @@ class RecordedMetaInfo(TypedDict):
     support: NotRequired[str]
     weight_version: NotRequired[str]
     routed_experts: NotRequired[str]
-    routed_experts_start_len: NotRequired[Count]
     indexer_topk: NotRequired[str]
 
 
@@ -349,6 +349,9 @@ def _record(node: Node, request: Mapping[str, object]) -> Record:
     if turn.rewrites:
         told = [{"rule": one.rule, "where": one.where, "from": one.before, "to": one.after} for one in turn.rewrites]
         request = {**request, "rewrites": told}
+    replay = turn.sampled.replay
+    if replay is not None and replay.routed_experts is not None:
+        request = {**request, "routed_experts_start_len": replay.first_row}
     parameters: dict[str, object] = {
         **kept,
         "sampling_params": msgspec.to_builtins(turn.params),
@@ -440,8 +443,6 @@ def _add_replay(meta: RecordedMetaInfo, sampled: SampledTurn) -> None:
         return
     if sampled.replay.routed_experts is not None:
         meta["routed_experts"] = sampled.replay.routed_experts
-        if sampled.replay.first_row:
-            meta["routed_experts_start_len"] = sampled.replay.first_row
     if sampled.replay.indexer_topk is not None:
         meta["indexer_topk"] = sampled.replay.indexer_topk
 
