@@ -109,7 +109,7 @@ async def test_after_new_weights_and_a_retry_each_row_is_of_the_turn_that_sample
 
 
 async def trained(client: aiohttp.ClientSession, model: RoutingModel, options: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """The sample and the records of three turns. The second was asked for twice; new weights come before each request."""
+    """The sample and records of three turns. The second was asked for twice; new weights come before each request."""
     async with client.post("/sessions", json=options) as response:
         path = f"/sessions/{(await response.json())['session_id']}"
     messages: list[dict[str, Any]] = []
