@@ -16,25 +16,37 @@ ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:8080"
 
 
-def programs(page: str) -> list[str]:
-    """The blocks of Python on a page that use the client."""
+def programs(page: str, name: str) -> list[str]:
+    """The blocks of Python on a page with this name in them."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    return [block for block in blocks if "stenograph.client" in block]
+    return [block for block in blocks if name in block]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/client.md"])
-async def test_the_lines_of_a_page_run(live: Live, page: str) -> None:
-    (program,) = programs(page)
+async def printed(live: Live, program: str) -> str:
+    """Run a program against this server, in place of the address in it; what it prints."""
     assert ADDRESS in program
-    for _ in range(16):
-        live.says("In Paris.")
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program.replace(ADDRESS, live.url), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     out, err = await child.communicate()
     assert child.returncode == 0, err.decode()
-    assert out.count(b"1.0") == 8
+    return out.decode()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/client.md"])
+async def test_the_lines_of_a_page_run(live: Live, page: str) -> None:
+    (program,) = programs(page, "stenograph.client")
+    for _ in range(16):
+        live.says("In Paris.")
+    assert (await printed(live, program)).count("1.0") == 8
     assert (await live.call("GET", "/sessions")).json()["sessions"] == []
+
+
+async def test_the_first_lines_of_the_readme_run(live: Live) -> None:
+    (program,) = programs("README.md", "httpx.post")
+    live.says("In France.")
+    assert await printed(live, program) == "In France.\n"
+    assert len((await live.call("GET", "/sessions")).json()["sessions"]) == 1
 
 
 def test_the_page_lists_every_option_of_a_batch() -> None:
