@@ -1,8 +1,8 @@
 """Every `stenograph …` line of the docs, in a block or in a sentence, is read by the real parsers.
 
 What stands for something else (`[flags]`, `…`) is left out, and the rest is read all the same. None is run here: a
-server, an agent or a cluster would be needed; tests/process runs `serve` (the lines of docs/engines.md with their engines),
-`run`, `chat`, `fetch`, `verify`, `bench` and `ray`, tests/service runs `inspect`, `check` and `export`.
+server, an agent or a cluster would be needed. tests/process runs `serve`, for each engine by the line that is here,
+`run`, `chat`, `fetch`, `verify`, `bench` and `ray`; tests/service runs `inspect`, `check` and `export`.
 """
 
 import contextlib
