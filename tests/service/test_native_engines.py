@@ -483,10 +483,15 @@ async def test_sglang_s_weights_may_change_within_a_turn(incremental: bool, has_
     assert weights == [("a", 0, 2), ("b", 2, 3)]
 
 
-@pytest.mark.parametrize(("told", "limit"), [(4096, 4095), (None, None)])
+@pytest.mark.parametrize(
+    ("told", "longest", "limit"), [(4096, None, 4095), (None, None, None), (4096, 4090, 4091), (None, 4090, 4091)]
+)
 @pytest.mark.parametrize("of", [SGLangGenerate, SGLangChat])
-async def test_sglang_s_context_is_known_where_it_is_told(told: int | None, limit: int | None, of: Any) -> None:
+async def test_sglang_s_context_is_known_where_it_is_told(
+    told: int | None, longest: int | None, limit: int | None, of: Any
+) -> None:
     async with SGLangServer(max_model_len=told) as server:
+        server.server_info = {"max_req_input_len": longest}
         engine = await connected(server, of(model="m", vocab_size=VOCAB))
         assert engine.capabilities.max_context_tokens == limit
         await engine.aclose()

@@ -535,7 +535,9 @@ async def test_an_update_that_sglang_took_and_called_a_failure_is_taken_and_name
             assert paused.status == 200  # by somebody else, so this server does not know of it
         status, told = await rig.update("7")
         assert (status, told["success"]) == (200, True)
-        assert (server.asked[-1].path, server.asked[-1].json["new_version"]) == ("/update_weight_version", "7")
+        assert "its cache still has keys and values of the weights before" in told["message"]
+        assert (server.asked[-2].path, server.asked[-2].json["new_version"]) == ("/update_weight_version", "7")
+        assert server.asked[-1].path == "/flush_cache"
         assert (await rig.call("GET", "/model_info")).json()["weight_version"] == "7"
         async with rig.client.post(f"{server.url}/continue_generation", json={}) as resumed:
             assert resumed.status == 200
@@ -546,6 +548,18 @@ async def test_an_update_that_sglang_took_and_called_a_failure_is_taken_and_name
         first, second = (await rig.call("GET", f"/sessions/{session}")).json()["records"]
         assert [span["version"] for span in first["weight_versions"]] == ["6", "7"]
         assert [span["version"] for span in second["weight_versions"]] == ["7"]
+
+
+async def test_an_update_that_finds_turns_which_have_just_ended_leaves_no_keys_of_old_weights(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    async with rigged(renderer, tmp_path) as rig:
+        (server,) = rig.servers
+        server.num_unflushed = 1
+        status, told = await rig.update("7")
+        assert (status, told["message"]) == (200, f"The weights are those of {tmp_path}/step-1, version '7'.")
+        sent = [asked.path for asked in server.asked if asked.method == "POST"]
+        assert sent == ["/update_weights_from_disk", "/update_weight_version", "/flush_cache"]
 
 
 # -- what a turn over a change is labelled

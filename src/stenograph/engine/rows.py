@@ -409,13 +409,13 @@ class ReportedSupport:
         start = len(rows) - num_new
         self._rows, self._logprobs = rows[start:], logprobs[start:]
 
-    def piece(self, ids: Sequence[int], span: slice) -> SupportPiece:
-        """The supports of the next tokens, `span` of those that were taken. Raises UpstreamInvalid."""
-        return support_piece(self._writer, ids, self._rows[span])
+    def piece(self, ids: Sequence[int]) -> SupportPiece:
+        """The supports of the tokens that were taken. Raises UpstreamInvalid."""
+        return support_piece(self._writer, ids, self._rows)
 
-    def logprobs(self, span: slice) -> "array[float]":
+    def logprobs(self) -> "array[float]":
         """Their logprobs among their supports."""
-        return array("d", self._logprobs[span])
+        return array("d", self._logprobs)
 
 
 def support_piece(writer: SupportWriter, ids: Sequence[int], rows: Sequence[Sequence[int]]) -> SupportPiece:

@@ -25,6 +25,7 @@ from stenograph.core.types import (
     FinishReason,
     Grammar,
     GrammarKind,
+    MixedWeights,
     Prompt,
     RequestId,
     SampledTurn,
@@ -230,17 +231,15 @@ def test_output_ids_may_be_left_out() -> None:
 # -- which weights
 
 
-def test_spans_of_versions_become_chunks_of_their_own() -> None:
-    spans = [{"version": 1, "start": 0, "end": 2}, {"version": "b", "start": 2, "end": 3}]
-    whole = part(weight_versions=spans, output_top_logprobs=[[[-1, 1]], [[-1, 2]], [[-1, 3]]])
-    first, second = reading().whole(ok(whole))
-    assert (list(first.ids), first.weight_version, first.finish) == ([5, 6], "1", None)
-    assert (list(second.ids), second.weight_version) == ([7], "b")
-    assert second.top_logprobs == ((TopLogprob(id=3, logprob=-1.0),),)
-    assert turn((first, second)).weights == (
-        WeightSpan(version="1", start=0, end=2),
-        WeightSpan(version="b", start=2, end=3),
-    )
+def test_spans_of_versions_come_with_the_end_and_are_true_of_the_parts_before() -> None:
+    """Recorded of 0.5.23: no part but the last has them."""
+    spans = [{"version": 1, "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 3}]
+    collector = TurnCollector(vocab_size=VOCAB, max_tokens=None)
+    for chunk in read(part((5, 6), finish_reason=None, weight_version="a"), part(weight_versions=spans)):
+        collector.add(chunk)
+    got = collector.result(MixedWeights(oldest="a"))
+    assert got.weights == (WeightSpan(version="1", start=0, end=1), WeightSpan(version="b", start=1, end=3))
+    assert got.mixed is None
 
 
 def test_without_spans_each_part_of_a_stream_has_the_version_of_its_time() -> None:
@@ -363,6 +362,10 @@ TOO_LONG = (
     " tokens: 4000 tokens from the input messages and 1000 tokens for the completion. Please reduce the number."
 )
 LONG_INPUT = "The input (5000 tokens) is longer than the model's context length (4096 tokens)."
+LONG_PROMPT = (
+    "Input length (5000 tokens) exceeds the maximum allowed length (4096 tokens). Use a shorter input or enable"
+    " --allow-auto-truncate."
+)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +391,7 @@ def test_an_error_with_a_status_that_is_none_breaks_a_law(status: int) -> None:
     assert law_of({"error": {"message": "no", "code": status}}) == "error_status"
 
 
-@pytest.mark.parametrize(("message", "prompt"), [(TOO_LONG, 4000), (LONG_INPUT, 5000)])
+@pytest.mark.parametrize(("message", "prompt"), [(TOO_LONG, 4000), (LONG_INPUT, 5000), (LONG_PROMPT, 5000)])
 def test_a_request_that_is_too_long_is_told_so(message: str, prompt: int) -> None:
     for event in (
         {"error": {"message": message}},
@@ -404,6 +407,7 @@ def test_a_request_that_is_too_long_is_told_so(message: str, prompt: int) -> Non
 def test_how_long_the_context_is_is_read_where_it_is_told() -> None:
     assert context_of_models(b'{"data": [{"id": "a", "max_model_len": 4096}, {"max_model_len": 100}]}') == 99
     assert facts_of(b'{"context_length": 4096, "tp": 1}').max_context_tokens == 4095
+    assert facts_of(b'{"context_length": 4096, "max_req_input_len": 4090}').max_context_tokens == 4091
     for body in (b"", b"{}", b"[]", b'{"data": [{}]}', b'{"data": [{"max_model_len": null}]}', b"[" * 100_000):
         assert context_of_models(body) is None
         assert facts_of(body).max_context_tokens is None

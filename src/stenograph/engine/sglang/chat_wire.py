@@ -292,8 +292,8 @@ def decode_reply(
         weights=weight_spans(meta, num_sampled=len(ids)) or None if meta.weight_versions else None,
         replay=kept,
         unasked_replay=unasked,
-        sampling_logprobs=None if support is None else support.logprobs(slice(None)),
-        support=None if support is None else support.piece(ids, slice(None)),
+        sampling_logprobs=None if support is None else support.logprobs(),
+        support=None if support is None else support.piece(ids),
     )
 
 

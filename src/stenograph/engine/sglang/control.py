@@ -28,6 +28,7 @@ _UNFLUSHED = (
     "its cache still has keys and values of the weights before, because generations stand still with theirs; call"
     " /flush_cache once they have ended"
 )
+_FLUSH = Call(path="/flush_cache", body=b"{}", note_if_refused=_UNFLUSHED)
 
 
 class _SGLangInfo(msgspec.Struct):
@@ -45,14 +46,15 @@ def sglang_calls(command: WeightCommand) -> Sequence[Call]:
     path, body = _request(command)
     calls = (Call(path=path, body=msgspec.json.encode(body)),)
     if isinstance(command, UpdateWeights) and command.flushes_cache and command.stands_in_place:
-        return (*calls, Call(path="/flush_cache", body=b"{}", note_if_refused=_UNFLUSHED))
+        return (*calls, _FLUSH)
     return calls
 
 
 def sglang_reply(command: WeightCommand, call: Call, http: HttpReply) -> ControlReply:
-    """The answer to one of those requests. An update that was taken, and whose cache was not emptied, is named."""
+    """The answer to one of those requests. An update that was taken, and whose cache was not emptied, is named, and the
+    cache emptied after all, where no more was in its way than turns that had just ended."""
     if isinstance(command, UpdateWeights) and call.path == UPDATE_PATH and _TAKEN_UNFLUSHED in http.body:
-        return ControlReply(note=_UNFLUSHED, then=sglang_calls(NameWeights(version=command.version)))
+        return ControlReply(then=(*sglang_calls(NameWeights(version=command.version)), _FLUSH))
     return read_control(call, http)
 
 

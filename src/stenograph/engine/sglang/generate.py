@@ -93,8 +93,8 @@ class SGLangGenerate(EngineAdapter):
         self._keeps_sessions = server.keeps_sessions
         told = facts_of(model.body) if model.status == 200 else ServerFacts()
         self.num_unreported = max(server.num_unreported, told.num_unreported)
-        limit = server.max_context_tokens if limit is None else limit
-        self.capabilities = replace(self.capabilities, max_context_tokens=limit)
+        limits = [one for one in (limit, server.max_context_tokens) if one is not None]
+        self.capabilities = replace(self.capabilities, max_context_tokens=min(limits, default=None))
 
     def call(self, request: GenerateRequest) -> tuple[Call, SGLangGenerateReading]:
         call = Call(

@@ -11,7 +11,7 @@ The server's `text` is ignored: replies are made of ids. Sources: SGLang's `mana
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -162,21 +162,21 @@ class SGLangGenerateReading(EngineReading):
             raise UpstreamInvalid("finish_is_last", "the engine went on after the part that ended the generation")
         finish = _finish_of(part.meta_info.finish_reason, data)
         rows = part.meta_info.output_token_logprobs if columns is None else columns
-        chunks = self._chunks(part.meta_info, rows, part.output_ids, finish)
+        chunk = self._chunk(part.meta_info, rows, part.output_ids, finish)
         if finish is None:
-            return chunks
-        self._has_ended, self._held = True, chunks[-1]
-        return chunks[:-1]
+            return (chunk,) if chunk.ids else ()
+        self._has_ended, self._held = True, chunk
+        return ()
 
     def end(self) -> Sequence[Chunk]:
         """The chunk that ends the generation, if it came."""
         held, self._held = self._held, None
         return () if held is None else (held,)
 
-    def _chunks(
+    def _chunk(
         self, meta: MetaInfo, rows: Rows | None, output_ids: Sequence[int] | None, finish: Finish | None
-    ) -> Sequence[Chunk]:
-        """The new tokens of a part: one chunk for each version of the weights that sampled them."""
+    ) -> Chunk:
+        """The new tokens of a part. Spans of the weights come with the end, and cover all tokens."""
         reason = None if finish is None else finish.reason
         start = len(self._sampled.ids)
         ids, logprobs = self._sampled.take(
@@ -191,36 +191,21 @@ class SGLangGenerateReading(EngineReading):
         support = self._support if ids else None
         if support is not None:
             support.take(meta, num_new=len(ids), num_sampled=num_sampled)
-        chunks: list[Chunk] = []
-        for version, span in _new_spans(meta, start, num_sampled):
-            is_last = span.stop == len(ids)
-            chunks.append(
-                Chunk(
-                    ids=ids[span],
-                    logprobs=logprobs[span],
-                    sampling_logprobs=None if support is None else support.logprobs(span),
-                    support=None if support is None else support.piece(ids[span], span),
-                    top_logprobs=None if top is None else top[span],
-                    finish=finish if is_last else None,
-                    num_cached_tokens=meta.cached_tokens or 0,
-                    weight_version=version,
-                    is_version_of_reply=not meta.weight_versions,
-                    replay=replay if is_last else None,
-                    unasked_replay=unasked if is_last else (),
-                )
-            )
-        return chunks if ids or finish is not None else ()
-
-
-def _new_spans(meta: MetaInfo, start: int, num_sampled: int) -> Iterator[tuple[str | None, slice]]:
-    """Versions, and which of the tokens `[start, num_sampled)` each sampled, counted from `start`; at least one."""
-    spans = weight_spans(meta, num_sampled=num_sampled)
-    if not spans or num_sampled == start:
-        yield None if meta.weight_version is None else str(meta.weight_version), slice(0, num_sampled - start)
-        return
-    for span in spans:
-        if span.end > start:
-            yield span.version, slice(max(span.start, start) - start, span.end - start)
+        spans = () if meta.weight_versions is None else weight_spans(meta, num_sampled=num_sampled)
+        return Chunk(
+            ids=ids,
+            logprobs=logprobs,
+            sampling_logprobs=None if support is None else support.logprobs(),
+            support=None if support is None else support.piece(ids),
+            top_logprobs=top,
+            finish=finish,
+            num_cached_tokens=meta.cached_tokens or 0,
+            weight_version=None if meta.weight_version is None else str(meta.weight_version),
+            is_version_of_reply=not spans,
+            weights=(spans or None) if finish is not None else None,
+            replay=replay,
+            unasked_replay=unasked,
+        )
 
 
 def _finish_of(told: MetaFinish | str | None, data: bytes) -> Finish | None:
@@ -258,6 +243,9 @@ _TOO_LONG = (
     re.compile(
         rb"input \((?P<prompt>\d{1,9}) tokens\) is longer than the model's context length \((?P<limit>\d{1,9}) tokens"
     ),
+    re.compile(
+        rb"Input length \((?P<prompt>\d{1,9}) tokens\) exceeds the maximum allowed length \((?P<limit>\d{1,9}) tokens"
+    ),
 )
 """SGLang's messages for a request that its context does not hold."""
 
@@ -287,14 +275,19 @@ class ServerFacts(msgspec.Struct):
     """A server's account of itself: `/server_info` and `/model_info` have a part each; empty where neither is there."""
 
     context_length: Natural | None = None
+    max_req_input_len: Natural | None = None
     enable_session_radix_cache: object = None
     tool_call_parser: str | None = None
     architectures: list[str] | None = None
 
     @property
     def max_context_tokens(self) -> int | None:
-        """Tokens that a request may have in all: only where the server was started with a context length."""
-        return self.context_length - _TOKENS_KEPT_BACK if self.context_length else None
+        """Tokens that a request may have in all, so that its prompt is not refused; None where neither is reported.
+
+        The longest prompt is some tokens shorter than the context, and as short as the cache's memory makes it."""
+        limits = [self.context_length - _TOKENS_KEPT_BACK] if self.context_length else []
+        limits += [self.max_req_input_len + 1] if self.max_req_input_len else []
+        return min(limits, default=None)
 
     @property
     def keeps_sessions(self) -> bool:

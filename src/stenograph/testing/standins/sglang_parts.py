@@ -1,11 +1,11 @@
 """SGLang's account of a generation, for its stand-in: the `meta_info` of every route, and the parts of `/generate`.
 
-Wire shapes: SGLang's `managers/tokenizer_manager.py`.
+Its keys and their types are those that a real one was recorded with (tests/service/test_sglang_stand_in.py).
 """
 
 import base64
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,39 +44,75 @@ def finish_reason(finish: str, matched: int | str | None, num_drawn: int) -> dic
             return {"type": finish, "matched": matched}
 
 
+_BEFORE = {
+    "num_retractions": 0,
+    "storage_prefetch_wait": 0.0,
+    "storage_staging_wait": 0.0,
+    "forward_entry_time": 1.25,
+    "prefill_finished_time": 1.5,
+    "queue_time": 0.25,
+    "input_token_logprobs": list[object](),
+}
+_AT_END = {
+    "e2e_latency": 1.0,
+    "request_received_ts": 1.0,
+    "first_token_latency": 0.5,
+    "api_server_dispatch_finish_ts": 1.0,
+    "request_finished_ts": 2.0,
+    "decode_throughput": 2.0,
+    "response_sent_to_client_ts": 2.0,
+}
+"""What a real one measures."""
+
+
 def meta_info(
-    sampled: SampledReply, num_drawn: int, finish: dict[str, Any] | None, *, first: int = 0, has_spans: bool = False
+    sampled: SampledReply,
+    num_drawn: int,
+    finish: dict[str, Any] | None,
+    *,
+    first: int = 0,
+    has_spans: bool = False,
+    token_text: Callable[[int], str | None] = lambda _: None,
 ) -> dict[str, Any]:
-    """The account after `num_drawn` sampled tokens; the lists begin with the token number `first`."""
-    width = 3 if sampled.rows_have_text else 2
+    """The account after `num_drawn` sampled tokens; the lists begin with the token number `first`.
+
+    Rows have their token's text on the chat route alone, and spans of weights come with the end.
+    """
     version = sampled.versions[num_drawn - 1] if num_drawn else next(iter(sampled.versions), "default")
+
+    def rows(pairs: Iterable[tuple[int, float]]) -> Sequence[Sequence[object]]:
+        return [[logprob, id_, token_text(id_)][: 3 if sampled.rows_have_text else 2] for id_, logprob in pairs]
+
     info: dict[str, Any] = {
         "id": sampled.rid,
         "finish_reason": finish,
         "prompt_tokens": sampled.num_prompt,
         "weight_version": version,
-        "completion_tokens": num_drawn,
-        "cached_tokens": sampled.num_cached,
-        "output_token_logprobs": [
-            [logprob, id_, None][:width]
-            for id_, logprob in zip(sampled.ids[first:num_drawn], sampled.logprobs[first:num_drawn], strict=True)
-        ],
+        **_BEFORE,
+        "output_token_logprobs": rows(
+            zip(sampled.ids[first:num_drawn], sampled.logprobs[first:num_drawn], strict=True)
+        ),
+        "output_token_logprobs_length": num_drawn,
     }
     if sampled.tops:
-        info["output_top_logprobs"] = [
-            [[logprob, id_, None] for id_, logprob in row] for row in sampled.tops[first:num_drawn]
-        ]
+        info["input_top_logprobs"] = []
+        info["output_top_logprobs"] = [rows(row) for row in sampled.tops[first:num_drawn]]
     if sampled.supports is not None:
         told = sampled.supports[first:num_drawn]
         info["output_token_sampling_mask"] = told
         info["output_token_sampling_logprobs"] = [-math.log(max(1, len(row))) for row in told]
         info["output_token_sampling_mask_length"] = num_drawn
+    num_cached = sampled.num_cached
+    info |= {"reasoning_tokens": 0, "completion_tokens": num_drawn, "cached_tokens": num_cached, "dp_rank": None}
+    info["cached_tokens_details"] = {"device": num_cached, "host": 0} if num_cached else None
+    if finish is None:
+        return info
     if has_spans:
         info["weight_versions"] = version_spans(sampled.versions[:num_drawn])
     for name, payload in (("routed_experts", sampled.routed_experts), ("indexer_topk", sampled.indexer_topk)):
-        if payload is not None and finish is not None:
+        if payload is not None:
             info[name] = base64.b64encode(payload).decode()
-    return info
+    return info | _AT_END
 
 
 def generate_part(
@@ -108,24 +144,31 @@ def chat_reply(
 ) -> dict[str, Any]:
     """A reply of the chat route. `tool_calls` are `(id, name, arguments)`."""
     num_drawn = len(sampled.ids)
+    told = finish_reason(finish, matched, num_drawn)
     if tool_calls and finish == "stop":
-        finish = "tool_calls"
-    info = meta_info(sampled, num_drawn, {"type": finish, "matched": matched}, has_spans=has_spans)
-    calls = [
-        {"id": id_, "index": index, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for index, (id_, name, arguments) in enumerate(tool_calls)
-    ]
-    message = {"role": "assistant", "content": text, "reasoning_content": reasoning, "tool_calls": calls or None}
+        told = {"type": "tool_calls", "matched": None}
+    info = meta_info(sampled, num_drawn, told, has_spans=has_spans, token_text=token_text)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "reasoning_content": reasoning}
+    if tool_calls:
+        message["tool_calls"] = [
+            {"id": id_, "index": index, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for index, (id_, name, arguments) in enumerate(tool_calls)
+        ]
+
+    def shown(id_: int, logprob: float) -> dict[str, Any]:
+        return {"token": token_text(id_), "bytes": list(token_text(id_).encode()), "logprob": logprob}
+
+    tops = sampled.tops or [()] * num_drawn
     logprobs = [
-        {"token": token_text(id_), "bytes": list(token_text(id_).encode()), "logprob": logprob, "top_logprobs": []}
-        for id_, logprob in zip(sampled.ids, sampled.logprobs, strict=True)
+        shown(id_, logprob) | {"top_logprobs": [shown(*top) for top in row]}
+        for id_, logprob, row in zip(sampled.ids, sampled.logprobs, tops, strict=True)
     ]
     choice = {
         "index": 0,
         "message": message,
         "logprobs": {"content": logprobs},
-        "finish_reason": finish,
-        "matched_stop": matched,
+        "finish_reason": told["type"],
+        "matched_stop": told.get("matched"),
         "meta_info": info,
     }
     return {
@@ -136,8 +179,11 @@ def chat_reply(
         "choices": [choice],
         "usage": {
             "prompt_tokens": sampled.num_prompt,
-            "completion_tokens": num_drawn,
             "total_tokens": sampled.num_prompt + num_drawn,
+            "completion_tokens": num_drawn,
+            "prompt_tokens_details": {"cached_tokens": sampled.num_cached},
+            "reasoning_tokens": 0,
+            "completion_tokens_details": None,
         },
-        "metadata": {"weight_version": info["weight_version"]},
+        "metadata": {name: info[name] for name in ("weight_version", "weight_versions") if name in info},
     }

@@ -27,7 +27,23 @@ UNFLUSHED = (
     "Weights were updated, but the cache was not flushed because requests are still running or queued. Retract or"
     " finish them, then call /flush_cache."
 )
-FLUSHED = b"Cache flushed.\n"
+FLUSHED = (
+    b"Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the"
+    b" operation will not be performed.)\n"
+)
+MODEL_INFO = {
+    "is_generation": True,
+    "preferred_sampling_params": None,
+    "load_format": "auto",
+    "reasoning_parser": None,
+    "tool_call_parser": "hermes",
+    "disaggregation_mode": "null",
+    "has_image_understanding": False,
+    "has_audio_understanding": False,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+}
+"""The rest of `/model_info`."""
 
 
 class SGLangServer(PlannedServer):
@@ -69,6 +85,8 @@ class SGLangServer(PlannedServer):
         """Sessions that were closed."""
         self.model_info_version: str | None = None
         """The name that `/model_info` has where it is not that of the weights: after an update in place."""
+        self.num_unflushed = 0
+        """Updates to come that find turns which have just ended, and do not flush the cache."""
         self._stands_in_place = False
 
     def _is_generation(self, asked: AskedRequest, path: str) -> bool:
@@ -88,6 +106,9 @@ class SGLangServer(PlannedServer):
                 return Answer(status=503 if waits else self.health_status, content_type="")
             case "POST", "/update_weights_from_disk":
                 return self._update_weights(asked.json)
+            case "POST", "/close_session":
+                self.closed.append(str(asked.json["session_id"]))
+                return Answer(content_type="")
             case "POST", "/flush_cache":
                 is_refused = self._stands_in_place and self.num_running > 0
                 return Answer(status=400 if is_refused else 200, content_type="", body=b"" if is_refused else FLUSHED)
@@ -102,7 +123,8 @@ class SGLangServer(PlannedServer):
         """The answer of a route that a proxy may reach; None where there is no such route."""
         match method, path:
             case "GET", "/v1/models":
-                card = {"id": self._model, "object": "model", "max_model_len": self._max_model_len}
+                card = {"id": self._model, "object": "model", "created": 0, "owned_by": "sglang", "root": self._model}
+                card |= {"parent": None, "max_model_len": self._max_model_len}
                 return {"object": "list", "data": [card]}
             case "POST", "/tokenize":
                 ids = self._encode(str(body.get("prompt", "")))
@@ -119,17 +141,20 @@ class SGLangServer(PlannedServer):
 
     def _update_weights(self, body: dict[str, Any]) -> Answer:
         """A failed one is a 400; without a version in the request, the one that there was stays."""
-        problem, is_held = self.refusal, self._stands_in_place and self.num_running > 0
+        problem, is_held = self.refusal, (self._stands_in_place and self.num_running > 0) or self.num_unflushed > 0
+        message = "Succeeded to update model weights."
         if problem is None:
+            self.num_unflushed = max(0, self.num_unflushed - 1)
             self.loaded.append(str(body.get("model_path")))
             before, self.weight_version = self.weight_version, body.get("weight_version") or self.weight_version
+            message += f" Weight version updated to {self.weight_version}." if body.get("weight_version") else ""
             if is_held and body.get("flush_cache", True):
                 problem, self.model_info_version = UNFLUSHED, before or "default"
             else:
                 self.model_info_version = None
         told = {
             "success": problem is None,
-            "message": problem or "Succeeded to update model weights.",
+            "message": problem or message,
             "num_paused_requests": 0,
         }
         return Answer(status=200 if problem is None else 400, body=json.dumps(told).encode())
@@ -148,14 +173,13 @@ class SGLangServer(PlannedServer):
                 self.resume()
                 self._stands_in_place = False
                 told = {"message": "Generation continued successfully.", "status": "ok"}
-            case "POST", "/close_session":
-                self.closed.append(str(body["session_id"]))
             case "POST", "/update_weight_version":
                 self.weight_version, self.model_info_version = str(body["new_version"]), None
                 message = f"Weight version updated to {self.weight_version}"
                 told = {"success": True, "message": message, "new_version": self.weight_version}
             case "GET", "/model_info":
-                told = {"model_path": self._model, "weight_version": self._named_version()}
+                names = dict.fromkeys(("model_path", "served_model_name", "tokenizer_path"), self._model)
+                told = {**names, "weight_version": self._named_version(), **MODEL_INFO}
             case "GET", "/server_info":
                 told = self.server_info
             case _:
@@ -169,7 +193,8 @@ class SGLangServer(PlannedServer):
 
     def _refusal(self, script: ReplyScript, path: str) -> dict[str, Any]:
         if path == CHAT_PATH:
-            return {"object": "error", "message": "as planned", "code": script.status}
+            told = {"object": "error", "message": "as planned", "type": "BadRequestError", "param": None}
+            return {**told, "code": script.status}
         return {"error": {"message": "as planned"}}
 
     def _whole(self, play: Play, path: str) -> dict[str, Any]:

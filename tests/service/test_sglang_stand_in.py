@@ -1,0 +1,158 @@
+"""The stand-in of SGLang answers in the shapes that a real one was recorded with, but for what is named here.
+
+Each recorded request is sent to a stand-in that plays what was sampled; its status, its keys and the types of its
+values are the recorded ones. What a real one does beyond shapes, and the stand-in does not, is in docs/engines.md.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stenograph.testing.standins.planned_server import ReplyScript
+from stenograph.testing.standins.sglang_server import CHAT_PATH, GENERATE_PATH, SGLangServer
+
+FILE = Path(__file__).parent / "recordings" / "sglang" / "engine-0.5.23.json"
+RECORDED: dict[str, dict[str, Any]] = {one["name"]: one for one in json.loads(FILE.read_text(encoding="utf-8"))}
+
+DIFFERS: dict[str, tuple[set[str], str]] = {
+    "chat_return_token_ids": (
+        {".choices[].prompt_token_ids is not there", ".choices[].response_token_ids is not there"},
+        "asked for by nobody here",
+    ),
+    "chat_sglext_ids": ({".sglext is not there"}, "asked for by nobody here"),
+    "generate_input_logprobs": (
+        {".meta_info.input_token_logprobs has 0 for 16", ".meta_info.decode_throughput is new"},
+        "a prompt has no log-probabilities; a reply of one token has no pace",
+    ),
+    "generate_stream": ({"[].meta_info.response_sent_to_client_ts is not there"}, "the first event has one more time"),
+    "generate_stream_cumulative": ({"[].meta_info.response_sent_to_client_ts is not there"}, "the same"),
+    "model_info": ({".embedding is not there"}, "nothing for embeddings"),
+    "inplace_flush_running_model_info": ({".embedding is not there"}, "the same"),
+}
+"""The differences of each answer, and why they stay."""
+NOT_PLAYED = {
+    "server_info": "there is none, as with a router, until a test gives one",
+    "chat_meta_info_stream_refused": "not refused: nothing here asks for it",
+    "chat_stream_sglext_ids": "chats are not streamed from the engine",
+    "inplace_flush_running_update": "beside a turn that stands still, below",
+    "generate_bad_regex_stream": "a refusal within a stream is planned by each test",
+    "generate_stream_aborted": "a stream whose client has left",
+    "generate_too_long_prompt": "recorded without its 9600 ids",
+}
+"""Recordings that the stand-in is not asked for, and why."""
+
+
+def shape(value: object) -> object:
+    """A value with types in place of what is in it: of spans of weights the first, of a token's bytes nothing."""
+    if isinstance(value, dict):
+        shown = {key: one[:1] if key == "weight_versions" else one for key, one in value.items()}
+        return {key: "bytes" if key == "bytes" else shape(one) for key, one in shown.items()}
+    if isinstance(value, list):
+        return [shape(one) for one in value]
+    return "number" if type(value) in (int, float) else type(value).__name__
+
+
+def differences(real: Any, other: Any, at: str = "") -> Iterator[str]:
+    """The places where the shape `other` is not `real`."""
+    if isinstance(real, dict) and isinstance(other, dict):
+        yield from (f"{at}.{key} is not there" for key in real if key not in other)
+        yield from (f"{at}.{key} is new" for key in other if key not in real)
+        for key in real.keys() & other.keys():
+            yield from differences(real[key], other[key], f"{at}.{key}")
+    elif isinstance(real, list) and isinstance(other, list) and len(real) == len(other):
+        for one, another in zip(real, other, strict=True):
+            yield from differences(one, another, f"{at}[]")
+    elif isinstance(real, list) and isinstance(other, list):
+        yield f"{at} has {len(other)} for {len(real)}"
+    elif real != other:
+        yield f"{at} is {other} for {real}"
+
+
+def script_of(recording: dict[str, Any]) -> ReplyScript:
+    """What was sampled, as a plan for the stand-in."""
+    if recording["status"] != 200:
+        return ReplyScript(status=recording["status"])
+    parts = parsed(recording.get("body") or json.dumps(recording["reply"]))
+    parts = parts if isinstance(parts, list) else [parts]
+    choices = [part["choices"][0] if "choices" in part else part for part in parts]
+    metas, last = [choice["meta_info"] for choice in choices], choices[-1]
+    if len(metas[-1]["output_token_logprobs"]) == metas[-1]["completion_tokens"]:
+        metas = metas[-1:]  # which has all
+    rows = [row for meta in metas for row in meta["output_token_logprobs"]]
+    finish = metas[-1]["finish_reason"]
+    return ReplyScript(
+        ids=tuple(id_ for _, id_, _ in rows),
+        logprobs=tuple(logprob for logprob, _, _ in rows),
+        text=last["message"]["content"] if "message" in last else None,
+        tool_calls=tuple(
+            (call["id"], call["function"]["name"], call["function"]["arguments"])
+            for call in last.get("message", {}).get("tool_calls", ())
+        ),
+        finish=finish["type"],
+        matched=finish.get("matched"),
+        num_cached=metas[-1]["cached_tokens"],
+        tops=tuple(
+            tuple((id_, logprob) for logprob, id_, _ in row)
+            for meta in metas
+            for row in meta.get("output_top_logprobs", ())
+        ),
+        supports=tuple(tuple(row) for meta in metas for row in meta.get("output_token_sampling_mask", ())),
+    )
+
+
+def parsed(text: str) -> Any:
+    """A body: events as the list of what they say, JSON as what it says, anything else as it is."""
+    if text.startswith("data: "):
+        events = (event.removeprefix("data: ") for event in text.split("\n\n") if event)
+        return [json.loads(event) for event in events if event != "[DONE]"]
+    return json.loads(text) if text[:1] in ("{", "[") else text
+
+
+async def answer_of(server: SGLangServer, recording: dict[str, Any]) -> tuple[int, Any]:
+    """The stand-in's status and body for a recorded request."""
+    method, path, body = recording["method"], recording["path"], recording.get("request")
+    async with aiohttp.ClientSession(server.url) as http, http.request(method, path, json=body) as response:
+        return response.status, parsed(await response.text())
+
+
+@pytest.fixture(params=sorted(set(RECORDED) - set(NOT_PLAYED)))
+def recording(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return RECORDED[request.param]
+
+
+async def test_the_stand_in_answers_as_the_real_one_did(recording: dict[str, Any]) -> None:
+    name, path = recording["name"], recording["path"]
+    is_incremental = name != "generate_stream_cumulative"
+    async with SGLangServer(model="m", incremental=is_incremental, has_spans=True, max_model_len=8192) as server:
+        if path in (CHAT_PATH, GENERATE_PATH):
+            server.plan(script_of(recording))
+        elif recording["status"] != 200:
+            server.refusal = "as planned"
+        status, body = await answer_of(server, recording)
+    real = parsed(recording["body"]) if "body" in recording else recording["reply"]
+    assert status == recording["status"]
+    assert set(differences(shape(real), shape(body))) == DIFFERS.get(name, (set(), ""))[0]
+    if isinstance(real, str) or (path not in (CHAT_PATH, GENERATE_PATH) and status == 200 and "message" in real):
+        assert body == real
+
+
+async def test_an_update_in_place_is_taken_and_refused_as_by_the_real_one() -> None:
+    recording = RECORDED["inplace_flush_running_update"]
+    async with SGLangServer() as server, asyncio.TaskGroup() as tasks:
+        server.plan(ReplyScript(ids=(1, 2), paused=True, num_drawn=1))
+        turn = tasks.create_task(answer_of(server, RECORDED["generate"]))
+        await server.held(1)
+        await answer_of(server, RECORDED["inplace_flush_running_pause"])
+        assert await answer_of(server, recording) == (recording["status"], recording["reply"])
+        await answer_of(server, RECORDED["abort_in_pause_continue"])
+        server.release()
+    assert turn.result()[0] == 200
+
+
+def test_each_difference_has_a_recording() -> None:
+    assert {*DIFFERS, *NOT_PLAYED} <= set(RECORDED)
