@@ -7,9 +7,13 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from stenograph.core.types import RepetitionOver
+from stenograph.embedded.forward.base import Forward
+from stenograph.testing.suite.distribution import Figures, recompute
 
 START_S = 900.0
 
@@ -20,6 +24,17 @@ def ask(url: str, path: str, body: Any = None) -> Any:
     with urllib.request.urlopen(urllib.request.Request(url + path, data, {"content-type": "application/json"})) as got:
         text = got.read().decode()
     return json.loads(text) if text[:1] in ("{", "[") else text
+
+
+def apart_by_rule(sample: Mapping[str, Any], model: Forward) -> dict[str, float]:
+    """The largest distance in nats between recorded log-probabilities of sampling and recomputed ones, for each rule
+    of what a repetition penalty counts."""
+    worst: dict[str, float] = {}
+    for over in RepetitionOver:
+        figures = Figures()
+        recompute({**sample, "turns": [{**row, "repetition_over": over} for row in sample["turns"]]}, model, figures)
+        worst[over.value] = max(figures.apart)
+    return worst
 
 
 class RealEngine:

@@ -1,7 +1,7 @@
 """A vLLM server, with its generate route and without."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,13 +20,13 @@ FLAGS = ("--dtype", "float32", "--max-num-seqs", "16", "--enforce-eager", "--ena
 
 
 class RealVLLM(RealEngine):
-    """A vLLM of `model`."""
+    """A vLLM of `model`, with more `flags`."""
 
-    def __init__(self, model: Path, *, scale_out: bool, log: Path) -> None:
+    def __init__(self, model: Path, *, scale_out: bool, log: Path, flags: Sequence[str] = ()) -> None:
         self.scale_out = scale_out
         command = [os.environ["VLLM_JOB_PYTHON"], "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(model), "--served-model-name", "smollm2", "--max-model-len", str(MAX_MODEL_LEN)]
-        command += [*FLAGS, *(["--enable-scale-out"] if scale_out else [])]
+        command += [*FLAGS, *(["--enable-scale-out"] if scale_out else []), *flags]
         super().__init__(model, command=command, environment=ENVIRONMENT, probe="/health", log=log)
 
 

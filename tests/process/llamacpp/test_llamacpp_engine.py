@@ -25,6 +25,9 @@ from stenograph.core.types import (
     token_ids,
 )
 from stenograph.dialects.sse import EventReader
+from stenograph.embedded.forward.base import LogitsFor, RowSpan, Segment
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.forward.weights import load_weights
 from stenograph.engine.base import EngineState, GenerateRequest
 from stenograph.engine.http.engine import HttpEngine
 from stenograph.engine.llamacpp.adapter import LlamaCpp
@@ -168,6 +171,34 @@ def test_a_repetition_penalty_is_for_the_whole_prompt_and_for_nothing_else(tiny_
     ratios = penalized / free
     assert np.ptp(ratios[unseen]) < 0.01 * ratios[unseen].mean()
     assert all(abs(ratios[id_] / ratios[unseen].mean() - 1) > 0.05 for id_ in set(ids))
+
+
+def test_a_repetition_penalty_counts_the_prompt_and_the_turn_s_own_tokens(
+    tiny_server: LlamaCppServer, tiny_folder: Path
+) -> None:
+    """The probabilities that llama.cpp reports after its samplers, held to three rules of what is counted."""
+    penalty, prompt = 1.5, [50, 60, 70, 82, 39, 50]
+    body = json.loads(encode_request(asked(ids=prompt, temperature=1.0, repetition_penalty=penalty), vocab_size=VOCAB))
+    body |= {"stream": False, "post_sampling_probs": True, "n_probs": VOCAB, "n_predict": 12}
+    with urllib.request.urlopen(tiny_server.url + "/completion", json.dumps(body).encode()) as response:
+        reply = json.loads(response.read())
+    tokens, start = np.array([*prompt, *reply["tokens"]], np.intc), len(prompt)
+    config, weights = load_weights(tiny_folder)
+    whole = Segment(ids=tokens, start=0, spans=(RowSpan(0, len(tokens)),), logits_for=LogitsFor.ALL)
+    logits = np.asarray(NumpyForward(config, weights, num_kv_tokens=CONTEXT).forward([whole]), np.float64)
+    apart = dict.fromkeys(("line", "turn", "prompt"), 0.0)
+    places = iter(range(start, len(tokens)))
+    for told in reply["completion_probabilities"]:
+        at = next(at for at in places if tokens[at] == told["id"])  # tokens within a character have no row
+        counted = {"line": tokens[:at], "turn": tokens[start:at], "prompt": tokens[:start]}
+        probability = next(top["prob"] for top in told["top_probs"] if top["id"] == tokens[at])
+        for rule, ids in counted.items():
+            scores, seen = logits[at - 1].copy(), np.unique(ids)
+            scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+            own = scores[tokens[at]] - np.logaddexp.reduce(scores)
+            apart[rule] = max(apart[rule], abs(float(own) - np.log(probability)))
+    assert len(reply["completion_probabilities"]) > 3
+    assert apart["line"] < PRECISION_NATS < 0.1 < min(apart["turn"], apart["prompt"]), apart
 
 
 def expected(logits: NDArray[np.float64], params: SamplingParams) -> NDArray[np.float64]:

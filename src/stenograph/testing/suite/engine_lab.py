@@ -46,7 +46,8 @@ class EngineUnderTest:
     and `resume`: nothing is drawn in between. `set_weight_version`: what the next tokens are drawn by. `kill` and
     `revive`: the engine dies without a word, paused or not, and comes back, which may take a while.
     `max_sequence_tokens`: the longest sequence, where it is short enough to be tried. `stops_beside_ignore_eos`: stop
-    tokens end a turn also where the model's own end is to be ignored.
+    tokens end a turn also where the model's own end is to be ignored. `aborts_in_pause`: an abort is not forgotten
+    where its turn has not begun because the engine is paused.
     """
 
     engine: Engine
@@ -59,6 +60,7 @@ class EngineUnderTest:
     not_offered: Mapping[str, str] = field(default_factory=dict[str, str])
     max_sequence_tokens: int | None = None
     stops_beside_ignore_eos: bool = True
+    aborts_in_pause: bool = True
     seen_ids: Callable[[RequestId], Sequence[int]] | None = None
     score: Callable[[Sequence[int], int], Awaitable[Sequence[float]]] | None = None
     score_at: Callable[[Sequence[int], int, float], Awaitable[Sequence[float]]] | None = None

@@ -7,7 +7,7 @@ engine raises breaks the law too. Those of `LAST_LAWS` leave an engine behind th
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 
 from stenograph.core.errors import CallerError, EngineUnavailable, RouteNotFound, UpstreamUnreachable
 from stenograph.core.types import Finish, FinishReason, RequestId, SampledTurn
@@ -239,7 +239,7 @@ async def _aborted(lab: Lab, request: GenerateRequest) -> tuple[SampledTurn, boo
             return await lab.rest(request, chunks, first), was_running
     was_running = False
     async with asyncio.TaskGroup() as tasks:
-        async with _Held(lab):
+        async with _Held(lab) if lab.under_test.aborts_in_pause else nullcontext():
             drawing = tasks.create_task(lab.draw(request))
             while not was_running and not drawing.done():
                 await asyncio.sleep(0)

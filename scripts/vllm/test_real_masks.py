@@ -1,0 +1,80 @@
+"""A real vLLM with `--return-sampling-mask`: its supports, and what its penalty counts, recomputed. Run by
+scripts/test-vllm."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.real_engine import apart_by_rule, ask
+from stenograph.embedded.forward.numpy_forward import NumpyForward
+from stenograph.embedded.forward.weights import load_weights
+from stenograph.testing.suite.distribution import Figures, recompute
+from stenograph.testing.suite.engine_table import serving
+
+from .conftest import MAX_MODEL_LEN, RealVLLM
+
+FLAGS = ("--return-sampling-mask", "--logprobs-mode", "processed_logprobs")
+TOLERANCE_NATS = 2e-3
+say = sys.stdout.write
+
+
+@pytest.fixture(scope="module")
+def masking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealVLLM]:
+    log = tmp_path_factory.mktemp("vllm") / "masking.log"
+    server = RealVLLM(Path(os.environ["VLLM_JOB_MODEL"]), scale_out=True, log=log, flags=FLAGS)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def model(masking: RealVLLM) -> NumpyForward:
+    config, weights = load_weights(masking.model)
+    return NumpyForward(config, weights, num_kv_tokens=MAX_MODEL_LEN)
+
+
+def sample_of(vllm: RealVLLM, **asked: Any) -> dict[str, Any]:
+    """The sample of a session of two chats with these parameters. vLLM serves none without a `top_k` here."""
+    flags = ("--engine", "vllm", "--engine-url", vllm.url, "--engine-logprobs", "sampling")
+    with serving(vllm.model, *flags) as url:
+        session = ask(url, "/sessions", {"support": True})
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Say red red red blue blue, then a story."}]
+        for text in ("And then?", ""):
+            body = {"model": "m", "messages": messages, "max_tokens": 24, "ignore_eos": True, **asked}
+            reply = ask(session["base_url"].removesuffix("/v1"), "/v1/chat/completions", body)
+            messages += [reply["choices"][0]["message"], {"role": "user", "content": text}]
+        (sample,) = ask(url, f"/sessions/{session['session_id']}/samples", {"format": "json"})["samples"]
+    return dict(sample)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"top_p": 0.8, "top_k": 1000, "temperature": 0.7},
+        {"min_p": 0.05, "top_k": 1000, "temperature": 1.0},
+        {"top_p": 0.9, "top_k": 20, "temperature": 1.3},
+        {"top_k": 40, "presence_penalty": 0.5, "frequency_penalty": 0.4, "temperature": 0.8},
+    ],
+)
+def test_supports_are_those_of_the_weights(masking: RealVLLM, model: NumpyForward, asked: dict[str, Any]) -> None:
+    figures = Figures()
+    recompute(sample_of(masking, **asked), model, figures)
+    say(f"\n{asked}: {figures}\n")
+    assert min(figures.num_ids) >= 1
+    assert max(figures.apart) < TOLERANCE_NATS
+
+
+def test_a_repetition_penalty_counts_the_prompt_and_the_turn_s_own_tokens(
+    masking: RealVLLM, model: NumpyForward
+) -> None:
+    sample = sample_of(masking, repetition_penalty=1.3, top_k=1000, temperature=1.0)
+    worst = apart_by_rule(sample, model)
+    say(f"\na repetition penalty: apart at most, by what it counts: {worst}\n")
+    assert {row["repetition_over"] for row in sample["turns"]} == {"line"}
+    assert worst["line"] < TOLERANCE_NATS < worst["turn"]
