@@ -7,6 +7,7 @@ values are the recorded ones. What a real one does beyond shapes, and the stand-
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,33 @@ async def test_an_update_in_place_is_taken_and_refused_as_by_the_real_one() -> N
         await answer_of(server, RECORDED["abort_in_pause_continue"])
         server.release()
     assert turn.result()[0] == 200
+
+
+async def test_an_abort_of_a_turn_that_waits_in_a_pause_is_forgotten_as_by_the_real_one() -> None:
+    async with SGLangServer(has_spans=True) as server, asyncio.TaskGroup() as tasks:
+        server.plan(script_of(RECORDED["abort_in_pause_turn"]))
+        await answer_of(server, RECORDED["abort_in_pause_pause"])
+        turn = tasks.create_task(answer_of(server, RECORDED["abort_in_pause_turn"]))
+        await server.begun(1)
+        for name in ("abort_in_pause_abort", "abort_in_pause_abort_again"):
+            assert await answer_of(server, RECORDED[name]) == (200, "")
+        await answer_of(server, RECORDED["abort_in_pause_continue"])
+    _, body = turn.result()
+    assert body["meta_info"]["finish_reason"] == RECORDED["abort_in_pause_turn"]["reply"]["meta_info"]["finish_reason"]
+
+
+async def test_an_abort_of_a_turn_that_stands_in_place_is_heard_when_it_goes_on() -> None:
+    """So did a real one, whose turn was 504 after the server's grace and its slot free after the pause."""
+    async with SGLangServer() as server, asyncio.TaskGroup() as tasks:
+        server.plan(replace(script_of(RECORDED["abort_in_pause_turn"]), paused=True, num_drawn=4))
+        turn = tasks.create_task(answer_of(server, RECORDED["abort_in_pause_turn"]))
+        await server.held(1)
+        for name in ("abort_in_pause_pause", "abort_in_pause_abort", "health"):
+            await answer_of(server, RECORDED[name])
+        assert server.num_running == 1
+        await answer_of(server, RECORDED["abort_in_pause_continue"])
+    _, body = turn.result()
+    assert (body["meta_info"]["finish_reason"]["type"], len(body["output_ids"])) == ("abort", 4)
 
 
 def test_each_difference_has_a_recording() -> None:

@@ -337,11 +337,15 @@ class PlannedServer(ABC):
         if self.abort_status != 200:
             return
         for play in self._plays:
-            if play.rid in rids:
+            if play.rid in rids and self._hears_aborts(play):
                 play.num_aborts += 1
                 play.aborted = play.num_aborts > play.script.ignored_aborts
                 if play.aborted and play.script.paused:
                     play.go.set()
+
+    def _hears_aborts(self, play: Play) -> bool:
+        """Whether aborts of this request do anything."""
+        return True
 
     async def _serve(self, connection: FaultyConnection, asked: AskedRequest, path: str) -> None:
         await self._arrivals.wait()

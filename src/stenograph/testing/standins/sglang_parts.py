@@ -62,7 +62,7 @@ _AT_END = {
     "decode_throughput": 2.0,
     "response_sent_to_client_ts": 2.0,
 }
-"""What a real one measures."""
+"""Members that a real one measures, with made-up values."""
 
 
 def meta_info(

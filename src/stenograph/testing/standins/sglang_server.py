@@ -88,6 +88,10 @@ class SGLangServer(PlannedServer):
         self.num_unflushed = 0
         """Updates to come that find turns which have just ended, and do not flush the cache."""
         self._stands_in_place = False
+        self._is_paused = False
+        self._began_in_pause = set[str]()
+        self._unheard = set[str]()
+        self._heard_later = set[str]()
 
     def _is_generation(self, asked: AskedRequest, path: str) -> bool:
         return asked.method == "POST" and path in (CHAT_PATH, GENERATE_PATH)
@@ -165,13 +169,18 @@ class SGLangServer(PlannedServer):
         match method, path:
             case "POST", "/pause_generation":
                 self.pause()
+                self._is_paused = True
                 self._stands_in_place = body.get("mode") == "in_place"
                 if body.get("mode", "abort") == "abort":
                     self.abort_running()
                 told = {"message": "Generation paused successfully.", "status": "ok"}
             case "POST", "/continue_generation":
                 self.resume()
-                self._stands_in_place = False
+                self._is_paused = self._stands_in_place = False
+                for play in self._plays:
+                    if play.rid in self._heard_later:
+                        play.aborted = True
+                        play.go.set()
                 told = {"message": "Generation continued successfully.", "status": "ok"}
             case "POST", "/update_weight_version":
                 self.weight_version, self.model_info_version = str(body["new_version"]), None
@@ -222,7 +231,18 @@ class SGLangServer(PlannedServer):
         sampled, spans = self._sampled(play), self._has_spans
         return [generate_part(sampled, num_drawn, told, self._decode, first=first, has_spans=spans)]
 
+    def _hears_aborts(self, play: Play) -> bool:
+        """Aborts of a request that came in a pause, and waits for its end, are forgotten, with all that come later.
+        Those of a request that stands still in place are heard when it goes on."""
+        if self._is_paused and play.rid in self._began_in_pause:
+            self._unheard.add(play.rid)
+        elif self._stands_in_place:
+            self._heard_later.add(play.rid)
+        return play.rid not in self._unheard and not self._stands_in_place
+
     def _next_script(self, asked: AskedRequest) -> ReplyScript:
+        if self._is_paused:
+            self._began_in_pause.add(self.id_of(asked))
         script = super()._next_script(asked)
         if asked.json.get("routed_experts_start_len", 0) <= len(asked.json.get("input_ids") or ()):
             return script
