@@ -1,5 +1,6 @@
 """A real engine's server for the jobs: in a process group of its own, killed and started again at its address."""
 
+import contextlib
 import json
 import os
 import signal
@@ -73,7 +74,8 @@ class RealEngine:
         """End it and its workers without a word."""
         process, self._process = self._process, None
         if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it had ended by itself, with all of them
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def _answers(self) -> bool:
