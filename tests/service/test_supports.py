@@ -260,6 +260,19 @@ async def test_stop_tokens_that_sglang_would_not_look_at_are_refused(renderer: R
         assert rig.standin.requests == []
 
 
+@pytest.mark.parametrize("make", [sglang, sglang_generate])
+async def test_the_stop_token_that_ended_a_reply_is_no_text_in_either_mode(renderer: Renderer, make: Any) -> None:
+    """The chat route's text is SGLang's, which leaves it out; the other's is made here."""
+    *before, last = renderer.tokenizer.encode("hi you all").tolist()
+    text = renderer.tokenizer.decode(before)
+    async with rig_of(make(), renderer, ReplyScript(ids=(*before, last), text=text, matched=last)) as rig:
+        session = await rig.open(support=False)
+        choice = (await rig.chat(session, stop_token_ids=[last])).json()["choices"][0]
+        (sample,) = (await rig.call("POST", f"{session}/samples", {"format": "json"})).json()["samples"]
+    assert choice["message"]["content"] == text
+    assert sample["tokens"][-len(before) - 1 :] == [*before, last]
+
+
 @pytest.mark.parametrize(("make", "over"), [(sglang, "turn"), (sglang_generate, "turn"), (vllm, "line")])
 async def test_a_row_says_what_the_engines_repetition_penalty_counts(renderer: Renderer, make: Any, over: str) -> None:
     async with rig_of(make(), renderer, scripted(renderer)) as rig:

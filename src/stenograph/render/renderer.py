@@ -200,6 +200,7 @@ class Renderer:
         """
         reading = Reading(
             stop=params.stop,
+            stop_token_ids=params.stop_token_ids,
             min_tokens=params.min_tokens,
             text=text,
             tools=tuple(tools),

@@ -19,10 +19,11 @@ class Reading(Struct, frozen=True, kw_only=True, gc=False):
     """One reply to be read. Without `tools` calls are text; calls get the ids `call_{id_prefix}{n}`.
 
     `prompt_end` says whether the prompt opened the reasoning. `text` is how the reply is shown; no stop string ends it
-    that its first `min_tokens` ids complete.
+    that its first `min_tokens` ids complete. One of `stop_token_ids` that ends it is no text.
     """
 
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     text: TextView = TextView()
     tools: tuple[Tool, ...] = ()

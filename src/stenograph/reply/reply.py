@@ -54,7 +54,8 @@ class ReplyParser:
         self._skips_special = reading.text.skips_special
         stream = ShownStream(tokenizer, skips_special=self._skips_special, keep=self._keep)
         stops = StopStrings(reading.stop, keeps_last=reading.text.keeps_stop)
-        self._text = ReplyText(stream, stops, min_tokens=reading.min_tokens)
+        stop_ids = () if reading.text.keeps_stop else frozenset(reading.stop_token_ids) - self._keep
+        self._text = ReplyText(stream, stops, min_tokens=reading.min_tokens, stop_ids=stop_ids)
         self._is_whole = not reading.text.separates_reasoning  # reasoning is content, as it was written
         self._marks = syntax.reasoning
         self._calls_syntax = syntax.calls if reading.tools else None

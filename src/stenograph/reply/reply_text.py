@@ -44,23 +44,35 @@ def ends_by_token(finish: Finish) -> bool:
 
 
 class ReplyText:
-    """A reply's ids to its text, without the stop string that ended it. Owned by one parser.
+    """A reply's ids to its text, without the stop string, or the one of `stop_ids`, that ended it. Owned by one parser.
 
     None of the first `min_tokens` ids ends the reply, so no stop string does that they complete.
     """
 
-    def __init__(self, stream: ShownStream, stops: StopStrings, *, min_tokens: int) -> None:
+    def __init__(
+        self, stream: ShownStream, stops: StopStrings, *, min_tokens: int, stop_ids: Collection[int] = ()
+    ) -> None:
         self._stream = stream
         self._stops = stops
         self._num_free = min_tokens
+        self._stop_ids = stop_ids
+        self._maybe_last: Sequence[int] = ()
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that became certain with `ids`."""
         free = ids[: self._num_free]
         self._num_free -= len(free)
         passed = self._stops.pass_over("".join(map(self._stream.push, free))) if len(free) else ""
-        return passed + self._stops.push("".join(map(self._stream.push, ids[len(free) :])))
+        rest = ids[len(free) :]
+        if self._stop_ids and len(rest):
+            rest = [*self._maybe_last, *rest]
+            num_text = len(rest) - (rest[-1] in self._stop_ids)
+            rest, self._maybe_last = rest[:num_text], rest[num_text:]
+        return passed + self._stops.push("".join(map(self._stream.push, rest)))
 
     def finish(self, finish: Finish) -> str:
         """The rest of it."""
-        return self._stops.push(self._stream.flush(is_ended=ends_by_token(finish))) + self._stops.finish(finish)
+        is_ended, last, self._maybe_last = ends_by_token(finish), self._maybe_last, ()
+        rest = "" if is_ended else "".join(map(self._stream.push, last))
+        rest += self._stream.flush(is_ended=is_ended and not last)
+        return self._stops.push(rest) + self._stops.finish(finish)

@@ -72,6 +72,9 @@ class HarmonyParser:
         self._last_ids = tokenizer.special_ids - within  # what may end a reply
         self._stream = ShownStream(tokenizer, skips_special=reading.text.skips_special)
         self._reading = reading
+        shown = () if not reading.text.keeps_stop else reading.stop_token_ids
+        self._stop_ids = frozenset(reading.stop_token_ids).difference(self._marks, shown)
+        self._held: tuple[int, ...] = ()
         self._tool_names = {tool.name for tool in reading.tools}
         self._ids: array[int] = token_ids()
         self._start = 0  # the id at which the message that is read begins
@@ -91,12 +94,21 @@ class HarmonyParser:
     def feed(self, ids: Sequence[int]) -> ReplyDelta:
         """Read more ids; what became certain by them. Feeding in other portions gives the same message."""
         for token_id in ids:
-            self._read(token_id)
+            self._read_held()
+            if token_id in self._stop_ids:
+                self._held = (token_id,)  # no text, if it ends the reply
+            else:
+                self._read(token_id)
         return self._take_delta()
 
     def finish(self, finish: Finish) -> tuple[ReplyDelta, ParsedReply]:
         """The end of the reply: what was still held back, and the whole message."""
         is_closed = ends_by_token(finish)
+        if is_closed and self._held:
+            self._add_text(self._stream.flush())
+            self._ids.extend(self._held)
+        else:
+            self._read_held()
         self._add_text(self._stream.flush(is_ended=is_closed))
         self._close(len(self._ids), finish, is_closed=is_closed)
         delta = self._take_delta()
@@ -114,6 +126,7 @@ class HarmonyParser:
     def ends_inside(self, finish: Finish) -> Inside | None:
         """In the place of `finish`. A message to the user can be closed; what would have to begin one cannot."""
         del finish  # held-back text does not show whose it is
+        self._read_held()
         self._add_text(self._stream.flush())
         match self._kind:
             case _Kind.CONTENT:
@@ -138,6 +151,12 @@ class HarmonyParser:
         if last.start == end.start:
             return (*before, end)
         return (*before, ReplyPart(kind=last.kind, start=last.start, end=end.start), end)
+
+    def _read_held(self) -> None:
+        """Read a stop token after which the reply goes on."""
+        for token_id in self._held:
+            self._read(token_id)
+        self._held = ()
 
     def _read(self, token_id: int) -> None:
         mark = self._marks.get(token_id)

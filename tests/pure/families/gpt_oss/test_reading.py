@@ -72,6 +72,16 @@ def test_a_frame_that_was_cut_is_no_end(renderer: Renderer, mark: str) -> None:
     assert [part.kind for part in parts] == [PartKind.CONTENT]
 
 
+def test_the_stop_token_that_ended_a_reply_is_no_text(renderer: Renderer) -> None:
+    ids = renderer.tokenizer.encode("<|channel|>final<|message|>one two")
+    params = SamplingParams(stop_token_ids=(ids[-1],))
+    parsed, parts = renderer.parse_tokens(ids, Finish(reason=FinishReason.STOP, matched=ids[-1]), params, ())
+    before, _ = renderer.parse_tokens(ids[:-1], LENGTH, PARAMS, ())
+    went_on, _ = renderer.parse_tokens(ids, LENGTH, params, ())
+    assert parsed.message.content == before.message.content
+    assert (went_on.message.content, parts[-1].end) == ("one two", len(ids))
+
+
 BODIES = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 CALL_HEADERS = (
     " to=functions.w<|channel|>commentary <|constrain|>json",
