@@ -484,7 +484,7 @@ async def test_sglang_s_weights_may_change_within_a_turn(incremental: bool, has_
 
 
 @pytest.mark.parametrize(
-    ("told", "longest", "limit"), [(4096, None, 4095), (None, None, None), (4096, 4090, 4091), (None, 4090, 4091)]
+    ("told", "longest", "limit"), [(4096, None, 4095), (None, None, None), (4096, 4090, 4090), (None, 4090, 4090)]
 )
 @pytest.mark.parametrize("of", [SGLangGenerate, SGLangChat])
 async def test_sglang_s_context_is_known_where_it_is_told(

@@ -407,7 +407,7 @@ def test_a_request_that_is_too_long_is_told_so(message: str, prompt: int) -> Non
 def test_how_long_the_context_is_is_read_where_it_is_told() -> None:
     assert context_of_models(b'{"data": [{"id": "a", "max_model_len": 4096}, {"max_model_len": 100}]}') == 99
     assert facts_of(b'{"context_length": 4096, "tp": 1}').max_context_tokens == 4095
-    assert facts_of(b'{"context_length": 4096, "max_req_input_len": 4090}').max_context_tokens == 4091
+    assert facts_of(b'{"context_length": 4096, "max_req_input_len": 4090}').max_context_tokens == 4090
     for body in (b"", b"{}", b"[]", b'{"data": [{}]}', b'{"data": [{"max_model_len": null}]}', b"[" * 100_000):
         assert context_of_models(body) is None
         assert facts_of(body).max_context_tokens is None

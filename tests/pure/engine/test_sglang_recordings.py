@@ -445,7 +445,7 @@ async def test_what_a_server_says_of_itself_is_found(made: type[SGLangChat] | ty
 
     adapter = made(model="m", vocab_size=VOCAB)
     await adapter.discover(ask)
-    assert adapter.capabilities.max_context_tokens == 8187  # its longest prompt, and a token
+    assert adapter.capabilities.max_context_tokens == 8186
     assert await adapter.find_version(ask) == "default"
     assert adapter.probe_paths[0] in paths
     close, recording = adapter.close_call("nobody"), RECORDED["close_session_unknown"]

@@ -284,9 +284,9 @@ class ServerFacts(msgspec.Struct):
     def max_context_tokens(self) -> int | None:
         """Tokens that a request may have in all, so that its prompt is not refused; None where neither is reported.
 
-        The longest prompt is some tokens shorter than the context, and as short as the cache's memory makes it."""
+        A prompt has to be shorter than `max_req_input_len`: six tokens below the context, or what the cache holds."""
         limits = [self.context_length - _TOKENS_KEPT_BACK] if self.context_length else []
-        limits += [self.max_req_input_len + 1] if self.max_req_input_len else []
+        limits += [self.max_req_input_len] if self.max_req_input_len else []
         return min(limits, default=None)
 
     @property
