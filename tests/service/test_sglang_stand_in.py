@@ -6,7 +6,6 @@ values are the recorded ones. What a real one does beyond shapes, and the stand-
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import pytest
 
 from stenograph.testing.standins.planned_server import ReplyScript
 from stenograph.testing.standins.sglang_server import CHAT_PATH, GENERATE_PATH, SGLangServer
+
+from .shapes import differences, parsed, shape
 
 FILE = Path(__file__).parent / "recordings" / "sglang" / "engine-0.5.23.json"
 RECORDED: dict[str, dict[str, Any]] = {one["name"]: one for one in json.loads(FILE.read_text(encoding="utf-8"))}
@@ -48,32 +49,6 @@ NOT_PLAYED = {
 """Recordings that the stand-in is not asked for, and why."""
 
 
-def shape(value: object) -> object:
-    """A value with types in place of what is in it: of spans of weights the first, of a token's bytes nothing."""
-    if isinstance(value, dict):
-        shown = {key: one[:1] if key == "weight_versions" else one for key, one in value.items()}
-        return {key: "bytes" if key == "bytes" else shape(one) for key, one in shown.items()}
-    if isinstance(value, list):
-        return [shape(one) for one in value]
-    return "number" if type(value) in (int, float) else type(value).__name__
-
-
-def differences(real: Any, other: Any, at: str = "") -> Iterator[str]:
-    """The places where the shape `other` is not `real`."""
-    if isinstance(real, dict) and isinstance(other, dict):
-        yield from (f"{at}.{key} is not there" for key in real if key not in other)
-        yield from (f"{at}.{key} is new" for key in other if key not in real)
-        for key in real.keys() & other.keys():
-            yield from differences(real[key], other[key], f"{at}.{key}")
-    elif isinstance(real, list) and isinstance(other, list) and len(real) == len(other):
-        for one, another in zip(real, other, strict=True):
-            yield from differences(one, another, f"{at}[]")
-    elif isinstance(real, list) and isinstance(other, list):
-        yield f"{at} has {len(other)} for {len(real)}"
-    elif real != other:
-        yield f"{at} is {other} for {real}"
-
-
 def script_of(recording: dict[str, Any]) -> ReplyScript:
     """What was sampled, as a plan for the stand-in."""
     if recording["status"] != 200:
@@ -104,14 +79,6 @@ def script_of(recording: dict[str, Any]) -> ReplyScript:
         ),
         supports=tuple(tuple(row) for meta in metas for row in meta.get("output_token_sampling_mask", ())),
     )
-
-
-def parsed(text: str) -> Any:
-    """A body: events as the list of what they say, JSON as what it says, anything else as it is."""
-    if text.startswith("data: "):
-        events = (event.removeprefix("data: ") for event in text.split("\n\n") if event)
-        return [json.loads(event) for event in events if event != "[DONE]"]
-    return json.loads(text) if text[:1] in ("{", "[") else text
 
 
 async def answer_of(server: SGLangServer, recording: dict[str, Any]) -> tuple[int, Any]:

@@ -1,7 +1,7 @@
 """A stand-in for a vLLM server: its routes and wire shapes over a real socket, without a model.
 
-What it says is planned (planned_server.py). Wire shapes: recordings of vLLM 0.32 (tests/service/recordings/vllm), and
-its `entrypoints/scale_out` and `entrypoints/openai/completion`. It honours no grammar; what a prompt's tokens are
+What it says is planned (planned_server.py). Its keys and their types are those that vLLM 0.32 was recorded with
+(tests/service/test_vllm_stand_in.py). It honours no grammar; what a prompt's tokens are
 scored with, `scores` says.
 """
 
@@ -30,6 +30,10 @@ COMPLETIONS_PATH = "/v1/completions"
 GUARDED_ABORT_PATH = "/inference/v1/abort_requests"
 ABORT_PATH = "/abort_requests"
 _WEIGHT_PATHS = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
+
+_EMPTY = ("metrics", "kv_transfer_params", "ec_transfer_params")
+_EMPTY_OF_GENERATE = ("prompt_logprobs", "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders")
+_FINGERPRINT = "vllm-0.32.0-bef2b884"
 
 
 def made_up_scores(ids: Sequence[int]) -> Sequence[float]:
@@ -87,7 +91,9 @@ class VLLMServer(PlannedServer):
             case "GET", "/health":
                 return Answer(status=self.health_status, content_type="")
             case "GET", "/v1/models":
-                cards = [{"id": name, "max_model_len": self._max_model_len} for name in self._models]
+                told = {"object": "model", "created": 0, "owned_by": "vllm", "parent": None, "permission": []}
+                told["max_model_len"] = self._max_model_len
+                cards = [{"id": name, "root": name, **told} for name in self._models]
                 return Answer(body=compact({"object": "list", "data": cards}))
             case "GET", "/weight_info" if self.dev_mode:
                 return Answer(body=compact({"weight_version": self.weight_version or "default"}))
@@ -166,7 +172,16 @@ class VLLMServer(PlannedServer):
     def _whole(self, play: Play, path: str) -> dict[str, Any]:
         num = len(play.ids)
         choice = self._choice(play, path, first=0, end=num, finish=play.finish)
-        return {**self._top(play.rid, path), "choices": [choice], "usage": self._usage(play, num)}
+        usage = {**self._usage(play, num), "completion_tokens_details": None}
+        if self._tells_cached:
+            usage["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
+        top = {**self._top(play.rid, path), **dict.fromkeys(_EMPTY)}
+        if path == GENERATE_PATH:
+            top |= {"model": self._models[0], "created": 0, **dict.fromkeys(_EMPTY_OF_GENERATE)}
+        else:
+            choice |= {"prompt_logprobs": None, "prompt_token_ids": _prompt(play.asked)}
+            top |= {"service_tier": None, "system_fingerprint": _FINGERPRINT}
+        return {**top, "choices": [choice], "usage": usage}
 
     def _parts(
         self, play: Play, path: str, *, num_sent: int, num_drawn: int, finish: str | None
@@ -175,15 +190,18 @@ class VLLMServer(PlannedServer):
         # The completions route tells nothing of a generation that was aborted before it drew anything.
         if num_drawn or path == GENERATE_PATH:
             choice = self._choice(play, path, first=num_sent, end=num_drawn, finish=finish)
-            parts.append({**top, "usage": None, "choices": [choice]})
+            if path == COMPLETIONS_PATH:
+                choice["prompt_token_ids"] = None if num_sent else _prompt(play.asked)
+            parts.append({**top, "choices": [choice], **({"usage": None} if path == GENERATE_PATH else {})})
         if finish is not None and play.asked.json.get("stream_options", {}).get("include_usage"):
-            parts.append({**top, "choices": [], "usage": self._usage(play, num_drawn)})
+            last = {"system_fingerprint": _FINGERPRINT} if path == COMPLETIONS_PATH else {}
+            parts.append({**top, "choices": [], "usage": self._usage(play, num_drawn), **last})
         return parts
 
     def _top(self, rid: str, path: str) -> dict[str, Any]:
         if path == GENERATE_PATH:
             return {"request_id": rid, "output_mode": "tokens"}
-        return {"id": rid.removesuffix("-0"), "object": "text_completion", "model": self._models[0]}
+        return {"id": rid.removesuffix("-0"), "object": "text_completion", "created": 0, "model": self._models[0]}
 
     def _usage(self, play: Play, num_drawn: int) -> dict[str, Any]:
         num_prompt = len(_prompt(play.asked))
@@ -242,7 +260,7 @@ def _generate_logprobs(drawn: Sequence[tuple[int, float, Logprobs]]) -> dict[str
     rows: list[dict[str, Any]] = []
     for id_, logprob, tops in drawn:
         told = {id_: logprob} | dict(tops)
-        ranked = [{"token_id": top, "logprob": value, "rank": None} for top, value in told.items()]
+        ranked = [{"token_id": top, "logprob": value, "rank": at} for at, (top, value) in enumerate(told.items(), 1)]
         rows.append({"token_id": id_, "logprob": logprob, "rank": 1, "top_logprobs": ranked})
     return {"content": rows}
 
