@@ -13,7 +13,7 @@ from typing import cast
 import msgspec
 
 from stenograph.core.errors import StartupError
-from stenograph.model.gguf_header import BadGguf, read_gguf_metadata
+from stenograph.model.gguf_header import BadGguf, read_gguf_header
 from stenograph.model.tekken import BOS, EOS, BadTekken, tekken_version, tokenizer_json_of_tekken
 from stenograph.model.tokenizer_json import added_token, byte_level_bpe_json
 
@@ -82,7 +82,7 @@ def load_model_files(path: Path) -> ModelFiles:
     if path.suffix.lower() != ".gguf":
         raise StartupError(f"{path}: a model is a .gguf file or a folder with a tokenizer.json")
     try:
-        return _from_gguf(path, read_gguf_metadata(path))
+        return _from_gguf(path, read_gguf_header(path).metadata)
     except (BadGguf, _MalformedFile, OSError) as error:
         raise StartupError(f"{path}: {_one_line(error)}") from error
 

@@ -8,6 +8,7 @@ believed, so that no file makes the reader loop, allocate or raise anything but 
 import mmap
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -71,10 +72,28 @@ class _Cursor:
         raise BadGguf(f"an array before byte {self.offset} has elements of the unsupported type {kind}")
 
 
-def read_gguf_metadata(path: Path) -> Mapping[str, object]:
-    """The metadata of a GGUF file: scalars, strings and lists by key.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufTensor:
+    """Where a tensor's data is: `num_bytes` from byte `start` of the file. `shape` has the fastest dimension first."""
 
-    Raises BadGguf when the header is malformed or any tensor's data is missing, OSError when it cannot be read.
+    kind: GGMLQuantizationType
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufHeader:
+    """The metadata, which is scalars, strings and lists by key, and the tensors by name."""
+
+    metadata: Mapping[str, object]
+    tensors: Mapping[str, GgufTensor]
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """The header of a GGUF file.
+
+    Raises BadGguf when it is malformed or any tensor's data is missing, OSError when it cannot be read.
     """
     if path.stat().st_size == 0:
         raise BadGguf("it is empty")
@@ -97,15 +116,22 @@ def read_gguf_metadata(path: Path) -> Mapping[str, object]:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
         raise BadGguf(f"general.alignment is {alignment!r}")
-    end = max((_tensor_end(cursor) for _ in range(num_tensors)), default=0)
+    tensors: dict[str, GgufTensor] = {}
+    for _ in range(num_tensors):
+        name, tensor = _tensor(cursor)
+        if name in tensors:
+            raise BadGguf(f"the tensor {name!r} is there twice")
+        tensors[name] = tensor
     start = -(-cursor.offset // alignment) * alignment
-    if end and start + end > len(data):
-        raise BadGguf(f"it is cut short: its tensors end at byte {start + end}, the file has {len(data)}")
-    return metadata
+    end = start + max((tensor.start + tensor.num_bytes for tensor in tensors.values()), default=-start)
+    if end > len(data):
+        raise BadGguf(f"it is cut short: its tensors end at byte {end}, the file has {len(data)}")
+    placed = {name: replace(tensor, start=start + tensor.start) for name, tensor in tensors.items()}
+    return GgufHeader(metadata=metadata, tensors=placed)
 
 
-def _tensor_end(cursor: _Cursor) -> int:
-    """Read one tensor's entry; where its data ends, in bytes from the start of all tensor data."""
+def _tensor(cursor: _Cursor) -> tuple[str, GgufTensor]:
+    """Read one tensor's entry: its name, and where its data is, from the start of all tensor data."""
     name = cursor.text()
     (num_dimensions,) = cursor.unpack("I")
     if num_dimensions > MAX_DIMENSIONS:
@@ -113,7 +139,9 @@ def _tensor_end(cursor: _Cursor) -> int:
     shape = cursor.unpack(f"{num_dimensions}Q")
     kind, offset = cursor.unpack("IQ")
     try:
-        block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        quantization = GGMLQuantizationType(kind)
+        block_elements, block_bytes = GGML_QUANT_SIZES[quantization]
     except (ValueError, KeyError) as error:
         raise BadGguf(f"the tensor {name!r} has the unknown type {kind}") from error
-    return offset + prod(shape) // block_elements * block_bytes
+    num_bytes = prod(shape) // block_elements * block_bytes
+    return name, GgufTensor(kind=quantization, shape=shape, start=offset, num_bytes=num_bytes)

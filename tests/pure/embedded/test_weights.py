@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core.errors import StartupError
+from stenograph.embedded.forward.gguf_tensors import GgufTensors
 from stenograph.embedded.forward.weights import load_weights
 from stenograph.testing.tiny.llama import tiny_tensors, write_tiny_folder, write_tiny_gguf
 
@@ -125,3 +126,20 @@ def test_a_gguf_file_whose_numbers_or_scales_are_none_is_refused(kind: str, name
     with pytest.raises(StartupError) as caught:
         load_weights(path)
     assert f"{path}: tensor {name}.weight has {num_bad} NaN or infinite values of " in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])
+def test_a_gguf_file_is_read_as_the_format_s_own_reader_reads_it(kind: str, tmp_path: Path) -> None:
+    """Which is not used: it makes an array of each token of a vocabulary."""
+    path = write_tiny_gguf(tmp_path / "model.gguf", matrices=gguf.GGMLQuantizationType[kind])
+    ours, theirs = GgufTensors(path), gguf.GGUFReader(path)
+    assert ours.names == {tensor.name for tensor in theirs.tensors}
+    for tensor in theirs.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        read = np.empty(ours.shape(tensor.name), np.float32)
+        ours.read(tensor.name, read)
+        assert read.shape == shape
+        assert read.tobytes() == values.tobytes()
+    named = {name: field.contents() for name, field in theirs.fields.items()}
+    assert ours.fields == {k: value for k, value in named.items() if not k.startswith(("tokenizer.", "GGUF."))}
