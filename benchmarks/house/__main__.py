@@ -53,8 +53,8 @@ def ready(child: Child) -> str:
     return found[1]
 
 
-def served(children: Children, flags: Sequence[str]) -> Figures:
-    """What a server has loaded after a chat, and the way that the chat took."""
+def chatted(children: Children, flags: Sequence[str]) -> tuple[list[Path], tuple[int, int]]:
+    """The files of our modules that a server has loaded after a session's chats, and the way of the fourth."""
     child = children.start("the server", ["benchmarks.house.watched", "serve", "--port", "0", *flags])
     url = ready(child)
     session, messages = asked(f"{url}/sessions", {})["session_id"], list[dict[str, Any]]()
@@ -65,9 +65,22 @@ def served(children: Children, flags: Sequence[str]) -> Figures:
         chat = {"model": "tiny", "messages": messages, "max_tokens": 4}
         messages.append(asked(f"{url}/sessions/{session}/v1/chat/completions", chat)["choices"][0]["message"])
     lines, changes = told(child, "end")
-    size = size_of([Path(file) for file in told(child, "modules")])
+    files = [Path(file) for file in told(child, "modules")]
     assert child.end() == 0, child.stderr_tail()
-    return {"modules": size.files, "tokens": size.tokens, "way_lines": lines, "way_changes": changes}
+    return files, (lines, changes)
+
+
+def served(children: Children, flags: Sequence[str]) -> Figures:
+    """The figures of a server."""
+    files, (lines, changes) = chatted(children, flags)
+    size = size_of(files)
+    return {
+        "modules": size.files,
+        "tokens": size.tokens,
+        "way_lines": lines,
+        "way_changes": changes,
+        "start_cpu_s": min(start_cpu_s(flags) for _ in range(ROUNDS)),
+    }
 
 
 def start_cpu_s(flags: Sequence[str]) -> float:
@@ -95,15 +108,19 @@ def command_cpu_s(arguments: Sequence[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def one_engine(model: Path, engine: str, data: Path) -> list[str]:
+    """The flags of a server that speaks OpenAI's chats and completions to one SGLang, and keeps sessions in SQLite."""
+    of_engine = ("--engine", "sglang", "--engine-url", engine, "--family", "smollm2")
+    return ["--model", str(model), *of_engine, "--data-dir", str(data), "--dialects", "openai"]
+
+
 def measured(model: Path, data: Path) -> dict[str, Figures]:
     """The figures of both servers, and CPU by command."""
     found: dict[str, Figures] = {}
     with Children() as children:
         _, engine = start_standin(children, ReplyShape(num_tokens=4, vocab_size=250))
-        one = ["--engine", "sglang", "--engine-url", engine, "--family", "smollm2", "--data-dir", str(data)]
-        for name, flags in {"one engine": one, "default": []}.items():
-            found[name] = served(children, ["--model", str(model), *flags])
-            found[name]["start_cpu_s"] = min(start_cpu_s(["--model", str(model), *flags]) for _ in range(ROUNDS))
+        found["one engine"] = served(children, one_engine(model, engine, data))
+        found["default"] = served(children, ["--model", str(model)])
     found["cpu_s"] = {command: min(command_cpu_s(command.split()) for _ in range(ROUNDS)) for command in COMMANDS}
     return found
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from stenograph.http.metric_table import METRICS, Metric
 from stenograph.http.metrics import Metrics
-from stenograph.http.store_metrics import OWNER_METRICS, STORE_METRICS
+from stenograph.http.shared_store import OWNER_METRICS
+from stenograph.http.store_metrics import STORE_METRICS
 from stenograph.http.traces.tracing import TRACE_METRICS
 from stenograph.http.weight_routes import WEIGHT_METRICS
 from stenograph.http.workers.worker import WORKER_METRICS

@@ -10,7 +10,7 @@ import pytest
 
 from stenograph.core.errors import StartupError
 from stenograph.engine.settings import EngineKind, ReplayKind
-from stenograph.http.engines import make_adapter
+from stenograph.http.engine_servers import make_adapter
 from stenograph.http.settings import Settings
 from stenograph.model.files import load_model_files
 from stenograph.testing.standins.planned_server import ReplyScript

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -80,6 +81,7 @@ PURE = (
 )
 IMPURE_ON_PURPOSE = {
     "core/clock": "the only reader of time",
+    "core/loaded": "imports what a command line or a setting names",
     "core/settings": "reads the settings file",
     "families/smollm2": "reads its template at import",
     "session/kinds": "reads the shipped rules at import",
@@ -144,6 +146,10 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+ENTRY = re.compile(r"(stenograph(?:\.\w+)+):(\w+)")
+"""A text that `core/loaded` imports a module of ours by."""
+
+
 def imports_of(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -152,6 +158,12 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+
+
+def entries_of(tree: ast.AST) -> list[tuple[str, str]]:
+    """The modules and names of a module's entries."""
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [(found[1], found[2]) for text in texts if (found := ENTRY.fullmatch(text))]
 
 
 @functools.cache
@@ -170,7 +182,8 @@ def own_imports(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_module_imports_only_from_rooms_below_its_own(path: Path) -> None:
     room = room_of(path)
-    for imported in own_imports(path):
+    entries = {module.removeprefix("stenograph.").replace(".", "/") for module, _ in entries_of(tree_of(path))}
+    for imported in own_imports(path) | entries:
         other = imported.split("/")[0]
         if room == "testing":
             assert other == "testing" or LEVEL[other] < LEVEL["http"]
@@ -230,18 +243,11 @@ def test_imports_stand_at_the_top(path: Path) -> None:
     assert not [node for node in inner if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-LOADED_BY_NAME = {
-    "cli/loaded": "a command line is read before what its command needs is imported",
-    "http/traces/tracing": "traces need an extra",
-}
-"""Modules that import others of ours by a text: no other does, or an import could hide from these laws."""
-
-
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_no_module_of_ours_is_imported_by_a_text(path: Path) -> None:
-    if name_of(path) in LOADED_BY_NAME:
-        return
-    for call in (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)):
+def test_no_module_of_ours_is_imported_by_a_text_but_by_an_entry(path: Path) -> None:
+    """Or an import could hide from these laws, which see entries."""
+    calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+    for call in calls if name_of(path) != "core/loaded" else ():
         if isinstance(call.func, ast.Name | ast.Attribute):
             name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr
             is_import = name in ("import_module", "__import__")
@@ -249,12 +255,23 @@ def test_no_module_of_ours_is_imported_by_a_text(path: Path) -> None:
             assert not is_import or not str(given[:1]).startswith("['stenograph"), f"line {call.lineno}"
 
 
-def test_each_command_has_an_entry_that_is_there() -> None:
+ENTRIES = sorted({entry for path in MODULES for entry in entries_of(tree_of(path))})
+
+
+@pytest.mark.parametrize(("module", "name"), ENTRIES, ids=":".join)
+def test_an_entry_names_what_is_there(module: str, name: str) -> None:
     """Its module stands in no import: this is where a renamed one is found."""
-    for command in COMMANDS.values():
-        module, _, function = command.entry.partition(":")
-        defined = tree_of(SRC / f"{module.replace('.', '/')}.py").body
-        assert function in {node.name for node in defined if isinstance(node, ast.FunctionDef)}, command.entry
+    defined = tree_of(path_of(module.removeprefix("stenograph.").replace(".", "/"))).body
+    names = {node.name for node in defined if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)}
+    for node in defined:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    assert name in names
+
+
+def test_every_command_has_an_entry() -> None:
+    assert all(ENTRY.fullmatch(command.entry) for command in COMMANDS.values())
 
 
 def texts_of(tree: ast.AST) -> list[str]:

@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from stenograph.core.stages import StageTimes
 from stenograph.core.types import Finish, FinishReason
 from stenograph.dialects.base import CountDialect, Dialect
 from stenograph.engine.base import Engine
-from stenograph.http.app import all_counters, all_dialects, make_app, make_renderer
+from stenograph.http.app import make_app, make_renderer
+from stenograph.http.dialects import spoken_by
 from stenograph.http.listen import listen
 from stenograph.http.server import Server, uvicorn_config
 from stenograph.http.settings import Settings
@@ -131,7 +132,7 @@ async def running(
     pool: CpuPool | None = None,
     clock: Clock | None = None,
     slots: BodySlots | None = None,
-    dialects: Sequence[Dialect] = (),
+    also: Sequence[Dialect] = (),
     counters: Sequence[CountDialect] = (),
     store: SessionStore | None = None,
     mark: ModelMark | None = None,
@@ -141,10 +142,11 @@ async def running(
     """A server around an engine that has been started, on a socket of its own, or on one that is given: its URL, and
     its manager.
 
-    It speaks `dialects` beside those that every server speaks.
+    It speaks `also` these dialects, beside those of its settings.
     """
     pool = pool or CpuPool(2)
     made = Settings(drain_timeout_s=10.0, **settings)
+    spoken = spoken_by(made, renderer, "tiny")
     app, manager = make_app(
         made,
         engine=engine,
@@ -154,8 +156,7 @@ async def running(
         clock=clock or SystemClock(),
         moe_shape=(2, 2),
         body_slots=slots,
-        dialects=(*all_dialects(made, renderer, "tiny"), *dialects),
-        counters=(*all_counters(made), *counters),
+        spoken=replace(spoken, turns=(*spoken.turns, *also), counters=(*spoken.counters, *counters)),
         store=store,
         mark=mark,
     )

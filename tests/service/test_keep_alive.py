@@ -36,7 +36,7 @@ async def timed(renderer: Renderer) -> AsyncIterator[Timed]:
     engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
     clock = ManualClock()
     async with (
-        running(engine, renderer, clock=clock, dialects=(ToyDialect(),)) as (url, manager),
+        running(engine, renderer, clock=clock, also=(ToyDialect(),)) as (url, manager),
         aiohttp.ClientSession() as client,
     ):
         live = Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)

@@ -22,7 +22,7 @@ from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StenographError
 from stenograph.core.types import Chunk, Finish, FinishReason
 from stenograph.core.weights import ControlAnswer, PauseGeneration, WeightCommand
-from stenograph.dialects.settings import UnknownFields
+from stenograph.dialects.settings import DialectKind, UnknownFields
 from stenograph.engine.base import ForwardedAnswer, GenerateRequest
 from stenograph.http.app import make_app
 from stenograph.http.openapi.document import openapi_document
@@ -93,6 +93,7 @@ def document_of(
     *, has_keys: bool = False, unknown: UnknownFields = UnknownFields.REFUSE, forwards: bool = False
 ) -> Json:
     described = Described(
+        dialects=Settings().dialects,
         has_keys=has_keys,
         unknown_fields=unknown,
         matchers=("harness",),
@@ -113,16 +114,18 @@ def operations_in(document: Json) -> dict[str, Json]:
     }
 
 
-def bound_routes(renderer: Renderer, engine: ScriptedEngine) -> tuple[set[str], Json]:
+def bound_routes(renderer: Renderer, engine: ScriptedEngine, settings: Settings | None = None) -> tuple[set[str], Json]:
     """The methods and paths of a server's route table, `HEAD` aside, and its document."""
     pool = CpuPool(1)
-    app, _ = make_app(Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock())
+    app, _ = make_app(
+        settings or Settings(), engine=engine, renderer=renderer, pool=pool, model="tiny", clock=SystemClock()
+    )
     pool.close()
     routes = [route for route in app._control.app.routes if isinstance(route, Route)]  # type: ignore[attr-defined]
     paths = [(re.sub(r"\{(name|file):path\}", r"{\1}", route.path), route.methods or ()) for route in routes]
     bound = {f"{method} {path}" for path, methods in paths for method in methods if method != "HEAD"}
     (served,) = (route.endpoint for route in routes if route.path == "/openapi.json")
-    return bound, json.loads(served.__self__.openapi)
+    return bound, json.loads(served.__self__.openapi())
 
 
 def test_the_document_has_every_route_that_is_bound_and_no_other(renderer: Renderer) -> None:
@@ -134,6 +137,39 @@ def test_the_document_has_every_route_that_is_bound_and_no_other(renderer: Rende
         "POST /sessions/{id}/detokenize",
     }
     assert set(operations_in(document)) == own | OWN_TURNS | local
+
+
+@pytest.mark.parametrize("kind", DialectKind)
+def test_the_document_has_the_turns_of_the_dialects_that_are_spoken(renderer: Renderer, kind: DialectKind) -> None:
+    bound, document = bound_routes(renderer, ScriptedEngine(vocab_size=320), Settings(dialects=(kind,)))
+    pattern = {
+        DialectKind.OPENAI: r"/(chat/)?completions$",
+        DialectKind.RESPONSES: r"/v1/responses$",
+        DialectKind.ANTHROPIC: r"/v1/messages",
+        DialectKind.GEMINI: r"/v1beta/",
+    }[kind]
+    turns = {name for name in operations_in(document) if name in OWN_TURNS}
+    assert turns == {name for name in OWN_TURNS if re.search(pattern, name)}
+    held = {name for name in operations_in(document) if "{response}" in name}
+    assert held == {name for name in bound if "{response}" in name}
+    assert bool(held) == (kind is DialectKind.RESPONSES)
+
+
+@pytest.mark.parametrize("kind", DialectKind)
+async def test_a_dialect_that_is_not_spoken_has_no_paths(serve: Serve, kind: DialectKind) -> None:
+    paths = {
+        DialectKind.OPENAI: ("/v1/chat/completions", "/v1/completions"),
+        DialectKind.RESPONSES: ("/v1/responses", "/v1/responses/resp_0"),
+        DialectKind.ANTHROPIC: ("/v1/messages", "/v1/messages/count_tokens"),
+        DialectKind.GEMINI: ("/v1beta/models/tiny:generateContent", "/v1beta/models/tiny:countTokens"),
+    }
+    async with serve(dialects=tuple(one for one in DialectKind if one is not kind)) as live:
+        for path in paths[kind]:
+            method = "GET" if "resp_" in path else "POST"
+            answer = await live.call(method, path)
+            assert (answer.status, answer.json()["error"]["code"]) in ((403, "forbidden"), (404, "route_not_found"))
+        for path in (path for other in paths if other is not kind for path in paths[other] if "resp_" not in path):
+            assert (await live.call("POST", path)).status == 400, path
 
 
 def test_of_an_engine_that_is_a_server_the_allow_list_is_documented_for_every_method(renderer: Renderer) -> None:

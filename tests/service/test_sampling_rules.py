@@ -123,7 +123,7 @@ async def test_a_forced_stop_ends_the_reply_before_it_and_the_ids_include_it(liv
 
 
 async def test_every_dialect_s_requests_are_under_the_same_rules(serve: Serve) -> None:
-    async with serve(dialects=(ToyDialect(),)) as live:
+    async with serve(also=(ToyDialect(),)) as live:
         session = await live.open(sampling={"default": {"max_tokens": 6}, "force": {"temperature": 0.7}})
         for length in (None, 4):
             live.says("hm")

@@ -172,7 +172,7 @@ def line(value: dict[str, object]) -> bytes:
 async def live(renderer: Renderer) -> AsyncIterator[Live]:
     engine = ScriptedEngine(vocab_size=renderer.tokenizer.vocab_size, max_context_tokens=4096)
     async with (
-        running(engine, renderer, dialects=(ToyDialect(),), counters=(ToyCounter(),)) as (url, manager),
+        running(engine, renderer, also=(ToyDialect(),), counters=(ToyCounter(),)) as (url, manager),
         aiohttp.ClientSession() as client,
     ):
         yield Live(url=url, engine=engine, renderer=renderer, manager=manager, client=client)
@@ -336,7 +336,7 @@ async def before_sglang(renderer: Renderer) -> AsyncIterator[tuple[str, SGLangSe
         engine = HttpEngine(HttpEngineOptions(url=sglang.url), wire)
         await engine.start()
         try:
-            async with running(engine, renderer, dialects=(ToyDialect(),)) as (url, _):
+            async with running(engine, renderer, also=(ToyDialect(),)) as (url, _):
                 yield url, sglang
         finally:
             await engine.aclose()

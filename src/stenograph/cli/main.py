@@ -11,9 +11,9 @@ from typing import Any
 
 from stenograph import __version__
 from stenograph.cli.commands import COMMANDS, EXIT_INTERRUPTED
-from stenograph.cli.loaded import entry
 from stenograph.core.command_parser import CommandParser
 from stenograph.core.errors import StartupError, StorageLost
+from stenograph.core.loaded import entry
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Self
 
-from stenograph.cli.loaded import entry
 from stenograph.cli.run_report import left_out_line, report_lines, say
 from stenograph.cli.run_samples import Lack, NotSaved, SavedSamples, save_samples
 from stenograph.cli.session_calls import CallFailed, ServerCalls
 from stenograph.cli.terminal_text import safe_line
 from stenograph.core.errors import StartupError
+from stenograph.core.loaded import entry
 
 EXIT_NOT_WRITTEN = 1
 RETRY_S = 5.0

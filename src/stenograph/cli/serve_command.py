@@ -13,9 +13,9 @@ from typing import Any
 import uvloop
 
 from stenograph.cli.commands import EXIT_INTERRUPTED
-from stenograph.cli.loaded import entry
 from stenograph.cli.logs import logged, logging_to_stderr, progress_of
 from stenograph.cli.settings_table import CommandSettings
+from stenograph.core.loaded import entry
 from stenograph.deploy.exit_with import stop_with
 from stenograph.engine.settings import EngineKind
 from stenograph.http.listen import listen

@@ -120,6 +120,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "drain_timeout",
     ),
     "requests": (
+        "dialects",
         "unknown_fields",
         "over_budget",
         "proxy_allow",

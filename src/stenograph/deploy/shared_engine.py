@@ -17,7 +17,7 @@ from pathlib import Path
 from stenograph.core.errors import StartupError
 from stenograph.embedded.wire import EVENTS, LoadFailed, read_frame
 from stenograph.http.app import LoadedModel
-from stenograph.http.engines import embedded_options
+from stenograph.http.embedded_engine import embedded_options
 from stenograph.http.settings import Settings
 from stenograph.http.workers.place import WorkerPlace
 from stenograph.http.workers.state_file import StateFile

@@ -33,13 +33,17 @@ import uvloop
 
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError, StorageLost
+from stenograph.core.loaded import entry
 from stenograph.deploy.shared_engine import SharedEngineProcess
+from stenograph.dialects.settings import DialectKind
 from stenograph.engine.settings import EngineKind
-from stenograph.http.app import LoadedModel, load_model, serve_on
+from stenograph.http.app import WORKER, LoadedModel, load_model, serve_on
+from stenograph.http.dialects import DIALECTS
+from stenograph.http.engines import load_engine
 from stenograph.http.listen import listen, url_of
 from stenograph.http.rule_files import check_files
 from stenograph.http.settings import Settings
-from stenograph.http.storage import prepare_database
+from stenograph.http.shared_store import prepare_database
 from stenograph.http.workers.place import WorkerPlace
 from stenograph.model.progress import Progress
 from stenograph.session.shared_capacity import CapacityPage
@@ -74,6 +78,7 @@ def serve_workers(
         places = _places(settings, stack)
         asyncio.run(prepare_database(settings))
         loaded = load_model(settings, SystemClock(), progress)
+        load_parts(settings)
         engine = None
         if settings.engine is EngineKind.EMBEDDED:
             engine = SharedEngineProcess(settings, loaded, places[0].sockets[0].parent)
@@ -83,6 +88,14 @@ def serve_workers(
         parent = _Parent(settings, listeners, places, loaded, folder, engine, in_worker=in_worker)
         about = f"model {settings.model}, engine {settings.engine}, {settings.workers} workers"
         return parent.run(lambda: announce(f"stenograph ready at {url} ({about})"))
+
+
+def load_parts(settings: Settings) -> None:
+    """Import what each worker of these settings will use: their parent does it for all, before it forks."""
+    entry(WORKER)
+    load_engine(settings)
+    for kind in settings.dialects:
+        entry(DIALECTS[DialectKind(kind)])
 
 
 def _listeners(settings: Settings, stack: ExitStack) -> list[socket.socket]:

@@ -142,6 +142,18 @@ class Dialect(Protocol):
         ...
 
 
+class HeldDialect(Protocol):
+    """A dialect whose replies can be asked for again, for as long as their session holds them."""
+
+    def turn_of(self, reply_id: str) -> str | None:
+        """The turn that a reply's id names; None for one that no reply of this dialect has."""
+        ...
+
+    def held(self, reply: ChatReply, request_json: bytes) -> Body:
+        """A reply that is held, written anew from the record of its request."""
+        ...
+
+
 class CountDialect(Protocol):
     """One kind of request that makes no turn: its answer is how many tokens the prompt of a chat would have."""
 
@@ -167,3 +179,12 @@ class CountDialect(Protocol):
     def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
         """As `Dialect.refusal`."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """What a server speaks: the requests that make turns, those that only count, and replies that are held."""
+
+    turns: tuple[Dialect, ...]
+    counters: tuple[CountDialect, ...] = ()
+    held: HeldDialect | None = None

@@ -5,7 +5,7 @@
 import enum
 from dataclasses import dataclass
 
-from stenograph.core.settings import choice, setting
+from stenograph.core.settings import choice, setting, texts
 
 
 class ReplyMode(enum.StrEnum):
@@ -13,6 +13,18 @@ class ReplyMode(enum.StrEnum):
 
     PASSTHROUGH = "passthrough"
     LEAN = "lean"
+
+
+class DialectKind(enum.StrEnum):
+    """The protocols that clients speak. OpenAI's chat and completions are one, its Responses another."""
+
+    OPENAI = "openai"
+    RESPONSES = "responses"
+    ANTHROPIC = "anthropic"
+    GEMINI = "gemini"
+
+
+_KINDS = tuple(DialectKind)
 
 
 class UnknownFields(enum.StrEnum):
@@ -34,6 +46,13 @@ class DialectSettings:
         ReplyMode.PASSTHROUGH,
         choice(ReplyMode),
         "Give clients an engine's reply whole, or without routed_experts and indexer_topk.",
+    )
+    dialects: tuple[str, ...] = setting(
+        _KINDS,
+        texts("|".join(_KINDS), f"names of protocols, of {', '.join(_KINDS)}"),
+        "A protocol that clients speak; repeatable like `--api-key`. What the others need is not loaded, and their"
+        " paths are not there.",
+        shown=", ".join(_KINDS),
     )
     unknown_fields: UnknownFields = setting(
         UnknownFields.REFUSE, choice(UnknownFields), "Refuse a request's unknown fields, or only record them."

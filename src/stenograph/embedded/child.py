@@ -24,7 +24,7 @@ from stenograph.core.clock import SystemClock
 from stenograph.core.errors import EngineUnavailable, StartupError, StenographError
 from stenograph.core.types import RequestId
 from stenograph.embedded.connections import ConnectionDesk, SendEvents
-from stenograph.embedded.engine_core import EngineCore
+from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.choice import load_forward
 from stenograph.embedded.grammar.cache import GrammarCompiler
 from stenograph.embedded.loop import MAX_ARRIVING, Emit, EngineLoop, kind_of
@@ -174,7 +174,7 @@ def load(path: Path, options: EmbeddedOptions, emit: Emit, send: SendEvents) -> 
 
     Raises StartupError.
     """
-    files, limits, clock = load_model_files(path), options.limits, SystemClock()
+    files, limits, clock = load_model_files(path), EngineLimits.of(options), SystemClock()
     forward = load_forward(
         path if options.weights is None else Path(options.weights),
         kind=options.forward,

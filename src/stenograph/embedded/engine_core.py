@@ -20,6 +20,7 @@ from stenograph.embedded.forward.base import Forward, PreparedWeights
 from stenograph.embedded.forward.weights import F32Array
 from stenograph.embedded.grammar.cache import BadGrammar, CompilerBusy, GrammarCompiler, GrammarEngineFailed
 from stenograph.embedded.kv.block_pool import BLOCK_TOKENS, BlockPool
+from stenograph.embedded.options import EmbeddedOptions
 from stenograph.embedded.pace import Pace
 from stenograph.embedded.sampler import BadLogits, DeadEnd
 from stenograph.embedded.scheduler import Budget, Running, Share, Waiting, plan
@@ -43,6 +44,17 @@ class EngineLimits:
     max_waiting: int = 1024
     reuses_prefixes: bool = True
     max_prefills: int | None = None
+
+    @classmethod
+    def of(cls, options: EmbeddedOptions) -> "EngineLimits":
+        """The limits that the options of the engine's process say."""
+        return cls(
+            max_batch=options.max_batch,
+            kv_tokens=options.kv_tokens,
+            step_tokens=options.step_tokens,
+            max_waiting=options.max_waiting,
+            reuses_prefixes=options.reuses_prefixes,
+        )
 
     def __post_init__(self) -> None:
         if self.step_tokens <= self.max_batch:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stenograph.embedded.engine_core import EngineLimits
 from stenograph.embedded.settings import ForwardKind, GrammarBackendKind, TorchDtype
 from stenograph.model.fast_encoder import EncoderKind
 
@@ -16,7 +15,8 @@ FIRST_VERSION = "0"
 class EmbeddedOptions:
     """`threads` are BLAS threads; `torch_device` and `torch_dtype` count where `forward` is torch. `tokenize_workers`
     are threads that make ids of text, with the library `encoder`, which is the server's. `weight_version` names the
-    weights; `weights` is where they are if not with the model. The rest bounds the engine: see `EngineLimits`."""
+    weights; `weights` is where they are if not with the model. The rest bounds the engine: see
+    `EngineLimits`."""
 
     threads: int = 1
     max_batch: int = 16
@@ -32,17 +32,6 @@ class EmbeddedOptions:
     encoder: EncoderKind = EncoderKind.REFERENCE
     weight_version: str = FIRST_VERSION
     weights: str | None = None
-
-    @property
-    def limits(self) -> EngineLimits:
-        """The limits of a step and of the engine."""
-        return EngineLimits(
-            max_batch=self.max_batch,
-            kv_tokens=self.kv_tokens,
-            step_tokens=self.step_tokens,
-            max_waiting=self.max_waiting,
-            reuses_prefixes=self.reuses_prefixes,
-        )
 
     def to_json(self) -> str:
         """One line."""

@@ -37,6 +37,9 @@ from stenograph.core.types import (
 from stenograph.core.weights import ControlAnswer, WeightCommand, without_weights
 from stenograph.model.tokenizer import Span
 
+AFFINITY_HEADER = "x-smg-routing-key"
+"""By which a router keeps a session on one engine; it comes with all that is asked for a generation."""
+
 
 class EngineState(enum.StrEnum):
     """The state of an engine: does it accept requests?"""

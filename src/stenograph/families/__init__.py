@@ -1,90 +1,80 @@
 """The registry of model families, and the family that a model's files are of.
 
-To add a family: a folder of its own beside this one (one module where it is nothing but a declaration), and its name in
-FAMILIES.
+To add a family: a folder of its own beside this one (one module where it is nothing but a declaration), and its row in
+FAMILIES. A family is loaded where it is named, or where the files have a sign of it.
 """
 
 import json
+from dataclasses import dataclass
 
 from stenograph.core.errors import StartupError
-from stenograph.families.chatml import CHATML
-from stenograph.families.deepseek.dsml_models import DEEPSEEK_V3_2, DEEPSEEK_V4
-from stenograph.families.deepseek.r1 import (
-    DEEPSEEK_R1,
-    DEEPSEEK_R1_0528,
-    DEEPSEEK_R1_0528_DISTILL,
-    DEEPSEEK_R1_DISTILL,
-)
-from stenograph.families.deepseek.v3 import DEEPSEEK_V3, DEEPSEEK_V3_1
+from stenograph.core.loaded import entry
 from stenograph.families.generic import TEMPLATE
-from stenograph.families.glm.family import GLM4_5, GLM4_7, GLM5_1, GLM5_2
-from stenograph.families.gpt_oss.family import GPT_OSS
-from stenograph.families.kimi.family import KIMI_K2
-from stenograph.families.llama.family import LLAMA3, LLAMA3_1
-from stenograph.families.minimax.family import MINIMAX_M2, MINIMAX_M3
-from stenograph.families.mistral.family import (
-    MISTRAL_V3,
-    MISTRAL_V7,
-    MISTRAL_V11,
-    MISTRAL_V13,
-    MISTRAL_V13_THINKING,
-)
-from stenograph.families.nemotron3 import NEMOTRON3
-from stenograph.families.qwen.qwen2_5 import QWEN2_5
-from stenograph.families.qwen.qwen3 import QWEN3, QWEN3_THINKING
-from stenograph.families.qwen.qwen3_5 import QWEN3_5, QWEN3_CODER
-from stenograph.families.qwen.qwq import QWQ
-from stenograph.families.smollm2 import SMOLLM2
 from stenograph.model.files import ModelFiles
 from stenograph.render.family import Family, Signs
 
-__all__ = ["FAMILIES", "Family", "family_for", "family_named", "template_source"]
+__all__ = ["FAMILIES", "Family", "Known", "family_for", "family_named", "template_source"]
 
-FAMILIES: tuple[Family, ...] = (
-    QWEN3_THINKING,
-    QWEN3,
-    QWEN3_5,
-    QWEN3_CODER,
-    NEMOTRON3,
-    KIMI_K2,
-    QWQ,
-    QWEN2_5,
-    GLM4_5,
-    GLM5_1,
-    GLM4_7,
-    GLM5_2,
-    MINIMAX_M2,
-    MINIMAX_M3,
-    DEEPSEEK_V3,
-    DEEPSEEK_V3_1,
-    DEEPSEEK_R1,
-    DEEPSEEK_R1_DISTILL,
-    DEEPSEEK_R1_0528,
-    DEEPSEEK_R1_0528_DISTILL,
-    DEEPSEEK_V4,
-    DEEPSEEK_V3_2,
-    LLAMA3_1,
-    LLAMA3,
-    MISTRAL_V3,
-    MISTRAL_V7,
-    MISTRAL_V11,
-    MISTRAL_V13_THINKING,
-    MISTRAL_V13,
-    SMOLLM2,
-    GPT_OSS,
-    CHATML,
-    TEMPLATE,
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A family that is known, loaded or not. `sign` is one of its signs: a token, or a text of its template."""
+
+    name: str
+    entry: str
+    sign: str
+
+    def family(self) -> Family:
+        """Its declaration."""
+        found: Family = entry(self.entry)
+        return found
+
+
+FAMILIES: tuple[Known, ...] = (
+    Known("qwen3-thinking", "stenograph.families.qwen.qwen3:QWEN3_THINKING", "<tool_call>"),
+    Known("qwen3", "stenograph.families.qwen.qwen3:QWEN3", "<tool_call>"),
+    Known("qwen3.5", "stenograph.families.qwen.qwen3_5:QWEN3_5", "<tool_call>"),
+    Known("qwen3-coder", "stenograph.families.qwen.qwen3_5:QWEN3_CODER", "<tool_call>"),
+    Known("nemotron3", "stenograph.families.nemotron3:NEMOTRON3", "truncate_history_thinking"),
+    Known("kimi-k2", "stenograph.families.kimi.family:KIMI_K2", "<|im_middle|>"),
+    Known("qwq", "stenograph.families.qwen.qwq:QWQ", "<tool_call>"),
+    Known("qwen2.5", "stenograph.families.qwen.qwen2_5:QWEN2_5", "<tool_call>"),
+    Known("glm-4.5", "stenograph.families.glm.family:GLM4_5", "<arg_key>"),
+    Known("glm-5.1", "stenograph.families.glm.family:GLM5_1", "<arg_key>"),
+    Known("glm-4.7", "stenograph.families.glm.family:GLM4_7", "<arg_key>"),
+    Known("glm-5.2", "stenograph.families.glm.family:GLM5_2", "<arg_key>"),
+    Known("minimax-m2", "stenograph.families.minimax.family:MINIMAX_M2", "]~b]"),
+    Known("minimax-m3", "stenograph.families.minimax.family:MINIMAX_M3", "]~b]"),
+    Known("deepseek-v3", "stenograph.families.deepseek.v3:DEEPSEEK_V3", "<｜User｜>"),
+    Known("deepseek-v3.1", "stenograph.families.deepseek.v3:DEEPSEEK_V3_1", "<｜User｜>"),
+    Known("deepseek-r1", "stenograph.families.deepseek.r1:DEEPSEEK_R1", "<｜User｜>"),
+    Known("deepseek-r1-distill", "stenograph.families.deepseek.r1:DEEPSEEK_R1_DISTILL", "<｜User｜>"),
+    Known("deepseek-r1-0528", "stenograph.families.deepseek.r1:DEEPSEEK_R1_0528", "<｜User｜>"),
+    Known("deepseek-r1-0528-distill", "stenograph.families.deepseek.r1:DEEPSEEK_R1_0528_DISTILL", "<｜User｜>"),
+    Known("deepseek-v4", "stenograph.families.deepseek.dsml_models:DEEPSEEK_V4", "｜DSML｜"),
+    Known("deepseek-v3.2", "stenograph.families.deepseek.dsml_models:DEEPSEEK_V3_2", "｜DSML｜"),
+    Known("llama3.1", "stenograph.families.llama.family:LLAMA3_1", "<|eot_id|>"),
+    Known("llama3", "stenograph.families.llama.family:LLAMA3", "<|eot_id|>"),
+    Known("mistral-v3", "stenograph.families.mistral.family:MISTRAL_V3", "[INST]"),
+    Known("mistral-v7", "stenograph.families.mistral.family:MISTRAL_V7", "[INST]"),
+    Known("mistral-v11", "stenograph.families.mistral.family:MISTRAL_V11", "[INST]"),
+    Known("mistral-v13-thinking", "stenograph.families.mistral.family:MISTRAL_V13_THINKING", "[INST]"),
+    Known("mistral-v13", "stenograph.families.mistral.family:MISTRAL_V13", "[INST]"),
+    Known("smollm2", "stenograph.families.smollm2:SMOLLM2", "<|im_start|>"),
+    Known("gpt-oss", "stenograph.families.gpt_oss.family:GPT_OSS", "<|channel|>"),
+    Known("chatml", "stenograph.families.chatml:CHATML", "<|im_start|>"),
+    Known("template", "stenograph.families.generic:TEMPLATE", ""),
 )
 """In the order in which they are looked for; the last takes any template."""
 
 
 def family_named(name: str) -> Family:
     """The family of this name. Raises StartupError: there is none."""
-    found = next((family for family in FAMILIES if family.name == name), None)
+    found = next((known for known in FAMILIES if known.name == name), None)
     if found is None:
-        known = ", ".join(family.name for family in FAMILIES)
-        raise StartupError(f"family {name!r} is unknown; known are auto, {known}")
-    return found
+        names = ", ".join(known.name for known in FAMILIES)
+        raise StartupError(f"family {name!r} is unknown; known are auto, {names}")
+    return found.family()
 
 
 def family_for(files: ModelFiles, name: str = "auto") -> Family:
@@ -94,7 +84,10 @@ def family_for(files: ModelFiles, name: str = "auto") -> Family:
     family that does without.
     """
     if name == "auto":
-        shown = next((family for family in FAMILIES if family.signs and _are_shown(family.signs, files)), TEMPLATE)
+        template, signs = files.chat_template or "", {known.sign for known in FAMILIES if known.sign}
+        seen = {sign for sign in signs if sign in template or _has_token(files, sign)}
+        families = (known.family() for known in FAMILIES if known.sign in seen)
+        shown = next((family for family in families if family.signs and _are_shown(family.signs, files)), TEMPLATE)
         if shown is TEMPLATE and files.chat_template is None:
             raise StartupError(f"{files.path}: it has no chat template, and is of no known family; --family names one")
         return shown

@@ -12,8 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenograph.core.errors import StenographError, StorageUnavailable, WorkerUnavailable
 from stenograph.dialects.base import Refuse
+from stenograph.http.bulk_parts import PASSED_ON
 from stenograph.http.metrics import Metrics
-from stenograph.http.nodes import PASSED_ON, Nodes
+from stenograph.http.nodes import Nodes
 from stenograph.http.session_routes import MAX_SESSION_BODY_BYTES
 from stenograph.http.wire import ClientGone, count_error, header_value, read_body, send_refusal
 from stenograph.http.workers.merging import sums, waste

@@ -6,8 +6,9 @@ import logging
 import signal
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from stenograph import __version__
@@ -15,14 +16,11 @@ from stenograph.core.clock import Clock, SystemClock
 from stenograph.core.day import Day
 from stenograph.core.errors import InvalidRequest, StartupError, StorageLost
 from stenograph.core.history_kinds import Compat
+from stenograph.core.loaded import entry
 from stenograph.core.settings import Switch
 from stenograph.core.types import LogprobsKind
-from stenograph.dialects.anthropic.dialect import CountTokensDialect, MessagesDialect
-from stenograph.dialects.base import CountDialect, Dialect
-from stenograph.dialects.gemini.dialect import GeminiCounter, GeminiDialect
-from stenograph.dialects.openai.dialect import ChatDialect, CompletionDialect
+from stenograph.dialects.base import Spoken
 from stenograph.dialects.openai.errors import refusal_of
-from stenograph.dialects.responses.dialect import ResponsesDialect
 from stenograph.dialects.template_kwargs import check_template_kwargs
 from stenograph.engine.base import Engine, EngineState
 from stenograph.engine.settings import EngineKind
@@ -32,6 +30,7 @@ from stenograph.http.auth import Doorman
 from stenograph.http.bulk_parts import OwnParts, SessionParts
 from stenograph.http.control_routes import ControlRoutes
 from stenograph.http.count_route import CountRoute
+from stenograph.http.dialects import spoken_by
 from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.engines import make_engine
 from stenograph.http.lifecycle import keep_house
@@ -39,24 +38,19 @@ from stenograph.http.line_drifts import LineDrifts
 from stenograph.http.listen import url_of
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
-from stenograph.http.nodes import Nodes
 from stenograph.http.now_board import NowBoard
-from stenograph.http.openapi.document import described_by, openapi_document
+from stenograph.http.processes import Nodes, Place, Worker
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import run_uvicorn
 from stenograph.http.session_defaults import session_defaults
 from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.settings import Settings
-from stenograph.http.shared_parts import SharedParts
-from stenograph.http.storage import backup_route, held_folder, model_mark, opened_store, other_nodes
+from stenograph.http.storage import backup_route, held_folder, model_mark, opened_store
 from stenograph.http.store_metrics import StoreMetrics
-from stenograph.http.traces.tracing import opened_tracing
+from stenograph.http.tracing import Tracing
 from stenograph.http.turn_route import TurnRoute
 from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
-from stenograph.http.workers.peer_routes import PeerRoutes
-from stenograph.http.workers.place import WorkerPlace
-from stenograph.http.workers.worker import Worker
 from stenograph.model.fetch import resolve_model
 from stenograph.model.files import ModelFiles, load_model_files
 from stenograph.model.progress import Progress
@@ -78,6 +72,12 @@ from stenograph.trajectory.commits import ModelMark
 from stenograph.trajectory.matching import load_matcher
 
 log = logging.getLogger(__name__)
+
+OPENAPI = "stenograph.http.openapi.document:document_of"
+OTHER_NODES = "stenograph.http.shared_store:other_nodes"
+SHARED_PARTS = "stenograph.http.shared_parts:SharedParts"
+WORKER = "stenograph.http.workers.worker:Worker"
+TRACING = "stenograph.http.traces.tracing:opened_tracing"
 
 
 def make_renderer(
@@ -135,23 +135,23 @@ def make_app(
     clock: Clock,
     moe_shape: tuple[int, int] | None = None,
     body_slots: BodySlots | None = None,
-    dialects: Sequence[Dialect] | None = None,
-    counters: Sequence[CountDialect] | None = None,
+    spoken: Spoken | None = None,
     store: SessionStore | None = None,
     mark: ModelMark | None = None,
     worker: Worker | None = None,
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
-    `dialects` are what it speaks with clients, and `counters` those whose requests only count; None for all there are.
+    `spoken` is what it speaks with clients; None: what the settings say.
     Sessions are kept in `store`, by the `mark` of the model; None: in memory alone. `worker` is the process among
     several; None: the server has one.
     """
     metrics, share, body_slots = Metrics(version=__version__), LoopShare(), body_slots or BodySlots(settings.body_slots)
     services = _services(settings, engine, renderer, pool, share, clock)
+    spoken = spoken or spoken_by(settings, renderer, model)
     manager = _make_manager(settings, services, metrics, store, mark or ModelMark(name=model), worker)
     doorman = Doorman(api_keys=settings.api_key, manager=manager, admin_keys=settings.admin_key)
-    nodes = other_nodes(settings, manager, metrics, store, worker.place if worker else None)
+    nodes = _other_nodes(settings, manager, metrics, store, worker)
     openings = KeyedOpenings(manager, worker.opened_elsewhere(has_store=store is not None) if worker else None)
     sessions = _session_routes(settings, services, openings, doorman, metrics=metrics, moe_shape=moe_shape)
     parts = OwnParts(sessions=sessions)
@@ -166,7 +166,7 @@ def make_app(
         moments=board if worker is None else worker.moments(board),
         engines=engines,
         weights=_weight_routes(settings, sync, model),
-        responses=_held_responses(settings, services, doorman, model),
+        responses=_held_responses(spoken, services, doorman, model),
         doorman=doorman,
         metrics=metrics,
         engine=engine,
@@ -177,32 +177,46 @@ def make_app(
         max_body_bytes=settings.max_body_bytes,
         proxy_allow=settings.proxy_allow,
         timeout_s=settings.request_timeout_s,
-        openapi=openapi_document(described_by(settings, services)),
+        openapi=cache(lambda: entry(OPENAPI)(settings, services)),
         refuse=refusal_of(settings.compat),
     )
-    spoken = all_dialects(settings, renderer, model) if dialects is None else dialects
-    counted = all_counters(settings) if counters is None else counters
-    turns = _turn_routes(
-        settings, spoken, counted, services=services, doorman=doorman, metrics=metrics, body_slots=body_slots
-    )
+    turns = _turn_routes(settings, spoken, services, doorman=doorman, metrics=metrics, body_slots=body_slots)
     app = App(
         turns=turns,
         control=control.app(),
         metrics=metrics,
         refuse=refusal_of(settings.compat),
         nodes=nodes,
-        tracing=opened_tracing(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics),
+        tracing=_tracing(settings, engine, clock, metrics),
     )
     if worker is not None:
-        peers = PeerRoutes(openings=openings, parts=parts, board=board, sync=sync, engines=engines, file=worker.file)
-        worker.wire(app, peers)
+        worker.wire(app, openings=openings, parts=parts, board=board, sync=sync, engines=engines)
     return app, manager
+
+
+def _tracing(settings: Settings, engine: Engine, clock: Clock, metrics: Metrics) -> Tracing | None:
+    """What makes traces, where they are wanted. Raises StartupError as `opened_tracing` does."""
+    if settings.otlp_endpoint is None:
+        return None
+    opened: Tracing = entry(TRACING)(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics)
+    return opened
+
+
+def _other_nodes(
+    settings: Settings, manager: SessionManager, metrics: Metrics, store: SessionStore | None, worker: Worker | None
+) -> Nodes | None:
+    """The other servers, where the store is a database that they share."""
+    if store is None or not store.is_shared:
+        return None
+    nodes: Nodes = entry(OTHER_NODES)(settings, manager, metrics, store, worker.place if worker else None)
+    return nodes
 
 
 def _all_parts(own: OwnParts, nodes: Nodes | None, worker: Worker | None) -> SessionParts:
     """The sessions of all processes, for an answer of many."""
     if nodes is not None:
-        return SharedParts(own=own, nodes=nodes)
+        shared: SessionParts = entry(SHARED_PARTS)(own=own, nodes=nodes)
+        return shared
     return own if worker is None else worker.all_parts(own)
 
 
@@ -212,10 +226,10 @@ def _weight_routes(settings: Settings, sync: WeightSync, model: str) -> WeightRo
     )
 
 
-def _held_responses(settings: Settings, services: TurnServices, doorman: Doorman, model: str) -> HeldResponses:
-    token_text = services.renderer.tokenizer.token_text
-    dialect = ResponsesDialect(token_text=token_text, model=model, unknown_fields=settings.unknown_fields)
-    return HeldResponses(doorman=doorman, share=services.share, model=model, write=dialect.held)
+def _held_responses(spoken: Spoken, services: TurnServices, doorman: Doorman, model: str) -> HeldResponses | None:
+    if spoken.held is None:
+        return None
+    return HeldResponses(doorman=doorman, share=services.share, model=model, dialect=spoken.held)
 
 
 def _weight_sync(
@@ -228,10 +242,9 @@ def _weight_sync(
 
 def _turn_routes(
     settings: Settings,
-    dialects: Sequence[Dialect],
-    counters: Sequence[CountDialect],
-    *,
+    spoken: Spoken,
     services: TurnServices,
+    *,
     doorman: Doorman,
     metrics: Metrics,
     body_slots: BodySlots,
@@ -253,7 +266,7 @@ def _turn_routes(
             sought_headers=sought_headers,
             as_miles=settings.compat is Compat.MILES,
         )
-        for dialect in dialects
+        for dialect in spoken.turns
     ]
     counts = [
         CountRoute(
@@ -267,7 +280,7 @@ def _turn_routes(
             body_slots=body_slots,
             sought_headers=sought_headers,
         )
-        for dialect in counters
+        for dialect in spoken.counters
     ]
     return [*turns, *counts]
 
@@ -333,24 +346,6 @@ def _make_manager(
         engines=engine.statuses,
     )
     return manager
-
-
-def all_dialects(settings: Settings, renderer: Renderer, model: str) -> tuple[Dialect, ...]:
-    """The dialects that every server speaks."""
-    token_text, unknown_fields = renderer.tokenizer.token_text, settings.unknown_fields
-    return (
-        ChatDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
-        CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
-        MessagesDialect(model=model, unknown_fields=unknown_fields),
-        ResponsesDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
-        GeminiDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),
-    )
-
-
-def all_counters(settings: Settings) -> tuple[CountDialect, ...]:
-    """The dialects whose requests only count tokens."""
-    unknown_fields = settings.unknown_fields
-    return (CountTokensDialect(unknown_fields=unknown_fields), GeminiCounter(unknown_fields=unknown_fields))
 
 
 def _session_routes(
@@ -424,7 +419,7 @@ async def serve_on(
     *,
     clock: Clock,
     announce: Callable[[str], None],
-    place: WorkerPlace | None = None,
+    place: Place | None = None,
 ) -> signal.Signals | None:
     """Serve until a signal comes, and return it; raises StorageLost if the store of `folder` has failed.
 
@@ -433,7 +428,7 @@ async def serve_on(
     failed = asyncio.Event()
     address = url_of(listener)
     async with opened_store(settings, folder, place, address=address, on_failed=lambda _: failed.set()) as store:
-        worker = None if place is None else Worker(place, settings)
+        worker: Worker | None = None if place is None else entry(WORKER)(place, settings)
         try:
             args = (listener, settings, await loaded(), store, failed, worker)
             ended_by = await _serve_model(*args, clock=clock, announce=announce)

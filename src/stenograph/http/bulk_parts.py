@@ -33,6 +33,9 @@ SIZE_BYTES = 8
 REVISION_HEADER = "x-stenograph-revision"
 """Header between processes: the revision of a session that a part shows, or that a deletion is of."""
 
+PASSED_ON = b"x-stenograph-passed-on"
+"""Header of a request that a server has passed on to another."""
+
 _BYTES_PER_TURN = 256
 _TOKENS_PER_BYTE = 32
 """About what turns and tokens cost in a rollout; only decides what is small enough for the loop."""

@@ -19,8 +19,7 @@ from stenograph.core.errors import InvalidRequest, SessionNotFound, WorkerUnavai
 from stenograph.core.json_types import Count
 from stenograph.dialects.sessions import BulkSamplesRequest, decode_bulk_samples
 from stenograph.export.arrow import MEDIA_TYPE, ArrowMissing, bulk_arrow
-from stenograph.http.bulk_parts import REVISION_HEADER, OwnParts, Pieces, SessionParts, sized
-from stenograph.http.nodes import PASSED_ON
+from stenograph.http.bulk_parts import PASSED_ON, REVISION_HEADER, OwnParts, Pieces, SessionParts, sized
 from stenograph.http.session_routes import SessionRoutes, check_known, filter_of
 from stenograph.http.wire import ClientLink, ClosedStream, count_error, delivery_of, header_value, json_response
 from stenograph.offload.pool import INLINE_BELOW_BYTES

@@ -105,7 +105,8 @@ class Text(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRoutes:
-    """The routes of one server. Methods are endpoints; `app` binds them and those of sessions to paths."""
+    """The routes of one server. Methods are endpoints; `app` binds them and those of sessions to paths. `openapi` makes
+    its document, once."""
 
     sessions: SessionRoutes
     parts: SessionParts
@@ -113,7 +114,7 @@ class ControlRoutes:
     backup: BackupRoute
     weights: WeightRoutes
     engines: EngineRoutes
-    responses: HeldResponses
+    responses: HeldResponses | None
     doorman: Doorman
     metrics: Metrics
     engine: Engine
@@ -124,7 +125,7 @@ class ControlRoutes:
     max_body_bytes: int
     proxy_allow: tuple[str, ...]
     timeout_s: float
-    openapi: bytes
+    openapi: Callable[[], bytes]
     refuse: Refuse
 
     def app(self) -> Starlette:
@@ -161,8 +162,7 @@ class ControlRoutes:
                 Route("/sessions/{id}/outcome", keyed(sessions.put_outcome), methods=["PUT"]),
                 Route("/sessions/{id}/outcome", keyed(sessions.get_outcome), methods=["GET"]),
                 Route("/sessions/{id}/abort", keyed(sessions.abort), methods=["POST"]),
-                Route("/sessions/{id}/v1/responses/{response}", agents(self.responses.get), methods=["GET"]),
-                Route("/v1/responses/{response}", agents(self.responses.get), methods=["GET"]),
+                *self._held_routes(),
                 Route("/sessions/{id}/{path:path}", proxy.of_session, methods=PROXY_METHODS),
                 Route("/v1/{path:path}", proxy.of_server, methods=PROXY_METHODS),
             ],
@@ -189,6 +189,16 @@ class ControlRoutes:
             Route("/engines", admin(engines.list_engines), methods=["GET"]),
             Route("/engines", admin(engines.add), methods=["POST"]),
             Route("/engines/{name:path}", admin(engines.remove), methods=["DELETE"]),
+        ]
+
+    def _held_routes(self) -> list[Route]:
+        """The replies that sessions hold, where a dialect asks for them again."""
+        if self.responses is None:
+            return []
+        get = self._for_agents(self.responses.get)
+        return [
+            Route("/sessions/{id}/v1/responses/{response}", get, methods=["GET"]),
+            Route("/v1/responses/{response}", get, methods=["GET"]),
         ]
 
     def _console_routes(self) -> list[Route]:
@@ -222,6 +232,7 @@ class ControlRoutes:
             },
             max_body_bytes=self.max_body_bytes,
             timeout_s=self.timeout_s,
+            holds_responses=self.responses is not None,
         )
 
     async def _health(self, request: Request) -> Response:
@@ -253,7 +264,9 @@ class ControlRoutes:
         return Response(body, headers={"content-type": content_type})
 
     async def _openapi(self, request: Request) -> Response:
-        return Response(self.openapi, media_type="application/json")
+        # The first time, it is made.
+        body = await self.sessions.pool.run(self.openapi, num_bytes=INLINE_BELOW_BYTES)
+        return Response(body, media_type="application/json")
 
     async def _models(self, request: Request) -> Response:
         if "id" not in request.path_params:

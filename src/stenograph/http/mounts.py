@@ -20,10 +20,10 @@ from stenograph.core.errors import Forbidden, MethodNotAllowed, StenographError,
 from stenograph.dialects.base import Refusal, Refuse
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
-from stenograph.http.nodes import Nodes
+from stenograph.http.processes import Nodes
 from stenograph.http.proxy_route import PROXY_METHODS
 from stenograph.http.settings import Settings
-from stenograph.http.traces.tracing import TracedRoute, Tracing
+from stenograph.http.tracing import DialectRoute, Tracing
 from stenograph.http.turn_route import OUR_HEADERS, RequestPath, TurnRoute
 from stenograph.http.wire import count_error, header_value, send_refusal
 
@@ -113,7 +113,7 @@ class App:
     ) -> None:
         """`nodes` answers the requests for sessions that other nodes have; None if there are none. `tracing` makes
         traces of the requests that make turns; None: nothing does."""
-        routes = turns if tracing is None else tracing.routes(turns)
+        routes: Sequence[DialectRoute] = turns if tracing is None else tracing.routes(turns)
         self._mounts = [(_pattern(path), turn) for turn in routes for path in turn.dialect.paths]
         self._found = lru_cache(maxsize=MAX_KEPT_PATHS)(self._find)
         """All turns of a session come to one path."""
@@ -159,7 +159,7 @@ class App:
         found = self._found(path)
         return self.refuse(error) if found is None else found[0].dialect.refusal(error, None)
 
-    def _find(self, path: str) -> tuple[TurnRoute | TracedRoute | CountRoute, RequestPath] | None:
+    def _find(self, path: str) -> tuple[DialectRoute, RequestPath] | None:
         """The dialect's route for this path, and the path's parts."""
         for pattern, turn in self._mounts:
             if found := pattern.fullmatch(path):

@@ -5,7 +5,7 @@ passed on once: a node that gets one for a session that it does not have refuses
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,19 +14,17 @@ from multidict import CIMultiDict
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from stenograph.core.errors import SessionElsewhere, StenographError, StorageUnavailable
-from stenograph.dialects.base import Refusal
+from stenograph.core.errors import SessionElsewhere, StorageUnavailable
 from stenograph.http.auth import KEY_HEADERS, SESSION_ID, keys_in_query, session_named
+from stenograph.http.bulk_parts import PASSED_ON
 from stenograph.http.metrics import Metrics
+from stenograph.http.processes import RefuseAt
 from stenograph.http.wire import ClientGone, count_error, delivery_of, header_value, send_refusal
 from stenograph.http.workers.peer_connection import is_passed_on as is_worker_passed_on
 from stenograph.http.workers.peers import PeerStream, away
 from stenograph.session.ownership import SharedOwnership
 from stenograph.store.postgres.owner_name import OwnerName
 from stenograph.store.postgres.store import held_elsewhere
-
-PASSED_ON = b"x-stenograph-passed-on"
-"""Header of a request that a node has passed on."""
 
 CONNECT_TIMEOUT_S = 1.0
 
@@ -42,8 +40,6 @@ _OURS = frozenset({b"server", b"date", b"connection", b"keep-alive", b"transfer-
 """Answer headers that each node sends itself."""
 
 _CREDENTIALS = frozenset({b"authorization", *(name.encode() for name in KEY_HEADERS)})
-
-RefuseAt = Callable[[str, StenographError], Refusal]
 
 
 class Nodes:

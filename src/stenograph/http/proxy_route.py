@@ -40,12 +40,6 @@ _NOT_FORWARDED = frozenset(
 """Request headers that are between the client and this server: credentials, and what frames the body."""
 
 
-def _check_not_held(request: Request, path: str) -> None:
-    """Raise MethodNotAllowed for another method on a response that is held."""
-    if re.fullmatch("v1/responses/[^/]+", path):
-        raise MethodNotAllowed(request.method, request.url.path, allowed=("GET", "HEAD"))
-
-
 def _may_be_forwarded(name: str) -> bool:
     return name not in _NOT_FORWARDED and not name.endswith(("api-key", "-token"))
 
@@ -61,6 +55,7 @@ class ProxyRoute:
     local: Mapping[tuple[str, str], Callable[[Request], Awaitable[Response]]]
     max_body_bytes: int
     timeout_s: float
+    holds_responses: bool
 
     async def of_session(self, request: Request) -> Response:
         """`/sessions/{id}/{path}`. Raises as `_check`, then SessionNotFound, then what `_pass_on` raises."""
@@ -69,7 +64,7 @@ class ProxyRoute:
         session = await self.manager.look(request.path_params["id"])
         if path in OWN_PATHS:
             raise MethodNotAllowed(request.method, request.url.path, allowed=OWN_PATHS[path])
-        _check_not_held(request, path)
+        self._check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=session.id)
 
     async def of_server(self, request: Request) -> Response:
@@ -77,8 +72,13 @@ class ProxyRoute:
         path = "v1/" + request.path_params["path"].rstrip("/")
         self._check(request, path)
         session = await self.doorman.session_of(request.scope, wakes=False)
-        _check_not_held(request, path)
+        self._check_not_held(request, path)
         return await self._pass_on(request, path, affinity_key=None if session is None else session.id)
+
+    def _check_not_held(self, request: Request, path: str) -> None:
+        """Raise MethodNotAllowed for another method on a response that is held."""
+        if self.holds_responses and re.fullmatch("v1/responses/[^/]+", path):
+            raise MethodNotAllowed(request.method, request.url.path, allowed=("GET", "HEAD"))
 
     def _check(self, request: Request, path: str) -> None:
         """Raise Unauthorized and Forbidden: of these routes a session's token is good for the list of models alone."""

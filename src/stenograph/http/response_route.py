@@ -1,33 +1,28 @@
 """`GET …/responses/{response}`: a response that a session holds, written anew from its record. A Starlette endpoint."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.chat import ChatReply
 from stenograph.core.errors import RouteNotFound
-from stenograph.dialects.base import Body
-from stenograph.dialects.responses.ids import turn_of_response
+from stenograph.dialects.base import HeldDialect
 from stenograph.http.auth import Doorman
 from stenograph.http.session_routes import check_query
 from stenograph.http.wire import in_pieces
 from stenograph.offload.loop_share import LoopShare
 from stenograph.session.kept import held_reply
 
-Written = Callable[[ChatReply, bytes], Body]
-"""Writes a reply from the record of its request."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldResponses:
-    """The responses of one server's sessions. `write` is their dialect's."""
+    """The responses of one server's sessions."""
 
     doorman: Doorman
     share: LoopShare
     model: str
-    write: Written
+    dialect: HeldDialect
 
     async def get(self, request: Request) -> Response:
         """`GET /sessions/{id}/v1/responses/{response}`, and the same on the session that a header names."""
@@ -39,11 +34,11 @@ class HeldResponses:
                 " session in X-Session-Id."
             )
         asked: str = request.path_params["response"]
-        turn = turn_of_response(asked)
+        turn = self.dialect.turn_of(asked)
         node = None if turn is None else session.strands.turn_of(turn)
         if node is None or node.turn.reply_id != asked:
             raise RouteNotFound(f"This session holds no response {asked[:64]!r}.")
-        body = self.write(held_reply(node, self.model), node.turn.request_json)
+        body = self.dialect.held(held_reply(node, self.model), node.turn.request_json)
         headers = {name: value for name, value in body.headers if name != "content-type"}
         pieces: Iterable[bytes] = (body.content,) if isinstance(body.content, bytes) else body.content
         answer = in_pieces(self.share, iter(pieces), media_type="application/json")

@@ -11,31 +11,21 @@ from typing import TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenograph.core.clock import SystemClock
 from stenograph.core.errors import InvalidRequest, RouteNotFound, StorageUnavailable
 from stenograph.core.json_types import Count
+from stenograph.core.loaded import entry
 from stenograph.dialects.sessions import decode_backup
-from stenograph.http.metrics import Metrics
-from stenograph.http.nodes import Nodes
+from stenograph.http.processes import Place
 from stenograph.http.settings import Settings
-from stenograph.http.store_metrics import OwnerMetrics
 from stenograph.http.wire import json_response, read_json
-from stenograph.http.workers.place import WorkerPlace
 from stenograph.model.files import ModelFiles
-from stenograph.session.manager import SessionManager
-from stenograph.session.ownership import SharedOwnership
 from stenograph.session.shelf import Shelf
 from stenograph.store.base import SessionStore
 from stenograph.store.files import open_files
 from stenograph.store.folder import NUM_FILES, DataFolder, file_of, make_private
-from stenograph.store.postgres.owner_name import OwnerName
-from stenograph.store.postgres.schema import check_connections, prepare
-from stenograph.store.postgres.server import NUM_CONNECTIONS, PostgresRows
-from stenograph.store.postgres.store import PostgresStore
 from stenograph.trajectory.commits import ModelMark
 
-MIN_TIMEOUT_S = 5.0
-"""Longest time that a statement may take, where the lease is shorter."""
+SHARED_STORE = "stenograph.http.shared_store:shared_store"
 
 
 @asynccontextmanager
@@ -53,7 +43,7 @@ async def held_folder(settings: Settings, *, address: str) -> AsyncGenerator[Dat
 async def opened_store(
     settings: Settings,
     folder: DataFolder | None,
-    place: WorkerPlace | None,
+    place: Place | None,
     *,
     address: str,
     on_failed: Callable[[StorageUnavailable], None],
@@ -63,7 +53,7 @@ async def opened_store(
     Raises StartupError. The server listens at `address`; `on_failed` is called when the store has failed for good.
     """
     if settings.store is not None:
-        async with _shared_store(settings, settings.store, address, place) as shared:
+        async with entry(SHARED_STORE)(settings, settings.store, address, place) as shared:
             yield shared
         return
     if folder is None:
@@ -75,68 +65,6 @@ async def opened_store(
         yield store
     finally:
         await store.aclose()
-
-
-@asynccontextmanager
-async def _shared_store(
-    settings: Settings, url: str, address: str, place: WorkerPlace | None
-) -> AsyncGenerator[PostgresStore]:
-    """The store in a database that other servers share. Raises StartupError. A worker is an owner of its own, in a
-    database that its parent has prepared: one that is started again waits for a database that is away."""
-    if place is None:
-        await prepare_database(settings)
-    store = await PostgresStore.open(
-        PostgresRows(url, timeout_s=_timeout_s(settings)),
-        SystemClock(),
-        url=str(OwnerName(server=server_address(settings, address), worker=None if place is None else place.number)),
-        lease_s=settings.lease_s,
-        seat=place,
-    )
-    try:
-        yield store
-    finally:
-        await store.aclose()
-
-
-async def prepare_database(settings: Settings) -> None:
-    """Try the connections to the database of `--store`, if there is one, and make its tables or bring them up to date.
-
-    Raises StartupError.
-    """
-    if settings.store is not None:
-        timeout_s, num_processes = _timeout_s(settings), settings.workers
-        await check_connections(settings.store, num=NUM_CONNECTIONS * num_processes, timeout_s=timeout_s)
-        await prepare(settings.store, timeout_s=timeout_s)
-
-
-def _timeout_s(settings: Settings) -> float:
-    return max(settings.lease_s, MIN_TIMEOUT_S)
-
-
-def server_address(settings: Settings, address: str) -> str:
-    """The address under which other servers reach this one, which listens at `address`."""
-    return settings.advertise_url or address
-
-
-def other_nodes(
-    settings: Settings,
-    manager: SessionManager,
-    metrics: Metrics,
-    store: SessionStore | None,
-    place: WorkerPlace | None,
-) -> Nodes | None:
-    """The other servers, where a database is shared with them; their metrics are registered."""
-    if not isinstance(store, PostgresStore):
-        return None
-    nodes = Nodes(
-        SharedOwnership(manager, store),
-        metrics=metrics,
-        by_credential=not settings.api_key,
-        timeout_s=settings.request_timeout_s + settings.abort_grace_s,
-        sockets=() if place is None else place.sockets,
-    )
-    metrics.register(OwnerMetrics(store, nodes))
-    return nodes
 
 
 class BackedUp(TypedDict):
@@ -152,14 +80,14 @@ class BackupRoute:
 
     shelf: Shelf | None
     max_body_bytes: int
-    place: WorkerPlace | None = None
+    place: Place | None = None
 
     async def backup(self, request: Request) -> Response:
         """Copy all that is durable into a folder, by the connection that writes it, while turns go on."""
         wire = decode_backup(await read_json(request.scope, request.receive, max_bytes=self.max_body_bytes))
         if self.shelf is None:
             raise RouteNotFound("This server keeps no sessions on disk: start it with --data-dir.")
-        if isinstance(self.shelf.store, PostgresStore):
+        if self.shelf.store.is_shared:
             raise InvalidRequest("Sessions are in PostgreSQL: back the database up, for instance by pg_dump.")
         folder = Path(wire.path)
         try:
@@ -173,7 +101,7 @@ class BackupRoute:
         return json_response(made)
 
 
-def backup_route(settings: Settings, shelf: Shelf | None, place: WorkerPlace | None) -> BackupRoute:
+def backup_route(settings: Settings, shelf: Shelf | None, place: Place | None) -> BackupRoute:
     """The route of a server, or of a worker at its place."""
     return BackupRoute(shelf=shelf, max_body_bytes=settings.max_body_bytes, place=place)
 

@@ -6,10 +6,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from stenograph.http.metric_table import Metric, MetricType
-from stenograph.http.nodes import Nodes
 from stenograph.session.manager import SessionManager
 from stenograph.session.shelf import Shelf
-from stenograph.store.postgres.store import PostgresStore
 
 ROWS = Metric(
     name="stenograph_store_rows_total", type=MetricType.COUNTER, help="Requests whose turns the store has written."
@@ -54,68 +52,6 @@ USABLE = Metric(
 STORE_METRICS = (ROWS, GROUPS, BYTES, BUSY, FAILURES, READ, DAMAGED, EVICTED, USABLE)
 
 
-LEASE = Metric(
-    name="stenograph_lease_held",
-    type=MetricType.GAUGE,
-    help="1 while this server may answer for sessions in a shared database, 0 while it could not renew its lease.",
-)
-LEASES_LOST = Metric(
-    name="stenograph_leases_lost_total",
-    type=MetricType.COUNTER,
-    help="Times that it could not be renewed, and all sessions left memory.",
-)
-DATABASE_AWAY = Metric(
-    name="stenograph_database_away_total",
-    type=MetricType.COUNTER,
-    help="Questions about the lease that the shared database did not answer.",
-)
-TAKEN_OVER = Metric(
-    name="stenograph_sessions_taken_over_total",
-    type=MetricType.COUNTER,
-    help="Sessions that this server took over from another, whose lease had run out.",
-)
-FENCED = Metric(
-    name="stenograph_store_fenced_rows_total",
-    type=MetricType.COUNTER,
-    help="Rows that the shared database refused because their session was another server's by then.",
-)
-PASSED_ON = Metric(
-    name="stenograph_requests_passed_on_total",
-    type=MetricType.COUNTER,
-    help="Requests passed on to the server that has their session, and those of them that it did not answer.",
-    label="outcome",
-    values=("answered", "unreachable"),
-)
-
-OWNER_METRICS = (LEASE, LEASES_LOST, DATABASE_AWAY, TAKEN_OVER, FENCED, PASSED_ON)
-
-
-class OwnerMetrics(Collector):
-    """Reads the counts of a server that shares a database with others."""
-
-    def __init__(self, store: PostgresStore, nodes: Nodes) -> None:
-        self._store = store
-        self._nodes = nodes
-
-    def __repr__(self) -> str:
-        return f"<OwnerMetrics of {self._store!r}>"
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """The families of `OWNER_METRICS`, in that order."""
-        owner, nodes = self._store.owner, self._nodes
-        passed_on = {"answered": nodes.num_passed_on - nodes.num_unreachable, "unreachable": nodes.num_unreachable}
-        yield from _families(
-            {
-                LEASE: {"": owner.is_held},
-                LEASES_LOST: {"": owner.num_lost},
-                DATABASE_AWAY: {"": owner.num_away},
-                TAKEN_OVER: {"": self._store.num_taken},
-                FENCED: {"": self._store.num_refused},
-                PASSED_ON: passed_on,
-            }
-        )
-
-
 class StoreMetrics(Collector):
     """Reads the counts of a store, and of the sessions that come from it and go to it."""
 
@@ -128,7 +64,7 @@ class StoreMetrics(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """The families of `STORE_METRICS`, in that order."""
-        yield from _families(self._numbers())
+        yield from families(self._numbers())
 
     def _numbers(self) -> Mapping[Metric, Mapping[str, float]]:
         stats = self._shelf.store.stats
@@ -145,7 +81,7 @@ class StoreMetrics(Collector):
         }
 
 
-def _families(
+def families(
     numbers: Mapping[Metric, Mapping[str, float]],
 ) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
     """Each metric with its number, or with one for each value of its label."""

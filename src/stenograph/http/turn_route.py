@@ -24,7 +24,6 @@ from stenograph.dialects.openai.spelling import CHAT, COMPLETIONS
 from stenograph.http.auth import Doorman
 from stenograph.http.keep_alive import Pulse
 from stenograph.http.metrics import Metrics
-from stenograph.http.traces.request import TracedRequest
 from stenograph.http.wire import (
     ClientGone,
     ClientLink,
@@ -40,7 +39,7 @@ from stenograph.offload.pool import CpuPool
 from stenograph.session.admission import Caller, Place
 from stenograph.session.ledger import NO_NOTE, LedgerNote
 from stenograph.session.manager import SessionManager
-from stenograph.session.request import TurnOutcome
+from stenograph.session.request import RequestTrace, TurnOutcome
 from stenograph.session.retries import RequestIdentity
 from stenograph.session.watch import TurnAbandoned, Watch
 
@@ -71,7 +70,7 @@ class RequestPath(Struct, frozen=True, kw_only=True, gc=False):
     session_id: str | None
     route: str
     at: Mapping[str, str]
-    trace: TracedRequest | None = None
+    trace: RequestTrace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

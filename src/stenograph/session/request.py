@@ -330,6 +330,10 @@ class RequestTrace(Protocol):
         """Its turns are over: a report of each, and what they failed with."""
         ...
 
+    def refused(self, error: StenographError) -> None:
+        """It made no turn."""
+        ...
+
 
 Keep = Callable[[RequestRun, Callable[[], TurnOutcome]], "asyncio.Future[TurnOutcome]"]
 """Writes the turns of a request that are sampled, and calls what commits them when they are durable."""

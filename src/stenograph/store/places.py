@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from stenograph.core.loaded import entry
 from stenograph.core.types import SessionId
 from stenograph.store.base import SessionColumns, StoredSession, StoredSummary
 from stenograph.store.look import looks
-from stenograph.store.postgres.look import looked_at_database
 from stenograph.store.settings import POSTGRES
 
 StorePlace = Path | str
@@ -45,7 +45,7 @@ class Look(Protocol):
 def looks_at(place: StorePlace) -> Generator[list[Look]]:
     """The parts of a place. Raises StartupError."""
     if isinstance(place, str) and re.fullmatch(POSTGRES, place):
-        with looked_at_database(place) as database:
+        with entry("stenograph.store.postgres.look:looked_at_database")(place) as database:
             yield [database]
     else:
         with looks(Path(place)) as files:

@@ -54,7 +54,7 @@ def test_every_setting_can_be_given_under_each_of_its_names(tmp_path: Path):
         "max_strands": "11", "session_ttl": "60",
         "max_body_bytes": "8192", "header_timeout": "2.5", "body_timeout": "7.5",
         "request_timeout": "1.5", "abort_grace": "0.5", "drain_timeout": "2.5",
-        "unknown_fields": "record", "over_budget": "clamp", "proxy_allow": "v1/models",
+        "dialects": "gemini", "unknown_fields": "record", "over_budget": "clamp", "proxy_allow": "v1/models",
         "api_key": "one", "admin_key": "two",
         "allow_host": "box.local", "allow_origin": "https://ui.example:8443",
         "log_level": "debug", "log_format": "json", "otlp_endpoint": "http://collector:4318", "cache_dir": "/c",
@@ -76,7 +76,7 @@ def _from_all_sources(texts: dict[str, str], tmp_path: Path) -> CommandSettings:
         name: "{thinks = [false, 1.5]}"
         if name == "chat_template_kwargs"
         else f'["{text}"]'
-        if name in ("api_key", "admin_key", "proxy_allow", "engine_url", "allow_host", "allow_origin")
+        if name in ("dialects", "api_key", "admin_key", "proxy_allow", "engine_url", "allow_host", "allow_origin")
         else text
         if text[0].isdigit()
         else f'"{text}"'
@@ -135,6 +135,7 @@ def test_an_api_key_is_shown_in_no_message_and_no_repr():
         ("host", ""), ("host", "  "), ("host", "a\nb"), ("engine", "tgi"), ("engine", "Embedded"), ("max_batch", "0"),
         ("request_timeout", "0"), ("request_timeout", "nan"), ("request_timeout", "inf"), ("api_key", "a,,b"),
         ("api_key", ""), ("cache_dir", "~no-such-user-here/x"), ("unknown_fields", "drop"), ("log_level", "10"),
+        ("dialects", ""), ("dialects", "openai,cohere"),
         ("grammar_backend", "outlines"), ("forward", "jax"), ("torch_device", "gpu"), ("torch_device", "cuda:"),
         ("torch_dtype", "float16"), ("chat_template_kwargs", "[]"), ("chat_template_kwargs", "{"),
         ("chat_template_kwargs", '{"a": NaN}'), ("chat_template_kwargs", '{"a":' * 100_000),

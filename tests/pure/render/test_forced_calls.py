@@ -53,7 +53,9 @@ SCHEMAS = {"look_up": SCHEMA, "none": json.loads(TOOLS[1].parameters_json)}
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 FORCED = list(
     {
-        family.syntax: family for family in FAMILIES if family.syntax.calls is not None and family.make_parser is None
+        family.syntax: family
+        for family in (known.family() for known in FAMILIES)
+        if family.syntax.calls is not None and family.make_parser is None
     }.values()
 )
 """One family of each syntax."""

@@ -24,7 +24,7 @@ from stenograph.bench.streaming.prompts import PromptKind, TextPrompt, make_prom
 from stenograph.core.clock import SystemClock
 from stenograph.core.errors import StartupError
 from stenograph.core.types import RequestId, SamplingParams
-from stenograph.embedded.engine_core import EngineCore
+from stenograph.embedded.engine_core import EngineCore, EngineLimits
 from stenograph.embedded.forward.choice import make_forward
 from stenograph.embedded.forward.numpy_forward import NumpyForward
 from stenograph.embedded.forward.torch_forward import TorchForward
@@ -180,7 +180,7 @@ class StreamingLoad:
         return self._report(submitted, ended, cpu_s)
 
     def _core(self, loop: EngineLoop) -> EngineCore:
-        limits = replace(self._plan.engine.limits, max_prefills=self._plan.max_prefills)
+        limits = replace(EngineLimits.of(self._plan.engine), max_prefills=self._plan.max_prefills)
         return EngineCore(
             self._forward(limits.num_kv_rows),
             self._tokenizer,

@@ -14,7 +14,7 @@ from stenograph.dialects.anthropic.errors import messages_refusal
 from stenograph.dialects.anthropic.reply import MessagesStream, encode_message, finish_headers
 from stenograph.dialects.anthropic.request import decode_messages
 from stenograph.dialects.anthropic.spelling import MESSAGES
-from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
+from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
 from stenograph.dialects.openai.sampling import request_json
 from stenograph.dialects.settings import UnknownFields
 
@@ -75,3 +75,11 @@ class CountTokensDialect:
 
     def refusal(self, error: StenographError, spelling: Spelling | None) -> Refusal:
         return messages_refusal(error, spelling)
+
+
+def spoken(*, token_text: object, model: str, unknown_fields: UnknownFields) -> Spoken:
+    """Anthropic's Messages, and the counting of their tokens."""
+    return Spoken(
+        turns=(MessagesDialect(model=model, unknown_fields=unknown_fields),),
+        counters=(CountTokensDialect(unknown_fields=unknown_fields),),
+    )

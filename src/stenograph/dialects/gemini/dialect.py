@@ -11,7 +11,7 @@ from stenograph.core.chat import ChatReply, ChatRequest, ReplyOptions, Spelling
 from stenograph.core.errors import InvalidRequest, StenographError
 from stenograph.core.json_types import Count
 from stenograph.core.types import FinishReason, SamplingParams
-from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
+from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
 from stenograph.dialects.gemini.errors import gemini_refusal
 from stenograph.dialects.gemini.reply import GeminiStream, encode_gemini
 from stenograph.dialects.gemini.request import decode_count, decode_gemini
@@ -115,3 +115,11 @@ def _is_sse(query: str) -> bool:
 def _gemini(spelling: Spelling) -> GeminiSpelling:
     assert isinstance(spelling, GeminiSpelling), "a dialect answers requests that it has read"
     return spelling
+
+
+def spoken(*, token_text: TokenText, model: str, unknown_fields: UnknownFields) -> Spoken:
+    """Gemini's methods."""
+    return Spoken(
+        turns=(GeminiDialect(token_text=token_text, model=model, unknown_fields=unknown_fields),),
+        counters=(GeminiCounter(unknown_fields=unknown_fields),),
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
 from stenograph.core.types import SamplingParams
-from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
+from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
 from stenograph.dialects.openai.chat import CHAT_PATH, decode_with_record
 from stenograph.dialects.openai.chat_reply import StreamEncoder, encode_reply, with_token_ids
 from stenograph.dialects.openai.completions import completion_steps, decode_completion
@@ -104,3 +104,9 @@ class CompletionDialect:
 
     def refusal(self, error: StenographError, spelling: Spelling | None, request_id: str | None = None) -> Refusal:
         return refusal(error, spelling)
+
+
+def spoken(*, token_text: TokenText, model: str, unknown_fields: UnknownFields) -> Spoken:
+    """OpenAI's chats and completions."""
+    chat = ChatDialect(token_text=token_text, model=model, unknown_fields=unknown_fields)
+    return Spoken(turns=(chat, CompletionDialect(token_text=token_text, model=model, unknown_fields=unknown_fields)))

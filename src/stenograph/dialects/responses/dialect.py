@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from stenograph.core.chat import ChatReply, ReplyOptions, Spelling
 from stenograph.core.errors import StenographError
 from stenograph.core.types import FinishReason, SamplingParams
-from stenograph.dialects.base import Body, Decoded, Incoming, Refusal
+from stenograph.dialects.base import Body, Decoded, Incoming, Refusal, Spoken
 from stenograph.dialects.openai.errors import refusal
 from stenograph.dialects.openai.reply_parts import TokenText
+from stenograph.dialects.responses.ids import turn_of_response
 from stenograph.dialects.responses.reply import encode_response
 from stenograph.dialects.responses.request import RESPONSES_PATH, decode_response
 from stenograph.dialects.responses.spelling import PLAIN, RESPONSES, ReplyForm, ResponsesSpelling, form_of_record
@@ -40,6 +41,9 @@ class ResponsesDialect:
         (reply,) = replies
         return self._body(reply, options, _form(spelling))
 
+    def turn_of(self, reply_id: str) -> str | None:
+        return turn_of_response(reply_id)
+
     def held(self, reply: ChatReply, request_json: bytes) -> Body:
         """A reply that is held, written anew from the record of its request."""
         return self._body(reply, ReplyOptions(), form_of_record(request_json))
@@ -70,3 +74,9 @@ class ResponsesDialect:
 
 def _form(spelling: Spelling) -> ReplyForm:
     return spelling.form if isinstance(spelling, ResponsesSpelling) else PLAIN
+
+
+def spoken(*, token_text: TokenText, model: str, unknown_fields: UnknownFields) -> Spoken:
+    """OpenAI's Responses."""
+    dialect = ResponsesDialect(token_text=token_text, model=model, unknown_fields=unknown_fields)
+    return Spoken(turns=(dialect,), held=dialect)

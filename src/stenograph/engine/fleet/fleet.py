@@ -28,6 +28,7 @@ from stenograph.core.errors import (
 from stenograph.core.types import Chunk, Finish, FinishReason, GrammarKind, RequestId
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
 from stenograph.engine.base import (
+    AFFINITY_HEADER,
     Capabilities,
     Engine,
     EngineCounts,
@@ -40,7 +41,6 @@ from stenograph.engine.base import (
 )
 from stenograph.engine.fleet.placement import Candidate, choose, cost_of
 from stenograph.engine.fleet.trust import FIRST_PAUSE_S, Trust
-from stenograph.engine.http.engine import AFFINITY_HEADER
 
 MAX_SESSIONS = 2**15
 """Sessions whose engine is remembered, the last to be used; one that is forgotten is placed anew."""

@@ -21,7 +21,7 @@ from yarl import URL
 from stenograph.core.errors import EngineUnavailable, StenographError, UpstreamError, UpstreamUnreachable
 from stenograph.core.types import Chunk, Finish, FinishReason, RequestId
 from stenograph.core.weights import ControlAnswer, NameWeights, UpdateWeights, WeightCommand
-from stenograph.engine.base import Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
+from stenograph.engine.base import AFFINITY_HEADER, Capabilities, Engine, EngineHealth, EngineState, GenerateRequest
 from stenograph.engine.http.adapter import NOT_THERE, Call, ControlReply, EngineAdapter, EngineReading
 from stenograph.engine.http.transport import DEFAULT_MAX_REPLY_BYTES, EngineTransport, Headers, HttpReply
 from stenograph.offload.body_slots import BodySlots
@@ -35,8 +35,6 @@ LONGEST_ABORT_PAUSE_S = 2.0
 ABORT_DEADLINE_S = 5.0
 PROBE_DEADLINE_S = 5.0
 UNNAMED = "default"  # SGLang's and vLLM's name of the weights that they start with, if nobody named them
-AFFINITY_HEADER = "x-smg-routing-key"
-"""By which a router keeps a session on one worker; it comes with all that is asked for a generation."""
 SESSION_HEADER = "x-session-id"
 """The same for other routers."""
 CLOSE_GRACE_S = 2.0

@@ -16,8 +16,8 @@ from msgspec import Struct
 from yarl import URL
 
 from stenograph.core.errors import InvalidRequest, UpstreamInvalid
+from stenograph.core.loaded import entry
 from stenograph.dialects.sse import EventReader, EventTooLarge
-from stenograph.engine.http.aiohttp_connections import AiohttpConnections
 from stenograph.engine.http.connections import OwnConnections
 from stenograph.engine.http.exchange import Connections, Exchange, Pairs
 from stenograph.engine.http.inflate import PIECE_BYTES, Inflater, too_large
@@ -31,6 +31,7 @@ MAX_FORWARDED_VALUE = 4096
 DEFAULT_MAX_REPLY_BYTES = 2**27
 GATHERED_BYTES = 2**21
 """A body that has a slot is taken in parts of this size: to wake its turn for each read costs more than reading."""
+BEHIND_TLS = "stenograph.engine.http.aiohttp_connections:AiohttpConnections"
 TERMINAL = b"[DONE]"
 """The data of the event that ends a stream."""
 
@@ -103,7 +104,7 @@ class EngineTransport:
         self._base_path = url.raw_path.rstrip("/")
         # An address with a name and a password is as rare as TLS.
         is_plain = url.scheme == "http" and url.raw_user is None
-        kind: Callable[..., Connections] = OwnConnections if is_plain else AiohttpConnections
+        kind: Callable[..., Connections] = OwnConnections if is_plain else entry(BEHIND_TLS)
         self._connections = kind(url, connect_timeout_s, reuses=reuses_connections)
         self._is_open = False
 

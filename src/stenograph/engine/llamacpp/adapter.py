@@ -31,7 +31,7 @@ from stenograph.core.types import (
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import Ask, Call, EngineAdapter, EngineReading, list_models, passed_through
 from stenograph.engine.http.transport import HttpReply
-from stenograph.engine.llamacpp.text import Pieces, is_json
+from stenograph.engine.llamacpp.text import Pieces, is_json, pieces_of
 from stenograph.engine.llamacpp.wire import (
     GRAMMARS,
     LONGEST_CONTEXT,
@@ -125,6 +125,19 @@ class LlamaCpp(EngineAdapter):
 
     def abort_call(self, request_id: RequestId) -> None:
         """There is none: the engine stops when its client closes the connection."""
+
+
+def llamacpp_of(
+    *, model: str, vocab_size: int, tokenizer_json: str, states_vocab_size: bool, logprobs: LogprobsKind
+) -> LlamaCpp:
+    """The adapter of a model by its tokenizer.json. Raises StartupError as `pieces_of` does."""
+    return LlamaCpp(
+        model=model,
+        vocab_size=vocab_size,
+        pieces=pieces_of(tokenizer_json, vocab_size),
+        states_vocab_size=states_vocab_size,
+        logprobs=logprobs,
+    )
 
 
 class LlamaCppReading(EngineReading):

@@ -5,6 +5,7 @@ A test compares it with a live server.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -26,6 +27,7 @@ from stenograph.core.errors import (
     UriTooLong,
 )
 from stenograph.dialects.openai.errors import ErrorBody, error_type
+from stenograph.dialects.settings import DialectKind
 from stenograph.http.auth import KEY_HEADERS, KEY_QUERY
 from stenograph.http.openapi.operation import ANY, ID, JSON, Needs, Operation, in_json
 from stenograph.http.openapi.routes import operations
@@ -68,6 +70,7 @@ good for what the ones before it are good for."""
 def described_by(settings: Settings, services: TurnServices) -> Described:
     """The facts of a server for its document."""
     return Described(
+        dialects=settings.dialects,
         unknown_fields=settings.unknown_fields,
         matchers=tuple(dict.fromkeys([*MATCHERS, settings.matcher])),
         rewrites=services.rewrite_rules.names,
@@ -78,10 +81,17 @@ def described_by(settings: Settings, services: TurnServices) -> Described:
     )
 
 
+def document_of(settings: Settings, services: TurnServices) -> bytes:
+    """The document of a server, as JSON."""
+    return openapi_document(described_by(settings, services))
+
+
 def openapi_document(described: Described) -> bytes:
     """The document, as JSON."""
     listed = list(operations(described))
-    bodies = [kind for operation in listed for kind in (operation.body, operation.reply) if kind is not None]
+    # Schemas are those of every dialect, spoken or not: some share parts.
+    every = operations(replace(described, dialects=tuple(DialectKind)))
+    bodies = [kind for operation in every for kind in (operation.body, operation.reply) if kind is not None]
     schemas = components(bodies, described)
     paths: dict[str, dict[str, Schema]] = {}
     for operation in listed:

@@ -57,7 +57,7 @@ from stenograph.http.openapi.operation import (
     parameter,
 )
 from stenograph.http.openapi.schemas import Described, Schema
-from stenograph.http.openapi.turns import TURN_PATHS, turn_operations
+from stenograph.http.openapi.turns import turn_operations, turn_paths
 from stenograph.http.proxy_route import MODELS, OWN_PATHS, PROXY_METHODS
 from stenograph.http.session_routes import (
     MAX_PAGE,
@@ -286,12 +286,12 @@ _SESSIONS = (
 
 def _forwarded(described: Described) -> Iterator[Operation]:
     """The allow-list's paths, which go to the engine as they come: on a session, those of `/v1/` also without one."""
-    own = {one.name for one in (*_TOKENS, *_SESSIONS)}
+    own, turns = {one.name for one in (*_TOKENS, *_SESSIONS)}, turn_paths(described)
     for entry in described.proxy_allow:
         prefixes = ("/sessions/{id}/", "/") if entry.startswith("v1/") else ("/sessions/{id}/",)
         for prefix, method in product(prefixes, PROXY_METHODS):
             path = prefix + entry
-            if entry in OWN_PATHS or f"/{entry}" in TURN_PATHS or method == "HEAD" or f"{method} {path}" in own:
+            if entry in OWN_PATHS or f"/{entry}" in turns or method == "HEAD" or f"{method} {path}" in own:
                 continue
             yield Operation(
                 method=method,

@@ -58,6 +58,7 @@ class Described:
     """
 
     has_keys: bool
+    dialects: tuple[str, ...]
     unknown_fields: UnknownFields
     matchers: tuple[str, ...]
     rewrites: tuple[str, ...]

@@ -45,6 +45,7 @@ from stenograph.dialects.responses.fields import WireResponsesRequest
 from stenograph.dialects.responses.reply import ResponseBody
 from stenograph.dialects.responses.request import RESPONSES_PATH
 from stenograph.dialects.responses.stream import ResponseEvent
+from stenograph.dialects.settings import DialectKind
 from stenograph.http.openapi.operation import (
     ANY,
     ID,
@@ -60,7 +61,13 @@ from stenograph.http.openapi.operation import (
 from stenograph.http.openapi.schemas import Described, Schema, ref
 from stenograph.http.turn_route import REMAINING, SESSION_REMAINING
 
-TURN_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, COUNT_TOKENS_PATH, RESPONSES_PATH)
+_TURN_PATHS = {
+    CHAT_PATH: DialectKind.OPENAI,
+    COMPLETIONS_PATH: DialectKind.OPENAI,
+    MESSAGES_PATH: DialectKind.ANTHROPIC,
+    COUNT_TOKENS_PATH: DialectKind.ANTHROPIC,
+    RESPONSES_PATH: DialectKind.RESPONSES,
+}
 
 _TURN: Errors = (
     *STORED,
@@ -127,6 +134,8 @@ def _turns(described: Described) -> Iterator[Operation]:
         ("completions", "complete", COMPLETIONS_PATH, WireCompletionRequest, completion),
         ("responses", "respond", RESPONSES_PATH, WireResponsesRequest, _response_answers(described)),
     ):
+        if _TURN_PATHS[path] not in described.dialects:
+            continue
         on_session = operation(
             f"POST /sessions/{{id}}{path}",
             f"{id_}OnSession",
@@ -289,6 +298,14 @@ _HELD = (
 def turn_operations(described: Described) -> Iterator[Operation]:
     """Every turn, the counting of its tokens, and the reading of one that a session holds."""
     yield from _turns(described)
-    yield from _messages()
-    yield from _HELD
-    yield from _GEMINI
+    if DialectKind.ANTHROPIC in described.dialects:
+        yield from _messages()
+    if DialectKind.RESPONSES in described.dialects:
+        yield from _HELD
+    if DialectKind.GEMINI in described.dialects:
+        yield from _GEMINI
+
+
+def turn_paths(described: Described) -> set[str]:
+    """Paths below `/v1/` that the server's own turns have."""
+    return {path for path, kind in _TURN_PATHS.items() if kind in described.dialects}

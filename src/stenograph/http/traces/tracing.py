@@ -1,11 +1,10 @@
 """Traces of a server's requests: begins one for each request that comes to a dialect, and owns where they go.
 
-Without `--otlp-endpoint` there is no `Tracing`, nothing here is called, and OpenTelemetry's SDK is not imported.
+Without `--otlp-endpoint` there is no `Tracing`, and neither this module nor OpenTelemetry's SDK is imported.
 """
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 from prometheus_client.core import CounterMetricFamily
@@ -15,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from stenograph import __version__
 from stenograph.core.clock import Clock
 from stenograph.core.errors import StartupError
+from stenograph.core.loaded import entry
 from stenograph.core.trace_context import read_trace_context
 from stenograph.engine.base import Engine
 from stenograph.http.count_route import CountRoute
@@ -122,20 +122,17 @@ class TracedRoute:
             trace.served()
 
 
-def opened_tracing(endpoint: str | None, *, engine: Engine, clock: Clock, metrics: Metrics) -> Tracing | None:
-    """The traces of requests to `engine`, sent to the collector at `endpoint`; None where there is none.
+def opened_tracing(endpoint: str, *, engine: Engine, clock: Clock, metrics: Metrics) -> Tracing:
+    """The traces of requests to `engine`, sent to the collector at `endpoint`.
 
     Its counts are among the `metrics`. Raises StartupError, one line, where the SDK is not installed.
     """
-    if endpoint is None:
-        return None
     try:
-        otlp: Any = importlib.import_module("stenograph.http.traces.otlp")
+        export: SpanExport = entry("stenograph.http.traces.otlp:OtlpExport")(endpoint, version=__version__)
     except ImportError as error:
         raise StartupError(
             f"--otlp-endpoint needs OpenTelemetry's SDK and its exporter by HTTP, and {error.name or error} cannot be"
             " imported: pip install -e '.[otel]'"
         ) from error
-    export: SpanExport = otlp.OtlpExport(endpoint, version=__version__)
     metrics.register(TraceMetrics(export))
     return Tracing(export, engine=engine, clock=clock)

@@ -16,9 +16,11 @@ from uvicorn.server import ServerState
 from stenograph.core.errors import StenographError
 from stenograph.http.bulk_parts import OwnParts
 from stenograph.http.connection import connections_of
+from stenograph.http.engine_routes import EngineRoutes
 from stenograph.http.metric_table import Metric, MetricType
-from stenograph.http.mounts import App
+from stenograph.http.nodes import Nodes
 from stenograph.http.now_board import NowBoard
+from stenograph.http.processes import ServedApp
 from stenograph.http.settings import Settings
 from stenograph.http.workers.all_moments import AllMoments
 from stenograph.http.workers.all_parts import AllParts
@@ -33,9 +35,10 @@ from stenograph.http.workers.peers import Peers
 from stenograph.http.workers.place import WorkerPlace
 from stenograph.http.workers.state_file import StateFile
 from stenograph.session.admission import Limits
-from stenograph.session.keyed_openings import OpenedElsewhere
+from stenograph.session.keyed_openings import KeyedOpenings, OpenedElsewhere
 from stenograph.session.shared_capacity import CapacityPage, SharedCapacity
 from stenograph.session.shared_state import SharedState
+from stenograph.session.weights import WeightSync
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +85,7 @@ class Worker:
         self._forwarded = Forwarded()
         self._routes: PeerRoutes | None = None
         self._moments: AllMoments | None = None
-        self._app: App | None = None
+        self._app: ServedApp | None = None
 
     def __repr__(self) -> str:
         return f"<Worker {self.place.number} of {len(self.place.sockets)}>"
@@ -123,13 +126,25 @@ class Worker:
         self._moments = AllMoments(board, self._peers, own=self.place.number)
         return self._moments
 
-    def wire(self, app: App, routes: PeerRoutes) -> None:
+    def wire(
+        self,
+        app: ServedApp,
+        *,
+        openings: KeyedOpenings,
+        parts: OwnParts,
+        board: NowBoard,
+        sync: WeightSync,
+        engines: EngineRoutes,
+    ) -> None:
         """Take what it serves to clients, and to the other workers."""
-        self._app, self._routes = app, routes
-        routes.follow()
+        self._app = app
+        self._routes = PeerRoutes(
+            openings=openings, parts=parts, board=board, sync=sync, engines=engines, file=self.file
+        )
+        self._routes.follow()
         app.metrics.register(WorkerMetrics(self._forwarded, self.place.page, self.place.number))
 
-    def gathering(self, guarded: ASGIApp, app: App) -> Gathering:
+    def gathering(self, guarded: ASGIApp, app: ServedApp) -> Gathering:
         """Its application, with the routes of all workers before it."""
         assert self._routes is not None, "a worker is wired before it is configured"
         return Gathering(
@@ -143,7 +158,7 @@ class Worker:
             is_shared=app.nodes is not None,
         )
 
-    def connections(self, app: App) -> type[asyncio.Protocol]:
+    def connections(self, app: ServedApp) -> type[asyncio.Protocol]:
         """Makes the connections of clients, which pass requests on."""
         return connections_of(
             self._settings,
@@ -157,10 +172,13 @@ class Worker:
             patience_s=self._patience_s,
         )
 
-    def _owners(self, app: App) -> Owners:
+    def _owners(self, app: ServedApp) -> Owners:
         """Knows which worker has a session."""
-        workers = self.place.owners
-        return workers if app.nodes is None else LeasedOwners(workers, app.nodes.ownership, self.place.page)
+        workers, nodes = self.place.owners, app.nodes
+        if nodes is None:
+            return workers
+        assert isinstance(nodes, Nodes)
+        return LeasedOwners(workers, nodes.ownership, self.place.page)
 
     async def listen(self, state: ServerState) -> asyncio.Server:
         """Take the connections of other workers."""

@@ -1,0 +1,32 @@
+"""Makes the embedded engine of the settings."""
+
+from pathlib import Path
+
+from stenograph.core.settings import Switch
+from stenograph.embedded.options import FIRST_VERSION, EmbeddedOptions
+from stenograph.engine.embedded import EmbeddedEngine
+from stenograph.http.settings import Settings
+from stenograph.model.fast_encoder import EncoderKind
+
+
+def make_embedded(settings: Settings, path: Path, encoder: EncoderKind, shared: Path | None) -> EmbeddedEngine:
+    """The engine of the model at `path`; not yet started. Arguments are those of `make_engine`."""
+    return EmbeddedEngine(path, embedded_options(settings, encoder), shared=shared)
+
+
+def embedded_options(settings: Settings, encoder: EncoderKind) -> EmbeddedOptions:
+    """The options of the embedded engine's process."""
+    return EmbeddedOptions(
+        threads=settings.engine_threads,
+        max_batch=settings.max_batch,
+        kv_tokens=settings.kv_tokens,
+        step_tokens=settings.step_tokens,
+        reuses_prefixes=settings.prefix_reuse is Switch.ON,
+        forward=settings.forward,
+        torch_device=settings.torch_device,
+        torch_dtype=settings.torch_dtype,
+        grammar_backend=settings.grammar_backend,
+        tokenize_workers=settings.tokenize_workers,
+        encoder=encoder if settings.tokenize_workers else EncoderKind.REFERENCE,
+        weight_version=settings.weight_version or FIRST_VERSION,
+    )

@@ -1,0 +1,109 @@
+"""Makes the clients of engines' servers that the settings name; imports the protocol in use, and no other."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from stenograph.core.clock import Clock
+from stenograph.core.errors import StartupError
+from stenograph.core.loaded import entry
+from stenograph.core.types import LogprobsKind
+from stenograph.engine.fleet.fleet import Fleet, FleetMember
+from stenograph.engine.http.adapter import EngineAdapter
+from stenograph.engine.http.engine import HttpEngine, HttpEngineOptions
+from stenograph.engine.settings import EngineKind, ReplayKind
+from stenograph.http.rule_files import engine_keys_of
+from stenograph.http.settings import Settings
+from stenograph.model.files import ModelFiles
+from stenograph.offload.body_slots import BodySlots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How a kind of engine is spoken to: the entry of its adapter, and what this takes of the model and the settings
+    besides the model's name and its vocabulary. `logprobs` are what it reports unless it is told otherwise."""
+
+    adapter: str
+    takes: tuple[str, ...]
+    logprobs: LogprobsKind
+
+
+PROTOCOLS: Mapping[EngineKind, Protocol] = {
+    EngineKind.SGLANG: Protocol(
+        adapter="stenograph.engine.sglang.chat:SGLangChat",
+        takes=("replay", "reply_mode"),
+        logprobs=LogprobsKind.TEMPERED,
+    ),
+    EngineKind.SGLANG_GENERATE: Protocol(
+        adapter="stenograph.engine.sglang.generate:SGLangGenerate",
+        takes=("replay",),
+        logprobs=LogprobsKind.TEMPERED,
+    ),
+    EngineKind.VLLM: Protocol(
+        adapter="stenograph.engine.vllm.adapter:VLLM",
+        takes=("max_context_tokens", "eos_token_ids", "replay"),
+        logprobs=LogprobsKind.RAW,
+    ),
+    EngineKind.LMDEPLOY: Protocol(
+        adapter="stenograph.engine.lmdeploy.adapter:LMDeploy",
+        takes=("eos_token_ids", "replay"),
+        logprobs=LogprobsKind.RAW,
+    ),
+    EngineKind.LLAMACPP: Protocol(
+        adapter="stenograph.engine.llamacpp.adapter:llamacpp_of",
+        takes=("tokenizer_json", "states_vocab_size"),
+        logprobs=LogprobsKind.RAW,
+    ),
+}
+"""Every kind of engine that is a server."""
+
+
+def make_adapter(settings: Settings, files: ModelFiles) -> EngineAdapter:
+    """The protocol of the engine's server.
+
+    Raises StartupError for a replay whose shape the model's files do not have.
+    """
+    if settings.replay in (ReplayKind.ROUTED_EXPERTS, ReplayKind.ALL) and not files.states_vocab_size:
+        raise StartupError(f"--replay {settings.replay} needs the model's config.json, and {files.path} has none")
+    protocol = PROTOCOLS[settings.engine]
+    told = settings.engine_logprobs
+    facts = {
+        "replay": settings.replay,
+        "reply_mode": settings.reply,
+        "max_context_tokens": files.max_context_tokens,
+        "eos_token_ids": files.eos_token_ids,
+        "tokenizer_json": files.tokenizer_json,
+        "states_vocab_size": files.states_vocab_size,
+    }
+    made: EngineAdapter = entry(protocol.adapter)(
+        model=files.name,
+        vocab_size=files.vocab_size,
+        logprobs=protocol.logprobs if told is None else LogprobsKind(told),
+        **{name: facts[name] for name in protocol.takes},
+    )
+    return made
+
+
+def maker(settings: Settings, files: ModelFiles, body_slots: BodySlots) -> Callable[[str], FleetMember]:
+    """A function that makes the client of the engine at an address. Engines' replies have body slots of their own."""
+    reply_slots, keys = body_slots.apart(), engine_keys_of(settings)
+
+    def make(url: str) -> FleetMember:
+        adapter = make_adapter(settings, files)  # each learns of its own server
+        server = HttpEngineOptions(
+            url=url,
+            api_key=keys.get(url, settings.engine_api_key),
+            connect_timeout_s=settings.connect_timeout_s,
+            max_reply_bytes=settings.max_reply_bytes,
+            control_timeout_s=settings.request_timeout_s,
+        )
+        engine = HttpEngine(server, adapter, reply_slots)
+        return FleetMember(name=engine.name, engine=engine, url=url)
+
+    return make
+
+
+def make_fleet(settings: Settings, files: ModelFiles, body_slots: BodySlots, clock: Clock) -> Fleet:
+    """The engines at the addresses of the settings; not yet started. Arguments are those of `make_engine`."""
+    make = maker(settings, files, body_slots)
+    members = [make(url) for url in settings.engine_url]
+    return Fleet(members, clock=clock, trial_s=2 * settings.connect_timeout_s, make=make)

@@ -1,0 +1,81 @@
+"""A server loads what its settings ask for, and nothing else: told by its modules after a session's chats."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.house.__main__ import chatted, one_engine
+from benchmarks.house.source import PARTS
+from benchmarks.house.watched import PRODUCT
+from stenograph.bench.kit.processes import Children
+from stenograph.bench.kit.reply_shape import ReplyShape
+from stenograph.bench.kit.servers import start_standin
+
+pytestmark = pytest.mark.timeout(120)
+
+ONE_ENGINE = 263
+"""Modules of ours that a server loads for OpenAI's chats, one SGLang and SQLite. Goal: 220."""
+DEFAULT = 279
+"""Of the default flags: the embedded engine and every dialect."""
+
+NOT_YET = {"console", "weights"}
+"""Parts that a server without them loads still."""
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    with Children() as children:
+        yield children
+
+
+def names(files: list[Path]) -> set[str]:
+    return {str(file.relative_to(PRODUCT).with_suffix("")).removesuffix("/__init__") for file in files}
+
+
+def parts_of(loaded: set[str]) -> set[str]:
+    """Parts with a module that is more than settings."""
+    return {
+        part
+        for part, prefixes in PARTS.items()
+        for name in loaded
+        if any(name == prefix or name.startswith(f"{prefix}/") for prefix in prefixes)
+        if name not in ("embedded", "embedded/settings", "deploy", "deploy/exit_with", "session/shared_state")
+    }
+
+
+def test_one_engine_loads_no_other_and_no_part(tiny: Path, tmp_path: Path, children: Children) -> None:
+    _, engine = start_standin(children, ReplyShape(num_tokens=4, vocab_size=250))
+    files, _ = chatted(children, one_engine(tiny, engine, tmp_path / "data"))
+    loaded = names(files)
+    assert parts_of(loaded) == NOT_YET
+    folders = {tuple(name.split("/")[:2]) for name in loaded if name.count("/") > 1}
+    assert {folder for room, folder in folders if room == "dialects"} == {"openai"}
+    assert {folder for room, folder in folders if room == "engine"} == {"fleet", "http", "sglang"}
+    assert {name for name in loaded if name.startswith("families/")} == {
+        "families/generic", "families/load", "families/smollm2",
+    }  # fmt: skip
+    assert not {name for name in loaded if name.startswith("http/openapi")}
+    assert len(loaded) <= ONE_ENGINE, len(loaded)
+
+
+def test_the_default_server_loads_no_client_of_engines(tiny: Path, children: Children) -> None:
+    files, _ = chatted(children, ["--model", str(tiny)])
+    loaded = names(files)
+    assert parts_of(loaded) == NOT_YET | {"embedded"}
+    assert not {name for name in loaded if name.startswith(("engine/http", "engine/sglang", "embedded/forward"))}
+    assert len(loaded) <= DEFAULT, len(loaded)
+
+
+def test_the_parent_of_workers_imports_for_all_of_them() -> None:
+    program = (
+        "import sys; from stenograph.deploy.workers import load_parts; from stenograph.http.settings import Settings\n"
+        "load_parts(Settings(engine='vllm', dialects=('gemini',))); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    named = {"http.workers.worker", "engine.vllm.adapter", "engine.http.engine", "dialects.gemini.dialect"}
+    assert {f"stenograph.{name}" for name in named} <= loaded
+    assert not {"stenograph.dialects.anthropic.dialect", "stenograph.engine.sglang.chat"} & loaded
