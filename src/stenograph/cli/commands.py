@@ -1,18 +1,16 @@
 """The table of commands: their help, their flags, and the entry that does each one's work.
 
-Parsing a command line imports nothing of what the commands do, so that `--version`, `--help` and a mistyped flag answer
-at once. A command's module reads its own flags; its entry gets all of them by name, settings as they were typed.
+Parsing a command line imports nothing of what the commands do, and the table of settings only where a command has some,
+so that `--version`, `--help` and a mistyped flag answer at once. A command's module reads its own flags; its entry gets
+all of them by name, settings as they were typed.
 """
 
 import argparse
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from stenograph.cli.settings_table import SECTIONS, SETTINGS
-from stenograph.core.settings import Setting
-from stenograph.dialects.settings import SAMPLE_FORMATS
+from stenograph.core.loaded import entry
 
 EXIT_INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended."""
@@ -77,8 +75,6 @@ Flags of `up` are those of serve, and so are its STENOGRAPH_... variables and it
 and given to each server. --host is each machine's own address unless it is given, and --port 0 is any free one.
 """
 
-_ALL = tuple(setting.name for setting in SETTINGS)
-
 
 class _SectionedHelp(argparse.RawDescriptionHelpFormatter):
     """Flags with their help, and the examples as they are written."""
@@ -89,8 +85,8 @@ class _SectionedHelp(argparse.RawDescriptionHelpFormatter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command. `settings` are those that it reads, in groups if it `has_sections`, with help of its `own_help` where
-    it means something else by one; `entry` is a name for `loaded`."""
+    """A command. `settings` are those that it reads, with help of its `own_help` where it means something else by one;
+    if it `has_sections`, all, in their groups. `entry` is a name for `loaded`."""
 
     entry: str
     help: str
@@ -109,41 +105,9 @@ class Command:
             parser.formatter_class = _SectionedHelp
         self.add_arguments(parser)
         if self.has_sections:
-            _add_sections(parser)
-        else:
-            for setting in SETTINGS:
-                if setting.name in self.settings:
-                    own = self.own_help.get(setting.name)
-                    _add_flag(parser.add_argument, setting if own is None else replace(setting, doc=own))
-        if self.settings:
-            parser.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags win over it")
-
-
-def _add_sections(parser: argparse.ArgumentParser) -> None:
-    """The flags of all settings, in their groups."""
-    by_name = {setting.name: setting for setting in SETTINGS}
-    for title, names in SECTIONS.items():
-        group = parser.add_argument_group(title)
-        for name in names:
-            _add_flag(group.add_argument, by_name[name])
-
-
-def _add_flag(add_argument: Callable[..., argparse.Action], setting: Setting) -> None:
-    shown = f"{setting.doc} Default: {_default_shown(setting)}."
-    add_argument(
-        setting.flag,
-        dest=setting.name,
-        action="append" if setting.kind.repeatable else "store",
-        metavar="|".join(setting.kind.choices) or (setting.unit or setting.name.split("_")[-1]).upper(),
-        help=shown.replace("%", "%%"),
-    )
-
-
-def _default_shown(setting: Setting) -> str:
-    """The default with its unit, which a default in words does not have."""
-    if not setting.unit or re.fullmatch(r"[0-9.]+", setting.default) is None:
-        return setting.default
-    return f"{setting.default} {setting.unit.removesuffix('s') if setting.default == '1' else setting.unit}"
+            entry("stenograph.cli.setting_flags:add_sections")(parser)
+        elif self.settings:
+            entry("stenograph.cli.setting_flags:add_flags")(parser, self.settings, self.own_help)
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -216,6 +180,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    formats = entry("stenograph.dialects.settings:SAMPLE_FORMATS")
     parser.add_argument(
         "folder",
         metavar="DIR",
@@ -224,9 +189,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="the file of samples to write; a new one")
     parser.add_argument("--session", metavar="ID", help="the session of a page")
     parser.add_argument("--html", type=Path, metavar="FILE", help="the page to write; a new file")
-    parser.add_argument(
-        "--format", choices=SAMPLE_FORMATS, default=SAMPLE_FORMATS[0], help="of the file. Default: safetensors."
-    )
+    parser.add_argument("--format", choices=formats, default=formats[0], help="of the file. Default: safetensors.")
     parser.add_argument("--include-side", action="store_true", help="strands of every kind, not of the work alone")
     parser.add_argument(
         "--include-failed", action="store_true", help="also rollouts whose outcome is that infrastructure failed"
@@ -238,7 +201,6 @@ COMMANDS: Mapping[str, Command] = {
         entry="stenograph.cli.serve_command:serve",
         help="run the server",
         description="Run the server until SIGTERM or Ctrl-C.",
-        settings=_ALL,
         has_sections=True,
         usage="stenograph serve [--model MODEL] [--engine ENGINE --engine-url URL] [flags]",
         epilog=SERVE_EXAMPLES,
@@ -248,7 +210,6 @@ COMMANDS: Mapping[str, Command] = {
         help="run an agent on a session, and write its samples",
         description="Run a command with a session's address in its environment, and write the samples when it ends.",
         add_arguments=_run_arguments,
-        settings=_ALL,
         has_sections=True,
         usage="stenograph run [--url URL] [--samples FILE] [--html FILE] [--session JSON] [--keep] [flags of serve]"
         " -- COMMAND [ARGUMENTS]",
@@ -259,7 +220,6 @@ COMMANDS: Mapping[str, Command] = {
         help="talk to a model in the terminal, with ids and stages on demand",
         description="Talk to a model through a session. A line is a message; one that begins with / is a command.",
         add_arguments=_chat_arguments,
-        settings=_ALL,
         has_sections=True,
         usage="stenograph chat [--url URL [--session ID]] [flags of serve]",
         epilog=CHAT_EXAMPLES,
@@ -270,7 +230,6 @@ COMMANDS: Mapping[str, Command] = {
         description="Place a server on each machine of a Ray cluster that has none, list them, or stop them all. Ray"
         " starts a server again that ends. Needs the extra `ray`.",
         add_arguments=_ray_arguments,
-        settings=_ALL,
         has_sections=True,
         usage="stenograph ray {up,down,status} [--ray-address ADDRESS] [flags of serve]",
         epilog=RAY_EXAMPLES,
