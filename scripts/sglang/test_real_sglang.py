@@ -246,6 +246,48 @@ def test_a_tool_session_with_the_openai_sdk_is_exact_streamed_or_not(
     assert max(found) < TOLERANCE_NATS
 
 
+STREAMS = {
+    "ends by its end token": {"content": "What is the capital of France?", "ignore_eos": False, "max_tokens": 24},
+    "characters of several tokens": {"content": "Draw.", "regex": "\u2603\u00ef\U0001f643{3}", "ignore_eos": False},
+    "a forced call": {"content": "Where is Paris?", "tools": TOOLS, "tool_choice": "required", "ignore_eos": False},
+    "as long as it may": {"content": "Count to a hundred.", "temperature": 1.0},
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_chat_is_streamed_as_it_is_sampled_and_its_turn_is_exact(
+    sglang: RealSGLang, forward: dict[str, Forward], kind: str
+) -> None:
+    asked = {"model": "m", "stream": True, "max_tokens": LONG, "ignore_eos": True, "temperature": 0.0, **STREAMS[kind]}
+    asked["messages"] = [{"role": "user", "content": asked.pop("content")}]
+    with stenograph(sglang, "sglang") as url:
+        session = ask(url, "/sessions", {})
+        came: list[tuple[float, Any]] = []
+        body = json.dumps(asked).encode()
+        request = urllib.request.Request(f"{session['base_url']}/chat/completions", body)
+        request.add_header("content-type", "application/json")
+        with urllib.request.urlopen(request) as reply:
+            for line in reply:
+                if line.startswith(b"data: {"):
+                    came.append((time.monotonic(), json.loads(line[6:])))
+        (sample,) = of_session(url, session)
+        (record,) = ask(url, f"/sessions/{session['session_id']}")["records"]
+    deltas = [(at, event["choices"][0]["delta"]) for at, event in came if event["choices"]]
+    written = [at for at, delta in deltas if delta.get("content") or delta.get("tool_calls")]
+    message = record["response"]["choices"][0]["message"]
+    assert "".join(delta.get("content") or "" for _, delta in deltas) == (message["content"] or "")
+    assert record["mixed_version"] is False
+    found = apart(sample, {"default": forward["first"]})
+    say(
+        f"\n{kind}: {len(found)} tokens in {len(written)} events over {written[-1] - written[0]:.1f} s,"
+        f" {record['status']}, {message}, apart at most {max(found):.1e} nats\n"
+    )
+    assert len(written) > 2
+    assert len(found) == sum(sample["loss_mask"]) > 0
+    if not {"tools", "regex"} & set(asked):  # under a grammar its log-probabilities are of what that left
+        assert max(found) < TOLERANCE_NATS
+
+
 @MODES
 @pytest.mark.parametrize("asked", [{"top_p": 0.8}, {"min_p": 0.05}, {"top_p": 0.9, "top_k": 20}])
 def test_supports_are_those_of_the_weights(

@@ -384,11 +384,17 @@ async def test_what_an_engine_learns_of_itself_as_it_comes_up_counts_for_all(rig
     assert rig.fleet.capabilities is rig.fleet.capabilities
 
 
-@pytest.mark.parametrize("what", ["vocab_size", "streams", "parses", "takes_json", "model", "engine"])
+@pytest.mark.parametrize("what", ["vocab_size", "parses", "takes_json", "model", "engine"])
 def test_engines_that_cannot_stand_in_for_each_other_are_refused(what: str) -> None:
     other: object = {"vocab_size": 11, "model": "n", "engine": "f"}.get(what, not getattr(capabilities(), what))
     with pytest.raises(StartupError, match=f"engines differ in {what}: a has .*, b has "):
         common_capabilities({"a": capabilities(), "b": capabilities(**{what: other})})
+
+
+def test_a_fleet_streams_where_all_of_it_do() -> None:
+    one, other = replace(capabilities(), streams=True), replace(capabilities(), streams=False)
+    assert common_capabilities({"a": one, "b": one}).streams
+    assert not common_capabilities({"a": one, "b": other}).streams
 
 
 async def test_an_engine_that_cannot_be_started_stops_the_start_by_name() -> None:

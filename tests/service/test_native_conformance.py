@@ -28,7 +28,7 @@ from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.engine.sglang.generate import SGLangGenerate
 from stenograph.testing.standins.lmdeploy_server import CHAT_FIELDS, GENERATE_FIELDS, LMDeployServer
 from stenograph.testing.standins.planned_server import AskedRequest, PlannedServer, ReplyScript
-from stenograph.testing.standins.sglang_server import SGLangServer
+from stenograph.testing.standins.sglang_server import SERVER_INFO, SGLangServer
 from stenograph.testing.suite.conformance import check_engine
 from stenograph.testing.suite.engine_lab import EngineUnderTest
 from stenograph.testing.tiny.llama import CONTEXT, VOCAB, write_tiny_folder
@@ -188,6 +188,15 @@ async def test_sglang_s_chat_route_keeps_the_laws(model: TinyModel) -> None:
     server = SGLangServer(answers=answers_of(model, SGLANG), decode=lambda ids: model.tokenizer.decode(list(ids)))
     report = await check_engine(check_of(model, server, SGLangChat(model="m", vocab_size=VOCAB), str))
     assert not_offered(report) == {"streams_tokens", "whole_equals_streamed", "two_weight_versions"}, report
+
+
+async def test_sglang_s_chat_route_keeps_the_laws_where_it_streams(model: TinyModel) -> None:
+    server = SGLangServer(answers=answers_of(model, SGLANG), decode=lambda ids: model.tokenizer.decode(list(ids)))
+    server.server_info = SERVER_INFO
+    adapter = SGLangChat(model="m", vocab_size=VOCAB)
+    report = await check_engine(check_of(model, server, adapter, str))
+    assert not_offered(report) == {"two_weight_versions"}, report
+    assert "come whole" in adapter.capabilities.note  # since the law that changes its weights within a turn
 
 
 LMDEPLOY_REFUSES = {

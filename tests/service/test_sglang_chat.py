@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,8 +21,9 @@ from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang.chat import SGLangChat
 from stenograph.render.renderer import Renderer
 from stenograph.session.manager import SessionManager
+from stenograph.testing.standins.faults import Answer as Response
 from stenograph.testing.standins.faults import Fault
-from stenograph.testing.standins.planned_server import ReplyScript
+from stenograph.testing.standins.planned_server import AskedRequest, ReplyScript
 from stenograph.testing.standins.sglang_server import SGLangServer
 
 from .conftest import END, Answer, assistant, output_ids, running, user
@@ -79,10 +80,21 @@ def connect(renderer: Renderer) -> Connect:
 
     @asynccontextmanager
     async def connected(
-        *, replay: ReplayKind = ReplayKind.NONE, engine_key: str | None = None, **settings: Any
+        *,
+        replay: ReplayKind = ReplayKind.NONE,
+        engine_key: str | None = None,
+        server_info: dict[str, Any] | None = None,
+        routes: Callable[[AskedRequest], Awaitable[Response | None]] | None = None,
+        **settings: Any,
     ) -> AsyncIterator[Rig]:
-        encode = renderer.tokenizer.encode
-        async with SGLangServer(encode=lambda text: list(encode(text)), stop_id=END) as sglang:
+        tokenizer = renderer.tokenizer
+        async with SGLangServer(
+            encode=lambda text: list(tokenizer.encode(text)),
+            decode=lambda ids: tokenizer.decode(list(ids), skip_special=True),
+            stop_id=END,
+            routes=routes,
+        ) as sglang:
+            sglang.server_info = server_info
             adapter = SGLangChat(
                 model="tiny",
                 vocab_size=renderer.tokenizer.vocab_size,

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from stenograph.testing.standins.planned_server import ReplyScript
-from stenograph.testing.standins.sglang_server import CHAT_PATH, GENERATE_PATH, SGLangServer
+from stenograph.testing.standins.sglang_server import CHAT_PATH, GENERATE_PATH, SERVER_INFO, SGLangServer
 
 from .shapes import differences, parsed, shape
 
@@ -39,8 +39,6 @@ DIFFERS: dict[str, tuple[set[str], str]] = {
 """The differences of each answer, and why they stay."""
 NOT_PLAYED = {
     "server_info": "there is none, as with a router, until a test gives one",
-    "chat_meta_info_stream_refused": "not refused: nothing here asks for it",
-    "chat_stream_sglext_ids": "chats are not streamed from the engine",
     "inplace_flush_running_update": "beside a turn that stands still, below",
     "generate_bad_regex_stream": "a refusal within a stream is planned by each test",
     "generate_stream_aborted": "a stream whose client has left",
@@ -55,6 +53,8 @@ def script_of(recording: dict[str, Any]) -> ReplyScript:
         return ReplyScript(status=recording["status"])
     parts = parsed(recording.get("body") or json.dumps(recording["reply"]))
     parts = parts if isinstance(parts, list) else [parts]
+    if "meta_info" not in json.dumps(parts):
+        return script_of_chat_stream(parts)
     choices = [part["choices"][0] if "choices" in part else part for part in parts]
     metas, last = [choice["meta_info"] for choice in choices], choices[-1]
     if len(metas[-1]["output_token_logprobs"]) == metas[-1]["completion_tokens"]:
@@ -81,6 +81,20 @@ def script_of(recording: dict[str, Any]) -> ReplyScript:
     )
 
 
+def script_of_chat_stream(parts: list[Any]) -> ReplyScript:
+    """The same of a stream of the chat route, which has no `meta_info`."""
+    choices = [choice for part in parts for choice in part["choices"]]
+    rows = [row for choice in choices if choice["logprobs"] for row in choice["logprobs"]["content"]]
+    told = {name: value for part in parts for name, value in part.items() if value is not None}
+    return ReplyScript(
+        ids=tuple(told["sglext"]["output_ids"][0]),
+        logprobs=tuple(row["logprob"] for row in rows),
+        text="".join(choice["delta"].get("content") or "" for choice in choices),
+        finish=choices[-1]["finish_reason"],
+        num_cached=told["usage"]["prompt_tokens_details"]["cached_tokens"],
+    )
+
+
 async def answer_of(server: SGLangServer, recording: dict[str, Any]) -> tuple[int, Any]:
     """The stand-in's status and body for a recorded request."""
     method, path, body = recording["method"], recording["path"], recording.get("request")
@@ -97,6 +111,7 @@ async def test_the_stand_in_answers_as_the_real_one_did(recording: dict[str, Any
     name, path = recording["name"], recording["path"]
     is_incremental = name != "generate_stream_cumulative"
     async with SGLangServer(model="m", incremental=is_incremental, has_spans=True, max_model_len=8192) as server:
+        server.server_info = SERVER_INFO
         if path in (CHAT_PATH, GENERATE_PATH):
             server.plan(script_of(recording))
         elif recording["status"] != 200:
@@ -147,6 +162,10 @@ async def test_an_abort_of_a_turn_that_stands_in_place_is_heard_when_it_goes_on(
         await answer_of(server, RECORDED["abort_in_pause_continue"])
     _, body = turn.result()
     assert (body["meta_info"]["finish_reason"]["type"], len(body["output_ids"])) == ("abort", 4)
+
+
+def test_what_tells_that_chats_can_be_streamed_is_as_recorded() -> None:
+    assert SERVER_INFO.items() <= RECORDED["server_info"]["reply"].items()
 
 
 def test_each_difference_has_a_recording() -> None:

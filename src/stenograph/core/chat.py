@@ -15,7 +15,7 @@ import xxhash
 from msgspec import Struct
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.messages import Message, Tool
+from stenograph.core.messages import Message, ReplyDelta, Tool
 from stenograph.core.rewrites import AppliedRewrite
 from stenograph.core.stages import Stage
 from stenograph.core.types import Chunk, EngineReply, Prompt, SampledTurn, SamplingParams, Usage
@@ -343,38 +343,6 @@ class ParsedReply(Struct, frozen=True, kw_only=True, gc=False):
     def problem(self) -> ParseProblem | None:
         """The first thing that was wrong; None where nothing was."""
         return self.faults[0].problem if self.faults else None
-
-
-class ToolCallDelta(Struct, frozen=True, kw_only=True, gc=False):
-    """A piece of the tool call number `index`; `id` and `name` come once, with its first piece."""
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
-
-
-class ReplyDelta(Struct, frozen=True, kw_only=True, gc=False):
-    """A stream's addition to a message. The deltas of a turn, joined, are its `ParsedReply.message`."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.tool_calls)
-
-
-def whole_delta(message: Message) -> ReplyDelta:
-    """A message as the one delta that makes it."""
-    return ReplyDelta(
-        content=message.content or "",
-        reasoning=message.reasoning or "",
-        tool_calls=tuple(
-            ToolCallDelta(index=index, id=call.id, name=call.name, arguments=call.arguments)
-            for index, call in enumerate(message.tool_calls)
-        ),
-    )
 
 
 class StreamPiece(Struct, frozen=True, kw_only=True, gc=False):

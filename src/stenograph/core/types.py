@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from stenograph.core.ids_json import encode_ids
-from stenograph.core.messages import Message
+from stenograph.core.messages import Message, ReplyDelta, whole_delta
 from stenograph.core.support import SupportPiece
 
 SessionId = NewType("SessionId", str)
@@ -243,12 +243,28 @@ class EngineReply(Struct, frozen=True, kw_only=True, gc=False):
     headers: tuple[tuple[str, str], ...]
     message: Message
 
+    @property
+    def delta(self) -> ReplyDelta:
+        """All of it as one piece of a stream."""
+        return whole_delta(self.message)
+
     def with_body(self, body: bytes) -> "EngineReply":
         """Another copy of it, without the headers that are true of the engine's own bytes alone."""
         if body is self.body:
             return self
         headers = tuple(pair for pair in self.headers if pair[0] not in _OF_THE_BYTES)
         return replace(self, body=body, headers=headers)
+
+
+class WrittenPiece(Struct, frozen=True, kw_only=True, gc=False):
+    """A piece of a reply that its engine writes itself as it samples, known before the ids are. `id` is the reply's.
+
+    `num_tokens` were sampled since the piece before.
+    """
+
+    id: str
+    delta: ReplyDelta
+    num_tokens: int
 
 
 class Replay(Struct, frozen=True, kw_only=True, gc=False):
@@ -276,6 +292,8 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     there, and so are `reply`, where the engine wrote the client's reply itself, and `replay`. `weight_version` sampled
     this chunk's ids, or (`is_version_of_reply`) is all that the engine says of the whole reply, when it wrote it; an
     engine that reports its weights only at the end has them in the last chunk's `weights`, over all ids of the turn.
+    `mixed`, in the last, says that they changed since the beginning, and not for which ids. An engine that streams the
+    client's reply has `written` in each chunk, and all ids in the last.
     `unasked_replay` names the payloads of `Replay` that came without being requested; they are left out.
     """
 
@@ -292,7 +310,9 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     weight_version: str | None = None
     is_version_of_reply: bool = False
     weights: tuple[WeightSpan, ...] | None = None
+    mixed: MixedWeights | None = None
     reply: EngineReply | None = None
+    written: WrittenPiece | None = None
     replay: Replay | None = None
     unasked_replay: tuple[str, ...] = ()
 
@@ -307,6 +327,11 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
             _check_lengths(self)
         if self.top_logprobs is not None and len(self.top_logprobs) != len(self.ids):
             raise ValueError(f"{len(self.ids)} ids but {len(self.top_logprobs)} rows of top logprobs")
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that were sampled since the last chunk, whether or not their ids are known."""
+        return len(self.ids) if self.written is None else self.written.num_tokens
 
     def _make_tuples(self) -> None:
         """Make tuples of lists, which could still change."""

@@ -111,13 +111,14 @@ class TurnCollector(Struct, kw_only=True, eq=False):
     def result(self, mixed: MixedWeights | None = None) -> SampledTurn:
         """The whole turn. Raises UpstreamInvalid if the generation has no end, or no token where it needs one.
 
-        `mixed`: other weights came meanwhile; that is left out where the engine tells which weights sampled each token.
+        `mixed`: other weights came meanwhile, by the server's own knowledge, beside the engine's word (`Chunk.mixed`);
+        that is left out where the engine tells which weights sampled each token.
         """
         if self._last is None or self._last.finish is None:
             raise UpstreamInvalid("has_finish", "the engine's reply ended without a finish reason")
         if not self._ids and self._last.finish.reason is not FinishReason.ABORT:
             raise UpstreamInvalid("has_tokens", "the engine sampled no token, and did not report an abort")
-        weights = self._last.weights
+        weights, mixed = self._last.weights, self._last.mixed or mixed
         if weights is None:
             weights = tuple(self._weights)
         else:

@@ -5,8 +5,8 @@ Text is held back only while a stop string could still complete, or a character.
 
 from collections.abc import Sequence
 
-from stenograph.core.chat import ParsedReply, ReplyDelta, TextView
-from stenograph.core.messages import Message, Role
+from stenograph.core.chat import ParsedReply, TextView
+from stenograph.core.messages import Message, ReplyDelta, Role
 from stenograph.core.types import Finish
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.reply.reply_text import ReplyText, ShownStream

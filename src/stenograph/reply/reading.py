@@ -10,8 +10,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from stenograph.core.chat import ParsedReply, ReplyDelta, TextView
-from stenograph.core.messages import Tool
+from stenograph.core.chat import ParsedReply, TextView
+from stenograph.core.messages import ReplyDelta, Tool
 from stenograph.core.types import Finish, PromptEnd
 
 

@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from stenograph.core.chat import ParsedReply, ParseFault, ParseProblem, ReplyDelta, ToolCallDelta
-from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.chat import ParsedReply, ParseFault, ParseProblem
+from stenograph.core.messages import Message, ReplyDelta, Role, ToolCall, ToolCallDelta
 from stenograph.core.types import Finish, PromptEnd, token_ids
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.reply.call_syntax import BlockScanner, CallText

@@ -17,8 +17,8 @@ from stenograph.core.chat import (
     Spelling,
     StreamPiece,
     TurnRequest,
-    whole_delta,
 )
+from stenograph.core.messages import whole_delta
 from stenograph.core.stages import Stage
 from stenograph.core.types import Prompt, RequestId, SamplingParams, Usage
 from stenograph.engine.base import Capabilities

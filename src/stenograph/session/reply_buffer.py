@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from stenograph.core.chat import ReplyDelta, StreamPiece, ToolCallDelta
+from stenograph.core.chat import StreamPiece
+from stenograph.core.messages import Message, ReplyDelta, Role, ToolCall, ToolCallDelta
 from stenograph.core.types import Chunk, SampledTurn
 
 READ_AT_ONCE = 512
@@ -82,6 +83,15 @@ class ReplyBuffer(Struct, eq=False):
 
     def __repr__(self) -> str:
         return f"<ReplyBuffer {len(self.chunks)} chunks, {len(self.readers)} readers, closed={self.is_closed}>"
+
+    @property
+    def message(self) -> Message:
+        """The message that all pieces so far make."""
+        whole = _merged(self.deltas)
+        calls = [ToolCall(id=one.id or "", name=one.name or "", arguments=one.arguments) for one in whole.tool_calls]
+        return Message(
+            role=Role.ASSISTANT, content=whole.content, reasoning=whole.reasoning or None, tool_calls=tuple(calls)
+        )
 
     def push(self, delta: ReplyDelta, chunk: Chunk | None = None) -> None:
         """Add what one step brought."""

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest, whole_delta
+from stenograph.core.chat import ChatReply, ChatRequest, ParsedReply, Remaining, TurnRequest
 from stenograph.core.errors import BudgetSpent, ContextLengthExceeded, InvalidRequest, Limit
 from stenograph.core.logprobs import GREEDY_BELOW, is_held_by_engine, is_truncated, reported_kind
 from stenograph.core.rewrites import AppliedRewrite
@@ -202,17 +202,18 @@ class TurnRun:
             source = _nothing() if self._ends_early else services.engine.generate(generate)
             async with aclosing(source) as chunks:
                 async for chunk in chunks:
-                    self.meter.sampled(len(chunk.ids), services.clock.monotonic(), chunk.unasked_replay)
+                    self.meter.sampled(chunk.num_sampled, services.clock.monotonic(), chunk.unasked_replay)
                     taken = collector.add(chunk)
-                    if taken.reply is None:
+                    written = taken.reply or taken.written
+                    if written is None:
                         parser = parser or self.opening.parser(params, self.request_id, prompt)
                         await self._read(parser, taken)
                     else:
                         self._written = taken.reply
                         if request.spelling.keeps_engine_id:
-                            self.reply_id = taken.reply.id
+                            self.reply_id = written.id
                         if request.reply.stream:  # else nobody reads it in pieces
-                            self.buffer.push(whole_delta(taken.reply.message), taken)
+                            self.buffer.push(written.delta, taken)
         except ContextLengthExceeded as error:
             raise error.of(self.opening.prompt_blame) from error  # an engine does not know which of several it is
         except InvalidRequest as error:
@@ -238,10 +239,11 @@ class TurnRun:
         stages.mark(Stage.VALIDATE, now)
         if self._written is not None:
             self._parsed = ParsedReply(message=self._written.message)
-        else:
-            assert parser is not None, "a generation without a chunk has no finish"
+        elif parser is not None:
             rest, self._parsed = parser.finish(sampled.finish)
             self.buffer.push(rest)
+        else:  # its engine has streamed it
+            self._parsed = ParsedReply(message=self.buffer.message)
         self.sampled = sampled
 
     def echo(self, node_id: int) -> ChatReply | None:

@@ -247,8 +247,8 @@ NOT_ASKED = {
     "generate_stop_token_id_ignore_eos": "stop tokens that SGLang does not look at are refused before it",
     "generate_input_logprobs": "log-probabilities of the prompt are not asked for",
     "generate_sampling_mask_top_p_alone": "a top_k is granted with it",
-    "chat_meta_info_stream_refused": "a chat comes at once",
-    "chat_stream_sglext_ids": "a chat comes at once",
+    "chat_meta_info_stream_refused": "streams are asked for without it",
+    "chat_stream_sglext_ids": "below, with the names of the weights",
 }
 """Generations that were asked for by hand, as this server does not ask."""
 
@@ -335,6 +335,37 @@ def test_a_recorded_stream_that_was_hung_up_on_has_no_end() -> None:
     assert sum(len(chunk.ids) for chunk in chunks) == 9
     with pytest.raises(UpstreamInvalid, match="has_finish"):
         turn_of(chunks)
+
+
+async def recorded_answers(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
+    """The recorded server's answers to what is asked beside generations."""
+    assert method == "GET"
+    found = {"/v1/models": "models", "/model_info": "model_info", "/server_info": "server_info"}.get(target)
+    if found is None:
+        return HttpReply(status=404, content_type="application/json", headers=(), body=b'{"detail":"Not Found"}')
+    return reply_of(RECORDED[found])
+
+
+async def test_the_recorded_server_s_chats_are_streamed_and_read_as_what_they_are() -> None:
+    recording = RECORDED["chat_stream_sglext_ids"]
+    adapter = adapter_of(recording)
+    await adapter.discover(recorded_answers)
+    call, reading = adapter.call(request_of(recording))
+    asked = recording["request"]
+    del asked["return_input_ids_in_sglext"], asked["return_meta_info"]
+    assert call.streams
+    assert asked.items() <= json.loads(call.body).items()
+    await reading.begin(recorded_answers)
+    events = [data for data in EventReader(max_bytes=2**20).feed(reply_of(recording).body) if data != b"[DONE]"]
+    chunks = [chunk for data in events for chunk in reading.event(data)]
+    assert [chunk.num_sampled for chunk in chunks] == [1] * 6
+    chunks += [*(await reading.settle(recorded_answers)), *reading.end()]
+    turn = turn_of(chunks)
+    assert tuple(turn.ids) == PARIS[:6]
+    assert sum(turn.logprobs) == pytest.approx(-0.649882, abs=1e-6)
+    assert (turn.finish, turn.num_cached_tokens) == (LENGTH, 15)
+    assert turn.weights == (WeightSpan(version="default", start=0, end=6),)
+    assert "".join(chunk.written.delta.content for chunk in chunks if chunk.written) == "The capital of France is Paris"
 
 
 # -- refusals
@@ -437,17 +468,11 @@ OF_ITSELF = {"models", "server_info", "model_info"}
 
 @pytest.mark.parametrize("made", [SGLangChat, SGLangGenerate])
 async def test_what_a_server_says_of_itself_is_found(made: type[SGLangChat] | type[SGLangGenerate]) -> None:
-    paths = {recording["path"]: recording for name, recording in RECORDED.items() if name in OF_ITSELF}
-
-    async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
-        assert method == "GET"
-        return reply_of(paths[target])
-
     adapter = made(model="m", vocab_size=VOCAB)
-    await adapter.discover(ask)
+    await adapter.discover(recorded_answers)
     assert adapter.capabilities.max_context_tokens == 8186
-    assert await adapter.find_version(ask) == "default"
-    assert adapter.probe_paths[0] in paths
+    assert await adapter.find_version(recorded_answers) == "default"
+    assert adapter.probe_paths[0] in {RECORDED[name]["path"] for name in OF_ITSELF}
     close, recording = adapter.close_call("nobody"), RECORDED["close_session_unknown"]
     assert close is not None  # of --enable-session-radix-cache
     assert (close.path, json.loads(close.body)) == (recording["path"], recording["request"])

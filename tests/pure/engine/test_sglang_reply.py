@@ -33,7 +33,8 @@ from stenograph.engine import rows
 from stenograph.engine.base import GenerateRequest
 from stenograph.engine.settings import ReplayKind
 from stenograph.engine.sglang import chat_wire
-from stenograph.engine.sglang.chat_wire import SGLangReply, cut_replay, decode_reply, encode_request
+from stenograph.engine.sglang.chat_wire import SGLangReply, decode_reply, encode_request
+from stenograph.engine.sglang.lean_copy import cut_replay
 
 VOCAB = 1000
 EXPERTS = base64.b64encode(bytes(24)).decode()

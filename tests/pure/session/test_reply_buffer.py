@@ -6,7 +6,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.core.chat import ReplyDelta, StreamPiece, ToolCallDelta
+from stenograph.core.chat import StreamPiece
+from stenograph.core.messages import ReplyDelta, ToolCallDelta
 from stenograph.core.types import Chunk
 from stenograph.session.reply_buffer import BufferReader, ReplyBuffer
 

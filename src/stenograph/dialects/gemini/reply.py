@@ -8,10 +8,11 @@ from typing import Literal, NotRequired, TypedDict
 
 import msgspec
 
-from stenograph.core.chat import ChatReply, ReplyDelta, StreamPiece, ToolCallDelta, whole_delta
+from stenograph.core.chat import ChatReply, StreamPiece
 from stenograph.core.errors import StenographError
 from stenograph.core.json_pieces import as_chunked_list, as_list
 from stenograph.core.json_types import Count, Logprob
+from stenograph.core.messages import ReplyDelta, ToolCallDelta, whole_delta
 from stenograph.core.types import FinishReason, SampledTurn, Usage
 from stenograph.dialects.base import Headers
 from stenograph.dialects.gemini.errors import gemini_error

@@ -11,11 +11,11 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 import msgspec
 from msgspec import Meta
 
-from stenograph.core.chat import ChatReply, ReplyDelta, ReplyOptions, Spelling, StreamPiece, ToolCallDelta
+from stenograph.core.chat import ChatReply, ReplyOptions, Spelling, StreamPiece
 from stenograph.core.errors import StenographError
 from stenograph.core.json_pieces import PIECE_VALUES, as_chunked_list, joined, json_pieces
 from stenograph.core.json_types import Count, Logprob, TokenIds
-from stenograph.core.messages import Message, Role
+from stenograph.core.messages import Message, ReplyDelta, Role, ToolCallDelta
 from stenograph.core.types import FinishReason
 from stenograph.dialects.openai.errors import error_body, miles_body
 from stenograph.dialects.openai.reply_parts import (

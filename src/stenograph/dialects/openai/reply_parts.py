@@ -6,9 +6,10 @@ from typing import Literal, Protocol, TypedDict
 
 from msgspec.structs import replace
 
-from stenograph.core.chat import ReplyDelta, StreamPiece
+from stenograph.core.chat import StreamPiece
 from stenograph.core.json_pieces import PIECE_VALUES, joined, json_pieces, json_whole
 from stenograph.core.json_types import Count
+from stenograph.core.messages import ReplyDelta
 from stenograph.core.types import Chunk, FinishReason, TopLogprob, Usage
 
 TokenText = Callable[[int], str]

@@ -47,7 +47,7 @@ MAX_SESSIONS = 2**15
 TRIAL_S = 10.0  # longer than a connection takes to fail, as a rule (`connect_timeout`)
 DRAIN_LOOK_S = 0.05  # between two looks at whether an engine that leaves is idle
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_MAY_DIFFER = {"max_context_tokens", "reports_support", "grammars", "note", "policy"}
+_MAY_DIFFER = {"max_context_tokens", "streams", "reports_support", "grammars", "note", "policy"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +197,7 @@ class Fleet(Engine):
                 raise StartupError(f"{post.name}: {outcome}") from outcome
             if outcome is not None:
                 raise outcome
-        self._known = [post.engine.capabilities for post in self._posts]
-        self._common = self._shared(self._known)
+        self._count_anew()
 
     def join(self, member: FleetMember) -> None:
         """Give turns to one more engine, which has been started. Raises StartupError for one that cannot stand in for
@@ -461,6 +460,7 @@ def common_capabilities(members: Mapping[str, Capabilities]) -> Capabilities:
     return replace(
         first,
         max_context_tokens=min(limits, default=None),
+        streams=all(told.streams for told in members.values()),
         reports_support=all(told.reports_support for told in members.values()),
         grammars=frozenset[GrammarKind].intersection(*(told.grammars for told in members.values())),
         note="; ".join(f"{name}: {told.note}" for name, told in members.items() if told.note),
@@ -483,9 +483,9 @@ def _status_of(post: _MemberState, now: float) -> EngineStatus:
     health, capabilities = post.engine.health(), post.engine.capabilities
     if post.is_leaving:
         health = EngineHealth(state=EngineState.STOPPED, detail="it leaves when its turns have ended")
-    if post.trust.in_doubt:
+    elif post.trust.in_doubt and not health.detail:
         doubt = f"in doubt, tried again in {post.trust.retry_in_s(now):.0f} s: {post.trust.why}"
-        health = EngineHealth(state=health.state, detail=health.detail or doubt)
+        health = EngineHealth(state=health.state, detail=doubt)
     return EngineStatus(
         name=post.name,
         engine=capabilities.engine,

@@ -65,6 +65,10 @@ class EngineReading(Protocol):
         """Whether nothing more is wanted of the stream before it ends; leaving it hangs up."""
         return False
 
+    async def begin(self, ask: Ask) -> None:
+        """Ask what has to be known before a stream is sent for. Raises UpstreamError."""
+        return
+
     def whole(self, http: HttpReply) -> Sequence[Chunk]:
         """The chunks of a 200 that came at once. By default it is read as the one event of a stream."""
         chunks = (*self.event(http.body), *self.end())

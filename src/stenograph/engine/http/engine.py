@@ -291,6 +291,7 @@ class HttpEngine(Engine):
 
     async def _streamed(self, running: _RunningExchange, call: Call, put: Callable[[Chunk], object]) -> None:
         """Send one request and hand the chunks of its stream on. What it raises, `generate` raises."""
+        await running.reading.begin(partial(self._ask, routing=running.routing))
         try:
             await self._read_events(running, call, put)
         except UpstreamUnreachable:
@@ -301,10 +302,7 @@ class HttpEngine(Engine):
 
     async def _settle(self, running: _RunningExchange, put: Callable[[Chunk], object]) -> None:
         """Hand on what comes after a reply that has not ended a generation: what there is left to ask for."""
-
-        async def ask(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
-            return await self._ask(method, target, body, (*headers, *running.routing))
-
+        ask = partial(self._ask, routing=running.routing)
         self._hand_on(running, await running.reading.settle(ask), put)
         self._hand_on(running, running.reading.end(), put)
         if not running.is_whole:
@@ -460,9 +458,11 @@ class HttpEngine(Engine):
             told.append(f"GET {path} answered {status}")
         return f"{', '.join(told)}: there is no {self._name} server at this address"
 
-    async def _ask(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> HttpReply:
+    async def _ask(
+        self, method: str, target: str, body: bytes = b"", headers: Headers = (), *, routing: Headers = ()
+    ) -> HttpReply:
         of_body = (("content-type", "application/json"),) if body else ()
-        return await self._transport.forward(method, target, (*of_body, *headers), body)
+        return await self._transport.forward(method, target, (*of_body, *headers, *routing), body)
 
     def _become(self, state: EngineState, detail: str = "") -> None:
         """Keep what was learned of the engine; a change is logged."""

@@ -14,9 +14,11 @@ from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import Ask, Call, ControlReply, EngineAdapter, EngineReading, passed_through
 from stenograph.engine.http.transport import HttpReply
 from stenograph.engine.settings import ReplayKind
-from stenograph.engine.sglang.chat_wire import cut_replay, decode_reply, encode_request
+from stenograph.engine.sglang.chat_stream import OVERLAPPED, STREAM_PARTS, SGLangChatStream, streams_whole
+from stenograph.engine.sglang.chat_wire import decode_reply, encode_request
 from stenograph.engine.sglang.control import sglang_calls, sglang_reply, sglang_version
 from stenograph.engine.sglang.generate import SGLangGenerate
+from stenograph.engine.sglang.lean_copy import cut_replay
 from stenograph.engine.sglang.request import tells_support
 
 CHAT_PATH = "/v1/chat/completions"
@@ -40,6 +42,7 @@ class SGLangChat(EngineAdapter):
         self._replay = replay
         self._reply_mode = reply_mode
         self._native = SGLangGenerate(model=model, vocab_size=vocab_size, replay=replay, logprobs=logprobs)
+        self._note = ""
         self.capabilities = self._own_capabilities()
 
     def __repr__(self) -> str:
@@ -54,18 +57,24 @@ class SGLangChat(EngineAdapter):
         return self._native.probe_paths
 
     async def discover(self, ask: Ask) -> None:
-        """Find the context's length. No route reports the chat route's fields; a reply without them is refused."""
+        """Find the context's length, and whether chats can be streamed. No route reports the fields of a whole reply;
+        one without them is refused."""
         await self._native.discover(ask)
         self.capabilities = self._own_capabilities()
 
     def call(self, request: GenerateRequest) -> tuple[Call, EngineReading]:
         if request.chat is None:
             return self._native.call(request)
+        vocab_size, num_prompt = self.capabilities.vocab_size, request.prompt.num_tokens - self._native.num_unreported
+        if request.streams and self.capabilities.streams and streams_whole(request.params, self._replay):
+            body = encode_request(request, model=self._model, replay=self._replay, form=STREAM_PARTS)
+            stream = SGLangChatStream(request, vocab_size=vocab_size, num_prompt=num_prompt, overlapped=self._overlap)
+            return Call(path=CHAT_PATH, body=body, streams=True), stream
         body = encode_request(request, model=self._model, replay=self._replay)
         return Call(path=CHAT_PATH, body=body), SGLangChatReading(
             request_id=request.request_id,
-            vocab_size=self.capabilities.vocab_size,
-            num_prompt=request.prompt.num_tokens - self._native.num_unreported,
+            vocab_size=vocab_size,
+            num_prompt=num_prompt,
             replay=self._replay,
             first_row=request.prompt.first_new_row,
             reply_mode=self._reply_mode,
@@ -90,13 +99,19 @@ class SGLangChat(EngineAdapter):
     async def find_version(self, ask: Ask) -> str | None:
         return await sglang_version(ask)
 
+    def _overlap(self) -> None:
+        """From now on ask for whole replies, which say by which weights each token was sampled."""
+        self._note = OVERLAPPED
+        self.capabilities = self._own_capabilities()
+
     def _own_capabilities(self) -> Capabilities:
-        return replace(self._native.capabilities, engine="sglang", streams=False, parses=True)
+        streams = self._native.streams_chats and not self._note
+        return replace(self._native.capabilities, engine="sglang", streams=streams, parses=True, note=self._note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangChatReading(EngineReading):
-    """One chunk with everything: `return_meta_info` excludes streams."""
+    """A reply that comes whole: one chunk with everything."""
 
     request_id: str
     vocab_size: int

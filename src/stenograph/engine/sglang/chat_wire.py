@@ -39,7 +39,6 @@ from stenograph.engine.base import GenerateRequest
 from stenograph.engine.rows import (
     LARGE_PAYLOAD_BYTES,
     META_LAWS,
-    REPLAY_FIELDS,
     MetaFinish,
     MetaInfo,
     ReportedSupport,
@@ -70,15 +69,19 @@ _NO_MESSAGES = b'[{"role":"user","content":""}]'
 # -- the request
 
 
-def encode_request(request: GenerateRequest, *, model: str, replay: ReplayKind) -> bytes:
-    """The body of a chat request. Raises InvalidRequest for a grammar that SGLang does not take.
+def encode_request(
+    request: GenerateRequest, *, model: str, replay: ReplayKind, form: bytes = b',"return_meta_info":true'
+) -> bytes:
+    """The body of a chat request. `form` are the members that ask for a whole reply, or for a stream.
+
+    Raises InvalidRequest for a grammar that SGLang does not take.
 
     The long parts, messages and ids, are joined as they are, never parsed or encoded again.
     """
     parts: list[bytes | memoryview] = [b'{"model":', as_json(model)]
     parts += _chat_parts(request.chat)
     parts += [b',"rid":', as_json(request.request_id)]
-    parts.append(b',"logprobs":true,"return_meta_info":true,"no_stop_trim":false')
+    parts += [b',"logprobs":true', form, b',"no_stop_trim":false']
     if request.priority is not None:
         parts += priority_parts(request.priority)
     if request.affinity_key is not None:
@@ -336,44 +339,3 @@ def _message(message: _SGLangMessage, *, drew_nothing: bool) -> Message:
         reasoning=message.reasoning_content,
         tool_calls=tuple(calls),
     )
-
-
-# -- the client's copy
-
-_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_LIST = msgspec.json.Decoder(list[msgspec.Raw])
-
-
-def cut_replay(body: bytes) -> bytes:
-    """A reply's body without `routed_experts` and `indexer_topk`; every other value is spelled as it came.
-
-    SGLang writes them into each choice's `meta_info` and, in some versions, once more into `sglext`. A body that has
-    neither is returned as the same object. Takes bodies that `decode_reply` has taken.
-    """
-    reply = _OBJECT.decode(body)
-    choices = _LIST.decode(reply["choices"])
-    cut = [_cut_within(choice, "meta_info") for choice in choices]
-    sglext = _without_replay(reply["sglext"]) if "sglext" in reply else None
-    if sglext is not None:
-        reply["sglext"] = sglext
-    elif all(choice is None for choice in cut):
-        return body
-    reply["choices"] = msgspec.Raw(
-        msgspec.json.encode([old if new is None else new for old, new in zip(choices, cut, strict=True)])
-    )
-    return msgspec.json.encode(reply)
-
-
-def _cut_within(raw: msgspec.Raw, name: str) -> msgspec.Raw | None:
-    """The object without replay fields in its member `name`; None if there are none."""
-    members = _OBJECT.decode(raw)
-    cut = _without_replay(members[name])
-    return None if cut is None else msgspec.Raw(msgspec.json.encode({**members, name: cut}))
-
-
-def _without_replay(raw: msgspec.Raw) -> msgspec.Raw | None:
-    if bytes(memoryview(raw)[:1]) != b"{":
-        return None
-    members = _OBJECT.decode(raw)
-    kept = {name: value for name, value in members.items() if name not in REPLAY_FIELDS}
-    return None if len(kept) == len(members) else msgspec.Raw(msgspec.json.encode(kept))

@@ -9,6 +9,7 @@ from stenograph.core.weights import WeightCommand
 from stenograph.engine.base import Capabilities, GenerateRequest
 from stenograph.engine.http.adapter import (
     MODELS_PATH,
+    NOT_THERE,
     Ask,
     Call,
     ControlReply,
@@ -36,6 +37,8 @@ PROBE_PATHS = ("/model_info", "/get_model_info", "/health", MODELS_PATH)
 second is the older name; the others are for routers."""
 SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 """The second is the older name."""
+WORKERS_PATH = "/workers"
+"""A router's route, which SGLang itself has not."""
 
 
 class SGLangGenerate(EngineAdapter):
@@ -66,6 +69,8 @@ class SGLangGenerate(EngineAdapter):
         )
         self._replay = replay
         self._keeps_sessions = False
+        self.streams_chats = False
+        """Whether streams of its chat route lack nothing."""
         self.num_unreported = 0
         """Tokens at the end of a prompt that its chat route does not count."""
 
@@ -92,6 +97,9 @@ class SGLangGenerate(EngineAdapter):
         limit = context_of_models(models.body) if models.status == 200 else None
         self._keeps_sessions = server.keeps_sessions
         told = facts_of(model.body) if model.status == 200 else ServerFacts()
+        # A router's workers change their weights one by one, and the one that answers may not be the one that samples.
+        is_alone = (await ask("GET", WORKERS_PATH)).status in NOT_THERE
+        self.streams_chats = server.streams_chats and told.weight_version is not None and is_alone
         self.num_unreported = max(server.num_unreported, told.num_unreported)
         limits = [one for one in (limit, server.max_context_tokens) if one is not None]
         self.capabilities = replace(self.capabilities, max_context_tokens=min(limits, default=None))

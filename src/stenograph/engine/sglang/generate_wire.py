@@ -154,7 +154,7 @@ class SGLangGenerateReading(EngineReading):
             part = decoded(_PART, data, META_LAWS)
         if part.error is not None:
             error = error_of(part.error)
-            raise _refused(error.status, error.message, data)
+            raise refused_within(error.status, error.message, data)
         if part.meta_info is None:
             raise UpstreamInvalid("has_meta_info", "there is no meta_info")
         check_request(part.meta_info.id, self._request_id)
@@ -216,11 +216,12 @@ def _finish_of(told: MetaFinish | str | None, data: bytes) -> Finish | None:
         told = MetaFinish(type=told)
     reason = reason_of(told.type)
     if reason is FinishReason.ABORT and told.status_code is not None:
-        raise _refused(told.status_code, told.message or "the engine refused the request", data)
+        raise refused_within(told.status_code, told.message or "the engine refused the request", data)
     return Finish(reason=reason, matched=told.matched if reason is FinishReason.STOP else None)
 
 
-def _refused(status: int, message: str, data: bytes) -> StenographError:
+def refused_within(status: int, message: str, data: bytes) -> StenographError:
+    """The error that a part of a 200 reports, by the status that it would have had outside."""
     too_long = context_exceeded(message.encode())
     if too_long is not None:
         return too_long
@@ -279,6 +280,10 @@ class ServerFacts(msgspec.Struct):
     enable_session_radix_cache: object = None
     tool_call_parser: str | None = None
     architectures: list[str] | None = None
+    reasoning_parser: str | None = None
+    return_output_ids: bool | None = None
+    tokenizer_worker_num: int | None = None
+    weight_version: str | int | None = None
 
     @property
     def max_context_tokens(self) -> int | None:
@@ -288,6 +293,13 @@ class ServerFacts(msgspec.Struct):
         limits = [self.context_length - _TOKENS_KEPT_BACK] if self.context_length else []
         limits += [self.max_req_input_len] if self.max_req_input_len else []
         return min(limits, default=None)
+
+    @property
+    def streams_chats(self) -> bool:
+        """Whether a stream of the chat route has all of a turn. Without a parser the log-probabilities of steps without
+        text are left out; several processes do not agree at once on the name of the weights."""
+        has_parser = self.tool_call_parser is not None or self.reasoning_parser is not None
+        return has_parser and self.return_output_ids is not None and self.tokenizer_worker_num == 1
 
     @property
     def keeps_sessions(self) -> bool:

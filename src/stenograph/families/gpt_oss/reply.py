@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stenograph.core.chat import ParsedReply, ParseFault, ParseProblem, ReplyDelta, ToolCallDelta
-from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.chat import ParsedReply, ParseFault, ParseProblem
+from stenograph.core.messages import Message, ReplyDelta, Role, ToolCall, ToolCallDelta
 from stenograph.core.types import Finish, FinishReason, token_ids
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.reply.reading import Inside, PartKind, Reading, ReplyPart

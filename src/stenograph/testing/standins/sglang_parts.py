@@ -1,4 +1,4 @@
-"""SGLang's account of a generation, for its stand-in: the `meta_info` of every route, and the parts of `/generate`.
+"""SGLang's account of a generation, for its stand-in: the `meta_info` of every route, and the events of its streams.
 
 Its keys and their types are those that a real one was recorded with (tests/service/test_sglang_stand_in.py).
 """
@@ -187,3 +187,104 @@ def chat_reply(
         },
         "metadata": {name: info[name] for name in ("weight_version", "weight_versions") if name in info},
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedStep:
+    """Tokens `[num_sent, num_drawn)` of a streamed chat, and the text that they add. `calls` come with the last."""
+
+    num_sent: int
+    num_drawn: int
+    text: str
+    reasoning: str | None
+    calls: Sequence[tuple[str, str, str]]
+    finish: str | None
+    matched: int | str | None
+
+
+def chat_events(
+    sampled: SampledReply,
+    step: StreamedStep,
+    *,
+    model: str,
+    token_text: Callable[[int], str],
+    has_parser: bool,
+    reports_cache: bool,
+    asked: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """The events of one step of a streamed chat, in their order; after the last, the finish, the ids and the usage.
+
+    A step's log-probabilities are in its first event with text; where calls are looked for, and in a step without text,
+    they come alone, with a parser, and else not at all.
+    """
+
+    def event(**changes: Any) -> dict[str, Any]:
+        base = {"id": sampled.rid, "object": "chat.completion.chunk", "created": 0, "model": model}
+        return {**base, "choices": [], **changes}
+
+    def choice(delta: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        shown = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "matched_stop": None, **changes}
+        return event(choices=[shown])
+
+    events: list[dict[str, Any]] = []
+    if not step.num_sent:
+        events.append(choice({"reasoning_content": None, "role": "assistant", "content": ""}))
+    logprobs = _step_logprobs(sampled, step, token_text)
+    if step.reasoning:
+        events.append(choice({"reasoning_content": step.reasoning}, logprobs=logprobs))
+        logprobs = None
+    if step.text and has_parser and asked.get("tools"):
+        events.append(choice({"role": None, "content": step.text, "reasoning_content": None}))
+    elif step.text:
+        events.append(choice({"reasoning_content": None, "content": step.text}, logprobs=logprobs))
+        logprobs = None
+    events += [choice({"role": None, "content": None, "tool_calls": [piece]}) for piece in _call_pieces(step.calls)]
+    if logprobs is not None and has_parser:
+        events.append(choice({"reasoning_content": None}, logprobs=logprobs))
+    if step.finish is None:
+        return events
+    finish = "tool_calls" if step.calls and step.finish == "stop" else step.finish
+    matched = step.matched if step.finish == "stop" else None
+    events.append(choice({"reasoning_content": None}, finish_reason=finish, matched_stop=matched))
+    extension: dict[str, Any] = {}
+    if asked.get("return_cached_tokens_details") and sampled.num_cached:
+        extension["cached_tokens_details"] = {"device": sampled.num_cached, "host": 0}
+    if asked.get("return_input_ids_in_sglext"):
+        extension["input_ids"] = asked["input_ids"]
+    if asked.get("return_output_ids_in_sglext"):
+        extension["output_ids"] = [list(sampled.ids[: step.num_drawn])]
+    if extension:
+        events.append(event(usage=None, sglext=extension))
+    if asked.get("stream_options", {}).get("include_usage"):
+        counts: dict[str, Any] = {
+            "prompt_tokens": sampled.num_prompt,
+            "total_tokens": sampled.num_prompt + step.num_drawn,
+            "completion_tokens": step.num_drawn,
+            "prompt_tokens_details": {"cached_tokens": sampled.num_cached} if reports_cache else None,
+            "reasoning_tokens": 0,
+            "completion_tokens_details": None,
+        }
+        events.append(event(usage=counts))
+    return events
+
+
+def _step_logprobs(sampled: SampledReply, step: StreamedStep, token_text: Callable[[int], str]) -> Any:
+    """The log-probabilities of a step's tokens, which have no ids; None where it has none."""
+    told = [
+        {"token": token_text(id_), "bytes": list(token_text(id_).encode()), "logprob": logprob, "top_logprobs": []}
+        for id_, logprob in zip(
+            sampled.ids[step.num_sent : step.num_drawn], sampled.logprobs[step.num_sent : step.num_drawn], strict=True
+        )
+    ]
+    return {"content": told} if told else None
+
+
+def _call_pieces(calls: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
+    """Each call as its name, then its arguments in two pieces."""
+    pieces: list[dict[str, Any]] = []
+    for index, (id_, name, arguments) in enumerate(calls):
+        middle = len(arguments) // 2
+        for at, part in enumerate(("", arguments[:middle], arguments[middle:])):
+            told = {"name": None if at else name, "arguments": part}
+            pieces.append({"id": None if at else id_, "index": index, "type": "function", "function": told})
+    return pieces

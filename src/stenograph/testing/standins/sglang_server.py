@@ -19,7 +19,14 @@ from stenograph.testing.standins.planned_server import (
     utf8_ids,
     utf8_text,
 )
-from stenograph.testing.standins.sglang_parts import SampledReply, chat_reply, finish_reason, generate_part
+from stenograph.testing.standins.sglang_parts import (
+    SampledReply,
+    StreamedStep,
+    chat_events,
+    chat_reply,
+    finish_reason,
+    generate_part,
+)
 
 CHAT_PATH = "/v1/chat/completions"
 GENERATE_PATH = "/generate"
@@ -44,6 +51,14 @@ MODEL_INFO = {
     "architectures": ["LlamaForCausalLM"],
 }
 """The rest of `/model_info`."""
+SERVER_INFO = {
+    "tool_call_parser": "hermes",
+    "reasoning_parser": None,
+    "tokenizer_worker_num": 1,
+    "return_output_ids": False,
+    "enable_cache_report": True,
+}
+"""The part of `/server_info` by which a server's chats can be streamed; recorded of 0.5.23."""
 
 
 class SGLangServer(PlannedServer):
@@ -226,6 +241,8 @@ class SGLangServer(PlannedServer):
     def _parts(
         self, play: Play, path: str, *, num_sent: int, num_drawn: int, finish: str | None
     ) -> Sequence[dict[str, Any]]:
+        if path == CHAT_PATH:
+            return self._chat_parts(play, num_sent=num_sent, num_drawn=num_drawn, finish=finish)
         told = None if finish is None else finish_reason(finish, play.script.matched, num_drawn)
         first = num_sent if self._incremental else 0
         sampled, spans = self._sampled(play), self._has_spans
@@ -240,10 +257,41 @@ class SGLangServer(PlannedServer):
             self._heard_later.add(play.rid)
         return play.rid not in self._unheard and not self._stands_in_place
 
+    def _chat_parts(self, play: Play, *, num_sent: int, num_drawn: int, finish: str | None) -> Sequence[dict[str, Any]]:
+        script, info = play.script, self.server_info or {}
+        step = StreamedStep(
+            num_sent=num_sent,
+            num_drawn=num_drawn,
+            text=self._text(play, num_drawn, finish)[len(self._text(play, num_sent, None)) :],
+            reasoning=None if num_sent else script.reasoning,
+            calls=script.tool_calls if finish not in (None, "abort") else (),
+            finish=finish,
+            matched=script.matched,
+        )
+        return chat_events(
+            self._sampled(play),
+            step,
+            model=self._model,
+            token_text=lambda id_: self._decode([id_]),
+            has_parser=bool(info.get("tool_call_parser") or info.get("reasoning_parser")),
+            reports_cache=bool(info.get("enable_cache_report")),
+            asked=play.asked.json,
+        )
+
+    def _text(self, play: Play, num_drawn: int, finish: str | None) -> str:
+        """The text of a stream's first tokens; before its end without the beginning of a character."""
+        script = play.script
+        if script.text is not None:
+            return script.text[: len(script.text) * num_drawn // max(1, len(script.ids))]
+        text = self._decode(script.ids[:num_drawn])
+        return text if finish is not None else text.rstrip("\ufffd")
+
     def _next_script(self, asked: AskedRequest) -> ReplyScript:
         if self._is_paused:
             self._began_in_pause.add(self.id_of(asked))
         script = super()._next_script(asked)
+        if asked.json.get("stream") and asked.json.get("return_meta_info"):
+            return ReplyScript(status=400)
         if asked.json.get("routed_experts_start_len", 0) <= len(asked.json.get("input_ids") or ()):
             return script
         message = "recv_req.routed_experts_start_len is higher than the number of input tokens"

@@ -84,8 +84,10 @@ async def streams_tokens(lab: Lab) -> None:
     if not lab.capabilities.streams:
         assert len(taken) == 1, f"it says that it does not stream, and gives {len(taken)} chunks"
         raise NotOffered("capabilities.streams")
-    num_drawing = sum(1 for chunk in taken if chunk.ids)
-    assert num_drawing > 1, f"{sum(len(chunk.ids) for chunk in taken)} tokens came in {num_drawing} chunk"
+    num_drawing, num_ids = sum(1 for chunk in taken if chunk.num_sampled), sum(len(chunk.ids) for chunk in taken)
+    assert num_drawing > 1, f"{num_ids} tokens came in {num_drawing} chunk"
+    num_told = sum(chunk.num_sampled for chunk in taken)
+    assert num_told == num_ids, f"{num_told} tokens were reported as they were drawn, and {num_ids} came"
 
 
 async def whole_equals_streamed(lab: Lab) -> None:
@@ -316,13 +318,18 @@ async def pause_and_resume(lab: Lab) -> None:
 
 
 async def two_weight_versions(lab: Lab) -> None:
-    """Each token says which weights it was drawn by, also where they change within a turn."""
+    """Each token says which weights it was drawn by, also where they change within a turn; an engine that cannot says
+    that they changed."""
     set_version = lab.under_test.set_weight_version
     if set_version is None:
         raise NotOffered("a way to change the weights: set_weight_version")
     if not lab.capabilities.streams:
         raise NotOffered("capabilities.streams, by which a change falls into a turn")
     turn = await _over_two_versions(lab, set_version)
+    if turn.mixed is not None:
+        assert not turn.weights, f"the weights changed, for no token is it said when, and the spans are {turn.weights}"
+        assert turn.mixed.oldest == "law-1", f"it began with law-1, and says {turn.mixed.oldest}"
+        raise NotOffered("the weights of each token of a stream: it says that they changed")
     for _ in range(NUM_TRIES - 1):
         turn = turn if len(turn.weights) > 1 else await _over_two_versions(lab, set_version)
     spans = [(span.start, span.end) for span in turn.weights]

@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenograph.core.blame import Blame, RequestPart
-from stenograph.core.chat import ChatReply, ParsedReply, ReplyDelta, ReplyOptions, StreamPiece, Truncation
+from stenograph.core.chat import ChatReply, ParsedReply, ReplyOptions, StreamPiece, Truncation
 from stenograph.core.errors import InvalidRequest, StenographError
-from stenograph.core.messages import Message, Role
+from stenograph.core.messages import Message, ReplyDelta, Role
 from stenograph.core.types import (
     Chunk,
     Finish,

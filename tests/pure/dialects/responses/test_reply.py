@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from stenograph.core.chat import ChatReply, ParsedReply, ReplyDelta, ReplyOptions, StreamPiece, ToolCallDelta
+from stenograph.core.chat import ChatReply, ParsedReply, ReplyOptions, StreamPiece
 from stenograph.core.errors import (
     BudgetSpent,
     ContextLengthExceeded,
@@ -21,7 +21,7 @@ from stenograph.core.errors import (
     StenographError,
     UpstreamUnreachable,
 )
-from stenograph.core.messages import Message, Role, ToolCall
+from stenograph.core.messages import Message, ReplyDelta, Role, ToolCall, ToolCallDelta
 from stenograph.core.types import (
     Chunk,
     Finish,
