@@ -9,6 +9,6 @@ from typing import Any
 
 
 def entry(name: str) -> Any:
-    """What an entry names. Raises ImportError where that needs a package that is not installed."""
+    """The object that an entry names. Raises ImportError where its module needs a package that is not installed."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)

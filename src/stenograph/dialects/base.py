@@ -183,7 +183,7 @@ class CountDialect(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """What a server speaks: the requests that make turns, those that only count, and replies that are held."""
+    """The protocols of a server: the requests that make turns, those that only count, and replies that are held."""
 
     turns: tuple[Dialect, ...]
     counters: tuple[CountDialect, ...] = ()

@@ -39,7 +39,7 @@ from stenograph.http.listen import url_of
 from stenograph.http.metrics import Metrics
 from stenograph.http.mounts import App
 from stenograph.http.now_board import NowBoard
-from stenograph.http.processes import Nodes, Place, Worker
+from stenograph.http.processes import OtherServers, ProcessPlace, ServingWorker
 from stenograph.http.response_route import HeldResponses
 from stenograph.http.rule_files import check_files, side_rules_of
 from stenograph.http.server import run_uvicorn
@@ -48,7 +48,7 @@ from stenograph.http.session_routes import SessionRoutes
 from stenograph.http.settings import Settings
 from stenograph.http.storage import backup_route, held_folder, model_mark, opened_store
 from stenograph.http.store_metrics import StoreMetrics
-from stenograph.http.tracing import Tracing
+from stenograph.http.tracing import RouteTracing
 from stenograph.http.turn_route import TurnRoute
 from stenograph.http.weight_routes import WeightMetrics, WeightRoutes
 from stenograph.model.fetch import resolve_model
@@ -138,7 +138,7 @@ def make_app(
     spoken: Spoken | None = None,
     store: SessionStore | None = None,
     mark: ModelMark | None = None,
-    worker: Worker | None = None,
+    worker: ServingWorker | None = None,
 ) -> tuple[App, SessionManager]:
     """The application around an engine, and the manager that has to be drained at its end. Raises StartupError.
 
@@ -194,25 +194,29 @@ def make_app(
     return app, manager
 
 
-def _tracing(settings: Settings, engine: Engine, clock: Clock, metrics: Metrics) -> Tracing | None:
-    """What makes traces, where they are wanted. Raises StartupError as `opened_tracing` does."""
+def _tracing(settings: Settings, engine: Engine, clock: Clock, metrics: Metrics) -> RouteTracing | None:
+    """The maker of traces, where they are wanted. Raises StartupError as `opened_tracing` does."""
     if settings.otlp_endpoint is None:
         return None
-    opened: Tracing = entry(TRACING)(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics)
+    opened: RouteTracing = entry(TRACING)(settings.otlp_endpoint, engine=engine, clock=clock, metrics=metrics)
     return opened
 
 
 def _other_nodes(
-    settings: Settings, manager: SessionManager, metrics: Metrics, store: SessionStore | None, worker: Worker | None
-) -> Nodes | None:
+    settings: Settings,
+    manager: SessionManager,
+    metrics: Metrics,
+    store: SessionStore | None,
+    worker: ServingWorker | None,
+) -> OtherServers | None:
     """The other servers, where the store is a database that they share."""
     if store is None or not store.is_shared:
         return None
-    nodes: Nodes = entry(OTHER_NODES)(settings, manager, metrics, store, worker.place if worker else None)
+    nodes: OtherServers = entry(OTHER_NODES)(settings, manager, metrics, store, worker.place if worker else None)
     return nodes
 
 
-def _all_parts(own: OwnParts, nodes: Nodes | None, worker: Worker | None) -> SessionParts:
+def _all_parts(own: OwnParts, nodes: OtherServers | None, worker: ServingWorker | None) -> SessionParts:
     """The sessions of all processes, for an answer of many."""
     if nodes is not None:
         shared: SessionParts = entry(SHARED_PARTS)(own=own, nodes=nodes)
@@ -233,7 +237,7 @@ def _held_responses(spoken: Spoken, services: TurnServices, doorman: Doorman, mo
 
 
 def _weight_sync(
-    engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics, worker: Worker | None
+    engine: Engine, services: TurnServices, manager: SessionManager, metrics: Metrics, worker: ServingWorker | None
 ) -> WeightSync:
     sync = WeightSync(engine, services.weights, lambda: manager.abort(None), None if worker is None else worker.others)
     metrics.register(WeightMetrics(sync))
@@ -314,7 +318,7 @@ def _make_manager(
     metrics: Metrics,
     store: SessionStore | None,
     mark: ModelMark,
-    worker: Worker | None,
+    worker: ServingWorker | None,
 ) -> SessionManager:
     """The manager. It reports its events to the metrics, and is the source of their gauges."""
     engine = services.engine
@@ -419,7 +423,7 @@ async def serve_on(
     *,
     clock: Clock,
     announce: Callable[[str], None],
-    place: Place | None = None,
+    place: ProcessPlace | None = None,
 ) -> signal.Signals | None:
     """Serve until a signal comes, and return it; raises StorageLost if the store of `folder` has failed.
 
@@ -428,7 +432,7 @@ async def serve_on(
     failed = asyncio.Event()
     address = url_of(listener)
     async with opened_store(settings, folder, place, address=address, on_failed=lambda _: failed.set()) as store:
-        worker: Worker | None = None if place is None else entry(WORKER)(place, settings)
+        worker: ServingWorker | None = None if place is None else entry(WORKER)(place, settings)
         try:
             args = (listener, settings, await loaded(), store, failed, worker)
             ended_by = await _serve_model(*args, clock=clock, announce=announce)
@@ -446,7 +450,7 @@ async def _serve_model(
     loaded: LoadedModel,
     store: SessionStore | None,
     failed: asyncio.Event,
-    worker: Worker | None,
+    worker: ServingWorker | None,
     *,
     clock: Clock,
     announce: Callable[[str], None],

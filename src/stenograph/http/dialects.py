@@ -1,4 +1,4 @@
-"""What a server speaks with its clients: the dialects that its settings name, of which no other is imported."""
+"""The dialects that the settings name, made for one server; no other is imported."""
 
 from collections.abc import Mapping
 

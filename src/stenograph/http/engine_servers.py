@@ -19,7 +19,7 @@ from stenograph.offload.body_slots import BodySlots
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """How a kind of engine is spoken to: the entry of its adapter, and what this takes of the model and the settings
+    """The protocol of a kind of engine: the entry of its adapter, and what this takes of the model and the settings
     besides the model's name and its vocabulary. `logprobs` are what it reports unless it is told otherwise."""
 
     adapter: str

@@ -20,10 +20,10 @@ from stenograph.core.errors import Forbidden, MethodNotAllowed, StenographError,
 from stenograph.dialects.base import Refusal, Refuse
 from stenograph.http.count_route import CountRoute
 from stenograph.http.metrics import Metrics
-from stenograph.http.processes import Nodes
+from stenograph.http.processes import OtherServers
 from stenograph.http.proxy_route import PROXY_METHODS
 from stenograph.http.settings import Settings
-from stenograph.http.tracing import DialectRoute, Tracing
+from stenograph.http.tracing import DialectRoute, RouteTracing
 from stenograph.http.turn_route import OUR_HEADERS, RequestPath, TurnRoute
 from stenograph.http.wire import count_error, header_value, send_refusal
 
@@ -108,8 +108,8 @@ class App:
         control: ASGIApp,
         metrics: Metrics,
         refuse: Refuse,
-        nodes: Nodes | None = None,
-        tracing: Tracing | None = None,
+        nodes: OtherServers | None = None,
+        tracing: RouteTracing | None = None,
     ) -> None:
         """`nodes` answers the requests for sessions that other nodes have; None if there are none. `tracing` makes
         traces of the requests that make turns; None: nothing does."""
@@ -141,7 +141,7 @@ class App:
         count_error(self.metrics, error)
         return send_refusal(send, turn.dialect.refusal(error, None))
 
-    async def _somewhere(self, nodes: Nodes, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _somewhere(self, nodes: OtherServers, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer by the node that has the request's session, or here."""
         if not await nodes.answered(scope, receive, send, self.refuse_at):
             scope[_OURS] = True

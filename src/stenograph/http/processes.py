@@ -1,5 +1,5 @@
-"""What the core asks of the part that makes one server of several processes: workers on one port, servers on one
-database. A server of one process has none of it, and loads none of it.
+"""The seam to the part that makes one server of several processes: workers on one port, servers on one database.
+A server of one process has none of it, and loads none of it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ RefuseAt = Callable[[str, StenographError], Refusal]
 """The error of a request that came to a path."""
 
 
-class Place(Protocol):
+class ProcessPlace(Protocol):
     """A worker's place among several. `engine` is the socket of the embedded engine that all share."""
 
     @property
@@ -64,7 +64,7 @@ class Place(Protocol):
         ...
 
 
-class Nodes(Protocol):
+class OtherServers(Protocol):
     """The other servers that share a database."""
 
     async def answered(self, scope: Scope, receive: Receive, send: Send, refuse_at: RefuseAt) -> bool:
@@ -84,7 +84,7 @@ class ServedApp(Protocol):
     def metrics(self) -> Metrics: ...
 
     @property
-    def nodes(self) -> Nodes | None: ...
+    def nodes(self) -> OtherServers | None: ...
 
     @property
     def refuse(self) -> Refuse: ...
@@ -92,14 +92,14 @@ class ServedApp(Protocol):
     def refuse_at(self, path: str, error: StenographError) -> Refusal: ...
 
 
-class Worker(Protocol):
+class ServingWorker(Protocol):
     """One process of a server that has several."""
 
     config: uvicorn.Config | None
     """Set when the server is configured."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ProcessPlace:
         """Its place."""
         ...
 

@@ -18,7 +18,7 @@ from stenograph.http.connection import connections_of
 from stenograph.http.lifecycle import tell_of_lost_sessions, tell_of_readiness, tell_of_signal
 from stenograph.http.listen import url_of
 from stenograph.http.mounts import App, WebGuard
-from stenograph.http.processes import Worker
+from stenograph.http.processes import ServingWorker
 from stenograph.http.settings import Settings
 from stenograph.session.manager import SessionManager
 
@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
         manager: SessionManager,
         on_ready: Callable[[], None],
         drain_timeout_s: float,
-        worker: Worker | None = None,
+        worker: ServingWorker | None = None,
     ) -> None:
         super().__init__(config)
         self._worker = worker
@@ -98,7 +98,7 @@ class Server(uvicorn.Server):
         self._manager.refuse_new()
 
 
-def uvicorn_config(app: App, settings: Settings, worker: Worker | None = None) -> uvicorn.Config:
+def uvicorn_config(app: App, settings: Settings, worker: ServingWorker | None = None) -> uvicorn.Config:
     """The configuration of uvicorn."""
     guarded = WebGuard(app, settings, app.metrics, app.refuse)
     served: ASGIApp = guarded if worker is None else worker.gathering(guarded, app)
@@ -132,7 +132,7 @@ async def run_uvicorn(
     announce: Callable[[str], None],
     failed: asyncio.Event,
     *,
-    worker: Worker | None = None,
+    worker: ServingWorker | None = None,
 ) -> signal.Signals | None:
     """Serve on `listener` until a signal, and return it, or until `failed` is set. `announce` gets a line once the
     engine is ready."""

@@ -15,7 +15,7 @@ from stenograph.core.errors import InvalidRequest, RouteNotFound, StorageUnavail
 from stenograph.core.json_types import Count
 from stenograph.core.loaded import entry
 from stenograph.dialects.sessions import decode_backup
-from stenograph.http.processes import Place
+from stenograph.http.processes import ProcessPlace
 from stenograph.http.settings import Settings
 from stenograph.http.wire import json_response, read_json
 from stenograph.model.files import ModelFiles
@@ -43,7 +43,7 @@ async def held_folder(settings: Settings, *, address: str) -> AsyncGenerator[Dat
 async def opened_store(
     settings: Settings,
     folder: DataFolder | None,
-    place: Place | None,
+    place: ProcessPlace | None,
     *,
     address: str,
     on_failed: Callable[[StorageUnavailable], None],
@@ -80,7 +80,7 @@ class BackupRoute:
 
     shelf: Shelf | None
     max_body_bytes: int
-    place: Place | None = None
+    place: ProcessPlace | None = None
 
     async def backup(self, request: Request) -> Response:
         """Copy all that is durable into a folder, by the connection that writes it, while turns go on."""
@@ -101,7 +101,7 @@ class BackupRoute:
         return json_response(made)
 
 
-def backup_route(settings: Settings, shelf: Shelf | None, place: Place | None) -> BackupRoute:
+def backup_route(settings: Settings, shelf: Shelf | None, place: ProcessPlace | None) -> BackupRoute:
     """The route of a server, or of a worker at its place."""
     return BackupRoute(shelf=shelf, max_body_bytes=settings.max_body_bytes, place=place)
 

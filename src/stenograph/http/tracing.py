@@ -1,4 +1,4 @@
-"""What the core asks of the part that makes traces: routes in place of its own. Without the part it serves those."""
+"""The seam to the part that makes traces: routes in place of the core's own."""
 
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
@@ -15,7 +15,7 @@ class DialectRoute(Protocol):
 
     @property
     def dialect(self) -> Dialect | CountDialect:
-        """What it speaks, and at which paths."""
+        """Its requests and replies, and their paths."""
         ...
 
     def handle(self, scope: Scope, receive: Receive, send: Send, path: RequestPath, /) -> Awaitable[None]:
@@ -23,7 +23,7 @@ class DialectRoute(Protocol):
         ...
 
 
-class Tracing(Protocol):
+class RouteTracing(Protocol):
     """Makes traces of requests."""
 
     def routes(self, turns: Sequence[TurnRoute | CountRoute]) -> Sequence[DialectRoute]:
