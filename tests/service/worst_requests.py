@@ -317,6 +317,7 @@ TABLE = [
     Worst(
         name="template kwargs",
         bodies=lambda: [chat(user("a"), chat_template_kwargs={"x": [{}] * (REST_BYTES // 5)})],
+        status=400,
     ),
     Worst(
         name="metadata",
@@ -544,6 +545,34 @@ TABLE = [
         shape=LONG_SHAPE,
         is_chunked=True,
         in_session=True,
+    ),
+    Worst(name="gemini: a result of small lists", path=GEMINI, bodies=lambda: [large_result([[]] * 9_300_000)]),
+    Worst(
+        name="arguments of small lists",
+        bodies=lambda: [
+            chat(
+                user("a"),
+                *(
+                    message
+                    for _ in range(13)
+                    for message in (called(json.dumps({"a": [[]] * 650_000}, separators=(",", ":"))), result())
+                ),
+            )
+        ],
+    ),
+    Worst(
+        name="tools of small lists",
+        bodies=lambda: [chat(user("a"), tools=[tool("f", enum=[[]] * (REST_BYTES // 4 - 50))])],
+    ),
+    Worst(
+        name="template kwargs, deep",
+        bodies=lambda: [chat(user("a"), chat_template_kwargs={"x": [nested(50)] * (REST_BYTES // 104)})],
+        status=400,
+    ),
+    Worst(name="not ascii", bodies=lambda: [chat(user("\u00e9" * (BODY_BYTES // 3)))]),
+    Worst(
+        name="escapes of characters",
+        bodies=lambda: [json.dumps({"messages": [user("\u00e9" * (BODY_BYTES // 7))]}).encode()],
     ),
     Worst(name="gemini: a large result", path=GEMINI, bodies=lambda: [large_result([{"a": "x"}] * 1_400_000)]),
     Worst(name="gemini: a result of numbers", path=GEMINI, bodies=lambda: [large_result(list(range(1_800_000)))]),

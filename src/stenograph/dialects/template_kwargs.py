@@ -24,21 +24,29 @@ MAX_DEPTH = 64
 """Deepest nesting of a JSON value from a client: deeper than any schema that people write, far from any stack's end."""
 
 
+MAX_VALUES = 16384
+"""Most values in the arguments of a template: they live as long as the turn, and the garbage collector sees each."""
+
+
 def check_template_kwargs(kwargs: Mapping[str, object], *, at: str) -> None:
-    """Raise InvalidRequest for an argument that the server alone gives, or one that nests too deeply."""
+    """Raise InvalidRequest for an argument that the server alone gives, for nesting too deeply, or too many values."""
     for name in RESERVED:
         if name in kwargs:
             raise InvalidRequest(f"The server sets {name!r}; leave it out.", param=f"{at}/{name}")
-    check_depth(kwargs, at=at)
+    num_values = check_depth(kwargs, at=at)
+    if num_values > MAX_VALUES:
+        raise InvalidRequest(f"The arguments have at most {MAX_VALUES} values together, these {num_values}.", param=at)
 
 
-def check_depth(value: object, *, at: str) -> None:
-    """Raise InvalidRequest if a decoded JSON value nests deeper than MAX_DEPTH."""
+def check_depth(value: object, *, at: str) -> int:
+    """Raise InvalidRequest if a decoded JSON value nests deeper than MAX_DEPTH; the values in it, on all levels."""
     level: list[object] = [value]
+    num_values = 0
     for _ in range(MAX_DEPTH + 1):
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
-            return
+            return num_values
+        num_values += len(level)
     raise InvalidRequest(f"The value is nested deeper than {MAX_DEPTH} levels.", param=at)
 
 

@@ -9,11 +9,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from stenograph.offload.collector_pause import CollectorPause
+
 T = TypeVar("T")
 
 INLINE_BELOW_BYTES = 4096
 """Work on less input than this runs on the loop: it takes half a millisecond, and a hop to a thread and back is not
 free either (docs/LOG.md, 2026-11-21)."""
+
+UNCOLLECTED_FROM_BYTES = 512 * 1024
+"""While there is work on this much input or more, no garbage is collected: its values are large, and go with it."""
 
 
 class CpuPool:
@@ -22,6 +27,7 @@ class CpuPool:
     def __init__(self, num_workers: int) -> None:
         self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="stenograph-cpu")
         self._num_workers = num_workers
+        self._pause = CollectorPause()
 
     def __repr__(self) -> str:
         return f"<CpuPool {self._num_workers} workers>"
@@ -34,10 +40,16 @@ class CpuPool:
         if num_bytes < INLINE_BELOW_BYTES:
             result = work()  # a coroutine turns StopIteration into RuntimeError by itself
         else:
-            result = await asyncio.get_running_loop().run_in_executor(self._executor, _without_stop, work)
+            result = await asyncio.get_running_loop().run_in_executor(self._executor, self._call, work, num_bytes)
         is_lazy = hasattr(result, "__next__") or hasattr(result, "__await__")
         assert not is_lazy, "a lazy result would leave its work to the loop"
         return result
+
+    def _call(self, work: Callable[[], T], num_bytes: int) -> T:
+        if num_bytes < UNCOLLECTED_FROM_BYTES:
+            return _without_stop(work)
+        with self._pause.held():
+            return _without_stop(work)
 
     def close(self) -> None:
         """Drop what has not begun and let the threads end."""

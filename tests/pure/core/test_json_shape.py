@@ -3,12 +3,13 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stenograph.core import json_shape
-from stenograph.core.json_shape import num_elements, num_levels
+from stenograph.core.json_shape import num_elements, num_levels, without_spaces
 
 TEXTS = st.text(alphabet='ab"\\[]{},:\n\U0001f600é', max_size=8)
 VALUES = st.recursive(
@@ -47,3 +48,30 @@ def test_the_text_has_the_shape_that_a_decoder_finds(ascii_only: bool, separator
 def test_backslashes_before_a_quote_are_paired_wherever_a_piece_ends(num: int) -> None:
     text = json.dumps(["\\" * num + '"[', {"\\" * num: []}]).encode()
     assert (num_levels(text), list(num_elements(text))[-1]) == (3, 2)
+
+
+@pytest.mark.usefixtures("piece_bytes")
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("separators", [(",", ":"), (" , ", "\t:\r\n")])
+def test_the_text_without_spaces_is_what_a_formatter_writes(ascii_only: bool, separators: tuple[str, str]) -> None:
+    @given(VALUES)
+    def check(value: Any) -> None:
+        text = json.dumps(value, ensure_ascii=ascii_only, separators=separators).encode()
+        assert without_spaces(text) == msgspec.json.format(text, indent=-1)
+
+    check()
+
+
+def test_no_formatter_is_given_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_bytes: list[int] = []
+
+    def noted(text: bytes, *, indent: int) -> bytes:
+        given_bytes.append(len(text))
+        return json_format(text, indent=indent)
+
+    json_format = msgspec.json.format
+    monkeypatch.setattr(msgspec.json, "format", noted)
+    small, large = b'{"a": [1, 2]}', json.dumps({"a": [" "] * 200_000}).encode()
+    assert without_spaces(small) == b'{"a":[1,2]}'
+    assert without_spaces(large) == large.replace(b", ", b",").replace(b": ", b":")
+    assert given_bytes == [len(small)]

@@ -1,6 +1,7 @@
 """Our template engine writes what jinja2 writes, set up as transformers sets it up."""
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stenograph.core.errors import UnrenderableMessage
 from stenograph.families.smollm2 import DEFAULT_SYSTEM, chatml_template
+from stenograph.render.template.json_filter import to_json as our_to_json
 from stenograph.render.template.template import ChatTemplate
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
@@ -123,6 +125,22 @@ def test_tojson_is_json_dumps_whatever_it_is_told(
     text = ChatTemplate(source, None, None).render([], None, False, {"value": value, **options})
     assert text == to_json(value, ensure_ascii, indent, separators, sort_keys)
     assert ChatTemplate("{{ value | tojson }}", None, None).render([], None, False, {"value": value}) == to_json(value)
+
+
+def test_tojson_of_many_lists_makes_no_text_of_each() -> None:
+    value = {"a": [[1]] * 100_000}
+    expected = to_json(value)
+    tracemalloc.start()
+    try:
+        assert our_to_json(value) == expected
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(expected)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("value", [{"a": [1e16, 1e-7, 1.5]}, ["1e16"], [2**70], {"a": ("b", [])}])
+def test_tojson_writes_numbers_as_json_dumps_does(value: object) -> None:
+    assert our_to_json(value) == to_json(value)
 
 
 @pytest.mark.xfail(reason="the template engine hands a bare whole float to a filter as an integer")

@@ -15,6 +15,7 @@ from operator import is_
 import msgspec
 
 from stenograph.core.errors import InvalidRequest, UnrenderableMessage
+from stenograph.core.json_shape import without_spaces
 from stenograph.core.messages import Message, Role, ToolCall
 from stenograph.core.rewrites import AppliedRewrite, kept_text
 from stenograph.dialects.gemini.fields import (
@@ -296,7 +297,4 @@ def _object_text(raw: msgspec.Raw | msgspec.UnsetType, at: str) -> str:
         begin = bytes(memoryview(raw)[:40]).decode("utf-8", "replace")
         raise InvalidRequest(f"Expected a JSON object, got {shown(begin)}.", param=at)
     check_json_depth(raw, at=at)
-    try:
-        return msgspec.json.format(bytes(raw), indent=-1).decode()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"Expected a JSON object: {error}.", param=at) from error
+    return without_spaces(raw).decode()

@@ -13,7 +13,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stenograph.core.errors import StartupError, UnrenderableMessage
-from stenograph.render.template.template import TemplateRaised, one_line, to_json
+from stenograph.render.template.json_filter import to_json
+from stenograph.render.template.template import TemplateRaised, one_line
 
 
 class _GenerationBlocks(Extension):

@@ -5,13 +5,13 @@ transformers does is tested). One known difference, of the engine: a bare whole 
 `tojson` loses its point (1.0 becomes 1); inside a list or a mapping it keeps it. Knows nothing of tokens or families.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, Protocol
 
 import minijinja
 
 from stenograph.core.errors import StartupError, UnrenderableMessage
+from stenograph.render.template.json_filter import to_json
 
 _NAME = "chat_template"
 
@@ -98,18 +98,6 @@ def _never_escape(_name: str) -> bool:
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateRaised(message)
-
-
-def to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as transformers writes it; the engine's own filter would escape HTML."""
-    pair = None if separators is None else (separators[0], separators[1])
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
 
 
 def one_line(error: BaseException) -> str:
