@@ -4,7 +4,9 @@ import asyncio
 import io
 import json
 import socket
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +14,13 @@ import pyarrow.ipc
 import pytest
 from safetensors.numpy import load
 
+from stenograph.dialects.sessions import BulkSamplesRequest
+from stenograph.http import bulk_routes
+from stenograph.http.bulk_parts import OwnParts, Part
 from stenograph.http.bulk_routes import FRAMES_TYPE
+from stenograph.session import shelf
+from stenograph.session.shelf import ShelvedSession
+from stenograph.store.base import StoredSummary
 from stenograph.store.database import FileConnection
 
 from .conftest import Live, assistant, user
@@ -48,6 +56,82 @@ async def bulk(live: Live, **asked: Any) -> list[tuple[dict[str, Any], bytes]]:
 
 async def own(live: Live, session: str) -> bytes:
     return (await live.call("POST", f"/sessions/{session}/samples", {})).body
+
+
+@pytest.mark.parametrize("form", ["arrow", "safetensors"])
+async def test_no_two_sessions_have_their_samples_made_in_one_iteration_of_the_loop(
+    live: Live, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(6):
+        await rollout(live, group="g")
+    made_in: list[int] = []
+    num_passes = 0
+    loop, made = asyncio.get_running_loop(), OwnParts.made
+
+    def count() -> None:
+        nonlocal num_passes, counting
+        num_passes += 1
+        counting = loop.call_soon(count)
+
+    async def noted(self: OwnParts, session_id: str, wire: BulkSamplesRequest) -> Part:
+        made_in.append(num_passes)
+        return await made(self, session_id, wire)
+
+    monkeypatch.setattr(OwnParts, "made", noted)
+    counting = loop.call_soon(count)
+    answer = await live.call("POST", "/samples", {"group": "g", "format": form})
+    counting.cancel()
+    assert answer.status == 200
+    assert len(set(made_in)) == 6
+
+
+async def test_sessions_of_many_turns_are_deleted_a_few_in_an_iteration_of_the_loop(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_routes, "FORGOTTEN_TURNS", 2)
+    for _ in range(6):
+        await rollout(live, group="g")
+    gone_by_pass: list[int] = []
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        nonlocal looking
+        gone_by_pass.append(live.manager.num_forgotten)
+        looking = loop.call_soon(look)
+
+    looking = loop.call_soon(look)
+    answer = await live.call("DELETE", "/sessions?group=g")
+    looking.cancel()
+    assert answer.json() == {"deleted": 6}
+    assert max(after - before for before, after in pairwise([*gone_by_pass, 6])) <= 2
+
+
+async def test_sessions_on_disk_are_listed_a_few_in_an_iteration_of_the_loop(
+    kept: Serve, folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kept() as live:
+        for _ in range(8):
+            await live.open(metadata={"a": "x" * (shelf.READ_AT_ONCE_BYTES // 3)})
+    read_in: list[int] = []
+    num_passes = 0
+    loop, shelved = asyncio.get_running_loop(), shelf.shelved
+
+    def count() -> None:
+        nonlocal num_passes, counting
+        num_passes += 1
+        counting = loop.call_soon(count)
+
+    def noted(summary: StoredSummary) -> ShelvedSession:
+        read_in.append(num_passes)
+        return shelved(summary)
+
+    monkeypatch.setattr(shelf, "shelved", noted)
+    async with kept() as live:
+        counting = loop.call_soon(count)
+        answer = await live.call("GET", "/sessions")
+        counting.cancel()
+    assert len(answer.json()["sessions"]) == 8
+    assert max(Counter(read_in).values()) == 3
 
 
 async def test_sessions_that_a_filter_deletes_are_one_group_of_the_store(kept: Serve, folder: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from stenograph.core.errors import StartupError, UpstreamUnreachable
 from stenograph.core.messages import Message, Role
 from stenograph.core.types import Finish, FinishReason
+from stenograph.session import sessions
 from stenograph.testing.standins.clock import ManualClock
 from stenograph.testing.standins.scripted_engine import Script
 from stenograph.trajectory.matching import load_matcher
@@ -195,6 +196,27 @@ async def test_a_session_expires_when_it_has_had_no_chat_for_its_ttl(serve: Serv
         assert live.manager.expire() == 1
         assert (await live.call("GET", "/sessions")).json()["sessions"] == []
         assert await metric(live, 'stenograph_sessions_ended_total{end="expired"}') == "2.0"
+
+
+async def test_many_sessions_that_expire_together_go_a_few_at_a_time_and_none_is_found_meanwhile(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "FORGOTTEN_TURNS", 4)
+    clock = ManualClock()
+    async with serve(clock=clock, session_ttl_s=10.0) as live:
+        opened = [await live.open() for _ in range(5)]
+        for session in opened:
+            live.says("a")
+            assert (await live.chat(session, user("hi"))).status == 200
+        clock.advance(10.0)
+        assert live.manager.expire() == 2  # a session counts as its turn and one more
+        assert live.manager.num_sessions == 3
+        assert (await live.call("GET", "/sessions")).json()["sessions"] == []
+        assert (await live.call("GET", f"/sessions/{opened[-1]}")).status == 404
+        while live.manager.expire():
+            pass
+        assert live.manager.num_sessions == 0
+        assert await metric(live, 'stenograph_sessions_ended_total{end="expired"}') == "5.0"
 
 
 async def test_a_matcher_at_a_dotted_path_is_the_servers_to_name(

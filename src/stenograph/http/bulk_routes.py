@@ -6,7 +6,7 @@ its error in its place, and spoils no other.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypedDict
@@ -23,7 +23,9 @@ from stenograph.http.bulk_parts import PASSED_ON, REVISION_HEADER, OwnParts, Pie
 from stenograph.http.session_routes import SessionRoutes, check_known, filter_of
 from stenograph.http.wire import ClientLink, ClosedStream, count_error, delivery_of, header_value, json_response
 from stenograph.offload.pool import INLINE_BELOW_BYTES
-from stenograph.session.selection import SessionFilter, SessionState, id_of, selected
+from stenograph.session.selection import Listed, SessionFilter, SessionState, id_of, selected
+from stenograph.session.sessions import FORGOTTEN_TURNS
+from stenograph.session.shelf import ShelvedSession
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +63,9 @@ class BulkRoutes:
         if wanted.is_empty:
             raise InvalidRequest("Say which sessions: give group, state or metadata.KEY in the query.")
         check_known(manager, wanted)
-        ids, parts = [id_of(one) async for one in selected(manager, wanted)], self.parts.asked_by(request.scope)
-        gone: list[BaseException | None] = []
-        for start in range(0, len(ids), _DELETED_AT_ONCE):
-            some = ids[start : start + _DELETED_AT_ONCE]
+        sizes = [(id_of(one), _num_turns(one)) async for one in selected(manager, wanted)]
+        parts, gone = self.parts.asked_by(request.scope), list[BaseException | None]()
+        for some in _groups(sizes):
             gone += await asyncio.gather(*map(parts.remove, some), return_exceptions=True)
         for failed in gone:
             if failed is not None and not isinstance(failed, SessionNotFound):  # somebody else has deleted that one
@@ -119,6 +120,23 @@ class BulkRoutes:
             yield sized(msgspec.json.encode({"done": True, **facts})) + sized(b"")
 
 
+def _num_turns(session: Listed) -> int:
+    return session.totals.num_turns if isinstance(session, ShelvedSession) else session.strands.num_turns
+
+
+def _groups(sizes: list[tuple[str, int]]) -> Iterator[list[str]]:
+    """Ids of sessions that are deleted together, of ids and numbers of turns."""
+    some, num_turns = list[str](), 0
+    for session_id, num in sizes:
+        some.append(session_id)
+        num_turns += num
+        if len(some) == _DELETED_AT_ONCE or num_turns >= FORGOTTEN_TURNS:
+            yield some
+            some, num_turns = [], 0
+    if some:
+        yield some
+
+
 async def _parts(
     ids: AsyncGenerator[str, None], wire: BulkSamplesRequest, link: ClientLink, told: _Told, parts: SessionParts
 ) -> Pieces:
@@ -127,6 +145,7 @@ async def _parts(
         async with parts.part(session_id, wire) as part:
             async for piece in part.pieces:
                 yield piece
+        await asyncio.sleep(0)  # of a small session the loop makes every part itself
         told.sessions += 1
         if part.revision is None:
             told.failed += 1

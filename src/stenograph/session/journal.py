@@ -5,11 +5,11 @@ a client's request costs is no warning: the outage has its own line, where it be
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stenograph.core.errors import InternalError, StenographError, UpstreamInvalid
 from stenograph.core.log_line import LogLine
-from stenograph.core.outcome import NO_VERDICT
+from stenograph.core.outcome import NO_VERDICT, TokenFate
 from stenograph.core.telemetry import SessionEnd, SessionReport, TurnReport
 from stenograph.session.session import Session
 from stenograph.session.turn import TurnRun
@@ -68,8 +68,10 @@ STOPPED = "stopped"
 """The status of a session that ends with the process."""
 
 
-def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float) -> None:
-    """Log a session that is gone; `end` is the reason, STOPPED if the process ends."""
+def log_session_end(
+    session: Session, end: SessionEnd | str, *, age_s: float, num_tokens: Mapping[TokenFate, int]
+) -> None:
+    """Log a session that is gone; `end` is the reason, STOPPED if the process ends. `num_tokens` are its by fate."""
     if log.isEnabledFor(logging.INFO):
         facts: dict[str, str | int | float | None] = {
             "session": session.id,
@@ -78,7 +80,7 @@ def log_session_end(session: Session, end: SessionEnd | str, *, age_s: float) ->
             "tokens": session.strands.num_tokens,
             "group": session.options.group,
             "verdict": NO_VERDICT if session.outcome is None else session.outcome.verdict.value,
-            **{f"{fate.value}_tokens": num for fate, num in session.num_tokens_by_fate().items()},
+            **{f"{fate.value}_tokens": num for fate, num in num_tokens.items()},
             "age_s": round(age_s, 3),
         }
         log.info(LogLine(event="session_end", facts=facts))

@@ -33,6 +33,9 @@ from stenograph.trajectory.commits import RequestMark
 FILE_DIGITS = "00"
 """The beginning of the ids of sessions in the store, which names their file, where the server has one process."""
 
+FORGOTTEN_TURNS = 10_000
+"""Sessions are forgotten in one event-loop iteration until they had so many turns: each takes about a microsecond."""
+
 
 class Sessions:
     """All sessions of this process."""
@@ -232,15 +235,25 @@ class Sessions:
             ids = itertools.dropwhile(lambda id_: id_ != after, ids)
             next(ids)
         live = (self._sessions[id_] for id_ in ids)
-        return list(itertools.islice((s for s in live if not s.is_closing), limit))
+        return list(itertools.islice(filter(self._is_shown, live), limit))
+
+    def _is_shown(self, session: Session) -> bool:
+        return not session.is_closing and not session.is_expired(self._clock.monotonic())
 
     def expire(self) -> int:
-        """Drop the sessions that have been idle for longer than they may; returns how many."""
+        """Drop sessions that have been idle for longer than they may, until those that went had FORGOTTEN_TURNS.
+
+        Returns how many went. The others, which nobody finds any more, go with the next calls.
+        """
         now = self._clock.monotonic()
-        expired = [session for session in self._sessions.values() if session.is_expired(now)]
-        for session in expired:
+        num_dropped = num_turns = 0
+        for session in [one for one in self._sessions.values() if one.is_expired(now)]:
+            if num_turns >= FORGOTTEN_TURNS:
+                break
+            num_dropped += 1
+            num_turns += 1 + session.strands.num_turns
             self._drop_expired(session)
-        return len(expired)
+        return num_dropped
 
     async def page_kept(self, *, limit: int, after: str | None) -> "list[Session | ShelvedSession]":
         """As `page`, with those in the store; one that is in memory is the live one."""
@@ -249,7 +262,7 @@ class Sessions:
         self.expire()
         found = await self.shelf.page(limit=limit, after=after)
         shown = [self._sessions.get(one.opened.session_id, one) for one in found]
-        return [one for one in shown if isinstance(one, ShelvedSession) or not one.is_closing]
+        return [one for one in shown if isinstance(one, ShelvedSession) or self._is_shown(one)]
 
     async def expire_kept(self) -> None:
         """Delete sessions in the store that have been idle for longer than they may."""
@@ -274,7 +287,7 @@ class Sessions:
         """Log the end of each session that ends with the process."""
         now = self._clock.wall()
         for session in self._sessions.values():
-            log_session_end(session, STOPPED, age_s=now - session.created_at)
+            log_session_end(session, STOPPED, age_s=now - session.created_at, num_tokens=session.num_tokens_by_fate())
 
     def _drop_expired(self, session: Session) -> None:
         session.refuse_new()
@@ -302,8 +315,9 @@ class Sessions:
             self._tell_gone(session, end)
 
     def _tell_gone(self, session: Session, end: SessionEnd) -> None:
-        log_session_end(session, end, age_s=self._clock.wall() - session.created_at)
-        self._telemetry.session_ended(session_report(session, end))
+        report = session_report(session, end)
+        log_session_end(session, end, age_s=self._clock.wall() - session.created_at, num_tokens=report.num_tokens)
+        self._telemetry.session_ended(report)
 
     def _count_tokens(self, session: Session, num_tokens: int) -> None:
         self._capacity.num_held_tokens += num_tokens - session.num_counted_tokens

@@ -3,6 +3,7 @@
 Owns the way between a `Session` and its rows; every method that waits may find the world changed after it.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,12 @@ from stenograph.trajectory.matching import MATCHERS, Matcher
 
 EXPIRED_AT_ONCE = 100
 """Sessions that are looked for and deleted at once, when they have been idle for too long."""
+
+READ_AT_ONCE_BYTES = 64 * 1024
+"""Sessions of a list are read in one event-loop iteration until their openings, with all metadata, have this size."""
+
+LISTED_BYTES = 1024
+"""About what reading one costs beside its metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +196,15 @@ class Shelf:
         if not found and after is not None and await self.store.load(SessionId(after)) is None:
             raise SessionNotFound(after)
         is_busy = None if self.store.is_shared else False
-        return [replace(shelved(one), is_busy=is_busy) for one in found]
+        listed: list[ShelvedSession] = []
+        num_bytes = 0
+        for one in found:
+            listed.append(replace(shelved(one), is_busy=is_busy))
+            num_bytes += LISTED_BYTES + len(one.opened.body)
+            if num_bytes >= READ_AT_ONCE_BYTES:
+                num_bytes = 0
+                await asyncio.sleep(0)
+        return listed
 
     async def backup(self, path: Path) -> int:
         """Write a copy of all that is durable to a new file; its bytes. Raises OSError."""
