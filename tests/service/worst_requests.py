@@ -554,7 +554,7 @@ TABLE = [
                 user("a"),
                 *(
                     message
-                    for _ in range(13)
+                    for _ in range(2)
                     for message in (called(json.dumps({"a": [[]] * 650_000}, separators=(",", ":"))), result())
                 ),
             )
