@@ -91,8 +91,8 @@ class VLLMServer(PlannedServer):
             case "GET", "/health":
                 return Answer(status=self.health_status, content_type="")
             case "GET", "/v1/models":
-                told = {"object": "model", "created": 0, "owned_by": "vllm", "parent": None, "permission": []}
-                told["max_model_len"] = self._max_model_len
+                told: dict[str, Any] = {"object": "model", "created": 0, "owned_by": "vllm", "parent": None}
+                told |= {"permission": [], "max_model_len": self._max_model_len}
                 cards = [{"id": name, "root": name, **told} for name in self._models]
                 return Answer(body=compact({"object": "list", "data": cards}))
             case "GET", "/weight_info" if self.dev_mode:
@@ -172,7 +172,7 @@ class VLLMServer(PlannedServer):
     def _whole(self, play: Play, path: str) -> dict[str, Any]:
         num = len(play.ids)
         choice = self._choice(play, path, first=0, end=num, finish=play.finish)
-        usage = {**self._usage(play, num), "completion_tokens_details": None}
+        usage: dict[str, Any] = {**self._usage(play, num), "completion_tokens_details": None}
         if self._tells_cached:
             usage["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
         top = {**self._top(play.rid, path), **dict.fromkeys(_EMPTY)}
