@@ -23,7 +23,7 @@ from stenograph.render.template.input import client_strings, occurs
 from stenograph.render.template.shown import as_shown
 from stenograph.render.template.template import Template
 from stenograph.render.writer import BARE, Frame, FrameCache, FrameKey, Writer
-from stenograph.reply.held import BeforeAnswer, forced_calls, open_reasoning
+from stenograph.reply.held import BeforeAnswer, Holder, forced_calls, open_reasoning
 from stenograph.reply.lark import marker
 from stenograph.reply.reading import MessageParser, Reading, ReplyPart
 from stenograph.reply.reply import ReplyParser
@@ -247,14 +247,22 @@ class Renderer:
         parallel: bool,
         *,
         prompt_end: PromptEnd = PromptEnd.SILENT,
+        holder: Holder | None = None,
     ) -> Grammar | None:
         """The grammar that makes the model call as `choice` says after a prompt with this end; None: it forces nothing.
 
-        Raises InvalidRequest: no such tool, or parameters that are not the JSON Schema of an object.
+        It is of a kind that `holder` has, where it can be. Raises InvalidRequest as `forced_calls` does.
         """
         family, added = self.family, self.tokenizer.added_tokens
         return forced_calls(
-            tools, choice, parallel, family.syntax, added, prompt_end=prompt_end, calls=family.forced_calls
+            tools,
+            choice,
+            parallel,
+            family.syntax,
+            added,
+            prompt_end=prompt_end,
+            calls=family.forced_calls,
+            holder=holder,
         )
 
     def before_answer(self, prompt_end: PromptEnd) -> BeforeAnswer | None:

@@ -19,6 +19,8 @@ from stenograph.core.messages import Tool
 from stenograph.core.types import Grammar, GrammarKind, PromptEnd
 from stenograph.reply.call_syntax import CallGrammar, ForcedTool
 from stenograph.reply.lark import STYLE_KEYWORD, json_value, marker, quoted
+from stenograph.reply.lark_patterns import in_kinds
+from stenograph.reply.patterns import Unwritable
 from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
 
 _START = "start:"
@@ -96,12 +98,14 @@ def forced_calls(
     *,
     prompt_end: PromptEnd = PromptEnd.SILENT,
     calls: CallGrammar | None = None,
+    holder: Holder | None = None,
 ) -> Grammar | None:
     """One call, or with `parallel` one or more, of the tools that `choice` allows; None where it forces nothing.
 
     Where the prompt opened the reasoning, the calls come after its close. `calls` spells them where `syntax` does not.
+    The grammar is Lark, or for a `holder` without Lark of a kind that it has.
     Raises InvalidRequest: no such tool, parameters that are not the JSON Schema of an object, or a syntax in which
-    calls cannot be forced.
+    calls cannot be forced; or the holder's kinds cannot tell them.
     """
     if not choice.forces:
         return None
@@ -118,7 +122,17 @@ def forced_calls(
     source = spelling.grammar(forced, parallel, lambda text: marker(text, added_tokens))
     if syntax.reasoning is not None:
         source = _after_reasoning(source, syntax.reasoning, added_tokens, prompt_end)
-    return Grammar(kind=GrammarKind.LARK, source=source)
+    grammar = Grammar(kind=GrammarKind.LARK, source=source)
+    if holder is None or holder.parses:
+        return grammar
+    try:
+        return in_kinds(grammar, holder.kinds, added_tokens)
+    except Unwritable as error:
+        raise InvalidRequest(
+            f"The engine {holder.engine} cannot be made to call a tool, as it has no lark grammars: {error}."
+            f" {_CAN_FORCE}",
+            blame=Blame(RequestPart.TOOL_CHOICE),
+        ) from error
 
 
 def open_reasoning(

@@ -35,7 +35,7 @@ from stenograph.model.tokenizer import Span
 from stenograph.offload.loop_share import LoopShare
 from stenograph.offload.pool import INLINE_BELOW_BYTES
 from stenograph.render.renderer import Bridge
-from stenograph.reply.held import BeforeAnswer
+from stenograph.reply.held import BeforeAnswer, Holder
 from stenograph.reply.plain import PlainParser
 from stenograph.reply.reading import Parser
 from stenograph.session.reply_buffer import READ_AT_ONCE
@@ -106,7 +106,7 @@ class Opening(Protocol):
         """The ids of the prompt. Raises CallerError or TokenizationFailed."""
         ...
 
-    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
+    async def forced_grammar(self, prompt: Prompt, holder: Holder) -> Grammar | None:
         """The grammar by which the request's `tool_choice` forces a call, beside the one that it may ask for itself."""
         ...
 
@@ -278,11 +278,11 @@ class ChatOpening:
                 blame=Blame(RequestPart.TEXT_VIEW, path=("separates_reasoning",)),
             )
 
-    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
+    async def forced_grammar(self, prompt: Prompt, holder: Holder) -> Grammar | None:
         request, renderer = self._request, self._renderer
         choice, tools, parallel = request.tool_choice, request.tools + request.late_tools, request.parallel_tool_calls
         return await self._services.pool.run(
-            lambda: renderer.tool_grammar(tools, choice, parallel, prompt_end=prompt.end),
+            lambda: renderer.tool_grammar(tools, choice, parallel, prompt_end=prompt.end, holder=holder),
             num_bytes=self.context.num_bytes,
         )
 
@@ -353,7 +353,7 @@ class CompletionOpening:
         fragments = await _json_of(self._services.share, at_hand, prompt.of_kept, prompt.new_ids)
         return replace(prompt, json_fragments=fragments)
 
-    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
+    async def forced_grammar(self, prompt: Prompt, holder: Holder) -> Grammar | None:
         return None
 
     def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:

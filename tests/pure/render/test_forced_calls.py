@@ -20,12 +20,12 @@ from tokenizers import Tokenizer as Reference
 from stenograph.core.chat import ToolChoice, ToolMode
 from stenograph.core.errors import InvalidRequest
 from stenograph.core.messages import Message, Tool
-from stenograph.core.types import Finish, FinishReason, Grammar
+from stenograph.core.types import Finish, FinishReason, Grammar, GrammarKind
 from stenograph.embedded.grammar.llguidance import LlguidanceBackend
 from stenograph.families import FAMILIES, family_named
 from stenograph.model.tokenizer import Tokenizer
 from stenograph.render.family import Family
-from stenograph.reply.held import forced_calls
+from stenograph.reply.held import Holder, forced_calls
 from stenograph.reply.reading import Reading
 from stenograph.reply.reply import ReplyParser
 from stenograph.testing.tiny.tokenizer import tiny_tokenizer_json
@@ -101,10 +101,10 @@ def wishes(family: Family, made: Tokenizer, grammar: Grammar) -> list[list[int]]
     return [one for one in found if one]
 
 
-def walk(family: Family, markers: tuple[str, ...], grammar: Grammar, seed: int) -> list[int] | None:
+def walk(markers: tuple[str, ...], grammar: Grammar, liked: list[list[int]], seed: int) -> list[int] | None:
     """The ids of a reply that came to the end of its grammar; None where it did not."""
     state = backend(markers).compile(grammar).start()
-    liked, rng = wishes(family, tokenizer(markers), grammar), random.Random(seed)
+    rng = random.Random(seed)
     ids: list[int] = []
     wish: list[int] = []
     while len(ids) < MAX_TOKENS:
@@ -134,19 +134,24 @@ def read(family: Family, made: Tokenizer, ids: list[int], prompt: Prompt) -> Mes
     return parsed.message
 
 
-@pytest.mark.parametrize("parallel", [False, True], ids=["one", "parallel"])
+@pytest.mark.parametrize(
+    ("kind", "parallel"),
+    [(GrammarKind.LARK, False), (GrammarKind.LARK, True), (GrammarKind.EBNF, True), (GrammarKind.REGEX, False)],
+    ids=["one", "parallel", "gbnf", "regex"],
+)
 @pytest.mark.parametrize("has_tokens", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("family", FORCED, ids=lambda family: family.name)
 def test_all_that_the_grammar_admits_is_read_as_reasoning_and_calls(
-    family: Family, has_tokens: bool, parallel: bool
+    family: Family, has_tokens: bool, parallel: bool, kind: GrammarKind
 ) -> None:
     markers = tuple(dict.fromkeys(family.syntax.markers)) if has_tokens else ()
     made = tokenizer(markers)
     num_ended = num_reasoned = num_calls = 0
     for prompt in prompts(family, has_tokens=has_tokens):
-        grammar = forced(family, made, prompt, parallel)
+        grammar = forced(family, made, prompt, parallel, kind)
+        liked = wishes(family, made, forced(family, made, prompt, parallel))
         for seed in range(NUM_WALKS):
-            ids = walk(family, markers, grammar, seed)
+            ids = walk(markers, grammar, liked, seed)
             if ids is None:
                 continue
             message, text = read(family, made, ids, prompt), made.decode(ids)
@@ -165,15 +170,17 @@ def test_all_that_the_grammar_admits_is_read_as_reasoning_and_calls(
     assert num_reasoned or family.syntax.reasoning is None
 
 
-def forced(family: Family, made: Tokenizer, prompt: Prompt, parallel: bool) -> Grammar:
-    choice = ToolChoice(mode=ToolMode.REQUIRED)
+def forced(
+    family: Family, made: Tokenizer, prompt: Prompt, parallel: bool, kind: GrammarKind = GrammarKind.LARK
+) -> Grammar:
+    choice, holder = ToolChoice(mode=ToolMode.REQUIRED), Holder(engine="e", kinds={kind})
+    end = family.syntax.prompt_end(prompt.end)
     try:
-        grammar = forced_calls(
-            TOOLS, choice, parallel, family.syntax, made.added_tokens, prompt_end=family.syntax.prompt_end(prompt.end)
-        )
+        grammar = forced_calls(TOOLS, choice, parallel, family.syntax, made.added_tokens, prompt_end=end, holder=holder)
     except InvalidRequest as error:
         pytest.skip(str(error))
     assert grammar is not None
+    assert grammar.kind is kind
     return grammar
 
 

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from stenograph.core.chat import ToolChoice, ToolMode
+from stenograph.core.messages import Tool
 from stenograph.core.types import FinishReason, Grammar, GrammarKind
+from stenograph.reply.held import Holder, forced_calls
+from stenograph.reply.hermes import HermesCalls
+from stenograph.reply.reply_syntax import ReplySyntax
 from stenograph.testing.suite.engine_lab import Lab, NotOffered
 
 NUM_SEEDS, MOST_SEEDS = 4, 32
 """Draws of each grammar, since a model that knows nothing of it goes several ways; more until one is whole."""
-MAX_TOKENS = 64
+MAX_TOKENS = 128
 
 _REGEX = "[0-9]{3}-(ab|cd)"
 _SCHEMA = json.dumps(
@@ -23,6 +28,13 @@ _SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
+_TOOL = Tool(name="look", json="{}", parameters_json=_SCHEMA)
+_CALLS = [
+    f'<tool_call>\n{{"name": "look", "arguments": {{"ok": {ok}, "size": "{size}"}}}}\n</tool_call>'
+    for ok in ("true", "false")
+    for size in ("small", "large")
+]
+"""All that it can be called with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +88,29 @@ async def keeps_grammar(lab: Lab, kind: GrammarKind) -> None:
     """Outputs are in the language, whatever the seed; a kind that the engine has not is refused."""
     language = _LANGUAGES[kind]
     grammar = Grammar(kind=kind, source=language.source)
-    if kind not in lab.capabilities.grammars:
+    if kind in lab.capabilities.grammars:
+        await _check_held(lab, grammar, language)
+    else:
         await lab.check_refused(lab.request(grammar=grammar), f"a grammar of the kind {kind}")
-        return
+
+
+async def forces_a_call(lab: Lab) -> None:
+    """Under the grammar of a forced call, of a kind that the engine has, outputs are calls in their syntax."""
+    kinds = lab.capabilities.grammars
+    grammar = forced_calls(
+        [_TOOL],
+        ToolChoice(mode=ToolMode.REQUIRED),
+        False,
+        ReplySyntax(calls=HermesCalls()),
+        {},
+        holder=Holder(engine=lab.capabilities.engine, kinds=kinds),
+    )
+    if grammar is None or grammar.kind not in kinds:
+        raise NotOffered("a kind of grammar that can be a call's")
+    await _check_held(lab, grammar, _one_of(grammar.source, *_CALLS))
+
+
+async def _check_held(lab: Lab, grammar: Grammar, language: _Language) -> None:
     num_whole = 0
     for seed in range(MOST_SEEDS):
         if num_whole and seed >= NUM_SEEDS:
@@ -86,14 +118,15 @@ async def keeps_grammar(lab: Lab, kind: GrammarKind) -> None:
         turn = await lab.greedy(temperature=1.0, seed=seed, grammar=grammar, ignore_eos=False, max_tokens=MAX_TOKENS)
         text = lab.text(turn)
         if turn.finish.reason is FinishReason.STOP:
-            assert language.holds(text), f"{text!r} is not in the language {language.source or kind!r}"
+            assert language.holds(text), f"{text!r} is not in the language {grammar}"
             num_whole += 1
         else:
-            assert language.may_begin(text), f"{text!r} begins nothing in the language {language.source or kind!r}"
+            assert language.may_begin(text), f"{text!r} begins nothing in the language {grammar}"
     if not num_whole:
         raise NotOffered(f"a text that ends within {MAX_TOKENS} tokens; {MOST_SEEDS} are well begun")
 
 
 def grammar_laws() -> dict[str, Callable[[Lab], Awaitable[None]]]:
-    """A law for each kind of grammar."""
-    return {f"grammar_{kind}": partial(keeps_grammar, kind=kind) for kind in GrammarKind}
+    """A law for each kind of grammar, and one for forced calls."""
+    laws = {f"grammar_{kind}": partial(keeps_grammar, kind=kind) for kind in GrammarKind}
+    return {**laws, "grammar_of_a_forced_call": forces_a_call}
