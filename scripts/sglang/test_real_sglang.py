@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -286,6 +287,27 @@ def test_a_chat_is_streamed_as_it_is_sampled_and_its_turn_is_exact(
     assert len(found) == sum(sample["loss_mask"]) > 0
     if not {"tools", "regex"} & set(asked):  # under a grammar its log-probabilities are of what that left
         assert max(found) < TOLERANCE_NATS
+
+
+@pytest.mark.parametrize("name", [None, "price"])
+def test_a_forced_call_by_ids_is_of_a_tool_and_valid(sglang: RealSGLang, name: str | None) -> None:
+    properties = {
+        "item": {"type": "string", "maxLength": 8},
+        "count": {"type": "integer", "minimum": 1, "maximum": 12},
+        "unit": {"enum": ["piece", "kg"]},
+    }
+    parameters = {"type": "object", "properties": properties, "required": ["item"], "additionalProperties": False}
+    named = {"type": "function", "function": {"name": name}}
+    tools = [{"type": "function", "function": {"name": each, "parameters": parameters}} for each in ("price", "stock")]
+    with stenograph(sglang, "sglang-generate") as url:
+        session = ask(url, "/sessions", {})
+        asked: dict[str, Any] = {"tools": tools, "tool_choice": named if name else "required", "temperature": 1.0}
+        asked |= {"parallel_tool_calls": False, "ignore_eos": False, "max_tokens": 96}
+        reply = chat(url, session, "What do two apples cost?", **asked)
+    (call,) = reply["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] in ([name] if name else ["price", "stock"])
+    jsonschema.validate(json.loads(call["function"]["arguments"]), parameters)
+    say(f"\nforced: {call['function']}\n")
 
 
 @MODES

@@ -1,13 +1,17 @@
-"""A forced call over a real socket: its grammar begins as the prompt that goes to the engine left the reasoning."""
+"""A forced call over a real socket: its grammar begins as the prompt that goes to the engine left the reasoning, and is
+of a kind that the engine has."""
 
 import json
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from stenograph.core.types import Grammar
+from stenograph.core.types import Grammar, GrammarKind
+from stenograph.engine.base import Capabilities
 from stenograph.http.app import make_renderer
 from stenograph.model.files import ModelFiles
 from stenograph.render.renderer import Renderer
@@ -81,3 +85,71 @@ async def test_a_forced_call_comes_at_once_where_the_prompt_closed_the_reasoning
     assert grammar.source.startswith("start: one_call")
     assert message.get("reasoning_content") is None
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
+
+
+class Lacking(ScriptedEngine):
+    """An engine with these kinds of grammars alone."""
+
+    def __init__(self, kinds: Collection[GrammarKind]) -> None:
+        super().__init__(vocab_size=320, max_context_tokens=4096)
+        self._kinds = frozenset(kinds)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, grammars=self._kinds)
+
+
+REQUESTS = {
+    "/v1/chat/completions": {"model": "m", "messages": [user("hi")], "tools": [TOOL], "tool_choice": "required"},
+    "/v1/messages": {
+        "model": "m",
+        "messages": [user("hi")],
+        "max_tokens": 99,
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "any"},
+    },
+    "/v1/responses": {
+        "model": "m",
+        "input": "hi",
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "tool_choice": {"type": "function", "name": "f"},
+    },
+    "/v1beta/models/m:generateContent": {
+        "contents": [{"parts": [{"text": "hi"}]}],
+        "tools": [{"functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT"}}]}],
+        "toolConfig": {"functionCallingConfig": {"mode": "ANY"}},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", [GrammarKind.EBNF, GrammarKind.REGEX])
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_every_protocol_forces_calls_of_an_engine_without_lark(
+    thinking: Renderer, path: str, kind: GrammarKind
+) -> None:
+    engine = Lacking({kind, GrammarKind.JSON_SCHEMA})
+    engine.plan(Script(ids=(*thinking.tokenizer.encode(f"hm\n</think>\n\n{CALL}"), END)))
+    async with (
+        running(engine, thinking) as (url, _),
+        aiohttp.ClientSession() as client,
+        client.post(f"{url}{path}", json=REQUESTS[path]) as response,
+    ):
+        assert response.status == 200, await response.text()
+        assert '"f"' in await response.text()
+    (request,) = engine.requests
+    assert request.params.grammar is not None
+    assert request.params.grammar.kind is kind
+
+
+async def test_an_engine_without_any_such_grammar_is_named_with_those_that_have_one(thinking: Renderer) -> None:
+    engine = Lacking({GrammarKind.JSON_SCHEMA})
+    async with (
+        running(engine, thinking) as (url, _),
+        aiohttp.ClientSession() as client,
+        client.post(f"{url}/v1/chat/completions", json=REQUESTS["/v1/chat/completions"]) as response,
+    ):
+        error = json.loads(await response.read())["error"]
+    assert response.status == 400
+    assert error["param"] == "/tool_choice"
+    assert "The engine scripted cannot be made to call a tool" in error["message"]
+    assert "--engine vllm" in error["message"]
