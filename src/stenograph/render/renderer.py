@@ -253,16 +253,9 @@ class Renderer:
 
         It is of a kind that `holder` has, where it can be. Raises InvalidRequest as `forced_calls` does.
         """
-        family, added = self.family, self.tokenizer.added_tokens
+        own, added = self.family, self.tokenizer.added_tokens
         return forced_calls(
-            tools,
-            choice,
-            parallel,
-            family.syntax,
-            added,
-            prompt_end=prompt_end,
-            calls=family.forced_calls,
-            holder=holder,
+            tools, choice, parallel, own.syntax, added, prompt_end=prompt_end, calls=own.forced_calls, holder=holder
         )
 
     def before_answer(self, prompt_end: PromptEnd) -> BeforeAnswer | None:

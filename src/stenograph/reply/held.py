@@ -15,12 +15,11 @@ import msgspec
 from stenograph.core.blame import Blame, RequestPart
 from stenograph.core.chat import ToolChoice
 from stenograph.core.errors import GrammarBesideCall, InvalidRequest
+from stenograph.core.loaded import entry
 from stenograph.core.messages import Tool
 from stenograph.core.types import Grammar, GrammarKind, PromptEnd
 from stenograph.reply.call_syntax import CallGrammar, ForcedTool
 from stenograph.reply.lark import STYLE_KEYWORD, json_value, marker, quoted
-from stenograph.reply.lark_patterns import in_kinds
-from stenograph.reply.patterns import Unwritable
 from stenograph.reply.reply_syntax import ReasoningMarks, ReplySyntax
 
 _START = "start:"
@@ -123,16 +122,15 @@ def forced_calls(
     if syntax.reasoning is not None:
         source = _after_reasoning(source, syntax.reasoning, added_tokens, prompt_end)
     grammar = Grammar(kind=GrammarKind.LARK, source=source)
-    if holder is None or holder.parses:
+    if holder is None or holder.parses or GrammarKind.LARK in holder.kinds:
         return grammar
-    try:
-        return in_kinds(grammar, holder.kinds, added_tokens)
-    except Unwritable as error:
-        raise InvalidRequest(
-            f"The engine {holder.engine} cannot be made to call a tool, as it has no lark grammars: {error}."
-            f" {_CAN_FORCE}",
-            blame=Blame(RequestPart.TOOL_CHOICE),
-        ) from error
+    made: Grammar | str = entry("stenograph.reply.lark_patterns:in_kinds")(grammar, holder.kinds, added_tokens)
+    if isinstance(made, Grammar):
+        return made
+    raise InvalidRequest(
+        f"The engine {holder.engine} cannot be made to call a tool, as it has no lark grammars: {made}. {_CAN_FORCE}",
+        blame=Blame(RequestPart.TOOL_CHOICE),
+    )
 
 
 def open_reasoning(

@@ -45,19 +45,21 @@ _BRANCHED = re.compile(r"(.*[^\\])\((.*)\)(.*)")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
-def in_kinds(grammar: Grammar, kinds: Collection[GrammarKind], added_tokens: Mapping[str, int]) -> Grammar:
-    """A forced call's grammar of a kind that an engine has: Lark, else GBNF, else a regular expression.
+def in_kinds(grammar: Grammar, kinds: Collection[GrammarKind], added_tokens: Mapping[str, int]) -> Grammar | str:
+    """A forced call's Lark as GBNF, else as a regular expression, or a clause that says why it is neither.
 
-    Left as it is where the engine has none of them. Raises Unwritable: it has no other form.
+    Left as it is where an engine has no grammars of these kinds.
     """
     writers = {GrammarKind.EBNF: as_gbnf, GrammarKind.REGEX: as_regex}
-    kind = next((kind for kind in (GrammarKind.LARK, *writers) if kind in kinds), GrammarKind.LARK)
-    if kind is GrammarKind.LARK:
+    kind = next((kind for kind in writers if kind in kinds), None)
+    if kind is None:
         return grammar
     try:
         return Grammar(kind=kind, source=writers[kind](_Reader(grammar.source, added_tokens).rules))
-    except RecursionError as error:
-        raise Unwritable("the parameters are nested too deeply") from error
+    except Unwritable as error:
+        return str(error)
+    except RecursionError:
+        return "the parameters are nested too deeply"
 
 
 class _Reader:

@@ -106,7 +106,7 @@ class Opening(Protocol):
         """The ids of the prompt. Raises CallerError or TokenizationFailed."""
         ...
 
-    async def forced_grammar(self, prompt: Prompt, holder: Holder) -> Grammar | None:
+    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         """The grammar by which the request's `tool_choice` forces a call, beside the one that it may ask for itself."""
         ...
 
@@ -278,9 +278,11 @@ class ChatOpening:
                 blame=Blame(RequestPart.TEXT_VIEW, path=("separates_reasoning",)),
             )
 
-    async def forced_grammar(self, prompt: Prompt, holder: Holder) -> Grammar | None:
+    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         request, renderer = self._request, self._renderer
         choice, tools, parallel = request.tool_choice, request.tools + request.late_tools, request.parallel_tool_calls
+        able = self._capabilities
+        holder = Holder(engine=able.engine, kinds=able.grammars, parses=able.parses)
         return await self._services.pool.run(
             lambda: renderer.tool_grammar(tools, choice, parallel, prompt_end=prompt.end, holder=holder),
             num_bytes=self.context.num_bytes,
@@ -353,7 +355,7 @@ class CompletionOpening:
         fragments = await _json_of(self._services.share, at_hand, prompt.of_kept, prompt.new_ids)
         return replace(prompt, json_fragments=fragments)
 
-    async def forced_grammar(self, prompt: Prompt, holder: Holder) -> Grammar | None:
+    async def forced_grammar(self, prompt: Prompt) -> Grammar | None:
         return None
 
     def before_answer(self, prompt: Prompt) -> BeforeAnswer | None:

@@ -125,11 +125,6 @@ class TurnRun:
         """Tokens that its prompt adds to its line, once it is open."""
         return len(self.prompt.new_ids) - self.prompt.num_trimmed
 
-    @property
-    def _holder(self) -> Holder:
-        able = self.capabilities
-        return Holder(engine=able.engine, kinds=able.grammars, parses=able.parses)
-
     def end_early(self) -> bool:
         """Sample nothing if it has not begun to. Returns whether that ends it now, without the engine's knowing."""
         was_left = not self._ends_early and not self._has_sampled
@@ -142,7 +137,7 @@ class TurnRun:
         attachment = await self.opening.position()
         prompt = await self.opening.render(attachment)
         if self.opening.tool_choice.forces:
-            self._forced = await self.opening.forced_grammar(prompt, self._holder)
+            self._forced = await self.opening.forced_grammar(prompt)
         tokenization, stage = self.opening.tokenization, Stage.RENDER
         if tokenization is not None and tokenization.began_at is not None:
             self.stages.mark(Stage.RENDER, tokenization.began_at)
@@ -160,7 +155,7 @@ class TurnRun:
                 asked,
                 self._forced,
                 None if asked is None else self.opening.before_answer(prompt),
-                self._holder,
+                Holder(engine=capabilities.engine, kinds=capabilities.grammars, parses=capabilities.parses),
             )
         num_least = request.params.min_tokens if num is None else min(request.params.min_tokens, num)
         over = capabilities.repetition_over if request.params.repetition_penalty != 1.0 else RepetitionOver.LINE

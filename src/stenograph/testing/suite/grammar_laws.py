@@ -17,7 +17,7 @@ from stenograph.testing.suite.engine_lab import Lab, NotOffered
 
 NUM_SEEDS, MOST_SEEDS = 4, 32
 """Draws of each grammar, since a model that knows nothing of it goes several ways; more until one is whole."""
-MAX_TOKENS = 128
+MAX_TOKENS, MAX_CALL_TOKENS = 64, 128
 
 _REGEX = "[0-9]{3}-(ab|cd)"
 _SCHEMA = json.dumps(
@@ -107,15 +107,15 @@ async def forces_a_call(lab: Lab) -> None:
     )
     if grammar is None or grammar.kind not in kinds:
         raise NotOffered("a kind of grammar that can be a call's")
-    await _check_held(lab, grammar, _one_of(grammar.source, *_CALLS))
+    await _check_held(lab, grammar, _one_of(grammar.source, *_CALLS), MAX_CALL_TOKENS)
 
 
-async def _check_held(lab: Lab, grammar: Grammar, language: _Language) -> None:
+async def _check_held(lab: Lab, grammar: Grammar, language: _Language, max_tokens: int = MAX_TOKENS) -> None:
     num_whole = 0
     for seed in range(MOST_SEEDS):
         if num_whole and seed >= NUM_SEEDS:
             break
-        turn = await lab.greedy(temperature=1.0, seed=seed, grammar=grammar, ignore_eos=False, max_tokens=MAX_TOKENS)
+        turn = await lab.greedy(temperature=1.0, seed=seed, grammar=grammar, ignore_eos=False, max_tokens=max_tokens)
         text = lab.text(turn)
         if turn.finish.reason is FinishReason.STOP:
             assert language.holds(text), f"{text!r} is not in the language {grammar}"
@@ -123,7 +123,7 @@ async def _check_held(lab: Lab, grammar: Grammar, language: _Language) -> None:
         else:
             assert language.may_begin(text), f"{text!r} begins nothing in the language {grammar}"
     if not num_whole:
-        raise NotOffered(f"a text that ends within {MAX_TOKENS} tokens; {MOST_SEEDS} are well begun")
+        raise NotOffered(f"a text that ends within {max_tokens} tokens; {MOST_SEEDS} are well begun")
 
 
 def grammar_laws() -> dict[str, Callable[[Lab], Awaitable[None]]]:
